@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Fills wheelhouse/ with Warpsmith's wheel and the pure-Python or gRPC parts that an offline GPU machine with torch
+# usually lacks. Reads PYTHON_VERSION and VENV. There: pip install --no-index --no-deps wheelhouse/*.whl
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=${PYTHON_VERSION:-3.12}
+bin=${VENV:-.venv}/bin
+rm -rf wheelhouse && mkdir wheelhouse
+PIP_CONSTRAINT=constraints.txt "$bin/pip" wheel --quiet --disable-pip-version-check --no-deps -w wheelhouse .
+platforms=()
+for tag in manylinux_2_28 manylinux_2_17 manylinux2014 manylinux_2_5 manylinux1; do
+  platforms+=(--platform "${tag}_x86_64")
+done
+"$bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheelhouse \
+  --python-version "$version" --implementation cp "${platforms[@]}" \
+  $(grep -E '^(grpcio|grpcio-health-checking|grpcio-reflection|grpcio-status|googleapis-common-protos|protobuf|tenacity|SQLAlchemy|greenlet|typer|rich|prometheus_client|annotated-doc|shellingham|click|markdown-it-py|mdurl|Pygments|typing_extensions)==' constraints.txt)
+ls wheelhouse

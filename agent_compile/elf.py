@@ -1,0 +1,78 @@
+"""Reads the few facts of an ELF file that a check of a binary needs; little-endian 64-bit files only.
+
+Source: the System V ABI, chapters 4 and 5 (sections, symbols, dynamic table). It reads nothing outside the bytes
+that it is given, and any malformed file is `NotElf`, because the file comes out of a jail.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11
+_STARTUP_TAGS = {12: "DT_INIT", 13: "DT_FINI", 25: "DT_INIT_ARRAY", 26: "DT_FINI_ARRAY", 32: "DT_PREINIT_ARRAY"}
+_IFUNC = 10
+_LONGEST_NAME = 4096
+
+
+class NotElf(ValueError):
+    """The bytes are not an ELF file that this reader understands."""
+
+
+@dataclass(frozen=True)
+class Elf:
+    """What a binary defines and needs."""
+
+    defined: frozenset[str]
+    """Names of the global functions and objects that it defines."""
+    undefined: frozenset[str]
+    """Names that whoever loads it must provide."""
+    startup: tuple[str, ...]
+    """Ways in which it runs code when it is loaded or unloaded; empty for none."""
+
+
+def read(data: bytes) -> Elf:
+    """Reads symbols and dynamic table.
+
+    Raises:
+        NotElf: the bytes are malformed.
+    """
+    try:
+        return _read(data)
+    except (struct.error, IndexError, ValueError) as error:
+        raise NotElf(str(error)) from error
+
+
+def _read(data: bytes) -> Elf:
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise NotElf("no 64-bit little-endian ELF header")
+    (offset,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    if size != 64 or count > 100_000:
+        raise NotElf("unexpected section table")
+    # name, type, flags, address, offset, size, link, info, alignment, entry size
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + 64 * i) for i in range(count)]
+    defined: set[str] = set()
+    undefined: set[str] = set()
+    startup: set[str] = set()
+    # A shared object speaks through its dynamic symbols; a cubin has only the static table.
+    kinds = {section[1] for section in sections}
+    wanted = _DYNSYM if _DYNSYM in kinds else _SYMTAB
+    for _, kind, _, _, start, length, link, *_ in sections:
+        if kind == wanted:
+            names = sections[link]
+            strings = data[names[4] : names[4] + names[5]]
+            for at in range(start + 24, start + length, 24):
+                name, info, _, section = struct.unpack_from("<IBBH", data, at)
+                if info & 15 == _IFUNC:
+                    startup.add("an indirect function")
+                if info >> 4 == 0:
+                    continue  # local
+                text = strings[name : strings.index(b"\0", name, name + _LONGEST_NAME)].decode()
+                (defined if section else undefined).add(text)
+        elif kind == _DYNAMIC:
+            for at in range(start, start + length, 16):
+                tag, _ = struct.unpack_from("<qQ", data, at)
+                if tag in _STARTUP_TAGS:
+                    startup.add(_STARTUP_TAGS[tag])
+    return Elf(frozenset(defined), frozenset(undefined - {""}), tuple(sorted(startup)))

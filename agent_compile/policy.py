@@ -1,0 +1,188 @@
+"""What a program may not ask of a compiler, and what a binary may not ask of the process that loads it.
+
+The one idea: a kernel needs its own sources, a known set of headers and arithmetic; everything else is refused by
+name before it can matter. The jail holds whatever these checks miss; they make the refusal early and readable.
+Whether the code is right is not judged here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from agent_compile import elf
+from agent_compile.toolchain import Rejected
+from warpsmith.v1 import candidate_pb2, task_pb2, verdict_pb2
+
+SOURCE_BYTES = 1 << 20
+"""Most bytes of all sources of a program together."""
+
+SOURCE_COUNT = 64
+"""Most sources of a program."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}\.(?:cu|cuh|cpp|hpp)")
+_ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+
+_STANDARD = frozenset({
+    "algorithm", "array", "atomic", "bit", "bitset", "cassert", "cfloat", "charconv", "cinttypes", "climits",
+    "cmath", "compare", "complex", "concepts", "cstddef", "cstdint", "cstdlib", "cstring", "functional",
+    "initializer_list", "iterator", "limits", "memory", "new", "numbers", "numeric", "optional", "ratio",
+    "span", "string_view", "tuple", "type_traits", "utility", "valarray", "variant", "vector", "version",
+    "assert.h", "float.h", "limits.h", "math.h", "stdbool.h", "stddef.h", "stdint.h", "stdlib.h", "string.h",
+    "tgmath.h", "omp.h", "immintrin.h", "x86intrin.h", "emmintrin.h", "xmmintrin.h", "avxintrin.h",
+    "arm_neon.h", "arm_sve.h", "experimental/simd",
+})  # fmt: skip
+_CUDA = frozenset({
+    "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cuda_fp6.h",
+    "cuda_fp4.h", "cuda_tf32.h", "cuda_pipeline.h", "cuda_pipeline_primitives.h", "cuda_awbarrier.h",
+    "cuda_awbarrier_primitives.h", "cooperative_groups.h", "cooperative_groups/memcpy_async.h",
+    "cooperative_groups/reduce.h", "cooperative_groups/scan.h", "crt/mma.h", "mma.h", "math_constants.h",
+    "vector_types.h", "vector_functions.h", "device_launch_parameters.h", "cuComplex.h",
+})  # fmt: skip
+# Header-only libraries of the toolkit, by folder; a path may not climb out of them.
+_CUDA_FOLDERS = ("cuda/", "cub/", "cute/", "cutlass/", "nv/")
+
+# Phases 1 to 3 of translation undone just enough: spliced lines joined (GCC also splices over trailing blanks).
+_SPLICE = re.compile(r"\\[ \t\f\v\r]*\n")
+_GAP = r"(?:[ \t\f\v]|/\*.*?\*/)*"
+# Matched wherever it stands, inside comments and strings too: a false alarm there is cheap, a miss is not.
+_INCLUDE = re.compile(rf"(?:\#|%:|\?\?=){_GAP}(include_next|include|import|embed)\b{_GAP}([^\n]*)", re.DOTALL)
+_OPERAND = re.compile(r'(?:"([^"\n]+)"|<([^>\n]+)>)')
+_FORBIDDEN = re.compile(r"__has_include(?:_next)?|__has_embed|\.incbin|^\s*(?:export\s+)?(?:import|module)\b", re.M)
+
+
+def check_sources(program: candidate_pb2.Program) -> Rejected | None:
+    """Why the sources are refused; None when they are not."""
+    names = [source.name for source in program.sources]
+    if len(names) > SOURCE_COUNT:
+        return _refuse(f"{len(names)} sources; a program may have {SOURCE_COUNT}")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            return _refuse(f"{name[:100]!r} is not a plain file name ending in .cu, .cuh, .cpp or .hpp")
+    if len({name.lower() for name in names}) != len(names):
+        return _refuse("two sources have the same name")
+    size = sum(len(source.text.encode()) for source in program.sources)
+    if size > SOURCE_BYTES:
+        return _refuse(f"the sources take {size} bytes; a program may have {SOURCE_BYTES}")
+    if names and not names[0].endswith((".cu", ".cpp")):
+        return _refuse(f"{names[0]}: the first source is the one compiled, and must end in .cu or .cpp")
+    for entry in entries(program):
+        if not _ENTRY.fullmatch(entry):
+            return _refuse(f"{entry[:100]!r} is not the name of a function")
+    allowed = _STANDARD | (_CUDA if program.target == task_pb2.TARGET_CUDA else frozenset()) | frozenset(names)
+    folders = _CUDA_FOLDERS if program.target == task_pb2.TARGET_CUDA else ()
+    for source in program.sources:
+        if refusal := _check_text(source.name, source.text, allowed, folders):
+            return refusal
+    return None
+
+
+def entries(program: candidate_pb2.Program) -> list[str]:
+    """Names of the functions that the program launches, each once, in order."""
+    launched = (step.launch.entry for step in program.steps if step.WhichOneof("kind") == "launch")
+    return list(dict.fromkeys(launched))
+
+
+def _check_text(name: str, text: str, allowed: frozenset[str], folders: tuple[str, ...]) -> Rejected | None:
+    for at, character in enumerate(text):
+        carriage_return = character == "\r" and text[at + 1 : at + 2] == "\n"
+        if character < " " and character not in "\n\t\f\v" and not carriage_return:
+            line = text.count("\n", 0, at) + 1
+            return _refuse(f"{name}:{line}: error: control character {ord(character):#04x}")
+    spliced = _SPLICE.sub("", text)
+    for match in _INCLUDE.finditer(spliced):
+        directive, rest = match.group(1), match.group(2).strip()
+        operand = _OPERAND.match(rest)
+        header = (operand.group(1) or operand.group(2)).strip() if operand else ""
+        if directive == "include" and _is_allowed(header, allowed, folders):
+            continue
+        return _refuse(f"{name}:{_line(text, header or directive)}: error: #{directive} {rest[:80]} is not allowed")
+    if forbidden := _FORBIDDEN.search(spliced):
+        word = forbidden.group().strip()
+        return _refuse(f"{name}:{_line(text, word)}: error: {word} is not allowed")
+    return None
+
+
+def _is_allowed(header: str, allowed: frozenset[str], folders: tuple[str, ...]) -> bool:
+    if header in allowed:
+        return True
+    return header.startswith(folders) and ".." not in header and bool(re.fullmatch(r"[\w./-]+", header))
+
+
+def _line(text: str, word: str) -> int:
+    at = text.find(word)
+    return text.count("\n", 0, at) + 1 if at >= 0 else 1
+
+
+def _refuse(message: str) -> Rejected:
+    return Rejected(verdict_pb2.FAILURE_KIND_POLICY_REJECT, message)
+
+
+# ---- what came out ------------------------------------------------------------------------------------
+
+# Assembly that a compiler wrote has none of these unless the source put them there: through asm statements (whose
+# text is between APP marks), through asm labels, or through section attributes.
+_ASSEMBLY = re.compile(
+    r"^\s*#+APP|(?:^|[;:])\s*(\.(?:incbin|include|macro|irpc?|rept|altmacro))\b", re.MULTILINE | re.IGNORECASE
+)
+
+
+def check_assembly(name: str, text: str) -> Rejected | None:
+    """Why the assembly of a CPU kernel is refused: it holds text of the source's own. None when it does not."""
+    if found := _ASSEMBLY.search(text):
+        return _refuse(f"{name}: error: {found.group(1) or 'inline assembly'} is not allowed in a kernel for the CPU")
+    return None
+
+
+# What arithmetic, OpenMP and small arrays call; whoever opens files, starts processes or threads, or reads the
+# environment calls something else.
+_CALLS = frozenset({
+    "memcpy", "memmove", "memset", "memcmp", "malloc", "free", "calloc", "realloc", "aligned_alloc",
+    "posix_memalign", "abort", "__stack_chk_fail", "__assert_fail", "__cxa_pure_virtual", "__cxa_begin_catch",
+    "__cxa_end_catch", "__cxa_rethrow", "__cxa_allocate_exception", "__cxa_free_exception", "__cxa_throw",
+    "__gxx_personality_v0", "_Unwind_Resume", "__tls_get_addr", "_ITM_deregisterTMCloneTable",
+    "_ITM_registerTMCloneTable", "__gmon_start__", "__cxa_finalize", "_GLOBAL_OFFSET_TABLE_", "_ZSt9terminatev",
+    "__cxa_call_unexpected", "__clang_call_terminate",
+})  # fmt: skip
+_CALL_PREFIXES = ("GOMP_", "omp_", "__kmpc_", "_ZGV", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZSt17__throw_",
+                  "_ZSt19__throw_", "_ZSt20__throw_", "_ZSt24__throw_", "_ZSt28__throw_")  # fmt: skip
+_MATHEMATICS = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh",
+    "erf", "erfc", "exp", "exp10", "exp2", "expm1", "fabs", "fdim", "floor", "fma", "fmax", "fmin", "fmod",
+    "frexp", "hypot", "ilogb", "ldexp", "lgamma", "llrint", "llround", "log", "log10", "log1p", "log2", "logb",
+    "lrint", "lround", "modf", "nearbyint", "nextafter", "pow", "remainder", "remquo", "rint", "round",
+    "roundeven", "scalbln", "scalbn", "sin", "sincos", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc",
+    "__sqrt_finite", "__exp_finite", "__log_finite", "__pow_finite",
+})  # fmt: skip
+
+
+def check_shared_object(content: bytes, wanted: Iterable[str]) -> Rejected | None:
+    """Why a CPU binary is refused: it runs code on loading, calls what it may not, lacks an entry; None for fine."""
+    try:
+        binary = elf.read(content)
+    except elf.NotElf as error:
+        return _refuse(f"the compiler's output is no shared object: {error}")
+    if binary.startup:
+        return _refuse(f"the kernel would run code when it is loaded ({', '.join(binary.startup)})")
+    for name in sorted(binary.undefined):
+        if not _may_call(name):
+            return _refuse(f"error: the kernel calls {name[:100]!r}, which a kernel may not")
+    return check_entries(binary, wanted)
+
+
+def check_entries(binary: elf.Elf, wanted: Iterable[str]) -> Rejected | None:
+    """COMPILE_ERROR when a function that the program launches is not in the binary; else None."""
+    if missing := [entry for entry in wanted if entry not in binary.defined]:
+        text = f'error: no function is called {missing[0]!r}; declare it extern "C"'
+        return Rejected(verdict_pb2.FAILURE_KIND_COMPILE_ERROR, text)
+    return None
+
+
+def _may_call(name: str) -> bool:
+    # expf and expl are exp for float and long double.
+    return (
+        name in _CALLS
+        or name.startswith(_CALL_PREFIXES)
+        or name in _MATHEMATICS
+        or (name[:-1] in _MATHEMATICS and name[-1] in "fl")
+    )

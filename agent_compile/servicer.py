@@ -1,0 +1,44 @@
+"""Translates between the compile service's messages and `compiler.Compiler`."""
+
+from __future__ import annotations
+
+import grpc
+
+from agent_compile.cache import Cache, default_directory
+from agent_compile.compiler import Compiler
+from agent_compile.toolchain import Rejected
+from warpsmith import plugins
+from warpsmith.v1 import artifact_pb2, compile_service_pb2, compile_service_pb2_grpc
+
+TOOLCHAINS = ("gxx", "nvrtc", "nvcc")
+"""Built-in plugins in order of preference; of one target the first that can compile is used."""
+
+
+class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
+    """Serves CompileCandidate."""
+
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        self._compiler = compiler or _installed()
+
+    def CompileCandidate(
+        self, request: compile_service_pb2.CompileCandidateRequest, context: grpc.ServicerContext
+    ) -> compile_service_pb2.CompileCandidateResponse:
+        """Compiles the program of the request."""
+        del context
+        answer = self._compiler.compile(request.program)
+        match answer.outcome:
+            case Rejected(kind, text):
+                rejection = compile_service_pb2.CompileRejection(kind=kind, diagnostics=text)
+                return compile_service_pb2.CompileCandidateResponse(rejection=rejection, cached=answer.cached)
+            case artifact_pb2.Artifact() as artifact:
+                return compile_service_pb2.CompileCandidateResponse(artifact=artifact, cached=answer.cached)
+
+    def close(self) -> None:
+        """Ends the compilers."""
+        self._compiler.close()
+
+
+def _installed() -> Compiler:
+    others = [name for name in plugins.names("toolchain") if name not in TOOLCHAINS]
+    # Whoever installs a toolchain wants it used.
+    return Compiler([plugins.load("toolchain", name) for name in (*others, *TOOLCHAINS)], Cache(default_directory()))

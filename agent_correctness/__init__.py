@@ -1,0 +1,1 @@
+"""The correctness agent: judges whether a candidate computes what the module computes."""

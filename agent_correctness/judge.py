@@ -1,0 +1,123 @@
+"""From an artifact to a verdict: one comparison for all checks, then the checks in order; the first finding wins.
+
+The one idea: seeds are drawn here, at judging time, from the system's randomness, so that no candidate can have been
+made for them. A fault of the program is a verdict; a fault of a service is INFRA and says nothing of the program.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from agent_correctness.check import Case, Check, Comparer, Finding
+from agent_correctness.limits import worst_ratio
+from agent_correctness.memory import MemoryCheck
+from agent_correctness.overfit import OverfitCheck
+from agent_correctness.precision import PrecisionCheck
+from agent_correctness.values import ValueCheck
+from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.v1 import benchmark_service_pb2, correctness_service_pb2, task_pb2, timing_pb2, verdict_pb2
+
+FIRST = ("memory", "overfit", "values", "precision")
+"""Built-in checks in the order in which they are asked; others follow."""
+
+
+def built_in() -> tuple[Check, ...]:
+    """The checks that come with the agent, in order."""
+    return MemoryCheck(), OverfitCheck(), ValueCheck(), PrecisionCheck()
+
+
+class Judge:
+    """Verifies artifacts with a benchmark service."""
+
+    def __init__(
+        self,
+        comparer: Comparer,
+        checks: Sequence[Check] | None = None,
+        randomness: Callable[[], random.Random] = random.SystemRandom,
+    ) -> None:
+        self._comparer = comparer
+        self._checks = tuple(checks) if checks is not None else built_in()
+        self._randomness = randomness
+
+    def verify(self, request: correctness_service_pb2.VerifyArtifactRequest) -> verdict_pb2.Verdict:
+        """The verdict on an artifact.
+
+        Raises:
+            BadInput: the artifact is not the program's, or the module does not work as a reference.
+        """
+        begin = time.monotonic()
+        program, artifact = request.program, request.artifact
+        if artifact.program_digest != program.digest:
+            raise BadInput("the artifact was compiled from another program than the one to be verified")
+        cases = self._cases(request.task, request.tier)
+        asked = benchmark_service_pb2.CompareOutputsRequest(
+            task=request.task,
+            program=program,
+            artifact=artifact,
+            cases=[benchmark_service_pb2.ComparisonCase(family=family, seed=seed) for family, seed in cases],
+        )
+        try:
+            answer = self._comparer.compare(asked)
+        except Infrastructure as error:
+            verdict = verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_INFRA, detail=str(error))
+        else:
+            verdict = self._decide(answer, cases)
+        verdict.seconds = time.monotonic() - begin
+        return verdict
+
+    def _cases(self, task: task_pb2.Task, tier: timing_pb2.Tier.ValueType) -> list[Case]:
+        """The cases of all checks; one for each family and seed, and no more of a family than one check wants."""
+        draw = self._randomness()
+        wanted: dict[int, list[Case]] = {}
+        for check in self._checks:
+            own: dict[int, list[Case]] = {}
+            for case in check.cases(task, tier, draw):
+                own.setdefault(case[0], []).append(case)
+            for family, cases in own.items():
+                wanted[family] = max(wanted.get(family, []), cases, key=len)
+        # The task's own values first: the plainest fault is found there, and soonest.
+        return [case for family in sorted(wanted) for case in wanted[family]]
+
+    def _decide(
+        self, answer: benchmark_service_pb2.CompareOutputsResponse, cases: Sequence[Case]
+    ) -> verdict_pb2.Verdict:
+        comparisons = list(answer.comparisons)
+        verdict = verdict_pb2.Verdict(comparisons=comparisons, jail_rung=answer.jail_rung)
+        errors = [error for comparison in comparisons for error in comparison.outputs]
+        verdict.worst_rms_ratio = max((error.rms_ratio for error in errors), default=0.0)
+        finding = self._finding(answer, cases)
+        if finding is not None:
+            verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+            verdict.kind, verdict.detail = finding.kind, finding.detail
+            return verdict
+        of_task = [c for c in comparisons if c.family == verdict_pb2.VALUE_FAMILY_TASK and c.outputs]
+        if len(comparisons) != len(cases) or not of_task:
+            verdict.state = verdict_pb2.VERDICT_STATE_INFRA
+            verdict.detail = f"{len(comparisons)} comparisons came back for {len(cases)} cases"
+            return verdict
+        verdict.state = verdict_pb2.VERDICT_STATE_PASS
+        # KernelBench looks at outputs, drawn as the task draws them, and at nothing else.
+        verdict.kernelbench_pass = all(error.kernelbench_close for c in of_task for error in c.outputs)
+        worst = max(errors, key=worst_ratio)
+        verdict.detail = (
+            f"{len(comparisons)} comparisons; the worst error is {worst_ratio(worst):.2g} times PyTorch's own"
+        )
+        return verdict
+
+    def _finding(self, answer: benchmark_service_pb2.CompareOutputsResponse, cases: Sequence[Case]) -> Finding | None:
+        """What the checks find in the comparisons that were made; else the fault that ended them."""
+        for check in self._checks:
+            judgement = check.judge(answer.comparisons)
+            if isinstance(judgement, Finding):
+                return judgement
+        if not answer.HasField("fault"):
+            return None
+        number = len(answer.comparisons)
+        values = ""
+        if number < len(cases):
+            family, seed = cases[number]
+            name = verdict_pb2.ValueFamily.Name(family).removeprefix("VALUE_FAMILY_").lower()
+            values = f" (family {name}, seed {seed})"
+        return Finding(answer.fault.kind, f"{answer.fault.detail}{values}")

@@ -1,0 +1,57 @@
+"""The limits of the error-ratio rule, and which of them an output breaks.
+
+The one idea: limits live here and nowhere else; the benchmark service reports ratios and decides nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+
+from warpsmith.v1 import verdict_pb2
+
+RMS_LIMIT = 4.0
+"""rms error of all elements over the yardstick."""
+MAX_LIMIT = 8.0
+"""Largest error over the yardstick's largest."""
+BLOCK_LIMIT = 16.0
+"""rms error of any 4,096 elements over the yardstick there."""
+LIMITS = (RMS_LIMIT, MAX_LIMIT, BLOCK_LIMIT)
+GROSS = 1e4
+"""Ratio from which on an error is no rounding: four decimal digits beyond eager's own."""
+
+
+class Size(enum.Enum):
+    """How bad an output is."""
+
+    FINE = "within every limit"
+    IMPRECISE = "beyond a limit, but the size of a rounding in a lower precision"
+    WRONG = "beyond any rounding"
+
+
+def size_of(error: verdict_pb2.OutputError) -> Size:
+    """Where an output stands by its error ratios; masks and integers are looked at elsewhere."""
+    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio)
+    if all(ratio <= limit for ratio, limit in zip(ratios, LIMITS, strict=True)):
+        return Size.FINE
+    # A precision cut is spread evenly over the elements; a wrong element or tile is not, however small its share.
+    spread = max(error.rms_ratio, 1e-300)
+    even = error.max_ratio <= 32.0 * spread and error.block_ratio <= 16.0 * spread
+    small = all(math.isfinite(ratio) and ratio < GROSS for ratio in ratios)
+    return Size.IMPRECISE if even and small else Size.WRONG
+
+
+def worst_ratio(error: verdict_pb2.OutputError) -> float:
+    """The ratio that is furthest beyond its limit, whichever it is."""
+    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio)
+    return max((ratio / limit, ratio) for ratio, limit in zip(ratios, LIMITS, strict=True))[1]
+
+
+def outputs(
+    comparisons: Sequence[verdict_pb2.Comparison],
+) -> Iterator[tuple[verdict_pb2.Comparison, verdict_pb2.OutputError]]:
+    """Every output of every comparison."""
+    for comparison in comparisons:
+        for error in comparison.outputs:
+            yield comparison, error

@@ -1,0 +1,48 @@
+"""Overfitting: right on the values that come with the task, wrong on others of the same kind.
+
+The one idea: the difference between the task's own draw and ordinary values of another distribution. A constant
+answer, a remembered seed, a kernel that needs positive inputs or ignores a weight of ones shows here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from agent_correctness.check import Case, Finding, Judgement, Passed, seed_from
+from agent_correctness.limits import Size, outputs, size_of
+from agent_correctness.values import far_sentence
+from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
+
+ORDINARY = frozenset({
+    verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
+})  # fmt: skip
+"""Families without extremes: a kernel that is right in general is right on them."""
+
+
+class OverfitCheck:
+    """Compares what passes on the task's values with what fails on ordinary ones."""
+
+    name = "overfit"
+
+    def cases(self, task: task_pb2.Task, tier: timing_pb2.Tier.ValueType, draw: random.Random) -> Sequence[Case]:
+        """Normal values: parameters and statistics vary with them."""
+        del task, tier
+        return [(verdict_pb2.VALUE_FAMILY_NORMAL, seed_from(draw))]
+
+    def judge(self, comparisons: Sequence[verdict_pb2.Comparison]) -> Judgement:
+        """As `Check.judge`: needs a pass on the task's values and a plainly wrong value on ordinary ones."""
+        tried = [(c, e) for c, e in outputs(comparisons) if c.family == verdict_pb2.VALUE_FAMILY_TASK]
+        if not tried or any(_wrong(error) for _, error in tried):
+            return Passed()
+        for comparison, error in outputs(comparisons):
+            if comparison.family in ORDINARY and _wrong(error) and not error.non_finite_mismatch_count:
+                return Finding(
+                    verdict_pb2.FAILURE_KIND_WRONG_OVERFIT,
+                    f"right on the task's own values only: {far_sentence(comparison, error)}",
+                )
+        return Passed()
+
+
+def _wrong(error: verdict_pb2.OutputError) -> bool:
+    return bool(error.unequal_count or error.non_finite_mismatch_count) or size_of(error) is Size.WRONG

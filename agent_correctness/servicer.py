@@ -1,0 +1,58 @@
+"""Translates between the correctness service's messages and `judge.Judge`, and calls the benchmark service."""
+
+from __future__ import annotations
+
+import grpc
+
+from agent_correctness.check import Check
+from agent_correctness.judge import FIRST, Judge, built_in
+from warpsmith import plugins, service
+from warpsmith.settings import Settings
+from warpsmith.v1 import (
+    benchmark_service_pb2,
+    benchmark_service_pb2_grpc,
+    correctness_service_pb2,
+    correctness_service_pb2_grpc,
+)
+
+
+class RemoteComparer:
+    """The benchmark service at an address."""
+
+    def __init__(self, address: str) -> None:
+        self._stub = service.dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, address)
+
+    def compare(
+        self, request: benchmark_service_pb2.CompareOutputsRequest
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        """As `Comparer.compare`."""
+        return self._stub.CompareOutputs(request)
+
+
+class CorrectnessServicer(correctness_service_pb2_grpc.CorrectnessServiceServicer):
+    """Serves VerifyArtifact."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    @staticmethod
+    def of(settings: Settings) -> CorrectnessServicer:
+        """With the benchmark service of the settings and every installed check.
+
+        Raises:
+            BadInput: no address of the benchmark service is set.
+        """
+        return CorrectnessServicer(Judge(RemoteComparer(settings.address("benchmark")), installed_checks()))
+
+    def VerifyArtifact(
+        self, request: correctness_service_pb2.VerifyArtifactRequest, context: grpc.ServicerContext
+    ) -> correctness_service_pb2.VerifyArtifactResponse:
+        """Judges the artifact of the request."""
+        del context
+        return correctness_service_pb2.VerifyArtifactResponse(verdict=self._judge.verify(request))
+
+
+def installed_checks() -> list[Check]:
+    """The built-in checks in their order, which cannot be left out, then those of other packages by name."""
+    others = [name for name in plugins.names("check") if name not in FIRST]
+    return [*built_in(), *(plugins.load("check", name) for name in others)]

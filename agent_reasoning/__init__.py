@@ -1,0 +1,1 @@
+"""The reasoning agent: says what to try next on a plan, and when to stop."""

@@ -1,0 +1,144 @@
+"""Proposes several moves at once, where no single one shows the gain: author, then fuse as far as it goes.
+
+The one idea: a fusion pays only when the last intermediate result is gone, so a search that takes one move at a time
+would turn back half way. Chains start with a legal move and go on with moves that the first ones make legal, known
+from what the operations mean: `author` frees a group to be fused, `fuse` hands a producer's producers on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_reasoning.plan_model import PlanModel, Unit
+from warpsmith.v1 import analysis_pb2
+
+Move = analysis_pb2.Move
+
+ALL_PRODUCERS = "*"
+"""Choice of a fuse move that takes in every producer, and theirs, for as long as it is legal."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Moves in order with the plan that they should give."""
+
+    moves: tuple[Move, ...]
+    plan: PlanModel
+    touched: tuple[str, ...]
+    """Groups that come out as one kernel, in order of execution."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What the analysis allows, by operation."""
+
+    authors: dict[str, analysis_pb2.LegalMove]
+    fusions: frozenset[tuple[str, str]]
+
+    @staticmethod
+    def of(legal_moves: Sequence[analysis_pb2.LegalMove]) -> _Options:
+        authors: dict[str, analysis_pb2.LegalMove] = {}
+        for legal in legal_moves:
+            if legal.move.operation == "author":
+                authors.setdefault(legal.move.group, legal)
+        fusions = frozenset((x.move.group, x.move.choice) for x in legal_moves if x.move.operation == "fuse")
+        return _Options(authors, fusions)
+
+    def usable(self, unit: Unit) -> bool:
+        """Whether the group can be part of a kernel, as far as the legal moves tell."""
+        return unit.authored or unit.name in self.authors or any(unit.name in pair for pair in self.fusions)
+
+
+def with_all_producers(plan: PlanModel, consumer: str, legal_moves: Sequence[analysis_pb2.LegalMove]) -> PlanModel:
+    """What `fuse(consumer, "*")` should give: all that can be part of a kernel, nearest first."""
+    options = _Options.of(legal_moves)
+    while candidates := [name for name in plan.units[consumer].producers if options.usable(plan.units[name])]:
+        fused = plan.fused(consumer, candidates[-1])
+        if candidates[-1] in fused.units:
+            break  # it had to stay: to go on would meet it again
+        plan = fused
+    return plan
+
+
+def chains(analysis: analysis_pb2.Analysis) -> Iterator[Chain]:
+    """Chains worth a look, the widest first; equal ones come once."""
+    plan = PlanModel.of(analysis)
+    options = _Options.of(analysis.legal_moves)
+    seen: set[tuple[bytes, ...]] = set()
+    for chain in _all(plan, options):
+        key = tuple(move.SerializeToString(deterministic=True) for move in chain.moves)
+        if len(chain.moves) > 1 and key not in seen and _starts_legally(chain.moves[0], options):
+            seen.add(key)
+            yield chain
+
+
+def _all(plan: PlanModel, options: _Options) -> Iterator[Chain]:
+    for reduction_limit in (1, len(plan.units)):
+        kernels = list(_kernels(plan, options, reduction_limit))
+        yield _joined(plan, options, kernels)
+        if len(kernels) > 1:
+            for kernel in kernels:
+                yield _joined(plan, options, [kernel])
+    yield _joined(plan, options, [(name, ()) for name in plan.units if name in options.authors])
+
+
+_Kernel = tuple[str, tuple[str, ...]]
+"""A consumer and the producers to fuse into it, in order."""
+
+
+def _kernels(plan: PlanModel, options: _Options, reduction_limit: int) -> Iterator[_Kernel]:
+    """Greedy clusters from the outputs backwards, each with at most `reduction_limit` reducing groups.
+
+    A producer is taken only where nobody else reads it: else its work would be done twice for no traffic saved.
+    """
+
+    taken: set[str] = set()
+    for name in reversed(tuple(plan.units)):
+        if name in taken or not options.usable(plan.units[name]):
+            continue
+        current, fused = plan, []
+        while True:
+            unit = current.units[name]
+            reducing = sum(plan.units[part].reducing for part in unit.parts)
+            candidates = [
+                producer
+                for producer in reversed(unit.producers)
+                if producer not in taken
+                and current.consumers(producer) == (name,)
+                and options.usable(current.units[producer])
+                and reducing + plan.units[producer].reducing <= max(reduction_limit, reducing)
+            ]
+            if not candidates:
+                break
+            fused.append(candidates[0])
+            current = current.fused(name, candidates[0])
+        taken |= {name, *fused}
+        # A group alone is no fusion; it is authored where a single move says that it pays.
+        if fused:
+            yield name, tuple(fused)
+
+
+def _joined(plan: PlanModel, options: _Options, kernels: Sequence[_Kernel]) -> Chain:
+    moves: list[Move] = []
+    touched: list[str] = []
+    for consumer, producers in kernels:
+        before, start = plan, len(moves)
+        if not plan.units[consumer].authored and consumer in options.authors:
+            legal = options.authors[consumer]
+            moves.append(legal.move)
+            plan = plan.authored(consumer, legal.after if legal.HasField("after") else None)
+        for producer in producers:
+            moves.append(Move(operation="fuse", group=consumer, choice=producer))
+            plan = plan.fused(consumer, producer)
+        if sum(before.units[name].reducing for name in producers) and (consumer, ALL_PRODUCERS) in options.fusions:
+            # Several reductions may not be one nest: synthesis then takes what it can, instead of refusing the chain.
+            moves[start:] = [Move(operation="fuse", group=consumer, choice=ALL_PRODUCERS)]
+        touched += plan.units[consumer].parts
+    return Chain(tuple(moves), plan, tuple(touched))
+
+
+def _starts_legally(move: Move, options: _Options) -> bool:
+    if move.operation == "author":
+        return move.group in options.authors
+    return (move.group, move.choice) in options.fusions

@@ -1,0 +1,89 @@
+"""Predicts how long work takes on a device: the larger of moving its bytes and doing its arithmetic.
+
+The one idea: a handful of measured ceilings and two corrections, how much of the machine a group can keep busy and
+whether its bytes come from a cache, rank moves well enough to choose what to measure. Predictions are never
+reported as results. Source of the model: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warpsmith.v1 import analysis_pb2, task_pb2, timing_pb2
+
+CACHE_RATE = 3.0
+"""Bandwidth of the last-level cache over that of memory: 2.5 to 4 on server processors and on Hopper's L2."""
+
+CPU_THREAD_SHARE = 2.0
+"""How many times its share of the memory bandwidth one CPU thread can draw while others idle. A multiprocessor of a
+GPU draws its share only: one of 132 blocks reading a row reached 0.7 % of the bandwidth (softmax 1×1048576, H200)."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Ceilings of a device, none zero."""
+
+    bytes_per_second: float
+    """Bytes read plus written."""
+    product_flops: float
+    """Matrix product operations a second through the library."""
+    operation_flops: float
+    """Pointwise operations a second."""
+    launch_ns: float
+    """Cost of a launch or library call."""
+    unit_count: int
+    """Multiprocessors or threads."""
+    cache_bytes: int
+    """Last-level cache."""
+    thread_share: float
+    """See CPU_THREAD_SHARE; 1 on a GPU."""
+
+
+# Stand-ins for ceilings that were not measured: a laptop's processor and an H200 (device copy, cuBLAS fp32).
+_CPU = Machine(2e10, 1e11, 2e10, 3e3, 4, 16 << 20, CPU_THREAD_SHARE)
+_CUDA = Machine(4.28e12, 51e12, 20e12, 3.3e3, 132, 60 << 20, 1.0)
+
+
+def machine(device: timing_pb2.Device, target: task_pb2.Target.ValueType) -> Machine:
+    """The measured ceilings, with a stand-in for each that is zero."""
+    known = device.target or target
+    default = _CUDA if known == task_pb2.TARGET_CUDA else _CPU
+    return Machine(
+        bytes_per_second=device.copy_bytes_per_second or default.bytes_per_second,
+        product_flops=device.product_flops or default.product_flops,
+        operation_flops=device.operation_flops or default.operation_flops,
+        launch_ns=device.launch_ns or default.launch_ns,
+        unit_count=device.unit_count or default.unit_count,
+        cache_bytes=device.cache_bytes or default.cache_bytes,
+        thread_share=default.thread_share,
+    )
+
+
+def traffic_bytes(cost: analysis_pb2.Cost) -> int:
+    """All bytes that a group moves."""
+    return cost.read_bytes + cost.write_bytes + cost.extra_bytes
+
+
+def time_ns(cost: analysis_pb2.Cost, machine: Machine, *, cached_bytes: int = 0) -> float:
+    """Predicted nanoseconds of work, `cached_bytes` of whose traffic stay in the last-level cache."""
+    busy = min(1.0, cost.parallel_count / machine.unit_count) if cost.parallel_count > 0 else 1.0
+    drawn = min(1.0, busy * machine.thread_share)
+    cached = min(cached_bytes, traffic_bytes(cost))
+    moved = traffic_bytes(cost) - cached + cached / CACHE_RATE
+    memory = moved / (machine.bytes_per_second * drawn)
+    arithmetic = (
+        cost.operation_count / (machine.operation_flops * busy) + cost.product_flop_count / machine.product_flops
+    )
+    return 1e9 * max(memory, arithmetic) + cost.launch_count * machine.launch_ns
+
+
+def bound(cost: analysis_pb2.Cost, machine: Machine) -> str:
+    """What holds a group back: "memory", "arithmetic", "launches" or "few blocks"."""
+    launches = cost.launch_count * machine.launch_ns
+    whole = time_ns(cost, machine)
+    if launches > 0.5 * whole:
+        return "launches"
+    if 0 < cost.parallel_count * machine.thread_share < 0.5 * machine.unit_count:
+        return "few blocks"
+    memory = 1e9 * traffic_bytes(cost) / machine.bytes_per_second
+    return "memory" if memory >= 0.5 * (whole - launches) else "arithmetic"

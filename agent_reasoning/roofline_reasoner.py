@@ -1,0 +1,198 @@
+"""The built-in reasoner: ranks single moves and chains of moves by predicted gain, corrected by what was measured.
+
+The one idea: predicted speedup × correction from evidence × chance of working orders the list; ties keep the order
+of the analysis, so equal requests give equal answers. It never calls a prediction a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_reasoning import chains, headroom, wording
+from agent_reasoning.evidence import Evidence, candidate_ns
+from agent_reasoning.plan_model import PlanModel
+from agent_reasoning.prediction import Predictor, predictor
+from agent_reasoning.roofline import bound, machine, traffic_bytes
+from warpsmith.errors import BadInput
+from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2
+
+SOURCE = "roofline"
+
+DEFAULT_LIMIT = 8
+
+LEAST_SPEEDUP = 0.8
+"""Predictions below this are dropped: the model is not wrong by more than that often enough to pay."""
+
+_SET_PRIOR = 0.06
+"""What a change of a schedule parameter gives at best, on average: it makes parameters of slow groups come before
+those of fast ones, although the roofline sees no difference between most of them."""
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A hypothesis in the making; `score` orders, `speedup` is told."""
+
+    moves: tuple[analysis_pb2.Move, ...]
+    speedup: float
+    score: float
+    rationale: str
+
+
+class RooflineReasoner:
+    """Proposes by roofline and evidence; needs no model server."""
+
+    def propose(
+        self, request: reasoning_service_pb2.ProposeHypothesesRequest
+    ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+        """Ranks chains and single moves; see `Reasoner`."""
+        analysis = request.analysis
+        if not request.HasField("analysis") or not analysis.groups:
+            raise BadInput("the request has no analysis with groups: call AnalyzePlan first")
+        response = reasoning_service_pb2.ProposeHypothesesResponse()
+        evidence = Evidence(request.history)
+        predicted = predictor(analysis, machine(request.device, request.task.target), request.reference, evidence)
+        options = list(_options(analysis, predicted, evidence))
+        # A rewrite may do with less work than the floor was counted from, so it is worth a look even there.
+        rewrites = any(o.moves[0].operation == "rewrite" and o.speedup > headroom.AT_FLOOR for o in options)
+        if not rewrites and (reason := headroom.at_floor(request.reference)):
+            response.at_floor = reason
+            return response
+        parent = evidence.trial_of(analysis.moves)
+        floor = request.reference.floor_ns
+        if parent and not rewrites and 0 < candidate_ns(parent.timing) <= headroom.AT_FLOOR * floor:
+            return response
+        fresh = [o for o in options if not evidence.tried([*analysis.moves, *o.moves])]
+        ranked = sorted(fresh, key=lambda option: -option.score)
+        for option in ranked[: request.limit or DEFAULT_LIMIT]:
+            response.hypotheses.append(
+                hypothesis_pb2.Hypothesis(
+                    moves=[*analysis.moves, *option.moves],
+                    new_move_count=len(option.moves),
+                    predicted_speedup=option.speedup,
+                    rationale=option.rationale,
+                    source=SOURCE,
+                )
+            )
+        return response
+
+
+def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Evidence) -> Iterator[_Option]:
+    if not analysis.legal_moves:
+        return
+    for option in (*_rewrites(analysis, predicted), *_chains(analysis, predicted), *_singles(analysis, predicted)):
+        speedup = option.speedup * evidence.correction(option.moves)
+        score = option.score * evidence.correction(option.moves) * evidence.reliability(option.moves)
+        if speedup >= LEAST_SPEEDUP:
+            yield _Option(option.moves, speedup, score, option.rationale)
+
+
+def _chains(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
+    for chain in chains.chains(analysis):
+        speedup = predicted.speedup(chain.plan)
+        fused = any(move.operation == "fuse" for move in chain.moves)
+        kernel_count = len({move.group for move in chain.moves})
+        labels = _labels(predicted.parent, chain.touched)
+        where = "one kernel" if fused and kernel_count == 1 else f"{kernel_count} kernels of our own"
+        rationale = _reason(f"{labels} in {where}", predicted, chain.plan, speedup, chain.touched)
+        yield _Option(chain.moves, speedup, speedup, rationale)
+
+
+def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
+    """All rewrites at once, where there is more than one; single ones are single moves."""
+    legal = [item for item in analysis.legal_moves if item.move.operation == "rewrite"]
+    first = {item.move.group: item for item in reversed(legal)}
+    chosen = [item for item in legal if first[item.move.group] is item]
+    if len(chosen) < 2:
+        return
+    before, after = _sum([item.before for item in chosen]), _sum([item.after for item in chosen])
+    speedup = predicted.rewrite_speedup(before, after)
+    what = f"all rewrites, of {wording.names([item.move.group for item in chosen])}"
+    saved = _saved_text(what, before, after, speedup)
+    yield _Option(tuple(item.move for item in chosen), speedup, speedup, saved)
+
+
+def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
+    for legal in analysis.legal_moves:
+        move, what = legal.move, wording.effect(legal)
+        unit = predicted.parent.units.get(move.group)
+        if unit is None or move.operation == "rewrite":
+            speedup = predicted.rewrite_speedup(legal.before, legal.after)
+            yield _Option((move,), speedup, speedup, _saved_text(what, legal.before, legal.after, speedup))
+            continue
+        plan = _after(legal, predicted.parent, analysis.legal_moves)
+        speedup = predicted.speedup(plan)
+        score = speedup
+        if move.operation == "set":
+            # Relative to the group as predicted before, so that a measured group is not compared with a guess.
+            speedup = _set_speedup(legal, predicted)
+            share = predicted.base_ns[move.group] / max(predicted.parent_ns, 1.0)
+            score = speedup * (1.0 + _SET_PRIOR * share)
+        touched = plan.units[move.group].parts if move.operation == "fuse" else (move.group,)
+        yield _Option((move,), speedup, score, _reason(what, predicted, plan, speedup, touched))
+
+
+def _after(legal: analysis_pb2.LegalMove, plan: PlanModel, legal_moves: Sequence[analysis_pb2.LegalMove]) -> PlanModel:
+    move = legal.move
+    told = legal.after if legal.HasField("after") else None
+    match move.operation:
+        case "author":
+            return plan.authored(move.group, told)
+        case "fuse" if move.choice == chains.ALL_PRODUCERS or move.choice in plan.units:
+            everything = move.choice == chains.ALL_PRODUCERS
+            fused = (
+                chains.with_all_producers(plan, move.group, legal_moves)
+                if everything
+                else plan.fused(move.group, move.choice)
+            )
+            alone = everything or move.choice not in fused.units
+            return fused.changed(move.group, told, authored=True) if told and alone else fused
+        case _:
+            return plan.changed(move.group, told, authored=move.operation != "library") if told else plan
+
+
+def _set_speedup(legal: analysis_pb2.LegalMove, predicted: Predictor) -> float:
+    group = legal.move.group
+    after = predicted.parent.changed(group, legal.after, authored=True).unit_ns(group, predicted.machine)
+    ratio = after / max(predicted.parent.unit_ns(group, predicted.machine), 1.0) if legal.HasField("after") else 1.0
+    changed = predicted.parent_ns + predicted.base_ns[group] * (ratio - 1.0)
+    return predicted.parent_ns / max(changed, 1.0)
+
+
+def _reason(what: str, predicted: Predictor, plan: PlanModel, speedup: float, touched: Sequence[str]) -> str:
+    def total(model: PlanModel) -> analysis_pb2.Cost:
+        return _sum([unit.cost for unit in model.units.values()])
+
+    before, after = total(predicted.parent), total(plan)
+    slowest = max(touched, key=lambda name: predicted.base_ns.get(name, 0.0))
+    held = bound(predicted.parent.units[slowest].cost, predicted.machine) if slowest in predicted.parent.units else ""
+    return _saved_text(what, before, after, speedup, held)
+
+
+def _saved_text(what: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost, speedup: float, held: str = "") -> str:
+    products = before.product_flop_count - after.product_flop_count
+    if products > 0:
+        what += f" ({100 * products / before.product_flop_count:.0f} % of the product arithmetic saved)"
+    return wording.reason(
+        what,
+        saved_bytes=traffic_bytes(before) - traffic_bytes(after),
+        saved_launches=before.launch_count - after.launch_count,
+        speedup=speedup,
+        bound=held,
+    )
+
+
+def _sum(costs: Sequence[analysis_pb2.Cost]) -> analysis_pb2.Cost:
+    return analysis_pb2.Cost(
+        read_bytes=sum(cost.read_bytes for cost in costs),
+        write_bytes=sum(cost.write_bytes for cost in costs),
+        extra_bytes=sum(cost.extra_bytes for cost in costs),
+        operation_count=sum(cost.operation_count for cost in costs),
+        product_flop_count=sum(cost.product_flop_count for cost in costs),
+        launch_count=sum(cost.launch_count for cost in costs),
+    )
+
+
+def _labels(plan: PlanModel, touched: Sequence[str]) -> str:
+    order = [name for name in plan.units if name in touched]
+    return wording.names(order)

@@ -1,0 +1,1 @@
+"""The synthesis agent: captures modules, plans kernels by moves, and writes them."""

@@ -1,0 +1,60 @@
+"""A plan described for those who choose the next move: groups, their work, features, and what is legal."""
+
+from __future__ import annotations
+
+from agent_synthesis import cost, moves
+from agent_synthesis.plan import Group, Plan
+from warpsmith import digest
+from warpsmith.v1 import analysis_pb2
+
+
+def describe(plan: Plan, *, with_legal_moves: bool) -> analysis_pb2.Analysis:
+    """The analysis of a plan; legal moves cost a lowering each, so they are left out where nobody looks."""
+    groups = [_describe_group(plan, group) for group in plan.groups]
+    return analysis_pb2.Analysis(
+        plan_digest=_plan_digest(plan),
+        moves=plan.moves,
+        groups=groups,
+        legal_moves=moves.legal(plan) if with_legal_moves else [],
+        minimum=cost.minimum(plan.index),
+        features=_features(plan),
+    )
+
+
+def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
+    return analysis_pb2.Group(
+        name=group.name,
+        engine=group.engine,
+        schedule=group.schedule,
+        operations=[plan.index.nodes[node].target for node in plan.all_nodes(group)],
+        producers=plan.producers(group),
+        cost=cost.of_group(plan, group),
+        parameters=dict(group.parameters.integers),
+        choices=dict(group.parameters.choices),
+    )
+
+
+def _plan_digest(plan: Plan) -> str:
+    """Equal for equal plans, whatever moves led there."""
+    parts: list[str | bytes | int] = ["plan", plan.index.digest, plan.target]
+    for group in plan.groups:
+        settings = sorted({**group.parameters.choices, **group.parameters.integers}.items())
+        parts += [group.name, group.engine, group.schedule, ",".join(group.nodes), ",".join(group.recomputed)]
+        parts += [f"{name}={value}" for name, value in settings]
+    return digest.digest(*parts)
+
+
+def _features(plan: Plan) -> list[str]:
+    """How a search tells kinds of plans apart: the partition, the engines and schedules, the strategies."""
+    partition = ["+".join(plan.all_nodes(group)) for group in plan.groups if len(plan.all_nodes(group)) > 1]
+    features = (
+        [f"partition:{digest.short(digest.digest(*sorted(partition)))}"] if partition else ["partition:none"]
+    )
+    features += [f"rewrite:{rule}" for rule in plan.rewrites]
+    for group in plan.groups:
+        if group.engine == "authored":
+            features.append(f"{group.name}:{group.schedule}")
+            features += [
+                f"{group.name}:{key}={value}" for key, value in sorted(group.parameters.choices.items())
+            ]
+    return features

@@ -1,0 +1,168 @@
+"""Counts what groups must read, write and compute, from their definitions: the roofline's numbers.
+
+Library calls are counted from the shapes of their arguments, kernels of ours from their loops. Nothing is
+measured here, and caches are not modelled beyond what a schedule says of itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from agent_synthesis.graph_index import GraphIndex, byte_count
+from agent_synthesis.ir import Call, Expression, Index, Load, Nest
+from agent_synthesis.lowering import lower
+from agent_synthesis.plan import Group, Plan
+from warpsmith import aten
+from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2
+
+
+def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
+    """Work of a group as the plan runs it."""
+    if group.engine == "authored":
+        nest = plan.nest(group)
+        assert isinstance(nest, Nest), nest
+        cost = of_nest(nest)
+        footprint = plan.schedule(group).footprint(nest, group.parameters)
+        cost.launch_count = footprint.launch_count
+        cost.parallel_count = footprint.parallel_count
+        cost.extra_bytes = footprint.extra_bytes
+        return cost
+    return total(of_call(plan.index, node) for node in group.nodes)
+
+
+def total(costs: Iterable[analysis_pb2.Cost]) -> analysis_pb2.Cost:
+    """Sum of costs; of what can be busy at once, the greatest."""
+    result = analysis_pb2.Cost()
+    for cost in costs:
+        result.read_bytes += cost.read_bytes
+        result.write_bytes += cost.write_bytes
+        result.operation_count += cost.operation_count
+        result.product_flop_count += cost.product_flop_count
+        result.launch_count += cost.launch_count
+        result.extra_bytes += cost.extra_bytes
+        result.parallel_count = max(result.parallel_count, cost.parallel_count)
+    return result
+
+
+def of_call(index: GraphIndex, name: str) -> analysis_pb2.Cost:
+    """Work of one library call: arguments read once, results written once. How it spreads is not known
+    (0)."""
+    node = index.nodes[name]
+    written = [r.spec for r in node.results if r.name and not r.alias_of]
+    written += [index.spec(tensor) for tensor in node.mutates]
+    specs = [index.spec(tensor) for tensor in index.reads(name)]
+    flops = product_flops(index, node)
+    operations = 0
+    if not flops:
+        nest = lower(index, (name,), tuple(index.results(name)[:1])) if index.results(name) else None
+        elements = max((_elements(spec) for spec in [*specs, *written]), default=0)
+        operations = of_nest(nest).operation_count if isinstance(nest, Nest) else elements
+    return analysis_pb2.Cost(
+        read_bytes=sum(map(byte_count, specs)),
+        write_bytes=sum(map(byte_count, written)),
+        operation_count=operations,
+        product_flop_count=flops,
+        launch_count=1,
+    )
+
+
+def of_nest(nest: Nest) -> analysis_pb2.Cost:
+    """Bytes of the elements that a nest touches, each once, and its operations over all iterations."""
+    values = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
+    loads: dict[str, list[Index]] = {}
+    for node in _distinct(values):
+        if isinstance(node, Load):
+            loads.setdefault(node.buffer, []).append(node.index)
+    read = write = 0
+    for buffer in nest.buffers:
+        if buffer.name in loads:
+            read += min(buffer.element_count, _reach(nest, loads[buffer.name])) * buffer.type.size_bytes
+    for store in nest.stores:
+        buffer = nest.buffer(store.buffer)
+        write += min(buffer.element_count, _reach(nest, [store.index])) * buffer.type.size_bytes
+    points = nest.row_count * nest.column_count
+    element_values = [r.value for r in nest.reductions]
+    element_values += [s.value for s in nest.stores if nest.is_element_store(s)]
+    row_values = [s.value for s in nest.stores if not nest.is_element_store(s)]
+    operations = points * (_calls(element_values) + len(nest.reductions)) + nest.row_count * _calls(
+        row_values
+    )
+    return analysis_pb2.Cost(
+        read_bytes=read,
+        write_bytes=write,
+        operation_count=operations,
+        launch_count=1,
+        parallel_count=nest.row_count,
+    )
+
+
+def minimum(index: GraphIndex) -> analysis_pb2.Cost:
+    """Least work of any plan: sources read once, outputs and state written once, matrix products as they
+    stand."""
+    used = {tensor for name in index.nodes for tensor in index.reads(name)} | index.outputs
+    written = {index.root[tensor] for tensor in index.outputs if index.root[tensor] not in index.sources}
+    written |= set(aten.written_sources(index.graph))
+    return analysis_pb2.Cost(
+        read_bytes=sum(byte_count(index.spec(name)) for name in index.sources if name in used),
+        write_bytes=sum(byte_count(index.spec(name)) for name in written),
+        operation_count=sum(_elements(index.spec(name)) for name in written),
+        product_flop_count=sum(product_flops(index, node) for node in index.nodes.values()),
+        launch_count=1,
+    )
+
+
+def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
+    """Floating-point operations of a matrix product, convolution, attention or recurrence; 0 for anything
+    else."""
+    kind = node.target.split(".")[1]
+    shapes = [list(index.spec(name).shape) for name in aten.tensor_names(aten.arguments_of(node))]
+    result = list(node.results[0].spec.shape) if node.results else []
+    if kind in ("linear", "matmul", "mm", "bmm", "mv", "dot"):
+        return 2 * math.prod(result) * shapes[0][-1]
+    if kind in ("addmm", "baddbmm", "addmv", "addbmm"):
+        return 2 * math.prod(result) * shapes[1][-1]
+    if kind == "bilinear":
+        return 2 * math.prod(result) * shapes[2][1] * shapes[2][2]
+    if kind.startswith("conv_transpose"):
+        return 2 * math.prod(shapes[0]) * math.prod(shapes[1][1:])
+    if kind.startswith("conv"):
+        return 2 * math.prod(result) * math.prod(shapes[1][1:])
+    if kind == "scaled_dot_product_attention":
+        query, key, value = shapes[:3]
+        return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    if kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        steps = math.prod(shapes[0][:-1])
+        return 2 * steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape != shapes[0])
+    if kind == "einsum":
+        return 2 * math.prod(max(shapes, key=math.prod)) * min((s[-1] for s in shapes), default=1)
+    return 0
+
+
+def _elements(spec: tensor_pb2.TensorSpec) -> int:
+    return math.prod(spec.shape)
+
+
+def _reach(nest: Nest, indices: Sequence[Index]) -> int:
+    """Elements that some indices can reach at most: the extents of the axes they use, for each index once."""
+    extents = nest.extents
+    return sum(math.prod(extents[axis] for axis in index.axes()) for index in dict.fromkeys(indices))
+
+
+def _calls(values: Iterable[Expression]) -> int:
+    return sum(isinstance(node, Call) for node in _distinct(values))
+
+
+def _distinct(values: Iterable[Expression]) -> list[Expression]:
+    seen: dict[Expression, None] = {}
+    by_identity: set[int] = set()
+    pending = list(values)
+    while pending:
+        node = pending.pop()
+        if id(node) in by_identity:
+            continue
+        by_identity.add(id(node))
+        seen[node] = None
+        if isinstance(node, Call):
+            pending += node.arguments
+    return list(seen)

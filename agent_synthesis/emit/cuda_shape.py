@@ -1,0 +1,284 @@
+"""Nests put into the form that a CUDA schedule wants, and what a Hopper SM allows.
+
+A CUDA kernel sees a number of rows and one reduced axis, taken in packs of neighbouring elements. This file decides which
+accesses a pack can make at once, and holds each hardware rule as one predicate. It writes no kernel text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal as OneOf
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.expression import Interner
+from agent_synthesis.ir import Axis, BufferRef, Index, Load, Nest, Quotient, needs_int64
+from agent_synthesis.schedule import Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import candidate_pb2, tensor_pb2
+
+HEADERS = ("ws_types.cuh", "ws_math.cuh", "ws_reduce.cuh")
+"""What every CUDA program includes; each includes the ones before it."""
+
+SM_COUNT = 132
+"""Streaming multiprocessors of an H100 SXM or H200."""
+SHARED_BYTES = 227 << 10
+"""Shared memory that one block may take (CUDA programming guide, compute capability 9.0)."""
+STATIC_SHARED_BYTES = 48 << 10
+"""Shared memory that a kernel may declare with a constant size (same place)."""
+SM_THREADS = 2048
+"""Threads of an SM (same place)."""
+SM_REGISTERS = 65536
+"""Registers of an SM (same place)."""
+RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+"""Clusters at one block per SM that an H200 holds at once: its GPCs differ in size (measured)."""
+L2_BYTES = 50 << 20
+"""Second-level cache of an H100, the smaller of the two."""
+
+Access = OneOf["pack", "same", "each"]
+"""Of one access by the elements of a pack: neighbours in memory, all the same element, or anything else."""
+
+KERNEL_OVERHEAD_REGISTERS = 40
+"""Registers of addresses, states and temporaries beside the data that a thread holds (typical of -v output)."""
+
+
+def require_sm90(
+    nest: Nest, *, threads: int, min_blocks: int = 1, shared_bytes: int = 0, held_registers: int = 0
+) -> None:
+    """Checks a block against one SM.
+
+    Raises:
+        IllegalMove: names the limit.
+    """
+    if threads < 32 or threads > 1024 or threads % 32:
+        raise IllegalMove(
+            f"{nest.name}: threads = {threads}; a block has whole warps, from 32 to 1024 threads"
+        )
+    if shared_bytes * min_blocks > SHARED_BYTES:
+        raise IllegalMove(
+            f"{nest.name}: {min_blocks} x {shared_bytes} bytes of shared memory, of {SHARED_BYTES} an SM has"
+        )
+    if threads * min_blocks > SM_THREADS:
+        raise IllegalMove(
+            f"{nest.name}: {min_blocks} blocks of {threads} threads, of {SM_THREADS} that an SM holds"
+        )
+    registers = register_limit(threads, min_blocks)
+    if held_registers + KERNEL_OVERHEAD_REGISTERS > registers:
+        raise IllegalMove(
+            f"{nest.name}: about {held_registers + KERNEL_OVERHEAD_REGISTERS} registers a thread, of {registers} there are "
+            f"for {min_blocks} blocks of {threads}"
+        )
+
+
+def register_limit(threads: int, min_blocks: int) -> int:
+    """Registers a thread may have when that many blocks share an SM; they come in eights, 255 at most."""
+    return min(255, SM_REGISTERS // (threads * min_blocks) // 8 * 8)
+
+
+def resident_blocks(threads: int, min_blocks: int, cluster: int = 1) -> int:
+    """Blocks that are surely resident at once."""
+    del threads
+    return RESIDENT_CLUSTERS[cluster] * cluster * min_blocks
+
+
+# ---- the nest ------------------------------------------------------------------------------------------
+
+
+def canonical(nest: Nest) -> Nest:
+    """Simplified, with one reduced axis at most; what is not contiguous along it has quotients and remainders."""
+    simple = shape.simplified(nest)
+    if not simple.reductions and (simple.parallel or simple.reduced):
+        return simple
+    if len(simple.reduced) <= 1:
+        return simple
+    flat = Axis(simple.reduced[-1].name, simple.column_count)
+    singles, extents = _split(simple.reduced, flat)
+    extents.update({axis.name: axis.extent for axis in simple.parallel})
+    return shape.reindexed(simple, lambda index: index.substituted(singles, extents), simple.parallel, [flat])
+
+
+def _split(axes: Sequence[Axis], flat: Axis) -> tuple[dict[str, Index], dict[str, int]]:
+    """Each axis as a part of their row-major number, and the extents to simplify with."""
+    extents = {flat.name: flat.extent}
+    parts = {}
+    inside = flat.extent
+    for axis in axes:
+        outside, inside = inside, inside // axis.extent
+        part = Index.axis(flat.name)
+        part = part.divided(inside, extents)
+        parts[axis.name] = part if outside == flat.extent else part.modulo(axis.extent, extents)
+    return parts, extents
+
+
+def row_axes(nest: Nest, row: str) -> dict[str, str]:
+    """Each parallel axis as text, from the row-major number of the point."""
+    texts = {}
+    inside = nest.row_count
+    for axis in nest.parallel:
+        outside, inside = inside, inside // axis.extent
+        text = f"{row} / {inside}" if inside > 1 else row
+        texts[axis.name] = text if outside == nest.row_count else f"{text} % {axis.extent}"
+    return texts
+
+
+def offset_type(nest: Nest) -> str:
+    """Type of offsets and axes: 32 bits where every buffer allows it."""
+    return "ws::int64" if any(needs_int64(buffer) for buffer in nest.buffers) else "int"
+
+
+def loads(nest: Nest) -> list[Load]:
+    """Every distinct load, in the order of first use."""
+    found: dict[int, Load] = {}
+    interner = Interner()
+    for root in shape.roots(nest):
+        parts = interner.parts([root])
+        found.update({number: part for number, part in parts.items() if isinstance(part, Load)})
+    return [found[number] for number in sorted(found)]
+
+
+def access(index: Index, axis: str, pack: int) -> Access:
+    """How the elements of a pack (aligned, along the axis) lie to each other."""
+    step = _step(index, axis, pack)
+    if step == 0:
+        return "same"
+    return "pack" if step == 1 and _aligned(index, axis, pack) and pack > 1 else "each"
+
+
+def _step(index: Index, axis: str, pack: int) -> int | None:
+    """How far one step inside an aligned pack moves; None when it differs between steps."""
+    total = 0
+    for atom, coefficient in index.terms:
+        if isinstance(atom, str):
+            total += coefficient if atom == axis else 0
+            continue
+        if axis not in atom.value.axes():
+            continue
+        inner = _step(atom.value, axis, pack)
+        if inner == 0:
+            continue
+        if inner != 1 or atom.divisor % pack or not _aligned(atom.value, axis, pack):
+            return None
+        total += 0 if isinstance(atom, Quotient) else coefficient
+    return total
+
+
+def _aligned(index: Index, axis: str, pack: int) -> bool:
+    """Whether the first element of a pack has an index that is a multiple of the pack."""
+    if index.offset % pack:
+        return False
+    for atom, coefficient in index.terms:
+        if coefficient % pack == 0 or atom == axis:
+            continue
+        if isinstance(atom, str | Quotient) or axis not in atom.value.axes():
+            return False
+        if atom.divisor % pack or not _aligned(atom.value, axis, pack):
+            return False
+    return True
+
+
+def widest_pack(nest: Nest, axis: Axis) -> int:
+    """The most elements that every contiguous access can move at once: 16 bytes of the narrowest type, 8 elements."""
+    contiguous = [
+        (nest.buffer(name).type.size_bytes, index)
+        for name, index in accesses(nest)
+        if _step(index, axis.name, 1) == 1
+    ]
+    if not contiguous:
+        return 1
+    pack = min(8, 16 // min(size for size, _ in contiguous))
+    largest = max(size for size, _ in contiguous)
+    while pack * largest > 32:
+        pack //= 2
+    while pack > 1 and (
+        axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)
+    ):
+        pack //= 2
+    return pack
+
+
+def accesses(nest: Nest) -> list[tuple[str, Index]]:
+    """Buffer and index of every load and store."""
+    return [(load.buffer, load.index) for load in loads(nest)] + [(s.buffer, s.index) for s in nest.stores]
+
+
+# ---- records -------------------------------------------------------------------------------------------
+
+
+def launch(
+    nest: Nest,
+    *,
+    grid: int,
+    threads: int,
+    entry: str = "",
+    buffers: Iterable[BufferRef] | None = None,
+    workspaces: Iterable[str] = (),
+    cluster: int = 1,
+    cooperative: bool = False,
+    dependent: bool = False,
+    writes: Iterable[str] | None = None,
+    shared_bytes: int = 0,
+) -> candidate_pb2.Launch:
+    """The launch record of a one-dimensional grid: the nest's buffers (or those given) in order, then workspaces."""
+    passed = list(nest.buffers if buffers is None else buffers)
+    extra = list(workspaces)
+    written = [b.name for b in passed if b.written] + extra if writes is None else list(writes)
+    record = candidate_pb2.Launch(
+        entry=entry or shape.entry_name(nest),
+        grid=candidate_pb2.Extent3(x=grid, y=1, z=1),
+        block=candidate_pb2.Extent3(x=threads, y=1, z=1),
+        cooperative=cooperative,
+        programmatic_dependent=dependent,
+        shared_bytes=shared_bytes,
+        arguments=[candidate_pb2.LaunchArgument(buffer=name) for name in [*(b.name for b in passed), *extra]],
+        writes=written,
+    )
+    if cluster > 1:
+        record.cluster.CopyFrom(candidate_pb2.Extent3(x=cluster, y=1, z=1))
+    return record
+
+
+def workspace(nest: Nest, name: str, words: int, *, zero: bool = False) -> candidate_pb2.Buffer:
+    """A workspace of 8-byte words, named after the nest; `zero`: it holds flags and is zero between calls."""
+    return candidate_pb2.Buffer(
+        name=f"{shape.entry_name(nest)}_{name}",
+        role=candidate_pb2.ROLE_WORKSPACE,
+        spec=tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_INT64, shape=[words], strides=[1]),
+        alignment_bytes=16,
+        zero_between_calls=zero,
+    )
+
+
+def row_data_bytes(nest: Nest) -> int:
+    """Bytes of what differs from row to row and is read, over all rows."""
+    rows = {axis.name for axis in nest.parallel}
+    names = {load.buffer for load in loads(nest) if load.index.axes() & rows or not rows}
+    return sum(b.element_count * b.type.size_bytes for b in nest.buffers if b.name in names)
+
+
+def legal(parameters: Iterable[Parameters], check: object) -> list[Parameters]:
+    """Those that the check, which raises IllegalMove, lets pass."""
+    assert callable(check)
+    found = []
+    for candidate in parameters:
+        try:
+            check(candidate)
+        except IllegalMove:
+            continue
+        found.append(candidate)
+    return found
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below the value."""
+    return -(-value // multiple) * multiple
+
+
+def power_of_two_at_least(value: int) -> int:
+    """The least power of two that is not below the value."""
+    return 1 << max(0, math.ceil(math.log2(max(1, value))))
+
+
+def domain_without(parameters: Parameters, domain: Mapping[str, Iterable[str | int]]) -> list[Parameters]:
+    """Every set of parameters one change away, for the keys that the parameters have."""
+    current = {**parameters.choices, **parameters.integers}
+    return shape.variations(parameters, {key: values for key, values in domain.items() if key in current})

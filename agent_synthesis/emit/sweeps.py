@@ -1,0 +1,211 @@
+"""How many times a reduction's elements must be visited, and what is worth keeping between the visits.
+
+A reduction that uses another's value needs a later sweep; those that do not depend on each other share one.
+Nothing here knows how a sweep is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner, literal
+from agent_synthesis.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Type
+
+Sweep = tuple[Reduction, ...]
+
+
+def levels(nest: Nest) -> list[Sweep]:
+    """The reductions by sweep, in order."""
+    interner = Interner()
+    level: dict[str, int] = {}
+    for reduction in nest.reductions:
+        before = (level[need[1:]] for need in interner.needs(reduction.value) if need.startswith("%"))
+        level[reduction.name] = 1 + max(before, default=-1)
+    return [
+        tuple(reduction for reduction in nest.reductions if level[reduction.name] == number)
+        for number in range(1 + max(level.values(), default=-1))
+    ]
+
+
+def online_pair(nest: Nest) -> tuple[Reduction, Reduction] | None:
+    """The maximum of a value and the sum of exp(value - maximum), when they are the first two sweeps."""
+    planned = levels(nest)
+    if len(planned) < 2 or len(planned[0]) != 1 or len(planned[1]) != 1:
+        return None
+    (top,), (total,) = planned[:2]
+    if top.operation != "max" or total.operation != "sum" or top.type not in (Type.F32, Type.F64):
+        return None
+    match total.value:
+        case Call("exp", (Call("sub", (value, Reduced(name, _)), _),), _) if name == top.name:
+            interner = Interner()
+            same = interner.number(value) == interner.number(top.value)
+            return (top, total) if same and total.type is top.type else None
+    return None
+
+
+def with_reciprocal(nest: Nest) -> Nest:
+    """Divisions by a softmax's sum become products with its reciprocal.
+
+    That sum lies between 1 and the number of columns, so neither overflow nor a subnormal reciprocal can come of it,
+    and the result is off by at most one more unit in the last place. Other divisors have no such bounds and stay.
+    """
+    pair = online_pair(nest)
+    if pair is None:
+        return nest
+    total = pair[1]
+    known: dict[int, tuple[Expression, Expression]] = {}
+    reciprocal = Call("reciprocal", (Reduced(total.name, total.type),), total.type)
+
+    def renew(expression: Expression) -> Expression:
+        if id(expression) not in known:
+            fresh = expression
+            match expression:
+                case Call("div", (dividend, Reduced(name, type_)), kind) if (
+                    name == total.name and kind is type_
+                ):
+                    fresh = Call("mul", (renew(dividend), reciprocal), kind)
+                case Call(operation, arguments, kind):
+                    fresh = Call(operation, tuple(renew(argument) for argument in arguments), kind)
+            known[id(expression)] = (expression, fresh)
+        return known[id(expression)][1]
+
+    return replace(
+        nest,
+        reductions=tuple(replace(r, value=renew(r.value)) for r in nest.reductions),
+        stores=tuple(replace(store, value=renew(store.value)) for store in nest.stores),
+    )
+
+
+def element_stores(nest: Nest) -> list[Expression]:
+    """Values of the stores made at every element."""
+    return [store.value for store in nest.stores if nest.is_element_store(store)]
+
+
+def worth_keeping(nest: Nest) -> dict[int, list[Expression]]:
+    """Sweep number → expensive parts of it that a later sweep or an element store needs again."""
+    interner = Interner()
+    planned = levels(nest)
+    names = {axis.name for axis in nest.reduced}
+    found: dict[int, list[Expression]] = {}
+    kept: set[int] = set()
+    for number, sweep in enumerate(planned):
+        later = [reduction.value for after in planned[number + 1 :] for reduction in after] + element_stores(
+            nest
+        )
+        needed = interner.parts(later)
+        pending = [reduction.value for reduction in sweep]
+        while pending:
+            part = pending.pop(0)
+            if not isinstance(part, Call) or not interner.needs(part) & names:
+                continue
+            same = interner.number(part)
+            costly = any(
+                isinstance(p, Call) and p.operation in EXPENSIVE for p in interner.parts([part]).values()
+            )
+            if same in kept:
+                continue
+            if same in needed and costly:
+                found.setdefault(number, []).append(part)
+                kept.add(same)
+            else:
+                pending.extend(part.arguments)
+    return found
+
+
+def per_column(nest: Nest, roots: Iterable[Expression], interner: Interner) -> list[Expression]:
+    """The largest parts below the roots that use a reduction's value and no reduced axis: worth computing once."""
+    names = {axis.name for axis in nest.reduced}
+    found: dict[int, Expression] = {}
+    pending, seen = list(roots), set[int]()
+    while pending:
+        part = pending.pop(0)
+        number = interner.number(part)
+        if number in seen or not isinstance(part, Call):
+            continue
+        seen.add(number)
+        needs = interner.needs(part)
+        if not needs & names and any(need.startswith("%") for need in needs):
+            found[number] = part
+        else:
+            pending.extend(part.arguments)
+    return list(found.values())
+
+
+def vector_axis(nest: Nest) -> tuple[Axis | None, bool]:
+    """The parallel axis that most data is contiguous along, and whether that is more than along the reduced axes."""
+    interner = Interner()
+    parts = interner.parts(
+        [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
+    )
+    reduced = {axis.name for axis in nest.reduced}
+    loads = [p for p in parts.values() if isinstance(p, Load) and p.index.axes() & reduced]
+
+    def contiguous(axis: str) -> int:
+        return sum(
+            nest.buffer(load.buffer).element_count for load in loads if load.index.coefficient(axis) == 1
+        )
+
+    best = max(nest.parallel, key=lambda axis: contiguous(axis.name), default=None)
+    if best is None:
+        return None, False
+    along = max(contiguous(axis.name) for axis in nest.reduced)
+    return best, contiguous(best.name) > along
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How one reduction is written in C++."""
+
+    reduction: Reduction
+    operation: str
+    """Functor of `ws`, for folds."""
+    kind: str
+    """Type of a lane."""
+    total: str
+    """Type that blocks add up in: f32 sums add up in double, so that long rows stay as exact as pairwise sums."""
+    neutral: str
+
+    def step(self, accumulator: str, value: str) -> str:
+        """The statement that takes one more value in."""
+        is_float = self.reduction.type.is_float
+        sign = {"sum": "+=", "prod": "*="}.get(self.reduction.operation)
+        if sign and is_float:
+            return f"{accumulator} {sign} {value};"
+        return f"{accumulator} = ws::{self.operation}::of<{self.kind}>({accumulator}, {value});"
+
+    @property
+    def neutral_total(self) -> str:
+        """The neutral element in the type of totals."""
+        return "0.0" if self.total != self.kind else self.neutral
+
+
+def accumulation(function: Function, reduction: Reduction) -> Accumulation:
+    """The reduction in C++."""
+    type_ = reduction.type.compute
+    kind = function.dialect.storage[type_]
+    operation = {"sum": "Sum", "prod": "Product", "max": "Maximum", "min": "Minimum"}[reduction.operation]
+    return Accumulation(
+        reduction,
+        operation,
+        kind,
+        "double" if type_ is Type.F32 and reduction.operation == "sum" else kind,
+        literal(_neutral(reduction.operation, type_), type_, function.dialect),
+    )
+
+
+def _neutral(operation: str, type_: Type) -> float | int | bool:
+    if operation in ("sum", "prod"):
+        return {"sum": 0, "prod": 1}[operation]
+    if type_.is_float:
+        return float("-inf") if operation == "max" else float("inf")
+    if type_ is Type.BOOL:
+        return operation == "min"
+    bits = 8 * type_.size_bytes
+    low, high = (0, 2**bits - 1) if type_ is Type.U8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return low if operation == "max" else high
+
+
+def names_of(sweep: Sequence[Reduction]) -> set[str]:
+    """What a scope knows after the sweep."""
+    return {f"%{reduction.name}" for reduction in sweep}

@@ -1,0 +1,158 @@
+"""Which groups may become one kernel, and the group that results.
+
+The one idea: ask the lowering. A pair fuses when one nest computes both, a schedule takes the nest, and the
+plan still has an order; the producer's result is stored as well when others read it, or computed twice where
+storing it from the same kernel would tie a knot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agent_synthesis.ir import Nest
+from agent_synthesis.lowering import Refusal
+from agent_synthesis.plan import Group, Plan, schedule_named, schedules_for, with_groups
+from agent_synthesis.schedule import Parameters, Schedule
+from warpsmith.errors import IllegalMove
+
+ALL_PRODUCERS = "*"
+"""Choice of a fuse move that takes in every producer, and theirs, for as long as it is legal."""
+
+
+def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
+    """The plan with a group as a kernel of ours, its parameters the schedule's defaults.
+
+    Raises:
+        IllegalMove: the group is not one nest, or the schedule (or, unnamed, any schedule) does not take it.
+    """
+    group = plan.group(name)
+    trial = with_groups(plan, [name], [replace(group, engine="authored")])
+    return _scheduled(trial, name, schedule)
+
+
+def fused(plan: Plan, name: str, producer: str) -> Plan:
+    """The plan with a producer computed inside a group.
+
+    Raises:
+        IllegalMove: they are not producer and consumer, are not one nest together, or no schedule takes it.
+    """
+    if producer == ALL_PRODUCERS:
+        return fused_with_all(plan, name)
+    group, other = plan.group(name), plan.group(producer)
+    if producer not in plan.producers(group):
+        raise IllegalMove(f"{name} reads no result of {producer}")
+    reason = ""
+    for trial in _trials(plan, group, other):
+        try:
+            return _scheduled(trial(), name, group.schedule)
+        except IllegalMove as error:
+            reason = reason or str(error)
+    raise IllegalMove(reason)
+
+
+def fused_with_all(plan: Plan, name: str) -> Plan:
+    """The plan with a group and everything before it that fuses, nearest first.
+
+    Raises:
+        IllegalMove: nothing fuses.
+    """
+    result, refused, reason = plan, set[str](), f"{name} has no producer"
+    while True:
+        candidates = [other for other in result.producers(result.group(name)) if other not in refused]
+        if not candidates:
+            break
+        for other in reversed(candidates):
+            try:
+                result = fused(result, name, other)
+            except IllegalMove as error:
+                refused.add(other)
+                reason = str(error)
+    if result is plan:
+        raise IllegalMove(reason)
+    return result
+
+
+def fusible(plan: Plan, group: Group) -> Iterator[str]:
+    """Producers that fuse into a group."""
+    for producer in plan.producers(group):
+        try:
+            fused(plan, group.name, producer)
+        except IllegalMove:
+            continue
+        yield producer
+
+
+def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:
+    """Ways to join a producer to a group, better first: moved in whole, or computed again."""
+    position = plan.index.position.__getitem__
+    merged = replace(
+        group,
+        nodes=tuple(sorted((*group.nodes, *other.nodes), key=position)),
+        recomputed=tuple(
+            sorted({*group.recomputed, *other.recomputed} - {*group.nodes, *other.nodes}, key=position)
+        ),
+        engine="authored",
+    )
+    yield _Trial(plan, (group.name, other.name), merged)
+    again = tuple(sorted({*group.recomputed, *plan.all_nodes(other)} - {*group.nodes}, key=position))
+    yield _Trial(plan, (group.name,), replace(group, recomputed=again, engine="authored"))
+
+
+class _Trial:
+    """A plan that may turn out not to exist; called, it is made or raises IllegalMove."""
+
+    def __init__(self, plan: Plan, removed: tuple[str, ...], added: Group) -> None:
+        self._plan, self._removed, self._added = plan, removed, added
+
+    def __call__(self) -> Plan:
+        # The cheap refusal first: most pairs fail because a convolution or a product is no nest.
+        for node in (*self._added.nodes, *self._added.recomputed):
+            if not self._plan.index.is_pure(node):
+                raise IllegalMove(f"{self._plan.index.nodes[node].target} may not move into a kernel")
+        return with_groups(self._plan, self._removed, [self._added])
+
+
+def _scheduled(plan: Plan, name: str, wanted: str) -> Plan:
+    """The plan with the authored group given a schedule: the wanted one if it takes the nest, else the
+    first."""
+    group = plan.group(name)
+    nest = plan.nest(group)
+    if isinstance(nest, Refusal):
+        raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
+    schedule = _choose(plan, nest, group, wanted)
+    chosen = replace(group, schedule=schedule.name, parameters=schedule.defaults(nest))
+    return replace(plan, groups=tuple(chosen if g.name == name else g for g in plan.groups))
+
+
+def _choose(plan: Plan, nest: Nest, group: Group, wanted: str) -> Schedule:
+    taking = schedules_for(plan.target, nest)
+    if not taking:
+        raise IllegalMove(f"{group.name}: no schedule of the target takes {nest.comment or 'the nest'}")
+    if not wanted:
+        return taking[0]
+    for schedule in taking:
+        if schedule.name == wanted:
+            return schedule
+    if wanted == group.schedule:  # a fusion changed the nest; its old schedule was no demand
+        return taking[0]
+    schedule_named(plan.target, wanted)
+    raise IllegalMove(f"schedule {wanted} does not take {group.name}")
+
+
+def as_library(plan: Plan, name: str) -> Plan:
+    """The plan with a group's calls back in the library, one group each.
+
+    Raises:
+        IllegalMove: it is there already.
+    """
+    group = plan.group(name)
+    if group.engine == "library":
+        raise IllegalMove(f"{name} is a library call already")
+    return with_groups(plan, [name], [Group(node, (node,)) for node in group.nodes])
+
+
+def with_parameters(plan: Plan, name: str, parameters: Parameters) -> Plan:
+    """The plan with a group's schedule set otherwise."""
+    groups = tuple(replace(g, parameters=parameters) if g.name == name else g for g in plan.groups)
+    return replace(plan, groups=groups)

@@ -1,0 +1,183 @@
+"""From a plan to a Program: buffers, steps and one translation unit, all of it data.
+
+The one idea: buffers are named as the graph's tensors, so steps are the plan read aloud. Library groups
+become the module's own calls; authored groups become the text and launches that their schedule emits. Views
+run as library calls only where a library call or an output needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.ir import Nest
+from agent_synthesis.plan import Group, Plan
+from agent_synthesis.schedule import Emission
+from warpsmith import digest
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
+
+_INCLUDE = re.compile(r'^\s*#include "([\w.]+)"', re.MULTILINE)
+_UNIT_NAME = {task_pb2.TARGET_CPU: "kernel.cpp", task_pb2.TARGET_CUDA: "kernel.cu"}
+
+
+def generate(plan: Plan) -> candidate_pb2.Program:
+    """The program of a plan, with its digest.
+
+    Raises:
+        IllegalMove: a schedule cannot run its nest as it is set.
+    """
+    return _Generator(plan).program()
+
+
+@functools.cache
+def emitter_digest() -> str:
+    """Digest over everything that turns a plan into text: this package's sources and headers."""
+    root = Path(__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp", ".cuh"))
+    parts = [(str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+    return digest.digest("emitter", *(part for pair in parts for part in pair))
+
+
+class _Generator:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._index = plan.index
+        self._program = candidate_pb2.Program(target=plan.target, output_tree=plan.index.graph.output_tree)
+        self._buffers: dict[str, candidate_pb2.Buffer] = {}
+        self._viewed: set[str] = set()  # views whose step has been written
+        self._texts: list[str] = []
+        self._headers: dict[str, None] = {}
+        self._fresh = self._memory_of_outputs()
+
+    def program(self) -> candidate_pb2.Program:
+        for group in self._plan.groups:
+            if group.engine == "authored":
+                self._author(group)
+            else:
+                self._call_library(group)
+        self._need(self._index.graph.outputs, self._plan.groups[-1].name if self._plan.groups else "outputs")
+        self._program.outputs.extend(self._index.graph.outputs)
+        self._program.buffers.extend(self._buffers.values())
+        self._program.sources.extend(self._sources())
+        self._program.digest = digest.of_program(self._program)
+        return self._program
+
+    def _memory_of_outputs(self) -> set[str]:
+        """Tensors whose memory the caller keeps: outputs, and whatever outputs view."""
+        roots = {self._index.root[tensor] for tensor in self._index.graph.outputs}
+        return {tensor for tensor, root in self._index.root.items() if root in roots}
+
+    # -- steps
+
+    def _call_library(self, group: Group) -> None:
+        (name,) = group.nodes
+        node = self._index.nodes[name]
+        self._need(self._index.reads(name), group.name)
+        self._append_call(node, group.name)
+
+    def _append_call(self, node: graph_pb2.Node, group: str) -> None:
+        call = candidate_pb2.LibraryCall(target=node.target, args=node.args, kwargs=node.kwargs)
+        for result in node.results:
+            wanted = bool(result.name) and (
+                bool(self._index.users(result.name)) or result.name in self._index.outputs
+            )
+            call.results.append(result.name if wanted else "")
+            if wanted:
+                self._buffers[result.name] = candidate_pb2.Buffer(
+                    name=result.name, role=candidate_pb2.ROLE_LIBRARY, spec=result.spec
+                )
+        self._program.steps.append(candidate_pb2.Step(group=group, library=call))
+
+    def _author(self, group: Group) -> None:
+        nest = self._plan.nest(group)
+        assert isinstance(nest, Nest), nest
+        emission = self._plan.schedule(group).emit(nest, group.parameters)
+        for buffer in nest.buffers:
+            if buffer.written:
+                self._declare_written(buffer.name)
+            else:
+                self._need([buffer.name], group.name)
+        names = self._workspaces(nest, emission)
+        for launch in emission.launches:
+            copy = candidate_pb2.Launch()
+            copy.CopyFrom(launch)
+            for argument in copy.arguments:
+                if argument.WhichOneof("kind") == "buffer":
+                    argument.buffer = names.get(argument.buffer, argument.buffer)
+            copy.writes[:] = [names.get(name, name) for name in copy.writes]
+            self._program.steps.append(candidate_pb2.Step(group=group.name, launch=copy))
+        self._texts.append(emission.text)
+        self._headers.update(dict.fromkeys(emission.headers))
+
+    def _workspaces(self, nest: Nest, emission: Emission) -> Mapping[str, str]:
+        """Declares an emission's workspaces; gives each a name that is free in the program."""
+        names = {}
+        for workspace in emission.workspaces:
+            wanted = f"{nest.name}_{workspace.name}" if workspace.name in self._taken() else workspace.name
+            names[workspace.name] = wanted
+            buffer = self._buffers.setdefault(wanted, candidate_pb2.Buffer())
+            buffer.CopyFrom(workspace)
+            buffer.name = wanted
+        return names
+
+    def _taken(self) -> set[str]:
+        return {*self._buffers, *self._index.root}
+
+    # -- buffers
+
+    def _declare_written(self, tensor: str) -> None:
+        role = candidate_pb2.ROLE_OUTPUT if tensor in self._fresh else candidate_pb2.ROLE_WORKSPACE
+        self._buffers[tensor] = candidate_pb2.Buffer(name=tensor, role=role, spec=self._index.spec(tensor))
+
+    def _need(self, tensors: Iterable[str], group: str) -> None:
+        """Makes tensors exist before the next step: declares sources, runs views that were not needed until
+        now."""
+        bases, views = self._index.base_tensors(tensors)
+        for tensor in bases:
+            source = self._index.sources.get(tensor)
+            if source is not None and tensor not in self._buffers:
+                self._buffers[tensor] = candidate_pb2.Buffer(
+                    name=tensor, role=candidate_pb2.ROLE_SOURCE, spec=source.spec, source=source
+                )
+        for view in views:
+            if view not in self._viewed:
+                self._viewed.add(view)
+                self._append_call(self._index.nodes[view], group)
+
+    # -- text
+
+    def _sources(self) -> Sequence[candidate_pb2.DeviceSource]:
+        if not self._texts:
+            return []
+        includes = "".join(f'#include "{header}"\n' for header in self._headers)
+        text = f"{self._comment()}\n{includes}\n" + "\n".join(self._texts)
+        unit = candidate_pb2.DeviceSource(name=_UNIT_NAME[self._plan.target], text=text)
+        return [unit, *_with_includes(self._headers)]
+
+    def _comment(self) -> str:
+        lines = ["// Made by Warpsmith by these moves:"]
+        for move in self._plan.moves:
+            arguments = "".join(f" {name}={value}" for name, value in sorted(move.arguments.items()))
+            lines.append(f"//   {move.operation} {move.group} {move.choice}{arguments}".rstrip())
+        return "\n".join(re.sub(r"[^\x20-\x7e]", "?", line).rstrip("\\") for line in lines)
+
+
+def _with_includes(headers: Iterable[str]) -> list[candidate_pb2.DeviceSource]:
+    """The headers and all that they include, each once."""
+    found: dict[str, str] = {}
+    pending = list(headers)
+    while pending:
+        name = pending.pop(0)
+        if name in found:
+            continue
+        path = INCLUDE_DIRECTORY / name
+        if not path.is_file():
+            raise IllegalMove(f"a schedule includes {name}, which is not among the headers")
+        found[name] = path.read_text()
+        pending += _INCLUDE.findall(found[name])
+    return [candidate_pb2.DeviceSource(name=name, text=text) for name, text in found.items()]

@@ -1,0 +1,241 @@
+// Partial results of reductions and how they travel: between the lanes of a warp, the warps of a block, the blocks of a
+// cluster and the blocks of a grid. The one idea: a thread, a warp and a block all summarise elements as the same state, so
+// every exchange is the same merge. Merges run in a fixed order: results repeat to the bit. Nothing here knows a row's layout.
+#pragma once
+#include "ws_math.cuh"
+
+namespace ws {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+struct Sum {
+  template <class T> static WS_INLINE T neutral() { return T(0); }
+  template <class T> static WS_INLINE T of(T a, T b) {
+    if constexpr (is_real<T>) return a + b;
+    else return wrap_add(a, b);
+  }
+};
+struct Product {
+  template <class T> static WS_INLINE T neutral() { return T(1); }
+  template <class T> static WS_INLINE T of(T a, T b) {
+    if constexpr (is_real<T>) return a * b;
+    else return wrap_mul(a, b);
+  }
+};
+template <class T> WS_INLINE T least() {
+  if constexpr (is_real<T>) return -infinity<T>();
+  else if constexpr (is_signed<T>) return static_cast<T>(1ull << (8 * sizeof(T) - 1));
+  else return T(0);
+}
+struct Maximum {
+  template <class T> static WS_INLINE T neutral() { return least<T>(); }
+  template <class T> static WS_INLINE T of(T a, T b) { return ws::max<T>(a, b); }
+};
+struct Minimum {
+  template <class T> static WS_INLINE T neutral() {
+    if constexpr (is_real<T>) return infinity<T>();
+    else return static_cast<T>(~least<T>());
+  }
+  template <class T> static WS_INLINE T of(T a, T b) { return ws::min<T>(a, b); }
+};
+
+template <class Op, int kOver, class T> WS_INLINE T fold_lanes(T value) {
+#pragma unroll
+  for (int lane = kOver / 2; lane > 0; lane /= 2) value = Op::template of<T>(value, __shfl_xor_sync(kAllLanes, value, lane));
+  return value;
+}
+
+// ---- states: `empty()`, `join` of two, `over_lanes` of kOver lanes (every lane gets the same) --------
+
+// One reduction.
+template <class Op, class T> struct Fold {
+  T value;
+  static WS_INLINE Fold empty() { return {Op::template neutral<T>()}; }
+  static WS_INLINE Fold join(Fold a, Fold b) { return {Op::template of<T>(a.value, b.value)}; }
+  template <int kOver> static WS_INLINE Fold over_lanes(Fold mine) { return {fold_lanes<Op, kOver>(mine.value)}; }
+};
+
+// The maximum of v, and the sum of exp(v - maximum) (times a weight). The sum of an empty part is 0.
+// kFast: use fast_exp.
+template <class T, bool kFast> struct ShiftedSum {
+  T greatest, sum;
+  static WS_INLINE T exponential(T x) { return kFast ? fast_exp(x) : ws::exp(x); }
+  // What to subtract instead of a part's own maximum, so that a part of only -inf sums to 0 and not to NaN.
+  static WS_INLINE T pivot(T greatest) { return greatest == -infinity<T>() ? T(0) : greatest; }
+  // The factor that brings a sum about `from` to one about `to`.
+  static WS_INLINE T factor(T from, T to) { return from == -infinity<T>() ? T(0) : exponential(from - to); }
+  static WS_INLINE ShiftedSum empty() { return {-infinity<T>(), T(0)}; }
+  static WS_INLINE ShiftedSum join(ShiftedSum a, ShiftedSum b) {
+    const T greatest = ws::max(a.greatest, b.greatest);
+    return {greatest, a.sum * factor(a.greatest, greatest) + b.sum * factor(b.greatest, greatest)};
+  }
+  template <int kOver> static WS_INLINE ShiftedSum over_lanes(ShiftedSum mine) {
+    const T greatest = fold_lanes<Maximum, kOver>(mine.greatest);
+    return {greatest, fold_lanes<Sum, kOver>(mine.sum * factor(mine.greatest, greatest))};
+  }
+  // Of a whole row: where all of it is -inf the sum is of exp(-inf + inf).
+  WS_INLINE T total() const { return greatest == -infinity<T>() ? quiet_nan<T>() : sum; }
+};
+
+// Count, mean, and sum of squares about the mean (Chan, Golub, LeVeque 1979).
+template <class T> struct Moments {
+  T count, mean, squares;
+  static WS_INLINE Moments empty() { return {T(0), T(0), T(0)}; }
+  static WS_INLINE Moments join(Moments a, Moments b) {
+    const T count = a.count + b.count;
+    if (count == T(0)) return a;
+    const T apart = b.mean - a.mean, share = b.count / count;
+    return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
+  }
+  template <int kOver> static WS_INLINE Moments over_lanes(Moments mine) {
+    // About one of the means, so that a large common offset costs no bits.
+    const T about = __shfl_sync(kAllLanes, mine.mean, 0, kOver);
+    const T count = fold_lanes<Sum, kOver>(mine.count);
+    const T shift = fold_lanes<Sum, kOver>(mine.count * (mine.mean - about));
+    const T mean = about + (count > T(0) ? shift / count : T(0));
+    const T apart = mine.mean - mean;
+    return {count, mean, fold_lanes<Sum, kOver>(mine.squares + mine.count * apart * apart)};
+  }
+};
+
+// Two states that travel together.
+template <class First, class Second> struct Both {
+  First first;
+  Second second;
+  static WS_INLINE Both empty() { return {First::empty(), Second::empty()}; }
+  static WS_INLINE Both join(Both a, Both b) { return {First::join(a.first, b.first), Second::join(a.second, b.second)}; }
+  template <int kOver> static WS_INLINE Both over_lanes(Both mine) {
+    return {First::template over_lanes<kOver>(mine.first), Second::template over_lanes<kOver>(mine.second)};
+  }
+};
+
+// A thread's running results of one reduction, one for each element of a pack, so that sums do not wait for each other.
+template <class Op, class T, int N> struct Lanes {
+  T lane[N];
+  WS_INLINE Lanes() {
+#pragma unroll
+    for (int e = 0; e < N; ++e) lane[e] = Op::template neutral<T>();
+  }
+  WS_INLINE void take(int e, T value) { lane[e] = Op::template of<T>(lane[e], value); }
+  WS_INLINE T folded() const {
+    T part[N];
+#pragma unroll
+    for (int e = 0; e < N; ++e) part[e] = lane[e];
+#pragma unroll
+    for (int width = N / 2; width > 0; width /= 2)
+#pragma unroll
+      for (int e = 0; e < width; ++e) part[e] = Op::template of<T>(part[e], part[e + width]);
+    return part[0];
+  }
+};
+
+// ---- exchanges -----------------------------------------------------------------------------------------
+
+// Merge of kCount states that lie one after the other, by every warp for itself.
+template <int kCount, class State> WS_INLINE State over_array(const State* states) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kCount <= 32 && (kCount & (kCount - 1)) == 0) {
+    return State::template over_lanes<kCount>(states[lane % kCount]);
+  } else {
+    State mine = State::empty();
+#pragma unroll
+    for (int i = 0; i < (kCount + 31) / 32; ++i)
+      if (i * 32 + lane < kCount) mine = i == 0 ? states[lane] : State::join(mine, states[i * 32 + lane]);
+    __syncwarp();
+    return State::template over_lanes<32>(mine);
+  }
+}
+
+// Over a block of kWarps warps; every thread gets the result. `box` has kWarps places and is used once between barriers.
+template <int kWarps, class State> WS_INLINE State over_block(State mine, State* box) {
+  mine = State::template over_lanes<32>(mine);
+  if constexpr (kWarps > 1) {
+    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = mine;
+    __syncthreads();
+    mine = over_array<kWarps>(box);
+  }
+  return mine;
+}
+
+// Thread-block clusters (PTX ISA: barrier.cluster, mapa, st.shared::cluster).
+WS_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+WS_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+template <class State> WS_INLINE void store_to_rank(State* place, int rank, const State& state) {
+  static_assert(sizeof(State) % 4 == 0, "states are whole words");
+  const unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(place));
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+#pragma unroll
+  for (int i = 0; i < int(sizeof(State) / 4); ++i)
+    asm volatile("st.shared::cluster.u32 [%0], %1;"
+                 :: "r"(remote + 4 * i), "r"(reinterpret_cast<const unsigned*>(&state)[i]) : "memory");
+}
+
+// Over a cluster; every thread gets the result. `box` has kBlocks * kWarps places in each block and is used once.
+// Every block of the cluster has begun (cluster_arrive, cluster_wait).
+template <int kWarps, int kBlocks, class State> WS_INLINE State over_cluster(State mine, State* box, int rank) {
+  mine = State::template over_lanes<32>(mine);
+  const int lane = threadIdx.x % 32;
+  if (lane < kBlocks) store_to_rank(box + rank * kWarps + threadIdx.x / 32, lane, mine);
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+  return over_array<kWarps * kBlocks>(box);
+}
+
+// A slot in global memory carries a state from one block to the others of its row: each 32-bit word travels with a flag in
+// one 64-bit word, so there is no fence and no second round trip. Slots are zero between calls.
+template <class State> struct Slot {
+  static constexpr int kWords = (sizeof(State) / 4 + 1) / 2 * 2;
+  uint64 word[kWords];
+};
+
+template <class State> WS_INLINE void publish(Slot<State>* slot, const State& state) {
+  constexpr uint64 kFlag = 1ull << 32;
+  uint64 word[Slot<State>::kWords];
+#pragma unroll
+  for (int i = 0; i < Slot<State>::kWords; ++i)
+    word[i] = kFlag | (i < int(sizeof(State) / 4) ? reinterpret_cast<const unsigned*>(&state)[i] : 0u);
+#pragma unroll
+  for (int i = 0; i < Slot<State>::kWords; i += 2)
+    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" :: "l"(slot->word + i), "l"(word[i]), "l"(word[i + 1]) : "memory");
+}
+
+template <class State> WS_INLINE State await(const Slot<State>* slot) {
+  State state;
+#pragma unroll
+  for (int i = 0; i < Slot<State>::kWords; i += 2) {
+    uint64 low, high;
+    do {
+      asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(slot->word + i) : "memory");
+    } while (((low & high) >> 32) == 0);
+    reinterpret_cast<unsigned*>(&state)[i] = static_cast<unsigned>(low);
+    if (i + 1 < int(sizeof(State) / 4)) reinterpret_cast<unsigned*>(&state)[i + 1] = static_cast<unsigned>(high);
+  }
+  return state;
+}
+
+// Merge of the kCount states of a row once all of them are there. One whole warp calls it.
+template <int kCount, class State> WS_INLINE State over_slots(const Slot<State>* slots) {
+  const int lane = threadIdx.x % 32;
+  State mine = State::empty();
+#pragma unroll
+  for (int i = 0; i < (kCount + 31) / 32; ++i) {
+    if (i * 32 + lane < kCount) {
+      const State other = await(slots + i * 32 + lane);
+      mine = i == 0 ? other : State::join(mine, other);
+    }
+  }
+  __syncwarp();
+  return State::template over_lanes<32>(mine);
+}
+
+// Counts an arrival after all that this block did; the number of arrivals before it.
+WS_INLINE unsigned arrive(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+}  // namespace ws

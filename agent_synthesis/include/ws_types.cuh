@@ -1,0 +1,125 @@
+// Element types, packs of them, and memory accesses of a pack at once, for sm_80 and later.
+// Needs no header of the toolkit, so NVRTC compiles it without an include directory.
+#pragma once
+
+#define WS_INLINE __device__ __forceinline__
+
+namespace ws {
+
+using int8 = signed char;
+using uint8 = unsigned char;
+using int64 = long long;
+using uint64 = unsigned long long;
+
+// IEEE 754 binary16 and bfloat16 as they lie in memory; arithmetic widens them to float.
+struct half { unsigned short bits; };
+struct bfloat16 { unsigned short bits; };
+
+template <class T> WS_INLINE T infinity();
+template <> WS_INLINE float infinity<float>() { return __int_as_float(0x7f800000); }
+template <> WS_INLINE double infinity<double>() { return __longlong_as_double(0x7ff0000000000000LL); }
+template <class T> WS_INLINE T quiet_nan();
+template <> WS_INLINE float quiet_nan<float>() { return __int_as_float(0x7fc00000); }
+template <> WS_INLINE double quiet_nan<double>() { return __longlong_as_double(0x7ff8000000000000LL); }
+
+WS_INLINE float widen(half value) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+  return wide;
+}
+WS_INLINE float widen(bfloat16 value) { return __int_as_float(static_cast<int>(value.bits) << 16); }
+
+// `narrow<T>(x)` rounds to nearest, ties to even, as PyTorch's conversions do.
+template <class T> WS_INLINE T narrow(float value);
+template <> WS_INLINE half narrow<half>(float value) {
+  half result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+template <> WS_INLINE bfloat16 narrow<bfloat16>(float value) {
+  bfloat16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+
+// The value of a float after a round trip through a narrower type.
+template <class T> WS_INLINE float rounded_to(float value) { return widen(narrow<T>(value)); }
+
+// Floating point to integer, truncated.
+template <class To, class From> WS_INLINE To to_integer(From value) {
+  if constexpr (sizeof(To) == 4) {
+    return static_cast<int>(value);
+  } else {
+    return static_cast<To>(static_cast<int64>(value));
+  }
+}
+
+// N elements that lie one after the other, moved in accesses of up to 16 bytes.
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
+  T lane[N];
+  WS_INLINE T& operator[](int e) { return lane[e]; }
+  WS_INLINE const T& operator[](int e) const { return lane[e]; }
+};
+
+// How a load treats the caches: kShared may be read by others soon, kOnce will not and stays out of the first level,
+// kWritten is memory that this kernel also writes.
+enum Reuse { kShared, kOnce, kWritten };
+
+template <Reuse kReuse> WS_INLINE uint4 load_16(const uint4* from) {
+  uint4 word;
+  if constexpr (kReuse == kOnce) {
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
+  } else if constexpr (kReuse == kShared) {
+    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
+  } else {
+    word = *from;
+  }
+  return word;
+}
+
+template <int N, Reuse kReuse, class T> WS_INLINE Pack<T, N> load(const T* from) {
+  Pack<T, N> pack;
+  constexpr int kBytes = sizeof(T) * N;
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i)
+      reinterpret_cast<uint4*>(&pack)[i] = load_16<kReuse>(reinterpret_cast<const uint4*>(from) + i);
+  } else if constexpr (kReuse != kWritten && kBytes == 8) {
+    *reinterpret_cast<uint2*>(&pack) = __ldg(reinterpret_cast<const uint2*>(from));
+  } else if constexpr (kReuse != kWritten && kBytes == 4) {
+    *reinterpret_cast<unsigned*>(&pack) = __ldg(reinterpret_cast<const unsigned*>(from));
+  } else {
+    pack = *reinterpret_cast<const Pack<T, N>*>(from);
+  }
+  return pack;
+}
+
+template <class T, int N> WS_INLINE void store(T* to, const Pack<T, N>& pack) {
+  constexpr int kBytes = sizeof(T) * N;
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(&pack)[i];
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  }
+}
+
+// For results that nobody reads soon: first to leave the caches.
+template <class T, int N> WS_INLINE void store_streaming(T* to, const Pack<T, N>& pack) {
+  constexpr int kBytes = sizeof(T) * N;
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i)
+      __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(&pack)[i]);
+  } else {
+    store(to, pack);
+  }
+}
+
+// Programmatic dependent launch: the next kernel may start now; wait for the previous one's memory.
+WS_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+WS_INLINE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace ws

@@ -1,0 +1,187 @@
+"""What a nest means: computes it with torch, element by element over whole axes at once.
+
+The reference semantics of the IR, for tests of lowering and of schedules. Slow and memory-hungry on purpose:
+every load becomes a gather over the full iteration space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from agent_synthesis.ir import (
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Nest,
+    Quotient,
+    Reduced,
+    Type,
+)
+from agent_synthesis.plan import Plan
+from agent_synthesis.symbolic import common_shape
+from warpsmith import aten
+from warpsmith.v1 import graph_pb2
+
+DTYPES: Mapping[Type, torch.dtype] = {
+    Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16,
+    Type.I64: torch.int64, Type.I32: torch.int32, Type.I16: torch.int16, Type.I8: torch.int8,
+    Type.U8: torch.uint8, Type.BOOL: torch.bool,
+}  # fmt: skip
+
+
+def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
+    """Runs a nest on flat tensors, one for each buffer, of the buffer's type and at least its element
+    count."""
+    _Run(nest, memory).run()
+
+
+class _Run:
+    def __init__(self, nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
+        self._nest = nest
+        self._memory = memory
+        axes = nest.parallel + nest.reduced
+        shape = [axis.extent for axis in axes]
+        self._grids = {
+            axis.name: torch.arange(axis.extent).reshape([-1 if n == i else 1 for n in range(len(axes))])
+            for i, axis in enumerate(axes)
+        }
+        self._shape = shape
+        self._rank = len(nest.parallel)
+        self._reduced: dict[str, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+
+    def run(self) -> None:
+        reduced_dims = list(range(self._rank, len(self._shape)))
+        for reduction in self._nest.reductions:
+            value = self._value(reduction.value).to(DTYPES[reduction.type]).expand(self._shape)
+            self._reduced[reduction.name] = _fold(reduction.operation, value, reduced_dims)
+        # All values before any store: a nest may not see its own writes.
+        pending = [(store, self._value(store.value)) for store in self._nest.stores]
+        for store, value in pending:
+            target = self._memory[store.buffer]
+            where = self._index(store.index)
+            shape = common_shape((where.shape, value.shape))
+            flat = where.expand(shape).reshape(-1)
+            target[flat] = value.to(target.dtype).expand(shape).reshape(-1)
+
+    def _index(self, index: Index) -> torch.Tensor:
+        total = torch.full([1] * len(self._shape), index.offset, dtype=torch.int64)
+        for atom, coefficient in index.terms:
+            if isinstance(atom, str):
+                part = self._grids[atom]
+            elif isinstance(atom, Quotient):
+                part = self._index(atom.value) // atom.divisor
+            else:
+                part = self._index(atom.value) % atom.divisor
+            total = total + coefficient * part
+        return total
+
+    def _value(self, node: Expression) -> torch.Tensor:
+        found = self._values.get(id(node))
+        if found is None:
+            found = self._values[id(node)] = self._computed(node)
+        return found
+
+    def _computed(self, node: Expression) -> torch.Tensor:
+        match node:
+            case Literal(value, type_):
+                return torch.full([1] * len(self._shape), value, dtype=DTYPES[type_])
+            case Load(buffer, index, type_):
+                return self._memory[buffer][self._index(index)].to(DTYPES[type_])
+            case AxisValue(index, type_):
+                return self._index(index).to(DTYPES[type_])
+            case Reduced(name, _):
+                return self._reduced[name]
+            case Call(operation, arguments, type_):
+                values = [self._value(argument) for argument in arguments]
+                if operation == "cast":
+                    return values[0].to(DTYPES[type_])
+                return OPERATIONS[operation](*values).to(DTYPES[type_])
+
+
+def _fold(operation: str, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    match operation:
+        case "sum":
+            return value.sum(dims, keepdim=True, dtype=value.dtype)
+        case "max":
+            return value.amax(dims, keepdim=True)
+        case "min":
+            return value.amin(dims, keepdim=True)
+    for dim in dims:
+        value = value.prod(dim, keepdim=True, dtype=value.dtype)
+    return value
+
+
+def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of a plan in order: library groups by their calls, authored groups by what their nests
+    mean.
+
+    In-place writes go to `sources`, as eager would have it; they must be dense for kernels that read them.
+    """
+    index = plan.index
+    values = dict(sources)
+    for source in index.graph.sources:
+        if source.origin == graph_pb2.ORIGIN_CONSTANT:
+            values[source.name] = aten.constant(source, torch.device("cpu"))
+
+    def lookup(tensor: str) -> torch.Tensor:
+        if tensor not in values:
+            maker = index.producer(tensor)
+            assert maker is not None
+            assert index.is_view(maker), f"{tensor} is read before it is made"
+            call(maker)
+        return values[tensor]
+
+    def call(name: str) -> None:
+        node = index.nodes[name]
+        for result, tensor in zip(
+            node.results, aten.call(node.target, node.args, node.kwargs, lookup), strict=False
+        ):
+            if result.name and tensor is not None:
+                values[result.name] = tensor
+
+    with torch.no_grad():
+        for group in plan.groups:
+            if group.engine == "library":
+                call(group.nodes[0])
+                continue
+            nest = plan.nest(group)
+            assert isinstance(nest, Nest), nest
+            memory = {}
+            for buffer in nest.buffers:
+                if buffer.written:
+                    memory[buffer.name] = torch.zeros(buffer.element_count, dtype=DTYPES[buffer.type])
+                else:
+                    tensor = lookup(buffer.name)
+                    memory[buffer.name] = torch.as_strided(tensor, (buffer.element_count,), (1,))
+            run(nest, memory)
+            for buffer in nest.buffers:
+                if buffer.written:
+                    spec = index.spec(buffer.name)
+                    shaped = torch.as_strided(memory[buffer.name], list(spec.shape), list(spec.strides))
+                    values[buffer.name] = shaped
+        return [lookup(name) for name in index.graph.outputs]
+
+
+def _pairs(*names: str) -> dict[str, Callable[..., torch.Tensor]]:
+    return {name: getattr(torch, name) for name in names}
+
+
+OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    **_pairs(
+        "neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos",
+        "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf", "erfc", "sigmoid", "floor", "ceil", "round",
+        "trunc", "sign", "isnan", "isinf", "bitwise_not", "add", "sub", "mul", "div", "fmod", "remainder", "pow",
+        "atan2", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "where",
+    ),
+    "max": torch.maximum, "min": torch.minimum, "not": torch.logical_not, "and": torch.logical_and,
+    "or": torch.logical_or, "xor": torch.logical_xor,
+    "floor_div": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc_div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+}  # fmt: skip
+"""How each operation of the IR is computed."""

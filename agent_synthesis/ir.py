@@ -1,0 +1,397 @@
+"""The loop-level IR of one fused group: what one authored kernel computes, without saying how.
+
+A `Nest` visits every point of its parallel axes; at each it makes the reductions in order over the reduced
+axes, then the stores. Schedules (`emit/`) decide threads, vectors and memory. Extents are static. A softmax:
+
+    parallel i:16, reduced j:1024
+      m = max(x[1024 i + j]);  s = sum(exp(x[1024 i + j] - m))
+      y[1024 i + j] = exp(x[1024 i + j] - m) / s
+
+Views, broadcasts and slices are index expressions, not operations. Nothing here knows a target or a schedule.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+class Type(enum.Enum):
+    """Element type: of storage in a `BufferRef`, of computation in an `Expression`."""
+
+    F64 = "f64"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I64 = "i64"
+    I32 = "i32"
+    I16 = "i16"
+    I8 = "i8"
+    U8 = "u8"
+    BOOL = "bool"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element in memory."""
+        return _SIZE_BYTES[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a floating-point type."""
+        return self in (Type.F64, Type.F32, Type.F16, Type.BF16)
+
+    @property
+    def compute(self) -> Type:
+        """Type that arithmetic on it is done in: 16-bit floats widen to f32, as PyTorch's own kernels do."""
+        return Type.F32 if self in (Type.F16, Type.BF16) else self
+
+
+_SIZE_BYTES = {
+    Type.F64: 8, Type.F32: 4, Type.F16: 2, Type.BF16: 2, Type.I64: 8,
+    Type.I32: 4, Type.I16: 2, Type.I8: 1, Type.U8: 1, Type.BOOL: 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop: its name, unique in the nest, and its number of iterations (at least 1)."""
+
+    name: str
+    extent: int
+
+
+# ---- index expressions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """`floor(value / divisor)`; arises when a view splits a merged dimension."""
+
+    value: Index
+    divisor: int
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """`value mod divisor`, never negative."""
+
+    value: Index
+    divisor: int
+
+
+Atom = str | Quotient | Remainder
+"""What an index is linear in: an axis (by name), or a quotient or remainder that could not be simplified."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """`offset + Σ coefficient × atom`, in elements. `terms` is sorted, without zero coefficients."""
+
+    offset: int = 0
+    terms: tuple[tuple[Atom, int], ...] = ()
+
+    @staticmethod
+    def axis(name: str, coefficient: int = 1) -> Index:
+        """The axis times a coefficient."""
+        return Index(0, ((name, coefficient),) if coefficient else ())
+
+    def __add__(self, other: Index) -> Index:
+        sums: dict[Atom, int] = {}
+        for atom, coefficient in self.terms + other.terms:
+            sums[atom] = sums.get(atom, 0) + coefficient
+        terms = tuple(sorted(((a, c) for a, c in sums.items() if c), key=lambda term: repr(term[0])))
+        return Index(self.offset + other.offset, terms)
+
+    def scaled(self, factor: int) -> Index:
+        """The index times an integer."""
+        if factor == 0:
+            return Index()
+        return Index(self.offset * factor, tuple((a, c * factor) for a, c in self.terms))
+
+    def shifted(self, offset: int) -> Index:
+        """The index plus an integer."""
+        return Index(self.offset + offset, self.terms)
+
+    def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
+        """Least and greatest value over the axes' extents (exact for affine, safe for the rest)."""
+        low = high = self.offset
+        for atom, coefficient in self.terms:
+            atom_low, atom_high = _atom_bounds(atom, extents)
+            products = (coefficient * atom_low, coefficient * atom_high)
+            low, high = low + min(products), high + max(products)
+        return low, high
+
+    def divided(self, divisor: int, extents: Mapping[str, int]) -> Index:
+        """`floor(self / divisor)`, simplified where terms are multiples of it and the rest stays below it."""
+        if divisor == 1:
+            return self
+        multiple, rest = self._split(divisor)
+        low, high = rest.bounds(extents)
+        exact = Index(multiple.offset // divisor, tuple((a, c // divisor) for a, c in multiple.terms))
+        if 0 <= low and high < divisor:
+            return exact
+        return exact + Index(0, ((Quotient(rest, divisor), 1),))
+
+    def modulo(self, divisor: int, extents: Mapping[str, int]) -> Index:
+        """`self mod divisor`, simplified likewise."""
+        if divisor == 1:
+            return Index()
+        rest = self._split(divisor)[1]
+        low, high = rest.bounds(extents)
+        if 0 <= low and high < divisor:
+            return rest
+        return Index(0, ((Remainder(rest, divisor), 1),))
+
+    def coefficient(self, axis: str) -> int | None:
+        """How far one step along the axis moves; None when the axis is inside a quotient or remainder."""
+        total = 0
+        for atom, coefficient in self.terms:
+            if atom == axis:
+                total += coefficient
+            elif not isinstance(atom, str) and axis in atom.value.axes():
+                return None
+        return total
+
+    def axes(self) -> frozenset[str]:
+        """Names of all axes that it depends on."""
+        found: set[str] = set()
+        for atom, _ in self.terms:
+            found |= {atom} if isinstance(atom, str) else atom.value.axes()
+        return frozenset(found)
+
+    def substituted(self, replacements: Mapping[str, Index], extents: Mapping[str, int]) -> Index:
+        """With axes replaced by indices over other axes, whose extents are given."""
+        result = Index(self.offset)
+        for atom, coefficient in self.terms:
+            if isinstance(atom, str):
+                part = replacements.get(atom, Index.axis(atom))
+            else:
+                inner = atom.value.substituted(replacements, extents)
+                divide = isinstance(atom, Quotient)
+                part = inner.divided(atom.divisor, extents) if divide else inner.modulo(atom.divisor, extents)
+            result = result + part.scaled(coefficient)
+        return result
+
+    def _split(self, divisor: int) -> tuple[Index, Index]:
+        """Parts that are a multiple of the divisor, and the rest."""
+        inside = tuple((a, c) for a, c in self.terms if c % divisor == 0)
+        outside = tuple((a, c) for a, c in self.terms if c % divisor)
+        whole = self.offset // divisor * divisor
+        return Index(whole, inside), Index(self.offset - whole, outside)
+
+
+def _atom_bounds(atom: Atom, extents: Mapping[str, int]) -> tuple[int, int]:
+    match atom:
+        case str():
+            return 0, extents[atom] - 1
+        case Quotient(value, divisor):
+            low, high = value.bounds(extents)
+            return low // divisor, high // divisor
+        case Remainder(value, divisor):
+            return 0, divisor - 1
+
+
+# ---- scalar expressions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A constant of type `type`; may be an infinity or NaN."""
+
+    value: float | int | bool
+    type: Type
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of a buffer, widened to `type` (the compute type of the buffer's storage type)."""
+
+    buffer: str
+    index: Index
+    type: Type
+
+
+@dataclass(frozen=True)
+class AxisValue:
+    """An index as an integer value of type I64: for arange, one-hot and triangular masks."""
+
+    index: Index
+    type: Type = Type.I64
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The value of an earlier reduction of the nest, by name."""
+
+    reduction: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation of `OPERATIONS` on expressions; `cast` converts to `type` (and rounds: f16 and bf16 allowed)."""
+
+    operation: str
+    arguments: tuple[Expression, ...]
+    type: Type
+
+
+Expression = Literal | Load | AxisValue | Reduced | Call
+
+OPERATIONS: Mapping[str, int] = {
+    "cast": 1, "neg": 1, "abs": 1, "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log1p": 1,
+    "sqrt": 1, "rsqrt": 1, "reciprocal": 1, "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1,
+    "sinh": 1, "cosh": 1, "tanh": 1, "erf": 1, "erfc": 1, "sigmoid": 1, "floor": 1, "ceil": 1, "round": 1,
+    "trunc": 1, "sign": 1, "isnan": 1, "isinf": 1, "not": 1, "bitwise_not": 1,
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_div": 2, "trunc_div": 2, "fmod": 2, "remainder": 2,
+    "pow": 2, "atan2": 2, "max": 2, "min": 2, "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,
+    "and": 2, "or": 2, "xor": 2, "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2,
+    "where": 3,
+}  # fmt: skip
+"""Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does."""
+
+REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+"""Reduction → its neutral element. `max` and `min` propagate NaN."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`name = operation over the reduced axes of value`, accumulated in `type`."""
+
+    name: str
+    operation: str
+    value: Expression
+    type: Type
+
+
+@dataclass(frozen=True)
+class Store:
+    """Writes `value` (converted to the buffer's type) at `index`.
+
+    A store whose index uses a reduced axis is made at every element, otherwise once for each parallel point.
+    """
+
+    buffer: str
+    index: Index
+    value: Expression
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """A buffer that the nest touches: storage type, elements from the base address on, whether it is written."""
+
+    name: str
+    type: Type
+    element_count: int
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class Nest:
+    """One kernel's worth of work. Axes are ordered outermost first; the last reduced axis varies fastest."""
+
+    name: str
+    parallel: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    reductions: tuple[Reduction, ...]
+    stores: tuple[Store, ...]
+    buffers: tuple[BufferRef, ...]
+    comment: str = field(default="", compare=False)
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """Axis name → extent."""
+        return {axis.name: axis.extent for axis in self.parallel + self.reduced}
+
+    @property
+    def row_count(self) -> int:
+        """Points of the parallel axes."""
+        return math.prod(axis.extent for axis in self.parallel)
+
+    @property
+    def column_count(self) -> int:
+        """Points of the reduced axes; 1 when there are none."""
+        return math.prod(axis.extent for axis in self.reduced)
+
+    def buffer(self, name: str) -> BufferRef:
+        """The buffer of that name."""
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+    def is_element_store(self, store: Store) -> bool:
+        """Whether the store is made at every element rather than once a row."""
+        return bool(store.index.axes() & {axis.name for axis in self.reduced})
+
+
+def walk(expression: Expression) -> Iterator[Expression]:
+    """The expression and all below it, parents first; shared parts come once for each use."""
+    yield expression
+    if isinstance(expression, Call):
+        for argument in expression.arguments:
+            yield from walk(argument)
+
+
+class MalformedNest(AssertionError):
+    """A stage made an IR that breaks a rule: a bug of ours, never of a candidate."""
+
+
+def verify(nest: Nest) -> Nest:
+    """Checks every rule that schedules rely on and returns the nest.
+
+    Raises:
+        MalformedNest: names the rule and the place.
+    """
+    _require(bool(nest.stores), nest, "stores nothing")
+    names = [axis.name for axis in nest.parallel + nest.reduced]
+    _require(len(set(names)) == len(names), nest, f"axis names repeat: {names}")
+    _require(all(axis.extent >= 1 for axis in nest.parallel + nest.reduced), nest, "an axis is empty")
+    _require(bool(nest.reduced) or not nest.reductions, nest, "reduces over no axis")
+    known: dict[str, Type] = {}
+    for reduction in nest.reductions:
+        _require(reduction.operation in REDUCTIONS, nest, f"unknown reduction {reduction.operation}")
+        _require(reduction.name not in known, nest, f"reduction {reduction.name} is made twice")
+        _verify_expression(nest, reduction.value, known, set(names))
+        known[reduction.name] = reduction.type
+    row_axes = {axis.name for axis in nest.parallel}
+    for store in nest.stores:
+        target = nest.buffer(store.buffer)
+        _require(target.written, nest, f"stores to {store.buffer}, which is not marked written")
+        _verify_index(nest, store.index, target)
+        allowed = set(names) if nest.is_element_store(store) else row_axes
+        _verify_expression(nest, store.value, known, allowed)
+    return nest
+
+
+def _verify_expression(nest: Nest, root: Expression, known: Mapping[str, Type], axes: set[str]) -> None:
+    for expression in walk(root):
+        match expression:
+            case Load(buffer, index, type_):
+                reference = nest.buffer(buffer)
+                _require(type_ is reference.type.compute, nest, f"load of {buffer} has type {type_}")
+                _require(index.axes() <= axes, nest, f"load of {buffer} uses an axis out of scope")
+                _verify_index(nest, index, reference)
+            case Reduced(reduction, type_):
+                _require(known.get(reduction) is type_, nest, f"{reduction} is used before it is made")
+            case Call(operation, arguments, _):
+                _require(OPERATIONS.get(operation) == len(arguments), nest, f"bad call of {operation}")
+            case AxisValue(index, _):
+                _require(index.axes() <= axes, nest, "an axis value is out of scope")
+            case Literal():
+                pass
+
+
+def _verify_index(nest: Nest, index: Index, buffer: BufferRef) -> None:
+    low, high = index.bounds(nest.extents)
+    inside = 0 <= low and high < buffer.element_count
+    _require(inside, nest, f"index of {buffer.name} spans {low}..{high} of {buffer.element_count}")
+
+
+def _require(holds: bool, nest: Nest, message: str) -> None:
+    if not holds:
+        raise MalformedNest(f"{nest.name}: {message}")
+
+
+def needs_int64(buffer: BufferRef) -> bool:
+    """Whether element offsets into the buffer overflow a 32-bit signed integer."""
+    return buffer.element_count > 2**31 - 1

@@ -1,0 +1,425 @@
+"""Handlers of reductions and of what is built from them: softmax, norms, products with a vector.
+
+Sums accumulate in f32 or wider. Variances take two steps, the mean and then the squares around it, because
+`E[x²] − E[x]²` loses every digit where the mean is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from agent_synthesis.ir import Expression, Type
+from agent_synthesis.symbolic import (
+    Indices,
+    Refused,
+    Symbol,
+    Tracer,
+    broadcast,
+    cast,
+    common_shape,
+    constant_symbol,
+    fold,
+    handles,
+    literal,
+    op,
+    reshaped,
+    type_of,
+)
+
+
+def _combine(formula: Callable[..., Expression], *operands: Symbol) -> Symbol:
+    """An elementwise formula over symbols of one type, broadcast against each other."""
+    shape = common_shape(operand.shape for operand in operands)
+    spread = [broadcast(operand, shape) for operand in operands]
+    return Symbol(tuple(shape), operands[0].type, lambda index: formula(*(s.at(index) for s in spread)))
+
+
+def _typed(value: Symbol, type_: Type) -> Symbol:
+    if value.type is type_:
+        return value
+    return Symbol(value.shape, type_, lambda index: cast(value.at(index), type_.compute))
+
+
+def _dims(value: torch.Tensor, dims: Any) -> list[int]:
+    if dims is None or dims == []:
+        return list(range(value.dim()))
+    return [dims] if isinstance(dims, int) else list(dims)
+
+
+def _result(tracer: Tracer, value: Symbol, out: torch.Tensor) -> Symbol:
+    """The folded symbol under the result's shape (with or without the kept dimensions) and type."""
+    return _typed(reshaped(value, out.shape, tracer.extents), type_of(out.dtype))
+
+
+def _accumulator(value: Symbol, out: torch.Tensor) -> Type:
+    compute = type_of(out.dtype).compute
+    return (
+        compute
+        if compute.is_float
+        else Type.I64
+        if value.type is not Type.BOOL or compute is not Type.BOOL
+        else Type.BOOL
+    )
+
+
+def _sum(value: Symbol, dims: Sequence[int], type_: Type) -> Symbol:
+    return fold("sum", value, dims, type_)
+
+
+def _mean(value: Symbol, dims: Sequence[int], type_: Type) -> Symbol:
+    total = _sum(value, dims, type_)
+    count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
+    return _combine(lambda x: op("div", x, literal(count, type_)), total)
+
+
+@handles("sum")
+def _sum_handler(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
+) -> Symbol:
+    value = tracer.symbol(x)
+    return _result(tracer, _sum(value, _dims(x, dim), _accumulator(value, out)), out)
+
+
+@handles("mean")
+def _mean_handler(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
+) -> Symbol:
+    value = tracer.symbol(x)
+    return _result(tracer, _mean(value, _dims(x, dim), _accumulator(value, out)), out)
+
+
+@handles("prod")
+def _prod_handler(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
+) -> Symbol:
+    value = tracer.symbol(x)
+    return _result(tracer, fold("prod", value, _dims(x, dim), _accumulator(value, out)), out)
+
+
+def _extreme(operation: str) -> Callable[..., Any]:
+    def handler(
+        tracer: Tracer, out: Any, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
+    ) -> Any:
+        value = tracer.symbol(x)
+        values = out if isinstance(out, torch.Tensor) else out[0]
+        type_ = value.type.compute
+        folded = fold(operation, value, _dims(x, dim), Type.I32 if type_ is Type.BOOL else type_)
+        result = _result(tracer, folded, values)
+        return result if isinstance(out, torch.Tensor) else (result, None)  # indices have no formula
+
+    return handler
+
+
+def _extreme_or_pointwise(operation: str) -> Callable[..., Any]:
+    """`max` and `min` are reductions, or elementwise when the second argument is a tensor."""
+    reduction = _extreme(operation)
+
+    def handler(tracer: Tracer, out: Any, x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+        if rest and isinstance(rest[0], torch.Tensor):
+            raise Refused(f"{operation} of two tensors is not lowered here")
+        return reduction(tracer, out, x, *rest, **kwargs)
+
+    return handler
+
+
+handles("amax")(_extreme("max"))
+handles("amin")(_extreme("min"))
+handles("max")(_extreme_or_pointwise("max"))
+handles("min")(_extreme_or_pointwise("min"))
+
+
+def _logical(operation: str) -> Callable[..., Symbol]:
+    def handler(
+        tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
+    ) -> Symbol:
+        value = tracer.symbol(x)
+        truth = Symbol(value.shape, Type.BOOL, lambda index: _truth(value.at(index)))
+        return _result(tracer, fold(operation, truth, _dims(x, dim), Type.I32), out)
+
+    return handler
+
+
+def _truth(x: Expression) -> Expression:
+    return x if x.type is Type.BOOL else op("ne", x, literal(0, x.type))
+
+
+handles("any")(_logical("max"))
+handles("all")(_logical("min"))
+
+# ---- variance and norms --------------------------------------------------------------------------------
+
+
+def _moments(value: Symbol, dims: Sequence[int], type_: Type, correction: float) -> tuple[Symbol, Symbol]:
+    """(variance, mean), both with kept dimensions."""
+    mean = _mean(value, dims, type_)
+    wide = _typed(value, type_)
+    squares = _combine(lambda x, m: op("mul", op("sub", x, m), op("sub", x, m)), wide, mean)
+    count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
+    divisor = literal(max(0.0, count - correction), type_)
+    return _combine(lambda s: op("div", s, divisor), _sum(squares, dims, type_)), mean
+
+
+def _correction(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """From `unbiased` (a bool, positional) or `correction` (a keyword, None meaning 1)."""
+    if "correction" in kwargs:
+        return 1.0 if kwargs["correction"] is None else float(kwargs["correction"])
+    flags = [argument for argument in args if isinstance(argument, bool)]
+    return 1.0 if not flags or flags[0] else 0.0
+
+
+def _variance_of(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Symbol, Symbol]:
+    dim = next((a for a in args if not isinstance(a, bool)), kwargs.get("dim"))
+    return _moments(tracer.symbol(x), _dims(x, dim), type_of(out.dtype).compute, _correction(args, kwargs))
+
+
+@handles("var")
+def _var(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Symbol:
+    return _result(tracer, _variance_of(tracer, out, x, args, kwargs)[0], out)
+
+
+@handles("std")
+def _std(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Symbol:
+    variance = _variance_of(tracer, out, x, args, kwargs)[0]
+    return _result(tracer, _combine(lambda v: op("sqrt", v), variance), out)
+
+
+@handles("var_mean")
+def _var_mean(tracer: Tracer, out: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Symbol, Symbol]:
+    variance, mean = _variance_of(tracer, out[0], x, args, kwargs)
+    return _result(tracer, variance, out[0]), _result(tracer, mean, out[1])
+
+
+@handles("linalg_vector_norm")
+def _vector_norm(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, order: float = 2, dim: Any = None, *_: Any, **__: Any
+) -> Symbol:
+    type_ = type_of(out.dtype).compute
+    value = _typed(tracer.symbol(x), type_)
+    dims = _dims(x, dim)
+    sizes = _combine(lambda v: op("abs", v), value)
+    if order == 2:
+        squares = _combine(lambda v: op("mul", v, v), value)
+        return _result(tracer, _combine(lambda s: op("sqrt", s), _sum(squares, dims, type_)), out)
+    if order == 1:
+        return _result(tracer, _sum(sizes, dims, type_), out)
+    if abs(order) == math.inf:
+        return _result(tracer, fold("max" if order > 0 else "min", sizes, dims, type_), out)
+    raise Refused(f"a norm of order {order} is not lowered")
+
+
+def _normalized(
+    x: Symbol, mean: Symbol, variance: Symbol, eps: float, weight: Symbol | None, bias: Symbol | None
+) -> tuple[Symbol, Symbol]:
+    """((x − mean) · rstd · weight + bias, rstd)."""
+    rstd = _combine(lambda v: op("rsqrt", op("add", v, literal(eps, v.type))), variance)
+    result = _combine(lambda v, m, r: op("mul", op("sub", v, m), r), x, mean, rstd)
+    return _affine(result, weight, bias), rstd
+
+
+def _affine(value: Symbol, weight: Symbol | None, bias: Symbol | None) -> Symbol:
+    type_ = value.type
+    if weight is not None:
+        value = _combine(lambda v, w: op("mul", v, w), value, _typed(weight, type_))
+    if bias is not None:
+        value = _combine(lambda v, b: op("add", v, b), value, _typed(bias, type_))
+    return value
+
+
+def _optional(
+    tracer: Tracer, tensor: torch.Tensor | None, shape: Sequence[int] | None = None
+) -> Symbol | None:
+    if tensor is None:
+        return None
+    symbol = tracer.symbol(tensor)
+    return symbol if shape is None else reshaped(symbol, shape, tracer.extents)
+
+
+@handles("native_layer_norm")
+def _layer_norm(
+    tracer: Tracer, out: Any, x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> list[Symbol]:
+    type_ = type_of(x.dtype).compute
+    value = _typed(tracer.symbol(x), type_)
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    variance, mean = _moments(value, dims, type_, 0)
+    result, rstd = _normalized(value, mean, variance, eps, _optional(tracer, weight), _optional(tracer, bias))
+    return [_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
+
+
+@handles("native_group_norm")
+def _group_norm(
+    tracer: Tracer,
+    out: Any,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    batch: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    eps: float,
+) -> list[Symbol]:
+    type_ = type_of(x.dtype).compute
+    split = (batch, groups, channels // groups, inner)
+    value = reshaped(_typed(tracer.symbol(x), type_), split, tracer.extents)
+    variance, mean = _moments(value, [2, 3], type_, 0)
+    per_channel = (groups, channels // groups, 1)
+    scale, shift = (_optional(tracer, part, per_channel) for part in (weight, bias))
+    result, rstd = _normalized(value, mean, variance, eps, scale, shift)
+    return [_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
+
+
+@handles("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
+def _batch_norm(
+    tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: Any, *rest: Any
+) -> list[Symbol | None]:
+    """Without running statistics to write: batch statistics where there are none, else the stored ones."""
+    tensors = [part for part in rest if isinstance(part, torch.Tensor)]
+    numbers = [part for part in rest if isinstance(part, bool | float)]
+    training = numbers[0] if isinstance(numbers[0], bool) else False
+    eps = numbers[-1]
+    if training and tensors:
+        raise Refused("batch norm that updates its running statistics is not lowered")
+    type_ = type_of(x.dtype).compute
+    value = _typed(tracer.symbol(x), type_)
+    shape = (1, -1, *([1] * (x.dim() - 2)))
+    wide = tuple(x.shape[1] if extent == -1 else extent for extent in shape)
+    if training:
+        variance, mean = _moments(value, [dim for dim in range(x.dim()) if dim != 1], type_, 0)
+    else:
+        mean, variance = (_typed(_kept(tracer, part, wide), type_) for part in tensors[:2])
+    scale, shift = (_optional(tracer, part, wide) for part in (weight, bias))
+    return [_result(tracer, _normalized(value, mean, variance, eps, scale, shift)[0], out[0]), None, None]
+
+
+def _kept(tracer: Tracer, tensor: torch.Tensor, shape: Sequence[int]) -> Symbol:
+    return reshaped(tracer.symbol(tensor), shape, tracer.extents)
+
+
+@handles("_fused_rms_norm")
+def _rms_norm(
+    tracer: Tracer, out: Any, x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None
+) -> list[Symbol]:
+    type_ = type_of(x.dtype).compute
+    small = torch.finfo(x.dtype).eps if eps is None else eps
+    value = _typed(tracer.symbol(x), type_)
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    squares = _combine(lambda v: op("mul", v, v), value)
+    rstd = _combine(lambda v: op("rsqrt", op("add", v, literal(small, v.type))), _mean(squares, dims, type_))
+    result = _affine(_combine(lambda v, r: op("mul", v, r), value, rstd), _optional(tracer, weight), None)
+    return [_result(tracer, part, tensor) for part, tensor in zip((result, rstd), out, strict=True)]
+
+
+# ---- softmax and kin -----------------------------------------------------------------------------------
+
+
+def _shifted_exponentials(value: Symbol, dims: Sequence[int]) -> tuple[Symbol, Symbol, Symbol]:
+    """(x − max, exp of it, its sum)."""
+    greatest = fold("max", value, dims, value.type)
+    shifted = _combine(lambda x, m: op("sub", x, m), value, greatest)
+    raised = _combine(lambda x: op("exp", x), shifted)
+    return shifted, raised, _sum(raised, dims, value.type)
+
+
+@handles("_softmax")
+def _softmax(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, _: bool) -> Symbol:
+    value = _typed(tracer.symbol(x), type_of(x.dtype).compute)
+    _shift, raised, total = _shifted_exponentials(value, [dim] if x.dim() else [])
+    return _result(tracer, _combine(lambda e, s: op("div", e, s), raised, total), out)
+
+
+@handles("_log_softmax")
+def _log_softmax(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, _: bool) -> Symbol:
+    value = _typed(tracer.symbol(x), type_of(x.dtype).compute)
+    shifted, _raised, total = _shifted_exponentials(value, [dim] if x.dim() else [])
+    return _result(tracer, _combine(lambda d, s: op("sub", d, op("log", s)), shifted, total), out)
+
+
+@handles("logsumexp")
+def _logsumexp(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any, _keepdim: bool = False
+) -> Symbol:
+    value = _typed(tracer.symbol(x), type_of(out.dtype).compute)
+    dims = _dims(x, dim)
+    greatest = fold("max", value, dims, value.type)
+    finite = _combine(_zero_where_infinite, greatest)
+    raised = _combine(lambda v, m: op("exp", op("sub", v, m)), value, finite)
+    total = _sum(raised, dims, value.type)
+    return _result(tracer, _combine(lambda s, m: op("add", op("log", s), m), total, finite), out)
+
+
+def _zero_where_infinite(x: Expression) -> Expression:
+    return op("where", op("isinf", x), literal(0.0, x.type), x)
+
+
+# ---- products with a vector ----------------------------------------------------------------------------
+
+
+def _product(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Symbol:
+    """Sum over k of left[..., m, k] · right[..., k, n], where m or n is 1: a row reduction, not a matrix
+    product."""
+    if left.shape[-2] != 1 and right.shape[-1] != 1:
+        raise Refused("a product of two matrices is not lowered")
+    type_ = type_of(out.dtype).compute
+    a, b = _typed(tracer.symbol(left), type_), _typed(tracer.symbol(right), type_)
+    lead = tuple(left.shape[:-2])
+    terms = Symbol((*lead, left.shape[-2], right.shape[-1], left.shape[-1]), type_, _terms(a, b))
+    return _result(tracer, _sum(terms, [len(lead) + 2], type_), out)
+
+
+def _terms(a: Symbol, b: Symbol) -> Callable[[Indices], Expression]:
+    def at(index: Indices) -> Expression:
+        *lead, m, n, k = index
+        return op("mul", a.at((*lead, m, k)), b.at((*lead, k, n)))
+
+    return at
+
+
+@handles("mm", "bmm")
+def _mm(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any) -> Symbol:
+    return _product(tracer, out, left, right)
+
+
+@handles("mv", "dot", "vdot")
+def _mv(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Symbol:
+    type_ = type_of(out.dtype).compute
+    terms = _combine(
+        lambda a, b: op("mul", a, b), _typed(tracer.symbol(left), type_), _typed(tracer.symbol(right), type_)
+    )
+    return _result(tracer, _sum(terms, [left.dim() - 1], type_), out)
+
+
+@handles("addmm", "addmv", "baddbmm")
+def _addmm(
+    tracer: Tracer,
+    out: torch.Tensor,
+    bias: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Symbol:
+    handler = _mv if right.dim() == 1 else _product
+    value: Symbol = handler(tracer, out, left, right)
+    type_ = value.type.compute
+    shift = broadcast(_typed(tracer.symbol(bias), value.type), out.shape)
+    scaled = (
+        value
+        if alpha == 1
+        else _combine(lambda v, s: op("mul", v, s), value, constant_symbol(alpha, type_, ()))
+    )
+    if beta == 0:
+        return scaled
+    added = (
+        shift
+        if beta == 1
+        else _combine(lambda v, s: op("mul", v, s), shift, constant_symbol(beta, type_, ()))
+    )
+    return _combine(lambda v, s: op("add", v, s), scaled, added)

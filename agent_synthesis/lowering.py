@@ -1,0 +1,145 @@
+"""Lowers a group of ATen calls to one verified nest, or says why it is not one.
+
+The one idea: run the group's calls on meta tensors under the `Tracer`, then let `iteration` find the loops.
+Which groups are tried, and what becomes of them, is the business of `fusion` and `plan`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from agent_synthesis import iteration, lower_pointwise, lower_reductions, lower_views
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.ir import BufferRef, MalformedNest, Nest
+from agent_synthesis.symbolic import Refused, Tracer, storage_type
+from warpsmith import aten, dtypes
+
+_HANDLERS = (lower_pointwise, lower_reductions, lower_views)  # importing them registers their handlers
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The group is not one nest; `reason` completes the sentence "it cannot be one kernel: …"."""
+
+    reason: str
+
+
+def lower(index: GraphIndex, nodes: Sequence[str], outputs: Sequence[str]) -> Nest | Refusal:
+    """The nest that computes `outputs` by the given nodes (views in between included by themselves).
+
+    Buffers are named as the graph's tensors; the nest is named after the last output. Equal calls are
+    answered from memory.
+    """
+    return _Memory.of(index).lower(tuple(nodes), tuple(outputs))
+
+
+class _Memory:
+    """What was lowered before, for the few graphs last used."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self.lower = functools.lru_cache(maxsize=4096)(functools.partial(_lower, index))
+
+    _last: list[_Memory] = []  # noqa: RUF012 (shared on purpose)
+
+    @classmethod
+    def of(cls, index: GraphIndex) -> _Memory:
+        for memory in cls._last:
+            if memory._index is index:
+                return memory
+        memory = cls(index)
+        cls._last = [memory, *cls._last[:15]]
+        return memory
+
+
+def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | Refusal:
+    for name in nodes:
+        node = index.nodes[name]
+        if node.random:
+            return Refusal(f"{node.target} is random")
+        if not index.is_pure(name):
+            return Refusal(f"{node.target} writes in place")
+    try:
+        return _traced(index, nodes, outputs)
+    except Refused as refused:
+        return Refusal(str(refused))
+    except RecursionError:
+        return Refusal("its formulas nest too deeply")
+    except MalformedNest as error:
+        return Refusal(f"malformed nest: {error}")
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError, KeyError) as error:
+        return Refusal(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:
+    inside = set(nodes)
+    inner = {result for name in nodes for result in index.results(name)}
+    order = _with_views(index, nodes, inner)
+    tracer = Tracer()
+    values: dict[str, torch.Tensor] = {}
+    buffers: list[BufferRef] = []
+
+    def lookup(tensor: str) -> torch.Tensor:
+        if tensor not in values:
+            values[tensor] = _boundary(index, tensor, tracer, buffers)
+        return values[tensor]
+
+    meta = torch.device("meta")
+    with torch.no_grad():
+        for name in order:
+            node = index.nodes[name]
+            call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
+            # Inputs are made outside the mode, which is about what the calls do with them.
+            tensors = {tensor: lookup(tensor) for tensor in index.reads(name)}
+            with tracer:
+                results = call(tensors.__getitem__)
+            for result, tensor in zip(node.results, results, strict=False):
+                if result.name and tensor is not None:
+                    values[result.name] = tensor
+    stored = []
+    for output in outputs:
+        assert index.producer(output) in inside, f"{output} is not made by the group"
+        spec = index.spec(output)
+        buffers.append(_reference(index, output, written=True))
+        stored.append(iteration.Output(output, tracer.symbol(values[output]), tuple(spec.strides)))
+    operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
+    return iteration.build(identifier(outputs[-1]), stored, tracer, buffers, operations)
+
+
+def _with_views(index: GraphIndex, nodes: Sequence[str], inner: set[str]) -> list[str]:
+    """The nodes and every view that they look through, in order of execution."""
+    order = set(nodes)
+    pending = [tensor for name in nodes for tensor in index.reads(name)]
+    while pending:
+        tensor = pending.pop()
+        maker = index.producer(tensor)
+        if maker is not None and tensor not in inner and index.is_view(maker) and maker not in order:
+            order.add(maker)
+            pending += index.reads(maker)
+    return sorted(order, key=index.position.__getitem__)
+
+
+def _boundary(index: GraphIndex, tensor: str, tracer: Tracer, buffers: list[BufferRef]) -> torch.Tensor:
+    spec = index.spec(tensor)
+    value = index.constant_value(tensor)
+    if value is not None:
+        return tracer.scalar(value, dtypes.to_torch(spec.dtype), list(spec.shape))
+    if 0 in spec.shape:
+        raise Refused("a tensor is empty")
+    buffers.append(_reference(index, tensor, written=False))
+    return tracer.buffer(tensor, spec)
+
+
+def _reference(index: GraphIndex, tensor: str, written: bool) -> BufferRef:
+    spec = index.spec(tensor)
+    return BufferRef(tensor, storage_type(spec.dtype), dtypes.element_span(spec), written)
+
+
+def identifier(name: str) -> str:
+    """A tensor's name as a C identifier."""
+    return "ws_" + re.sub(r"\W", "_", name)

@@ -1,0 +1,168 @@
+"""The vocabulary of changes: what a move does to a plan, and which moves a plan allows.
+
+    author(group, choice=schedule)     the group becomes a kernel of ours ("" takes the first schedule that
+    fits) fuse(group, choice=producer)       the producer is computed inside the group; "*" takes in all that
+    can be library(group)                     the group's calls go back to the library
+    rewrite(group, choice=rule)        algebra, see `rewrite`
+    set(group, choice="reduce=split")  one schedule parameter changes; integers such as {"threads": 1} as
+    arguments
+
+A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from agent_synthesis import cost, fusion, rewrite
+from agent_synthesis.ir import Nest
+from agent_synthesis.plan import Group, Plan, schedules_for
+from agent_synthesis.schedule import Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import analysis_pb2
+
+Move = analysis_pb2.Move
+Setting = TypeVar("Setting", str, int)
+
+
+def apply(plan: Plan, move: Move) -> Plan:
+    """The plan after a move.
+
+    Raises:
+        IllegalMove: the move does not apply; says why.
+    """
+    match move.operation:
+        case "author":
+            made = fusion.authored(plan, move.group, move.choice)
+        case "fuse":
+            made = fusion.fused(plan, move.group, move.choice)
+        case "library":
+            made = fusion.as_library(plan, move.group)
+        case "rewrite":
+            made = rewrite.rewritten(plan, move.group, move.choice)
+        case "set":
+            made = _set(plan, move)
+        case _:
+            raise IllegalMove(f"no move is called {move.operation!r}")
+    return replace(made, moves=(*plan.moves, move))
+
+
+def apply_all(plan: Plan, moves: Iterable[Move]) -> Plan:
+    """The plan after moves in order."""
+    for move in moves:
+        plan = apply(plan, move)
+    return plan
+
+
+def legal(plan: Plan) -> list[analysis_pb2.LegalMove]:
+    """Every move that the plan allows, with the work of the touched groups before and after."""
+    found = []
+    results: list[tuple[Group, ...]] = []
+    for move, effect in _candidates(plan):
+        try:
+            after = apply(plan, move)
+        except IllegalMove:
+            continue
+        if move.choice == fusion.ALL_PRODUCERS and after.groups in results:
+            continue  # all of them is the one that a move before this names
+        results.append(after.groups)
+        changed_before = _missing_from(plan, after)
+        changed_after = _missing_from(after, plan)
+        found.append(
+            analysis_pb2.LegalMove(
+                move=move,
+                before=cost.total(cost.of_group(plan, group) for group in changed_before),
+                after=cost.total(cost.of_group(after, group) for group in changed_after),
+                effect=effect,
+            )
+        )
+    return found
+
+
+def _missing_from(plan: Plan, other: Plan) -> list[Group]:
+    """Groups of a plan that the other does not have in the same form."""
+    others = {group.name: group for group in other.groups}
+    return [
+        group
+        for group in plan.groups
+        if others.get(group.name) != group or plan.outputs(group) != other.outputs(others[group.name])
+    ]
+
+
+def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
+    """Moves worth trying, with their effect in words; not all are legal."""
+    for group in plan.groups:
+        what = _words(plan, group)
+        if any(not plan.index.is_pure(node) for node in group.nodes):
+            continue
+        yield from _authoring(plan, group, what)
+        producers = [plan.group(name) for name in plan.producers(group)]
+        for producer in producers:
+            effect = f"computes {_words(plan, producer)} and {what} in one kernel"
+            yield Move(operation="fuse", group=group.name, choice=producer.name), effect
+        if producers and any(plan.producers(producer) for producer in producers):
+            effect = f"computes {what} and all that fuses before it in one kernel"
+            yield Move(operation="fuse", group=group.name, choice=fusion.ALL_PRODUCERS), effect
+        if group.engine == "authored":
+            yield Move(operation="library", group=group.name), f"computes {what} by PyTorch's own calls"
+            yield from _settings(plan, group)
+        for rule in rewrite.matching(plan, group):
+            yield Move(operation="rewrite", group=group.name, choice=rule.name), rule.effect
+
+
+def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]]:
+    nest = plan.nest(group)
+    if not isinstance(nest, Nest):
+        return
+    for schedule in schedules_for(plan.target, nest):
+        if (group.engine, group.schedule) != ("authored", schedule.name):
+            effect = f"computes {what} in a kernel of our own, by schedule {schedule.name}"
+            yield Move(operation="author", group=group.name, choice=schedule.name), effect
+
+
+def _settings(plan: Plan, group: Group) -> Iterator[tuple[Move, str]]:
+    nest = plan.nest(group)
+    assert isinstance(nest, Nest), nest
+    for parameters in plan.schedule(group).alternatives(nest, group.parameters):
+        choices = _changed(group.parameters.choices, parameters.choices)
+        integers = _changed(group.parameters.integers, parameters.integers)
+        choice = ",".join(f"{key}={value}" for key, value in choices.items())
+        words = ", ".join(f"{key} = {value}" for key, value in (choices | integers).items())
+        yield Move(operation="set", group=group.name, choice=choice, arguments=integers), f"sets {words}"
+
+
+def _changed(old: Mapping[str, Setting], new: Mapping[str, Setting]) -> dict[str, Setting]:
+    return {key: value for key, value in sorted(new.items()) if old.get(key) != value}
+
+
+def _set(plan: Plan, move: Move) -> Plan:
+    group = plan.group(move.group)
+    if group.engine != "authored":
+        raise IllegalMove(f"{group.name} is a library call: author it before setting parameters")
+    choices = dict(group.parameters.choices)
+    for part in filter(None, move.choice.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key not in choices:
+            raise IllegalMove(
+                f"schedule {group.schedule} has no choice {part!r}; it has {', '.join(choices)}"
+            )
+        choices[key] = value
+    unknown = move.arguments.keys() - group.parameters.integers.keys()
+    if unknown:
+        raise IllegalMove(f"schedule {group.schedule} has no parameter {', '.join(sorted(unknown))}")
+    wanted = Parameters(choices, {**group.parameters.integers, **move.arguments})
+    nest = plan.nest(group)
+    assert isinstance(nest, Nest), nest
+    if wanted not in plan.schedule(group).alternatives(nest, group.parameters):
+        raise IllegalMove(f"{group.name}: {move.choice or dict(move.arguments)} is not one legal change away")
+    return fusion.with_parameters(plan, group.name, wanted)
+
+
+def _words(plan: Plan, group: Group) -> str:
+    """A group's operations for people: "softmax", "sub, exp and mul", "layer_norm and 5 others"."""
+    names = [plan.index.nodes[node].target.split(".")[1].strip("_") for node in plan.all_nodes(group)]
+    if len(names) > 4:
+        return f"{names[-1]} and {len(names) - 1} others"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,0 +1,233 @@
+"""A plan: which groups of a graph's calls run as one unit, by which engine, in which order.
+
+The one idea: every call that is not a view belongs to exactly one group; a group may also recompute calls of
+others. Order follows from data and from memory that is written in place, so a plan that exists is right.
+What may be changed is in `moves`; the text of kernels is in `generator`.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from agent_synthesis import emit
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.ir import Nest
+from agent_synthesis.lowering import Refusal, lower
+from agent_synthesis.schedule import Parameters, Schedule
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import analysis_pb2, task_pb2
+
+Engine = Literal["library", "authored"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Calls that run as one unit."""
+
+    name: str
+    """Name of the last call, whose result the group is for."""
+    nodes: tuple[str, ...]
+    """The calls that it owns, in order of execution; a library group owns one."""
+    recomputed: tuple[str, ...] = ()
+    """Calls of other groups that an authored group computes again instead of reading their results."""
+    engine: Engine = "library"
+    """Library call, or a kernel of ours."""
+    schedule: str = ""
+    """Schedule of an authored group."""
+    parameters: Parameters = field(default_factory=Parameters)
+    """How the schedule is set."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups in execution order over a graph that may have been rewritten."""
+
+    index: GraphIndex
+    """The graph with its lookups."""
+    target: task_pb2.Target.ValueType
+    """What kernels are written for."""
+    groups: tuple[Group, ...]
+    """In execution order."""
+    moves: tuple[analysis_pb2.Move, ...] = ()
+    """What led here from plan zero."""
+    rewrites: tuple[str, ...] = ()
+    """Algebraic rules that were used, in order."""
+
+    def group(self, name: str) -> Group:
+        """The group of that name.
+
+        Raises:
+            IllegalMove: there is none.
+        """
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise IllegalMove(f"the plan has no group {name!r}")
+
+    @functools.cached_property
+    def owner(self) -> Mapping[str, str]:
+        """Call → name of the group that owns it."""
+        return {node: group.name for group in self.groups for node in group.nodes}
+
+    def all_nodes(self, group: Group) -> tuple[str, ...]:
+        """Calls that the group computes, in order of execution."""
+        return tuple(sorted({*group.nodes, *group.recomputed}, key=self.index.position.__getitem__))
+
+    def reads(self, group: Group) -> list[str]:
+        """Tensors that the group reads and does not make; views are seen through to what they look at."""
+        return self.index.reads_from_outside(self.all_nodes(group))
+
+    def outputs(self, group: Group) -> list[str]:
+        """Tensors that the group makes for others: read by another group, or looked at by the graph's
+        outputs."""
+        made = [tensor for node in group.nodes for tensor in self.index.results(node)]
+        return [tensor for tensor in made if self._readers.get(tensor, set()) - {group.name}]
+
+    def producers(self, group: Group) -> list[str]:
+        """Names of the groups whose results it reads, in order."""
+        names = []
+        for tensor in self.reads(group):
+            maker = self.index.producer(tensor)
+            if maker is not None:
+                names.append(self.owner[maker])
+        return list(dict.fromkeys(names))
+
+    def nest(self, group: Group) -> Nest | Refusal:
+        """The group as loops."""
+        outputs = self.outputs(group)
+        if not outputs:
+            return Refusal("nobody reads its result")
+        return lower(self.index, self.all_nodes(group), tuple(outputs))
+
+    def schedule(self, group: Group) -> Schedule:
+        """The schedule of an authored group."""
+        return schedule_named(self.target, group.schedule)
+
+    @functools.cached_property
+    def _readers(self) -> Mapping[str, set[str]]:
+        """Tensor → names of the groups that read it from outside; "" stands for the graph's outputs."""
+        readers: dict[str, set[str]] = {}
+        for tensor in self.index.base_tensors(self.index.graph.outputs)[0]:
+            readers.setdefault(tensor, set()).add("")
+        for group in self.groups:
+            for tensor in self.reads(group):
+                readers.setdefault(tensor, set()).add(group.name)
+        return readers
+
+
+def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType) -> Plan:
+    """Every call a library group of its own, in the order of the module."""
+    groups = tuple(
+        Group(node.name, (node.name,)) for node in index.graph.nodes if not index.is_view(node.name)
+    )
+    return Plan(index, target, groups)
+
+
+def schedules_for(target: task_pb2.Target.ValueType, nest: Nest) -> tuple[Schedule, ...]:
+    """Schedules that can run the nest, preferred first."""
+    return tuple(schedule for schedule in emit.schedules(target) if schedule.accepts(nest))
+
+
+def schedule_named(target: task_pb2.Target.ValueType, name: str) -> Schedule:
+    """The schedule of that name.
+
+    Raises:
+        IllegalMove: the target has none.
+    """
+    for schedule in emit.schedules(target):
+        if schedule.name == name:
+            return schedule
+    raise IllegalMove(f"the target has no schedule {name!r}")
+
+
+def with_groups(plan: Plan, removed: Iterable[str], added: Iterable[Group]) -> Plan:
+    """The plan with groups replaced, in an order that respects data and memory.
+
+    Raises:
+        IllegalMove: there is no such order.
+    """
+    gone = set(removed)
+    groups = [group for group in plan.groups if group.name not in gone] + list(added)
+    return ordered(replace(plan, groups=tuple(groups)))
+
+
+def ordered(plan: Plan) -> Plan:
+    """The plan with its groups sorted: after what they read, around in-place writes as the module has them.
+
+    Raises:
+        IllegalMove: two groups would each have to run before the other.
+    """
+    position = plan.index.position
+    by_name = {group.name: group for group in plan.groups}
+    after = _edges(plan)
+    waiting = dict.fromkeys(by_name, 0)
+    for followers in after.values():
+        for follower in followers:
+            waiting[follower] += 1
+    rank = {group.name: max(position[node] for node in group.nodes) for group in plan.groups}
+    ready = [(rank[name], name) for name, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    result = []
+    while ready:
+        _, name = heapq.heappop(ready)
+        result.append(by_name[name])
+        for follower in after.get(name, ()):
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (rank[follower], follower))
+    if len(result) != len(by_name):
+        raise IllegalMove("a group would have to run both before and after another one")
+    return replace(plan, groups=tuple(result))
+
+
+def _edges(plan: Plan) -> dict[str, set[str]]:
+    """Group → groups that must run after it."""
+    index = plan.index
+    runs: dict[str, list[str]] = {}  # call → groups that compute it
+    after: dict[str, set[str]] = {}
+    for group in plan.groups:
+        for node in plan.all_nodes(group):
+            runs.setdefault(node, []).append(group.name)
+        for producer in plan.producers(group):
+            if producer != group.name:
+                after.setdefault(producer, set()).add(group.name)
+    for earlier, later in [*_memory_order(index, plan), *_random_order(index)]:
+        for first in runs.get(earlier, ()):
+            for second in runs.get(later, ()):
+                if first != second:
+                    after.setdefault(first, set()).add(second)
+    return after
+
+
+def _memory_order(index: GraphIndex, plan: Plan) -> list[tuple[str, str]]:
+    """Pairs of calls that touch the same memory, one of them writing it, in the module's order."""
+    authored = {node for group in plan.groups if group.engine == "authored" for node in plan.all_nodes(group)}
+    written: dict[str, list[str]] = {}
+    for name in index.nodes:
+        for root in index.writes(name):
+            if not (name in authored and index.is_pure(name)):  # as a kernel it writes elsewhere
+                written.setdefault(root, []).append(name)
+    if not written:
+        return []
+    pairs = []
+    for name in index.nodes:
+        if index.is_view(name):
+            continue
+        touched = {index.root[tensor] for tensor in index.reads(name)} | index.writes(name)
+        for root in touched & written.keys():
+            for writer in written[root]:
+                if writer != name:
+                    first, second = sorted((writer, name), key=index.position.__getitem__)
+                    pairs.append((first, second))
+    return pairs
+
+
+def _random_order(index: GraphIndex) -> list[tuple[str, str]]:
+    """Random calls draw from one generator, so each runs after the one before."""
+    names = [node.name for node in index.graph.nodes if node.random]
+    return list(itertools.pairwise(names))

@@ -1,0 +1,40 @@
+"""The synthesis service over gRPC: translates requests to the synthesizer and its answers back, nothing
+else."""
+
+from __future__ import annotations
+
+import grpc
+
+from agent_synthesis.synthesizer import BuiltInSynthesizer, Synthesizer
+from warpsmith.v1 import synthesis_service_pb2 as pb
+from warpsmith.v1 import synthesis_service_pb2_grpc
+
+
+class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
+    """Serves one synthesizer; exceptions of `warpsmith.errors` become status codes in the kit."""
+
+    def __init__(self, synthesizer: Synthesizer | None = None) -> None:
+        self._synthesizer = synthesizer or BuiltInSynthesizer()
+
+    def AnalyzePlan(
+        self, request: pb.AnalyzePlanRequest, context: grpc.ServicerContext
+    ) -> pb.AnalyzePlanResponse:
+        """See the contract."""
+        del context
+        return pb.AnalyzePlanResponse(analysis=self._synthesizer.analyze(request.task, request.moves))
+
+    def SynthesizeCandidate(
+        self, request: pb.SynthesizeCandidateRequest, context: grpc.ServicerContext
+    ) -> pb.SynthesizeCandidateResponse:
+        """See the contract."""
+        del context
+        candidate = self._synthesizer.synthesize(request.task, request.hypothesis)
+        return pb.SynthesizeCandidateResponse(candidate=candidate)
+
+    def RepairCandidate(
+        self, request: pb.RepairCandidateRequest, context: grpc.ServicerContext
+    ) -> pb.RepairCandidateResponse:
+        """See the contract."""
+        del context
+        hypothesis, candidate = self._synthesizer.repair(request.task, request.failed, request.diagnostics)
+        return pb.RepairCandidateResponse(hypothesis=hypothesis, candidate=candidate)

@@ -1,0 +1,329 @@
+"""Tensors as formulas: what each element of an ATen result is, as a function of its index.
+
+The one idea: run a group's calls on meta tensors under a dispatch mode. PyTorch's own composite operations
+fall apart by themselves; each small operation that arrives has a handler that answers with a `Symbol`.
+Nothing is computed and no loop is chosen here; `iteration` does that.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agent_synthesis.ir import Call, Expression, Index, Literal, Load, Type
+from warpsmith import dtypes
+from warpsmith.v1 import tensor_pb2
+
+Indices = tuple[Index, ...]
+"""One index for each dimension of a tensor."""
+
+
+class Refused(Exception):
+    """The group cannot be one nest; the message says why, for the list of illegal moves."""
+
+
+_TYPES: Final[Mapping[torch.dtype, Type]] = {
+    torch.float64: Type.F64, torch.float32: Type.F32, torch.float16: Type.F16, torch.bfloat16: Type.BF16,
+    torch.int64: Type.I64, torch.int32: Type.I32, torch.int16: Type.I16, torch.int8: Type.I8,
+    torch.uint8: Type.U8, torch.bool: Type.BOOL,
+}  # fmt: skip
+
+_COMPARISONS: Final = frozenset({
+    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not", "and", "or", "xor",
+})  # fmt: skip
+
+
+def type_of(dtype: torch.dtype) -> Type:
+    """The IR's type of a torch type."""
+    try:
+        return _TYPES[dtype]
+    except KeyError:
+        raise Refused(f"tensors of type {dtype} are not lowered") from None
+
+
+def storage_type(dtype: tensor_pb2.Dtype.ValueType) -> Type:
+    """The IR's type of a contract type."""
+    return type_of(dtypes.to_torch(dtype))
+
+
+# ---- building expressions ----------------------------------------------------------------------------
+
+
+def literal(value: float | int | bool, type_: Type) -> Literal:
+    """A constant, brought to the kind of number that the type holds."""
+    if type_ is Type.BOOL:
+        return Literal(bool(value), type_)
+    return Literal(float(value) if type_.is_float else int(value), type_)
+
+
+def op(name: str, *arguments: Expression) -> Expression:
+    """A call whose type follows from its arguments: BOOL for tests, else the type of the (last) operand."""
+    if name in _COMPARISONS:
+        return Call(name, arguments, Type.BOOL)
+    return Call(name, arguments, arguments[-1].type)
+
+
+def cast(value: Expression, type_: Type) -> Expression:
+    """The value converted to a type; nothing where it has it already."""
+    if value.type is type_:
+        return value
+    if isinstance(value, Literal) and type_ not in (Type.F16, Type.BF16) and math.isfinite(value.value):
+        return literal(value.value, type_)
+    return Call("cast", (value,), type_)
+
+
+# ---- symbols -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Symbol:
+    """A tensor as a formula. `at` gives the element at an index, of type `type.compute`."""
+
+    shape: tuple[int, ...]
+    type: Type
+    at: Callable[[Indices], Expression]
+
+    @property
+    def element_count(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """A reduction that a symbol refers to: `operation` over `extents` of `body(kept indices, folded
+    indices)`."""
+
+    operation: str
+    extents: tuple[int, ...]
+    body: Callable[[Indices, Indices], Expression]
+    type: Type
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of a fold at some kept indices: a leaf of expressions that `iteration` resolves to
+    `Reduced`."""
+
+    fold: Fold
+    indices: Indices
+    type: Type
+
+
+def fold(operation: str, value: Symbol, dims: Sequence[int], accumulate: Type) -> Symbol:
+    """The reduction of a symbol over dimensions, which keep extent 1 in the result."""
+    folded = tuple(sorted(dim % max(1, len(value.shape)) for dim in dims)) if value.shape else ()
+    kept = tuple(dim for dim in range(len(value.shape)) if dim not in folded)
+    shape = tuple(1 if dim in folded else extent for dim, extent in enumerate(value.shape))
+
+    def body(outer: Indices, inner: Indices) -> Expression:
+        places = dict(zip(kept, outer, strict=True)) | dict(zip(folded, inner, strict=True))
+        return cast(value.at(tuple(places[dim] for dim in range(len(value.shape)))), accumulate)
+
+    extents = tuple(value.shape[dim] for dim in folded)
+    if math.prod(extents) == 1:
+        return Symbol(
+            shape, accumulate, lambda index: body(tuple(index[d] for d in kept), (Index(),) * len(folded))
+        )
+    made = Fold(operation, extents, body, accumulate)
+
+    def refer(index: Indices) -> Expression:
+        leaf: Any = Ref(made, tuple(index[dim] for dim in kept), accumulate)
+        return leaf  # type: ignore[no-any-return]  # it stands in for an expression until the loops are known
+
+    return Symbol(shape, accumulate, refer)
+
+
+def reshaped(value: Symbol, shape: Sequence[int], extents: Mapping[str, int]) -> Symbol:
+    """The same elements in row-major order under another shape."""
+    if tuple(shape) == value.shape:
+        return value
+    return Symbol(
+        tuple(shape),
+        value.type,
+        lambda index: value.at(unflatten(flatten(index, shape), value.shape, extents)),
+    )
+
+
+def flatten(index: Indices, shape: Sequence[int]) -> Index:
+    """The row-major position of an index."""
+    flat, step = Index(), 1
+    for part, extent in zip(reversed(index), reversed(shape), strict=True):
+        flat = flat + part.scaled(step)
+        step *= extent
+    return flat
+
+
+def unflatten(flat: Index, shape: Sequence[int], extents: Mapping[str, int]) -> Indices:
+    """The index at a row-major position."""
+    parts: list[Index] = []
+    outermost = next((dim for dim, extent in enumerate(shape) if extent > 1), 0)
+    step = 1
+    for dim in reversed(range(len(shape))):
+        quotient = flat.divided(step, extents)
+        parts.append(
+            Index()
+            if shape[dim] == 1
+            else quotient
+            if dim == outermost
+            else quotient.modulo(shape[dim], extents)
+        )
+        step *= shape[dim]
+    return tuple(reversed(parts))
+
+
+def broadcast(value: Symbol, shape: Sequence[int]) -> Symbol:
+    """The symbol seen under a shape that it broadcasts to."""
+    if value.shape == tuple(shape):
+        return value
+    lead = len(shape) - len(value.shape)
+
+    def at(index: Indices) -> Expression:
+        inner = index[lead:]
+        return value.at(
+            tuple(Index() if extent == 1 else i for i, extent in zip(inner, value.shape, strict=True))
+        )
+
+    return Symbol(tuple(shape), value.type, at)
+
+
+def common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that all of them broadcast to."""
+    columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return tuple(max(column) for column in columns)[::-1]
+
+
+# ---- tracing -----------------------------------------------------------------------------------------
+
+# PyTorch decomposes these into a full reduction for every element: right, and quadratic.
+_SCANS: Final = frozenset({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"})
+
+Handler = Callable[..., Any]
+HANDLERS: dict[str, Handler] = {}
+"""Operation packet (without overload), such as "amax" → handler(tracer, out, *args, **kwargs) → symbols."""
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Registers a handler for operations by packet name."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = handler
+        return handler
+
+    return register
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs calls on meta tensors and keeps a symbol for each; `extents` holds the axes that indices are
+    over."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.extents: dict[str, int] = {}
+        self._symbols: dict[int, Symbol] = {}
+        self._alive: list[torch.Tensor] = []
+        self._caches: list[dict[Indices, Expression]] = []
+
+    def buffer(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """A meta tensor that stands for a buffer in memory."""
+        tensor = torch.empty_strided(
+            list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device="meta"
+        )
+        type_ = type_of(tensor.dtype)
+        strides = tuple(spec.strides)
+
+        def at(index: Indices) -> Expression:
+            where = functools.reduce(
+                Index.__add__, (part.scaled(step) for part, step in zip(index, strides, strict=True)), Index()
+            )
+            return Load(name, where, type_.compute)
+
+        self.bind(tensor, Symbol(tuple(spec.shape), type_, at))
+        return tensor
+
+    def scalar(self, value: float | int | bool, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """A meta tensor of which every element is one known value."""
+        tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        self.bind(tensor, constant_symbol(value, type_of(dtype), shape))
+        return tensor
+
+    def bind(self, tensor: torch.Tensor, symbol: Symbol) -> None:
+        """Says what a meta tensor is."""
+        cache: dict[Indices, Expression] = {}
+        self._caches.append(cache)
+
+        def at(index: Indices) -> Expression:
+            # One object for each use, so that shared parts stay shared and are compared fast.
+            found = cache.get(index)
+            if found is None:
+                found = cache[index] = symbol.at(index)
+            return found
+
+        self._symbols[id(tensor)] = Symbol(symbol.shape, symbol.type, at)
+        self._alive.append(tensor)
+
+    def forget_axes(self) -> None:
+        """Makes room for other axes: formulas made for the present ones are dropped."""
+        self.extents.clear()
+        for cache in self._caches:
+            cache.clear()
+
+    def symbol(self, tensor: torch.Tensor) -> Symbol:
+        """What a meta tensor is."""
+        found = self._symbols.get(id(tensor))
+        if found is None:
+            raise Refused("an intermediate tensor has no formula")
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        handler = HANDLERS.get(name)
+        if handler is None and name.endswith("_") and name[:-1] in HANDLERS:
+            return self._written(HANDLERS[name[:-1]], *args, **kwargs)
+        if handler is None:
+            decomposition = None if name in _SCANS else _decompositions().get(func)
+            if decomposition is None:
+                raise Refused(f"{name} is not lowered")
+            with self:
+                return decomposition(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor) and out.numel() == 0 and name != "empty":
+            raise Refused("a tensor is empty")
+        made = handler(self, out, *args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            self.bind(out, made)
+        else:
+            for tensor, symbol in zip(out, made, strict=True):
+                if isinstance(tensor, torch.Tensor) and symbol is not None:
+                    self.bind(tensor, symbol)
+        return out
+
+    def _written(self, handler: Handler, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """An in-place step inside one of PyTorch's own composites, on memory that nothing else looks at."""
+        storage = target.untyped_storage()._cdata
+        if any(other is not target and other.untyped_storage()._cdata == storage for other in self._alive):
+            raise Refused("a composite operation writes to a view")
+        made = handler(self, target, target, *args, **kwargs)
+        self.bind(target, made)
+        return target
+
+
+def constant_symbol(value: float | int | bool, type_: Type, shape: Sequence[int]) -> Symbol:
+    """A symbol of one value."""
+    return Symbol(tuple(shape), type_, lambda _: literal(value, type_.compute))
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    return {**decomposition_table, **core_aten_decompositions()}

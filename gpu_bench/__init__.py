@@ -1,0 +1,1 @@
+"""The benchmarking service: the only place that loads candidate code and holds a device."""

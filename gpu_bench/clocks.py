@@ -1,0 +1,282 @@
+"""Clocks: how long one call takes on the host's processor, and on a CUDA device.
+
+One idea: what is timed is the work and nothing else. The cache is emptied before the timed region, host time is
+hidden behind a spin on the device, results are held until the region has ended. Decides neither order nor number.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import itertools
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Something that is timed under a name."""
+
+    name: str
+    """One of the contract's arm names, such as "eager"."""
+    call: Callable[[int], Any]
+    """Makes one call on the buffer set of that number and returns its outputs."""
+    required: bool = False
+    """Whether an exception of its call ends the measurement; otherwise the arm is recorded as failed."""
+
+
+class Reading(enum.Enum):
+    """What of a call is timed."""
+
+    COLD = "cold"
+    """Work with a cold last-level cache: the headline."""
+    WARM = "warm"
+    """Work on buffers that were just used."""
+    CALL = "call"
+    """From the host's call until the results are there."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading."""
+
+    ns: float
+    """Nanoseconds of one call: the group's time over its length."""
+    outputs: Any
+    """What the last call of the group returned."""
+
+
+class Clock(Protocol):
+    """Times calls. A reading takes a group of calls on the named buffer sets, one after the other."""
+
+    def take(self, arm: Arm, sets: Sequence[int], reading: Reading) -> Sample:
+        """Times one group of calls; exceptions of the arm pass through."""
+        ...
+
+    def laps_ns(self, call: Callable[[], Any]) -> list[float]:
+        """Times from a cold cache between the stamps that `call` makes, the start being the first."""
+        ...
+
+    def stamp(self) -> None:
+        """Marks the end of a step inside a call that `laps_ns` makes."""
+        ...
+
+    def sentinel_ns(self) -> float:
+        """Time of a fixed piece of work: moves only when the machine does."""
+        ...
+
+    def now_s(self) -> float:
+        """Seconds, for budgets."""
+        ...
+
+
+RETAKE_COUNT = 4
+RETAKE_BELOW_NS = 200e6
+"""Longer readings are never free of interruptions on a busy machine."""
+SWEEP_LIMIT_BYTES = 256 << 20
+"""Most that is swept to empty a processor's cache: shared caches of large servers are larger than a job's share."""
+
+
+class HostClock:
+    """Times on the processor. The cache is emptied by updating a buffer of twice the last-level cache."""
+
+    def __init__(self, cache_bytes: int) -> None:
+        size = min(max(2 * cache_bytes, 8 << 20), SWEEP_LIMIT_BYTES)
+        self._sweep = torch.ones(size // 8, dtype=torch.int64)
+        self._fixed = torch.linspace(0.0, 1.0, 1 << 14)
+        self._stamps: list[int] = []
+
+    def take(self, arm: Arm, sets: Sequence[int], reading: Reading) -> Sample:
+        """Times a group; WARM calls every set once before, CALL is read like COLD with no sweep.
+
+        A reading in which the system took a processor away says nothing about the arm and is taken again.
+        """
+        if reading is Reading.WARM:
+            for index in sets:
+                arm.call(index)
+        for _ in range(RETAKE_COUNT):
+            sample, interrupted = self._once(arm, sets, cold=reading is Reading.COLD)
+            if not interrupted or sample.ns > RETAKE_BELOW_NS:
+                break
+        return sample
+
+    def laps_ns(self, call: Callable[[], Any]) -> list[float]:
+        """Time of each step, from a cold cache."""
+        self._evict()
+        self._stamps = [time.perf_counter_ns()]
+        call()
+        return [float(after - before) for before, after in itertools.pairwise(self._stamps)]
+
+    def stamp(self) -> None:
+        """Marks the end of a step."""
+        self._stamps.append(time.perf_counter_ns())
+
+    def sentinel_ns(self) -> float:
+        """About 0.1 ms of vector arithmetic in cache; the least of three, so that only lasting load shows."""
+        return min(self._fixed_work_ns() for _ in range(3))
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+        return time.perf_counter()
+
+    def _fixed_work_ns(self) -> float:
+        begin = time.perf_counter_ns()
+        for _ in range(4):
+            torch.sin(self._fixed)
+        return float(time.perf_counter_ns() - begin)
+
+    def _once(self, arm: Arm, sets: Sequence[int], *, cold: bool) -> tuple[Sample, bool]:
+        """A reading, and whether the system took a processor away during it."""
+        call = arm.call
+        outputs = []
+        if cold:
+            self._evict()
+        switches = _forced_switches()
+        begin = time.perf_counter_ns()
+        for index in sets:
+            outputs.append(call(index))  # held: freeing would be timed, and would hand out warm memory
+        elapsed = time.perf_counter_ns() - begin
+        return Sample(elapsed / len(sets), outputs[-1]), _forced_switches() != switches
+
+    def _evict(self) -> None:
+        self._sweep.add_(1)
+
+
+def _forced_switches() -> int:
+    """How often the system took a processor away from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+SPIN_START_NS = 50_000.0
+SPIN_LIMIT_NS = 50_000_000.0
+"""A call that the host cannot enqueue within this is host-bound: its gaps are part of its time."""
+CALIBRATION_CYCLES = 2_000_000
+SENTINEL_CYCLES = 20_000
+
+
+def new_event() -> Any:
+    """A CUDA event that can be timed."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def spin(cycles: int) -> None:
+    """Keeps the current stream busy for that many cycles of the SM clock."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+class CudaClock:
+    """Times on the current CUDA device with events.
+
+    Every timed region is enqueued behind a spin of the device, long enough that the host is ahead when the region
+    begins. Whether it was is asked after enqueueing: if the first event is already past, the spin grows and the
+    reading is taken again. The L2 cache is emptied by writing a buffer of twice its size.
+    """
+
+    def __init__(self, cache_bytes: int) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._flush = torch.empty(2 * cache_bytes // 4, dtype=torch.int32, device=device)
+        self._spin_ns: dict[str, float] = {}
+        self._events: list[Any] = []
+        self._reset_persisting = _persisting_reset()
+        self.host_bound: set[str] = set()
+        """Names of arms whose host time could not be hidden."""
+        self._cycles_per_ns = 1.0
+        self._cycles_per_ns = CALIBRATION_CYCLES / min(
+            self._spin_time_ns(CALIBRATION_CYCLES) for _ in range(3)
+        )
+
+    def take(self, arm: Arm, sets: Sequence[int], reading: Reading) -> Sample:
+        """Times a group; COLD and WARM give device time, CALL gives the host's from call to synchronised."""
+        if reading is Reading.CALL:
+            return self._take_call(arm, sets)
+        if reading is Reading.WARM:
+            for index in sets:
+                arm.call(index)
+        calls = [_bound(arm.call, index) for index in sets]
+        events, outputs = self._behind_spin(arm.name, calls, cold=reading is Reading.COLD)
+        return Sample(events[0].elapsed_time(events[-1]) * 1e6 / len(sets), outputs)
+
+    def laps_ns(self, call: Callable[[], Any]) -> list[float]:
+        """Device time of each step, from a cold L2, with events between them."""
+        events, _ = self._behind_spin("steps", [call], cold=True)
+        return [before.elapsed_time(after) * 1e6 for before, after in itertools.pairwise(events[:-1])]
+
+    def stamp(self) -> None:
+        """Records an event."""
+        event = new_event()
+        event.record()
+        self._events.append(event)
+
+    def sentinel_ns(self) -> float:
+        """Time of a fixed number of cycles: the inverse of the SM clock."""
+        return self._spin_time_ns(SENTINEL_CYCLES)
+
+    def now_s(self) -> float:
+        """Monotonic seconds of the host."""
+        return time.perf_counter()
+
+    def _take_call(self, arm: Arm, sets: Sequence[int]) -> Sample:
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        outputs = [arm.call(index) for index in sets]
+        torch.cuda.synchronize()
+        return Sample((time.perf_counter_ns() - begin) / len(sets), outputs[-1])
+
+    def _behind_spin(
+        self, name: str, calls: Sequence[Callable[[], Any]], *, cold: bool
+    ) -> tuple[list[Any], Any]:
+        """Events from before the calls to after them, the calls' own stamps between, and the last call's result."""
+        spin = self._spin_ns.get(name, SPIN_START_NS)
+        while True:
+            if cold:
+                self._evict()
+            self._spin(spin)
+            self._events = []
+            self.stamp()
+            held = [call() for call in calls]  # held: freed memory would come back warm within the group
+            self.stamp()
+            events = self._events
+            host_was_ahead = not events[0].query()
+            events[-1].synchronize()
+            if host_was_ahead or name in self.host_bound:
+                return events, held[-1]
+            spin *= 3.0
+            if spin > SPIN_LIMIT_NS:
+                self.host_bound.add(name)
+                spin = SPIN_START_NS
+            self._spin_ns[name] = spin
+
+    def _evict(self) -> None:
+        self._reset_persisting()
+        self._flush.fill_(1)
+
+    def _spin(self, nanoseconds: float) -> None:
+        spin(int(nanoseconds * self._cycles_per_ns))
+
+    def _spin_time_ns(self, cycles: int) -> float:
+        before, after = new_event(), new_event()
+        self._spin(SPIN_START_NS)
+        before.record()
+        spin(cycles)
+        after.record()
+        after.synchronize()
+        return float(before.elapsed_time(after)) * 1e6
+
+
+def _bound(call: Callable[[int], Any], index: int) -> Callable[[], Any]:
+    return lambda: call(index)
+
+
+def _persisting_reset() -> Callable[[], object]:
+    """Resets lines that a kernel asked the L2 to keep; nothing where cuda-bindings is not installed."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return lambda: None
+    reset: Callable[[], object] = driver.cuCtxResetPersistingL2Cache
+    return reset

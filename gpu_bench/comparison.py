@@ -1,0 +1,182 @@
+"""How far an output is from the truth, in units of what PyTorch's own result is: the error-ratio rule.
+
+The one idea: the yardstick D is the largest of eager's own error, the rounding of the truth in the output's type,
+2 ulp of the output's rms and, for small outputs, 4u·Σ|terms|. A candidate is judged by its error over D, over all
+elements, at the worst one, and over every 4,096. A tolerance cannot see a precision cut; this can. Pure functions
+of tensors: limits and verdicts are the correctness agent's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from warpsmith.v1 import verdict_pb2
+
+BLOCK = 4096
+"""Elements of a block of the local criterion."""
+SMALL_OUTPUT = 1024
+"""Outputs with fewer elements get the floor of 4u·Σ|terms|: their eager error may be zero by luck."""
+_CHUNK = BLOCK << 12
+"""Elements compared at once: bounds the float64 temporaries to about 1 GiB."""
+
+KERNELBENCH_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
+"""atol = rtol of KernelBench's harness; 1e-4 for every other type."""
+
+
+@dataclass(frozen=True)
+class Forgiveness:
+    """What a value family allows beyond the rule."""
+
+    nan_stands_for_any_non_finite: bool = False
+    """Where the reference is NaN, an infinity will do: infinities that cancel in one order overflow in another."""
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """u of the type that sums are made in: fp32 for 16-bit floats."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """Distance between neighbouring numbers of the type at `value`; never below the smallest normal's."""
+    info = torch.finfo(dtype)
+    return info.eps * 2.0 ** math.floor(math.log2(max(abs(value), info.tiny)))
+
+
+def least_yardstick(dtype: torch.dtype) -> float:
+    """What D never falls below: results may be flushed to zero below the normal range of fp32 and bf16."""
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps if dtype == torch.float16 else info.tiny
+
+
+def compare(
+    candidate: torch.Tensor,
+    eager: torch.Tensor,
+    truth: torch.Tensor,
+    *,
+    terms_floor: float = 0.0,
+    forgiveness: Forgiveness = Forgiveness(),
+) -> verdict_pb2.OutputError:
+    """Compares one output.
+
+    `candidate` and `eager` have the output's type, `truth` is float64 for float outputs; all of one shape, on one
+    device. `terms_floor` is 4u·Σ|terms| of a small output, else 0. The field `output` is the caller's to set.
+    """
+    candidate, eager, truth = (tensor.reshape(-1) for tensor in (candidate, eager, truth))
+    if not eager.is_floating_point():
+        return _compare_exact(candidate, eager, truth)
+    if candidate.numel() == 0:
+        return verdict_pb2.OutputError(kernelbench_close=True)
+    sums = _Sums(candidate.dtype)
+    for start in range(0, candidate.numel(), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        sums.add(candidate[part], eager[part], truth[part], start, forgiveness)
+    error = sums.finish(terms_floor)
+    if error.worst_index >= 0:
+        error.worst_value = float(candidate[error.worst_index])
+        error.worst_truth = float(truth[error.worst_index])
+    tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
+    error.kernelbench_close = bool(torch.allclose(candidate, eager, rtol=tolerance, atol=tolerance))
+    return error
+
+
+def _compare_exact(candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> verdict_pb2.OutputError:
+    """Integers and bools: equal to eager's, or to the truth's where eager's own rounding decided otherwise."""
+    wrong = (candidate != eager) & (candidate != truth.to(candidate.dtype))
+    count = int(wrong.sum())
+    error = verdict_pb2.OutputError(unequal_count=count, kernelbench_close=bool(torch.equal(candidate, eager)))
+    if count:
+        index = int(wrong.to(torch.uint8).argmax())
+        error.worst_index = index
+        error.worst_value, error.worst_truth = float(candidate[index]), float(eager[index])
+    return error
+
+
+class _Sums:
+    """What is gathered chunk by chunk: square sums and maxima of the errors, per block of 4,096 elements."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._mismatches = 0
+        self._first_mismatch = -1
+        self._worst = -1.0
+        self._worst_index = 0
+        self._blocks: list[torch.Tensor] = []
+        """float64 [blocks, 8]: sums of squares and counts of candidate, eager; sums of rounding and truth; count."""
+        self._largest = [0.0, 0.0, 0.0]
+
+    def add(
+        self,
+        candidate: torch.Tensor,
+        eager: torch.Tensor,
+        truth: torch.Tensor,
+        start: int,
+        forgiveness: Forgiveness,
+    ) -> None:
+        rounded = truth.to(self._dtype)
+        wrong = ~(_same_class(candidate, eager, forgiveness) | _same_class(candidate, rounded, forgiveness))
+        count = int(wrong.sum())
+        if count and self._first_mismatch < 0:
+            self._first_mismatch = start + int(wrong.to(torch.uint8).argmax())
+        self._mismatches += count
+        defined = torch.isfinite(rounded)
+        off = _distance(candidate, truth, defined)
+        own = _distance(eager, truth, defined)
+        rounding = _distance(rounded, truth, defined)
+        size = torch.where(defined, truth, 0.0)
+        candidate_valid = (defined & torch.isfinite(candidate)).double()
+        eager_valid = (defined & torch.isfinite(eager)).double()
+        columns = [off**2, candidate_valid, own**2, eager_valid, rounding**2, size**2, defined.double()]
+        self._blocks.append(torch.stack([_by_block(column) for column in columns], dim=1))
+        for position, distance in enumerate((off, own, rounding)):
+            self._largest[position] = max(self._largest[position], float(distance.max()))
+        if float(off.max()) > self._worst:
+            self._worst = float(off.max())
+            self._worst_index = start + int(off.argmax())
+
+    def finish(self, terms_floor: float) -> verdict_pb2.OutputError:
+        blocks = torch.cat(self._blocks)
+        total = blocks.sum(dim=0)
+        rms, rms_own, rms_rounding = _rms(total[0], total[1]), _rms(total[2], total[3]), _rms(total[4], total[6])
+        output_rms = float(_rms(total[5], total[6]))
+        floor = max(2.0 * ulp(output_rms, self._dtype), terms_floor, least_yardstick(self._dtype))
+        local = torch.maximum(_rms(blocks[:, 2], blocks[:, 3]), _rms(blocks[:, 4], blocks[:, 6])).clamp(min=floor)
+        mismatched = self._mismatches > 0
+        return verdict_pb2.OutputError(
+            rms_ratio=float(rms) / max(float(rms_own), float(rms_rounding), floor),
+            max_ratio=self._largest[0] / max(self._largest[1], self._largest[2], floor),
+            block_ratio=float((_rms(blocks[:, 0], blocks[:, 1]) / local).max()),
+            rms_error=float(rms),
+            eager_rms_error=float(rms_own),
+            non_finite_mismatch_count=self._mismatches,
+            worst_index=self._first_mismatch if mismatched else self._worst_index,
+        )
+
+
+def _same_class(left: torch.Tensor, right: torch.Tensor, forgiveness: Forgiveness) -> torch.Tensor:
+    """Whether two elements are both finite, both NaN, or the same infinity."""
+    both_finite = torch.isfinite(left) & torch.isfinite(right)
+    same = both_finite | (torch.isnan(left) & torch.isnan(right)) | (left == right)
+    if forgiveness.nan_stands_for_any_non_finite:
+        same = same | (torch.isnan(right) & ~torch.isfinite(left))
+    return same
+
+
+def _distance(value: torch.Tensor, truth: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+    """|value − truth| in float64 where both are finite, else 0."""
+    wide = value.double()
+    return torch.where(defined & torch.isfinite(wide), (wide - truth).abs(), 0.0)
+
+
+def _by_block(column: torch.Tensor) -> torch.Tensor:
+    """Sums of a [n] column over blocks of 4,096: [ceil(n / 4096)]."""
+    padding = -column.numel() % BLOCK
+    if padding:
+        column = torch.nn.functional.pad(column, (0, padding))
+    return column.view(-1, BLOCK).sum(dim=1)
+
+
+def _rms(squares: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return (squares / count.clamp(min=1.0)).sqrt()

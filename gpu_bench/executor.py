@@ -1,0 +1,381 @@
+"""The executor's contract, and what all executors share: sources, memory, and the straight-line call.
+
+The one idea: a program is data, so its timed call is compiled once into straight-line Python over local variables
+(`a3 = f0(a1, -1)`; `k2[1] = a4.data_ptr(); launch2()`), with every argument that does not change already packed. Per
+call nothing is looked up, so plan zero costs what eager costs. It loads no binaries (`host`, `cuda`), checks no
+policy (`policy`) and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from warpsmith import aten, dtypes
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
+
+Call = Callable[[], tuple[torch.Tensor, ...]]
+"""One forward: allocates outputs as eager does, runs every step on torch's current stream, returns the outputs."""
+
+
+class ProgramFault(Exception):
+    """The program cannot be loaded, or a step of it failed: an answer about the program, not an error of ours."""
+
+    def __init__(self, kind: verdict_pb2.FailureKind.ValueType, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The tensors that exist before the first step. Shapes and dtypes are those of the module."""
+
+    inputs: Sequence[torch.Tensor]
+    """Tensor inputs, flattened in pytree order."""
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By qualified name."""
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Module buffers, by qualified name."""
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """All of them under the names that comparisons use: "input 0", "parameter w", "state bn.running_mean"."""
+        named = {f"input {position}": tensor for position, tensor in enumerate(self.inputs)}
+        named |= {f"parameter {name}": tensor for name, tensor in self.parameters.items()}
+        return named | {f"state {name}": tensor for name, tensor in self.state.items()}
+
+    @staticmethod
+    def from_named(named: Mapping[str, torch.Tensor]) -> Sources:
+        """The inverse of `named`."""
+        groups: dict[str, dict[str, torch.Tensor]] = {"input": {}, "parameter": {}, "state": {}}
+        for name, tensor in named.items():
+            group, _, rest = name.partition(" ")
+            groups[group][rest] = tensor
+        return Sources(list(groups["input"].values()), groups["parameter"], groups["state"])
+
+
+def name_of(source: graph_pb2.Source) -> str:
+    """The name under which `Sources.named` has a source; empty for a constant."""
+    match source.origin:
+        case graph_pb2.ORIGIN_INPUT:
+            return f"input {source.input_index}"
+        case graph_pb2.ORIGIN_PARAMETER:
+            return f"parameter {source.qualified_name}"
+        case graph_pb2.ORIGIN_STATE:
+            return f"state {source.qualified_name}"
+    return ""
+
+
+class Memory(Protocol):
+    """Where a bound program's own tensors come from."""
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """Memory of a workspace or output, not initialised, with the spec's strides."""
+        ...
+
+    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """Memory of a workspace that is zero before the first call and that every call leaves zero."""
+        ...
+
+    def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Takes what a library step returned; may move it."""
+        ...
+
+
+class LoadedProgram(Protocol):
+    """A program with its binary loaded, on one device."""
+
+    program: candidate_pb2.Program
+    device: torch.device
+
+    def bind(
+        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+    ) -> Call:
+        """The call for one set of sources. Workspaces are allocated here, once; outputs in each call.
+
+        With `memory` (judging) every tensor comes from it; without it (timing) from torch's own allocator.
+        `after_step` is called after each step, to time them apart.
+        Raises ProgramFault: a source that the program names is missing or of another type.
+        """
+        ...
+
+
+class Executor(Protocol):
+    """Loads programs of one target."""
+
+    def load(
+        self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, device: torch.device
+    ) -> LoadedProgram:
+        """Loads the binary and finds every entry. Raises ProgramFault."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until every step has ended. Raises ProgramFault for a fault that shows only now."""
+        ...
+
+
+@dataclass(frozen=True)
+class LaunchCode:
+    """One launch, packed: `run()` launches; `place(i, address)` changes argument `i`, a pointer."""
+
+    run: Callable[[], None]
+    place: Callable[[int, int], None]
+
+
+PackLaunch = Callable[[candidate_pb2.Launch], LaunchCode]
+"""An executor's part of `straighten`: packs the arguments of one launch."""
+
+
+def source_tensors(program: candidate_pb2.Program, sources: Sources, device: torch.device) -> dict[str, torch.Tensor]:
+    """Buffer name → tensor for every ROLE_SOURCE buffer; constants are made from the program."""
+    named = sources.named()
+    found: dict[str, torch.Tensor] = {}
+    for buffer in program.buffers:
+        if buffer.role != candidate_pb2.ROLE_SOURCE:
+            continue
+        if buffer.source.origin == graph_pb2.ORIGIN_CONSTANT:
+            found[buffer.name] = aten.constant(buffer.source, device)
+            continue
+        name = name_of(buffer.source)
+        if name not in named:
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_POLICY_REJECT, f"buffer {buffer.name} is {name}, which the module lacks"
+            )
+        tensor, spec = named[name], buffer.spec
+        matches = (
+            tensor.dtype == dtypes.to_torch(spec.dtype)
+            and list(tensor.shape) == list(spec.shape)
+            and _same_layout(tensor, spec)
+        )
+        if not matches:
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_SHAPE,
+                f"buffer {buffer.name} expects {_spec_text(spec)}, but {name} is {_spec_text(dtypes.spec_of(tensor))}",
+            )
+        found[buffer.name] = tensor
+    return found
+
+
+def _same_layout(tensor: torch.Tensor, spec: tensor_pb2.TensorSpec) -> bool:
+    # The stride of an extent of one is never used, and torch itself is not consistent about it.
+    pairs = zip(tensor.shape, tensor.stride(), spec.strides, strict=True)
+    return all(extent <= 1 or own == wanted for extent, own, wanted in pairs)
+
+
+def _spec_text(spec: tensor_pb2.TensorSpec) -> str:
+    name = str(dtypes.to_torch(spec.dtype)).removeprefix("torch.")
+    return f"{name}{list(spec.shape)} with strides {list(spec.strides)}"
+
+
+class TorchMemory:
+    """Plain memory for timing: torch's allocator, nothing watched."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        del name
+        return torch.empty_strided(
+            list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device=self._device
+        )
+
+    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.zeros`."""
+        made = self.empty(name, spec)
+        span = dtypes.element_span(spec)
+        if span:
+            made.as_strided((span,), (1,)).zero_()
+        return made
+
+    def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """As `Memory.adopt`: leaves it where it is."""
+        del name
+        return tensor
+
+
+class _Writer:
+    """Collects the text of the call and the objects that it names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.objects: dict[str, Any] = {}
+        self.variables: dict[str, str] = {}
+
+    def keep(self, prefix: str, value: object) -> str:
+        name = f"{prefix}{len(self.objects)}"
+        self.objects[name] = value
+        return name
+
+    def variable(self, buffer: str) -> str:
+        return self.variables.setdefault(buffer, f"t{len(self.variables)}")
+
+
+def straighten(
+    program: candidate_pb2.Program,
+    sources: Sources,
+    memory: Memory | None,
+    device: torch.device,
+    pack: PackLaunch,
+    after_step: Callable[[], object] | None = None,
+) -> Call:
+    """Compiles the program, bound to `sources`, into one straight-line Python function.
+
+    Every name in its text is made here from a counter; the program's own strings never become code.
+    """
+    given = memory or TorchMemory(device)
+    writer = _Writer()
+    tensors = source_tensors(program, sources, device)
+    specs = {buffer.name: buffer for buffer in program.buffers}
+    for buffer in program.buffers:
+        if buffer.role == candidate_pb2.ROLE_WORKSPACE:
+            make = given.zeros if buffer.zero_between_calls else given.empty
+            tensors[buffer.name] = make(buffer.name, buffer.spec)
+    fixed = frozenset(tensors)
+    for name, tensor in tensors.items():
+        writer.objects[writer.variable(name)] = tensor
+    unmade = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
+    dying = _last_uses(program)
+    stamp = writer.keep("h", after_step) if after_step is not None else ""
+    for position, step in enumerate(program.steps):
+        # An output is allocated when it is first written and a result is dropped after its last use, as eager's
+        # memory comes and goes: otherwise the call would find its memory colder than eager does.
+        for name in sorted(unmade & set(buffers_of(step))):
+            _write_allocation(writer, specs[name], memory, device)
+            unmade.discard(name)
+        match step.WhichOneof("kind"):
+            case "launch":
+                _write_launch(writer, step.launch, fixed, tensors, pack)
+            case "library":
+                _write_library(writer, step.library, memory, device)
+            case "memset":
+                fill = writer.keep("f", _fill(specs[step.memset.buffer].spec, step.memset.byte))
+                writer.lines.append(f"{fill}({writer.variable(step.memset.buffer)})")
+        writer.lines += [f"{writer.variable(name)} = None" for name in dying.get(position, ())]
+        if stamp:
+            writer.lines.append(f"{stamp}()")
+    returned = "".join(f"{writer.variable(name)}, " for name in program.outputs)
+    body = "\n    ".join([*writer.lines, f"return ({returned})"])
+    # Defaults make every object a local variable of the function: the fastest look-up that Python has.
+    defaults = ", ".join(f"{name}={name}" for name in writer.objects)
+    scope: dict[str, Any] = dict(writer.objects)
+    exec(compile(f"def call({defaults}):\n    {body}", "<program>", "exec"), scope)
+    call: Call = scope["call"]
+    return call
+
+
+def buffers_of(step: candidate_pb2.Step) -> list[str]:
+    """Names of all buffers that a step reads or writes."""
+    match step.WhichOneof("kind"):
+        case "launch":
+            return [a.buffer for a in step.launch.arguments if a.WhichOneof("kind") == "buffer"]
+        case "library":
+            values = [*step.library.args, *(item.value for item in step.library.kwargs)]
+            return [*aten.tensor_names(values), *filter(None, step.library.results)]
+        case "memset":
+            return [step.memset.buffer]
+    return []
+
+
+def _last_uses(program: candidate_pb2.Program) -> dict[int, list[str]]:
+    """Position of a step → results of library steps that nothing needs after it."""
+    owned = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_LIBRARY}
+    last: dict[str, int] = {}
+    for position, step in enumerate(program.steps):
+        last |= {name: position for name in buffers_of(step) if name in owned}
+    dying: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in program.outputs:
+            dying.setdefault(position, []).append(name)
+    return dying
+
+
+def _write_allocation(
+    writer: _Writer, buffer: candidate_pb2.Buffer, memory: Memory | None, device: torch.device
+) -> None:
+    variable = writer.variable(buffer.name)
+    if memory is not None:
+        make = writer.keep("m", memory.empty)
+        writer.lines.append(f"{variable} = {make}({writer.keep('n', buffer.name)}, {writer.keep('s', buffer.spec)})")
+        return
+    make = writer.keep("m", torch.empty_strided)
+    dtype, place = writer.keep("d", dtypes.to_torch(buffer.spec.dtype)), writer.keep("d", device)
+    shape, strides = list(map(int, buffer.spec.shape)), list(map(int, buffer.spec.strides))
+    writer.lines.append(f"{variable} = {make}({shape}, {strides}, dtype={dtype}, device={place})")
+
+
+def _write_launch(
+    writer: _Writer,
+    launch: candidate_pb2.Launch,
+    fixed: frozenset[str],
+    tensors: Mapping[str, torch.Tensor],
+    pack: PackLaunch,
+) -> None:
+    code = pack(launch)
+    place = ""
+    for position, argument in enumerate(launch.arguments):
+        if argument.WhichOneof("kind") != "buffer":
+            continue
+        if argument.buffer in fixed:
+            code.place(position, tensors[argument.buffer].data_ptr())
+            continue
+        place = place or writer.keep("p", code.place)
+        writer.lines.append(f"{place}({position}, {writer.variable(argument.buffer)}.data_ptr())")
+    writer.lines.append(f"{writer.keep('k', code.run)}()")
+
+
+def _write_library(
+    writer: _Writer, call: candidate_pb2.LibraryCall, memory: Memory | None, device: torch.device
+) -> None:
+    overload = aten.resolve(call.target)
+    arguments = [_argument_text(writer, value, device) for value in call.args]
+    known = {argument.name for argument in overload._schema.arguments}
+    for item in call.kwargs:
+        if item.name not in known:  # it is about to become code
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_POLICY_REJECT, f"{call.target} has no argument called {item.name!r}"
+            )
+        arguments.append(f"**{{{item.name!r}: {_argument_text(writer, item.value, device)}}}")
+    invoked = f"{writer.keep('f', overload)}({', '.join(arguments)})"
+    single = len(overload._schema.returns) == 1 and str(overload._schema.returns[0].type) == "Tensor"
+    names = list(call.results)
+    if not any(names):
+        writer.lines.append(invoked)
+        return
+    if single:
+        writer.lines.append(f"{writer.variable(names[0])} = {invoked}")
+    else:
+        flatten = writer.keep("f", aten.flatten_results)
+        targets = "".join(f"{writer.variable(name) if name else '_'}, " for name in names)
+        writer.lines.append(f"{targets}*_ = {flatten}({invoked})")
+    if memory is not None:
+        adopt = writer.keep("m", memory.adopt)
+        for name in filter(None, names):
+            variable = writer.variable(name)
+            writer.lines.append(f"{variable} = {adopt}({writer.keep('n', name)}, {variable})")
+
+
+def _argument_text(writer: _Writer, value: tensor_pb2.Value, device: torch.device) -> str:
+    kind = value.WhichOneof("kind")
+    if kind == "tensor":
+        return writer.variable(value.tensor)
+    if kind == "list":
+        return f"[{', '.join(_argument_text(writer, element, device) for element in value.list.values)}]"
+    return writer.keep("c", aten.decode(value, _no_tensor, device))
+
+
+def _no_tensor(name: str) -> torch.Tensor:
+    raise AssertionError(f"tensor {name} inside a constant")
+
+
+def _fill(spec: tensor_pb2.TensorSpec, byte: int) -> Callable[[torch.Tensor], object]:
+    """Fills the whole span of a dense tensor with one byte."""
+    span = dtypes.element_span(spec)
+
+    def fill(tensor: torch.Tensor) -> object:
+        return tensor.as_strided((span,), (1,)).view(torch.uint8).fill_(byte)
+
+    return fill

@@ -1,0 +1,371 @@
+"""The least time a task can take, and the guard against results that are too good to be true.
+
+One idea: inputs and parameters are read once, outputs are written once, and products that algebra cannot remove are
+computed; all counted from the captured graph, never from a candidate. Every count errs towards less work, because
+the guard rejects whoever is faster than the floor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpu_bench.device import Ceilings
+from warpsmith import aten, dtypes
+from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
+
+REJECT_BELOW = 0.98
+"""Faster than this part of the physical floor is impossible."""
+FLOOR_REJECT = "FLOOR_REJECT"
+FLOOR_SUSPECT = "FLOOR_SUSPECT"
+REFERENCE_WASTEFUL = "REFERENCE_WASTEFUL"
+WASTEFUL_ABOVE = 2.0
+
+_PARTIAL = frozenset({
+    "slice", "select", "narrow", "index", "index_select", "gather", "embedding", "take", "diagonal", "as_strided",
+    "nll_loss", "nll_loss_nd", "nll_loss2d", "split", "split_with_sizes", "chunk", "unbind", "masked_select",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "grid_sampler", "grid_sampler_2d",
+    "grid_sampler_3d", "unfold", "constant_pad_nd", "pad", "take_along_dim", "diag",
+})  # fmt: skip
+"""Operations that may leave elements of their first argument unread: it counts as read no more than the result."""
+
+_TRIANGULAR = frozenset({"tril", "triu"})
+
+_WINDOWED = frozenset({
+    "conv1d", "conv2d", "conv3d", "convolution", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d",
+})  # fmt: skip
+"""Operations that skip elements when the stride exceeds the window."""
+
+_SHAPE_ONLY = frozenset({
+    "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+    "new_full", "new_empty", "new_empty_strided", "sym_size", "detach_",
+})  # fmt: skip
+"""Operations that look at the shape of an argument, never at its values."""
+
+_LINEAR = frozenset(
+    {"add", "sub", "mul", "div", "neg", "add_", "sub_", "mul_", "div_", "to", "_to_copy", "clone"}
+)
+_CONTRACTING = frozenset({
+    "sum", "mean", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot", "avg_pool1d",
+    "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "conv1d",
+    "conv2d", "conv3d", "convolution",
+})  # fmt: skip
+_SUMMING = frozenset({"sum", "mean"})
+_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot"})
+_DIAGONAL = frozenset({"diag", "diag_embed", "eye"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """Least work of a task. Bytes are of distinct elements."""
+
+    input_bytes: int
+    """Bytes of the inputs that must be read."""
+    parameter_bytes: int
+    """Bytes of parameters, state and constants that must be read."""
+    output_bytes: int
+    """Bytes that must be written: outputs that are new memory, and state that is updated."""
+    product_flops: int
+    """Matrix products and attention that no algebra here removes."""
+    convolution_flops: int
+    """Convolutions, counted directly; faster algorithms (Winograd) exist for some."""
+    executed_flops: int
+    """Products and convolutions that the reference executes."""
+    needed_flops: int
+    """What is left of those without dead, repeated, diagonal and summed-away products."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes read and written."""
+        return self.input_bytes + self.parameter_bytes + self.output_bytes
+
+
+def work_of(graph: graph_pb2.Graph) -> Work:
+    """Counts a captured graph."""
+    counter = _Counter(graph)
+    inputs = parameters = 0
+    for source in graph.sources:
+        needed = counter.read_bytes(source.name)
+        if source.origin == graph_pb2.ORIGIN_INPUT:
+            inputs += needed
+        else:
+            parameters += needed
+    flops = counter.flops()
+    return Work(inputs, parameters, counter.write_bytes(), *flops)
+
+
+def floor_ns(
+    work: Work, ceilings: Ceilings, *, algebra: bool = False, parameters_warm: bool = False
+) -> float:
+    """Least time at the measured ceilings: the larger of memory time and product time.
+
+    `algebra`: the candidate replaced products by other algebra, so only bytes count. `parameters_warm`: calls were
+    timed in groups, so parameters that fit the cache are not read again.
+    """
+    device = ceilings.device
+    reads = _reads(work, device.cache_bytes, parameters_warm)
+    memory_s = _memory_s(reads, work.output_bytes, device)
+    products_s = 0.0
+    if not algebra and ceilings.fp32_product_rate:
+        products_s = work.product_flops / ceilings.fp32_product_rate
+        products_s += work.convolution_flops / 4 / ceilings.convolution_rate
+    return max(memory_s, products_s) * 1e9
+
+
+def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool) -> float:
+    """Least time that physics allows; 0 where nothing can be said (a task that fits a processor's cache).
+
+    Writes that fit the cache are not counted, convolutions a quarter (Winograd's best case for 3x3, twice over).
+    """
+    device = ceilings.device
+    if device.target == task_pb2.TARGET_CPU and work.total_bytes <= device.cache_bytes:
+        return 0.0
+    writes = max(work.output_bytes - device.cache_bytes, 0)
+    reads = _reads(work, device.cache_bytes, parameters_warm)
+    if device.target == task_pb2.TARGET_CPU:  # a sweep does not empty every core's cache for certain
+        reads = max(reads - device.cache_bytes, 0)
+    memory_s = (
+        (reads + writes) / device.physical_bytes_per_second if device.physical_bytes_per_second else 0.0
+    )
+    products_s = 0.0
+    if not algebra and ceilings.physical_product_rate:
+        products_s = work.product_flops / ceilings.physical_product_rate
+        products_s += work.convolution_flops / 4 / ceilings.physical_convolution_rate
+    return max(memory_s, products_s) * 1e9
+
+
+def guard(
+    median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool
+) -> list[str]:
+    """Flags of a time: `FLOOR_REJECT` when physics forbids it, `FLOOR_SUSPECT` when no measurement here was as fast."""
+    physical = physical_floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
+    if physical and median_ns < REJECT_BELOW * physical:
+        return [FLOOR_REJECT]
+    if ceilings.device.target == task_pb2.TARGET_CPU and work.total_bytes <= 2 * ceilings.device.cache_bytes:
+        return []  # in a cache that is shared with the sweep nothing is surely cold
+    achievable = floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
+    return [FLOOR_SUSPECT] if median_ns < achievable else []
+
+
+def reference_flags(work: Work, ceilings: Ceilings) -> list[str]:
+    """`REFERENCE_WASTEFUL` when the reference's products are more than twice the least, and matter to its time."""
+    if work.executed_flops <= WASTEFUL_ABOVE * work.needed_flops or not ceilings.fp32_product_rate:
+        return []
+    wasted_s = (work.executed_flops - work.needed_flops) / ceilings.fp32_product_rate
+    return [REFERENCE_WASTEFUL] if wasted_s * 1e9 > floor_ns(work, ceilings, algebra=True) else []
+
+
+def spec_bytes(spec: tensor_pb2.TensorSpec) -> int:
+    """Bytes of the distinct elements of a tensor: an expanded dimension (stride 0) counts once."""
+    extents = [extent for extent, stride in zip(spec.shape, spec.strides, strict=True) if stride]
+    if 0 in spec.shape:
+        return 0
+    return math.prod(extents) * dtypes.to_torch(spec.dtype).itemsize
+
+
+def _reads(work: Work, cache_bytes: int, parameters_warm: bool) -> int:
+    parameters = work.parameter_bytes
+    if parameters_warm:
+        parameters = max(parameters - cache_bytes, 0)
+    return work.input_bytes + parameters
+
+
+def _memory_s(reads: int, writes: int, device: timing_pb2.Device) -> float:
+    """Seconds of memory traffic: at the separate rates, or at a copy's where that is faster."""
+    if not device.read_bytes_per_second or not device.write_bytes_per_second:
+        return 0.0
+    separate = reads / device.read_bytes_per_second + writes / device.write_bytes_per_second
+    if not device.copy_bytes_per_second or 2 * min(reads, writes) < max(reads, writes):
+        return separate
+    return min(separate, (reads + writes) / device.copy_bytes_per_second)
+
+
+class _Counter:
+    """Walks a graph backwards from what is needed."""
+
+    def __init__(self, graph: graph_pb2.Graph) -> None:
+        self._graph = graph
+        self._specs: dict[str, tensor_pb2.TensorSpec] = {source.name: source.spec for source in graph.sources}
+        self._consumers: dict[str, list[graph_pb2.Node]] = {}
+        self._producer: dict[str, graph_pb2.Node] = {}
+        self._alias: dict[str, str] = {}
+        for node in graph.nodes:
+            for result in node.results:
+                if result.name:
+                    self._specs[result.name] = result.spec
+                    self._producer[result.name] = node
+                    if result.alias_of:
+                        self._alias[result.name] = result.alias_of
+            for name in set(aten.tensor_names(aten.arguments_of(node))):
+                self._consumers.setdefault(name, []).append(node)
+        self._outputs = set(graph.outputs)
+        self._live = self._live_nodes()
+        self._needed: dict[str, int] = {}
+
+    def read_bytes(self, name: str) -> int:
+        """Bytes of a tensor that some live consumer must read, at most its own."""
+        if name not in self._needed:
+            own = spec_bytes(self._specs[name])
+            consumers = [node for node in self._consumers.get(name, []) if id(node) in self._live]
+            wanted = sum(self._consumer_reads(name, own, node) for node in consumers)
+            self._needed[name] = min(own, wanted)
+        return self._needed[name]
+
+    def write_bytes(self) -> int:
+        """Bytes of outputs with memory of their own, and of sources written in place, each memory once."""
+        sources = {source.name for source in self._graph.sources}
+        written: dict[str, int] = {}
+        for name in self._outputs:
+            root = self._root(name)
+            if root not in sources:
+                written[root] = max(written.get(root, 0), spec_bytes(self._specs[name]))
+        for node in self._graph.nodes:
+            for name in node.mutates:
+                root = self._root(name)
+                if root in sources:
+                    written[root] = spec_bytes(self._specs[root])
+        return sum(written.values())
+
+    def flops(self) -> tuple[int, int, int, int]:
+        """(least products, least convolutions, executed, needed)."""
+        executed = needed = products = convolutions = 0
+        seen: set[bytes] = set()
+        for node in self._graph.nodes:
+            count = self._node_flops(node)
+            executed += count
+            key = _content_key(node)
+            if not count or id(node) not in self._live or key in seen or self._has_diagonal_factor(node):
+                continue
+            seen.add(key)
+            if not self._reaches_linearly(node, _SUMMING):
+                needed += count
+            if self._reaches_linearly(node, _CONTRACTING):
+                continue
+            if "conv" in _operation(node):
+                convolutions += count
+            else:
+                products += count
+        return products, convolutions, executed, needed
+
+    def _consumer_reads(self, name: str, own: int, node: graph_pb2.Node) -> int:
+        operation = _operation(node)
+        results = [result for result in node.results if result.name]
+        if operation in _SHAPE_ONLY:
+            return 0
+        views = [result for result in results if result.alias_of]
+        if views and not node.mutates:
+            return sum(self.read_bytes(result.name) for result in views)
+        first = next(iter(aten.tensor_names(node.args)), name)
+        if operation in _PARTIAL and name == first:
+            return sum(spec_bytes(result.spec) for result in results)
+        if operation in _TRIANGULAR:
+            return own // 2
+        if operation in _WINDOWED and name == first:
+            return int(own * self._touched_part(node))
+        return own
+
+    def _touched_part(self, node: graph_pb2.Node) -> float:
+        """Part of the input that windows touch: stride over window, at least; a safe guess from output and input."""
+        source = self._specs[aten.tensor_names(node.args)[0]]
+        window = 1
+        names = aten.tensor_names(node.args)
+        if "conv" in _operation(node) and len(names) > 1:
+            window = math.prod(self._specs[names[1]].shape[2:])
+        elif len(node.args) > 1:
+            sizes = [value.integer for value in node.args[1].list.values] or [node.args[1].integer]
+            spatial = max(len(source.shape) - 2, 1)
+            window = math.prod(sizes) if len(sizes) > 1 else sizes[0] ** spatial
+        result = next(result for result in node.results if result.name)
+        touched = math.prod(result.spec.shape[2:]) * max(window, 1)
+        return min(1.0, touched / max(math.prod(source.shape[2:]), 1))
+
+    def _node_flops(self, node: graph_pb2.Node) -> int:
+        """Flops of one call, by making it on meta tensors; 0 for what cannot be."""
+        if "random" in node.target or node.random:
+            return 0
+
+        def meta(name: str) -> torch.Tensor:
+            spec = self._specs[name]
+            return torch.empty_strided(
+                tuple(spec.shape), tuple(spec.strides), dtype=dtypes.to_torch(spec.dtype), device="meta"
+            )
+
+        if not _may_multiply(_operation(node)):
+            return 0
+        counter = FlopCounterMode(display=False)
+        try:
+            with torch.no_grad(), counter:
+                aten.call(node.target, node.args, node.kwargs, meta, torch.device("meta"))
+        except Exception:  # no meta kernel: counting less is the safe side
+            return 0
+        return int(counter.get_total_flops())
+
+    def _has_diagonal_factor(self, node: graph_pb2.Node) -> bool:
+        """Whether a product with a diagonal matrix is written as a full one."""
+        producers = (self._producer.get(name) for name in aten.tensor_names(node.args))
+        diagonal = any(producer is not None and _operation(producer) in _DIAGONAL for producer in producers)
+        return diagonal and _operation(node) in _PRODUCTS
+
+    def _reaches_linearly(self, node: graph_pb2.Node, ends: frozenset[str]) -> bool:
+        """Whether the result of a product goes only through linear operations into one of `ends`.
+
+        Then algebra can pull the contraction in front of the product and make it small.
+        """
+        if not (_operation(node) in _PRODUCTS or "conv" in _operation(node)):
+            return False
+        frontier = [result.name for result in node.results if result.name]
+        visited: set[str] = set()
+        while frontier:
+            name = frontier.pop()
+            visited.add(name)
+            for consumer in self._consumers.get(name, []):
+                if _operation(consumer) in ends:
+                    return True
+                results = [result for result in consumer.results if result.name]
+                if _operation(consumer) in _LINEAR or any(result.alias_of for result in results):
+                    frontier += [result.name for result in results if result.name not in visited]
+        return False
+
+    def _live_nodes(self) -> set[int]:
+        """Nodes that an output or an update of a source depends on."""
+        sources = {source.name for source in self._graph.sources}
+        wanted = {self._root(name) for name in self._outputs} | self._outputs
+        live: set[int] = set()
+        for node in reversed(self._graph.nodes):
+            updates = any(self._root(name) in sources or self._root(name) in wanted for name in node.mutates)
+            if updates or any(result.name in wanted for result in node.results):
+                live.add(id(node))
+                for name in aten.tensor_names(aten.arguments_of(node)):
+                    wanted |= {name, self._root(name)}
+        return live
+
+    def _root(self, name: str) -> str:
+        """The memory behind a view."""
+        while name in self._alias:
+            name = self._alias[name]
+        return name
+
+
+def _operation(node: graph_pb2.Node) -> str:
+    """ "softmax" of "aten.softmax.int"."""
+    return node.target.split(".")[1]
+
+
+def _may_multiply(operation: str) -> bool:
+    return (
+        operation in _PRODUCTS
+        or "conv" in operation
+        or "attention" in operation
+        or operation
+        in {"lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear", "chain_matmul", "linalg_multi_dot"}
+    )
+
+
+def _content_key(node: graph_pb2.Node) -> bytes:
+    """Equal for calls of one operation on the same arguments: the second of them is needless."""
+    bare = graph_pb2.Node(target=node.target, args=node.args, kwargs=node.kwargs)
+    return bare.SerializeToString(deterministic=True)

@@ -1,0 +1,150 @@
+"""Values to judge on, drawn from a family and a seed on the device where they are used.
+
+The one idea: equal family and seed give equal tensors in every process, so no tensor ever crosses one. Float inputs
+are replaced; integers and booleans stay as the task draws them, so that indices remain valid. Parameters and running
+statistics move a little as well: a kernel that ignores a weight of ones must not pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from warpsmith.v1 import verdict_pb2
+
+Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
+"""(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
+
+PLAIN = frozenset({
+    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
+    verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
+})  # fmt: skip
+"""Families of ordinary finite values, on which parameters are varied too."""
+
+
+def family_name(family: verdict_pb2.ValueFamily.ValueType) -> str:
+    """The family for people: "normal"."""
+    return verdict_pb2.ValueFamily.Name(family).removeprefix("VALUE_FAMILY_").lower()
+
+
+def generator_for(
+    family: verdict_pb2.ValueFamily.ValueType, seed: int, position: int, device: torch.device
+) -> torch.Generator:
+    """A generator of its own for one tensor of one case."""
+    mixed = (seed * 1_000_003 + int(family) * 8_191 + position * 131) & 0x7FFF_FFFF_FFFF_FFFF
+    return torch.Generator(device=device).manual_seed(mixed)
+
+
+def replaced(
+    leaves: Sequence[torch.Tensor], family: verdict_pb2.ValueFamily.ValueType, seed: int
+) -> list[torch.Tensor]:
+    """The tensor inputs with float values of the family, in the layout they had; TASK leaves them as they are."""
+    if family == verdict_pb2.VALUE_FAMILY_TASK:
+        return list(leaves)
+    draw = _DRAWS[family]
+    made: dict[int, torch.Tensor] = {}
+    for position, leaf in enumerate(leaves):
+        if id(leaf) in made:
+            continue  # a tensor passed twice stays one tensor: modules ask "is key query?"
+        made[id(leaf)] = leaf
+        if leaf.is_floating_point():
+            values = draw(leaf.shape, leaf.dtype, generator_for(family, seed, position, leaf.device))
+            made[id(leaf)] = _in_layout_of(leaf, values)
+    return [made[id(leaf)] for leaf in leaves]
+
+
+def vary(tensors: Mapping[str, torch.Tensor], family: verdict_pb2.ValueFamily.ValueType, seed: int) -> None:
+    """Moves parameters and state (by qualified name) in place, for plain families other than TASK.
+
+    Signs, zeros of masks and infinities survive: a value is scaled by up to a quarter. Only what is zero as a whole
+    (a bias, a running mean) gets small normal values.
+    """
+    if family == verdict_pb2.VALUE_FAMILY_TASK or family not in PLAIN:
+        return
+    seen: set[int] = set()
+    for position, (_, tensor) in enumerate(sorted(tensors.items())):
+        if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        generator = generator_for(family, seed, 1_000 + position, tensor.device)
+        with torch.no_grad():
+            if bool((tensor == 0).all()):
+                tensor.copy_(0.1 * _normal(tensor.shape, tensor.dtype, generator))
+            else:
+                tensor.mul_(1.0 + 0.25 * _uniform(tensor.shape, tensor.dtype, generator))
+
+
+def _in_layout_of(leaf: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if any(stride == 0 and extent > 1 for stride, extent in zip(leaf.stride(), leaf.shape, strict=True)):
+        # An expanded input repeats one value along that dimension: so does its replacement.
+        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())
+        return values[index].clone().expand(leaf.shape)
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(values)
+
+
+def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
+
+
+def _uniform(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, dtype=dtype, device=generator.device, generator=generator)
+
+
+def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    limit = torch.finfo(dtype).max / 2
+    return (_normal(shape, dtype, generator) * 1e4).clamp_(-limit, limit)
+
+
+def _tiny(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    scale = 1e-30 if torch.finfo(dtype).tiny < 1e-30 else torch.finfo(dtype).tiny
+    return _normal(shape, dtype, generator) * scale
+
+
+def _mixed(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    exponent = _uniform(shape, torch.float32, generator) * 8.0 - 4.0
+    sign = torch.where(_uniform(shape, torch.float32, generator) < 0.5, -1.0, 1.0)
+    return (sign * torch.pow(10.0, exponent)).to(dtype)
+
+
+def _constant_rows(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    rows = [*shape[:-1], 1] if shape else []
+    return _normal(rows, dtype, generator).expand(list(shape)).contiguous()
+
+
+def _non_finite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    values = _normal(shape, dtype, generator)
+    flat = values.view(-1)
+    rows = flat.numel() // max(1, shape[-1] if shape else 1)
+    count = min(flat.numel(), max(1, rows // 8))
+    for special in (math.inf, -math.inf, math.nan):
+        where = torch.randint(max(1, flat.numel()), (count,), device=generator.device, generator=generator)
+        if flat.numel():
+            flat[where] = special
+    return values
+
+
+def _masked(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    values = _normal(shape, dtype, generator)
+    if not shape or values.numel() == 0:
+        return values
+    width = shape[-1]
+    rows = values.view(-1, width)
+    starts = torch.randint(1, width + 1, (rows.shape[0], 1), device=generator.device, generator=generator)
+    if rows.shape[0] >= 8:
+        starts[rows.shape[0] // 2] = 0  # one row is masked as a whole
+    columns = torch.arange(width, device=generator.device)
+    return rows.masked_fill_(columns >= starts, -math.inf).view(list(shape))
+
+
+_DRAWS: Mapping[int, Draw] = {
+    verdict_pb2.VALUE_FAMILY_NORMAL: _normal,
+    verdict_pb2.VALUE_FAMILY_UNIFORM: _uniform,
+    verdict_pb2.VALUE_FAMILY_LARGE: _large,
+    verdict_pb2.VALUE_FAMILY_TINY: _tiny,
+    verdict_pb2.VALUE_FAMILY_MIXED: _mixed,
+    verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS: _constant_rows,
+    verdict_pb2.VALUE_FAMILY_NON_FINITE: _non_finite,
+    verdict_pb2.VALUE_FAMILY_MASKED: _masked,
+}

@@ -1,0 +1,121 @@
+"""A task, loaded: the module, its inputs for a case or for timing, and its tensors as a program's sources.
+
+The one idea: the judge's process and the candidate's hold one of these each, made from the same sources and seeds,
+so both see equal values and neither sends a tensor. User code runs here: only in a jailed worker.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_bench import inputs
+from gpu_bench.executor import Call, Executor, LoadedProgram, Memory, Sources
+from warpsmith import task_module
+from warpsmith.errors import BadInput
+from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
+
+Args = tuple[Any, ...]
+"""Positional arguments of one forward."""
+
+
+def device_of(target: task_pb2.Target.ValueType) -> torch.device:
+    """The device of a target.
+
+    Raises:
+        BadInput: this machine has none.
+    """
+    if target == task_pb2.TARGET_CUDA:
+        if not torch.cuda.is_available():
+            raise BadInput("the target is cuda, but this machine has no usable GPU: choose the cpu target")
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def executor_of(target: task_pb2.Target.ValueType) -> Executor:
+    """The built-in executor of a target."""
+    if target == task_pb2.TARGET_CUDA:
+        from gpu_bench.cuda import CudaExecutor
+
+        return CudaExecutor()
+    from gpu_bench.host import HostExecutor
+
+    return HostExecutor()
+
+
+@dataclass
+class LoadedTask:
+    """The module of a task on its device, in train mode, with the weights of seed 42."""
+
+    task: task_pb2.Task
+    device: torch.device
+    user: task_module.TaskModule
+    module: torch.nn.Module
+    executor: Executor
+    _pristine: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def load(task: task_pb2.Task) -> LoadedTask:
+        """Imports the task's sources and builds its module.
+
+        Raises:
+            BadInput: the sources do not load, or the target is not on this machine.
+        """
+        device = device_of(task.target)
+        torch.backends.cuda.matmul.allow_tf32 = task.precision == task_pb2.PRECISION_TF32
+        directory = Path(tempfile.mkdtemp(prefix="task-"))
+        user = task_module.load(task, directory)
+        loaded = LoadedTask(task, device, user, user.build(device=device), executor_of(task.target))
+        loaded._pristine = {name: tensor.clone() for name, tensor in loaded._own_tensors().items()}
+        return loaded
+
+    def _own_tensors(self) -> dict[str, torch.Tensor]:
+        own: dict[str, torch.Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
+        own |= dict(self.module.named_buffers(remove_duplicate=False))
+        return {name: tensor.detach() for name, tensor in own.items()}
+
+    def restore(self) -> None:
+        """Puts parameters and state back to what the constructor made, in place."""
+        for name, tensor in self._own_tensors().items():
+            tensor.copy_(self._pristine[name])
+
+    def case(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Args:
+        """The arguments of one case; parameters and state are set to what goes with them."""
+        args = self.user.inputs(seed, self.device)
+        self.restore()
+        inputs.vary(self._own_tensors(), family, seed)
+        return self.user.with_leaves(args, inputs.replaced(self.user.tensor_leaves(args), family, seed))
+
+    def sources(self, args: Args) -> Sources:
+        """The tensors of `args` and of the module as they are now, detached, sharing their memory."""
+        parameters = {name: p.detach() for name, p in self.module.named_parameters(remove_duplicate=False)}
+        state = {name: b.detach() for name, b in self.module.named_buffers(remove_duplicate=False)}
+        return Sources([leaf.detach() for leaf in self.user.tensor_leaves(args)], parameters, state)
+
+    # ---- for timing ----------------------------------------------------------------------------------------
+
+    def input_sets(self, count: int, seed: int) -> list[Args]:
+        """Arguments for `count` calls, each with memory of its own: the task's values, seeds from `seed` on."""
+        return [self.user.inputs(seed + position, self.device) for position in range(count)]
+
+    def eager_call(self, args: Args) -> Callable[[], Any]:
+        """The module's own forward on `args`."""
+        module = self.module
+        return lambda: module(*args)
+
+    def load_program(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> LoadedProgram:
+        """A program loaded beside the module. Raises ProgramFault."""
+        return self.executor.load(program, artifact, self.device)
+
+    def candidate_call(self, program: LoadedProgram, args: Args, memory: Memory | None = None) -> Call:
+        """One forward by the program, on `args` and the module's own tensors. Raises ProgramFault."""
+        return program.bind(self.sources(args), memory)
+
+    def output_leaves(self, returned: Any) -> Sequence[torch.Tensor]:
+        """The tensors of what eager returned, flattened in pytree order."""
+        return task_module.tensor_leaves(returned)

@@ -1,0 +1,61 @@
+"""Prometheus metrics of measuring: what was timed, how long it took, how quiet the machine is.
+
+One idea: base units and bounded labels, so that every series is known in advance. Counts in the service's process;
+workers report through the messages that they return.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from warpsmith.v1 import timing_pb2, verdict_pb2
+
+_TIERS = {timing_pb2.TIER_SCREENING: "screening", timing_pb2.TIER_FINAL: "final"}
+
+MEASUREMENTS = Counter(
+    "warpsmith_bench_measurements", "Candidates measured, by tier and outcome.", ["tier", "outcome"]
+)
+DEVICE_SECONDS = Histogram(
+    "warpsmith_bench_device_seconds",
+    "Time that one measurement held the device.",
+    ["tier"],
+    buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120),
+)
+NOISE_FLOOR = Gauge("warpsmith_bench_noise_floor_ratio", "Noise floor of the last measurement; 0.01 is 1 %.")
+CLOCK = Gauge(
+    "warpsmith_bench_clock_hertz", "SM or processor clock after the last measurement; 0 when unknown."
+)
+FLAGGED = Counter("warpsmith_bench_flagged_timings", "Timings with a flag of the floor guard.", ["flag"])
+FAULTS = Counter("warpsmith_bench_faults", "Candidates that faulted while timed, by kind.", ["kind"])
+THROTTLED = Gauge(
+    "warpsmith_bench_throttled", "1 when the last measurement ended with a throttle reason in force."
+)
+
+
+def record_timing(timing: timing_pb2.Timing) -> None:
+    """Counts one finished measurement."""
+    tier = _TIERS.get(timing.tier, "other")
+    MEASUREMENTS.labels(tier, "faster" if timing.faster else "not_faster").inc()
+    DEVICE_SECONDS.labels(tier).observe(timing.device_seconds)
+    NOISE_FLOOR.set(timing.noise_floor)
+    for flag in timing.flags:
+        if flag in ("FLOOR_REJECT", "FLOOR_SUSPECT"):
+            FLAGGED.labels(flag).inc()
+    _record_environment(timing.environment)
+
+
+def record_fault(tier: timing_pb2.Tier.ValueType, kind: verdict_pb2.FailureKind.ValueType) -> None:
+    """Counts a candidate that faulted while it was timed."""
+    MEASUREMENTS.labels(_TIERS.get(tier, "other"), "fault").inc()
+    FAULTS.labels(verdict_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_").lower()).inc()
+
+
+def record_reference(report: timing_pb2.ReferenceReport) -> None:
+    """Notes the machine's state after a reference was timed."""
+    _record_environment(report.environment)
+
+
+def _record_environment(environment: timing_pb2.Environment) -> None:
+    if environment.clock_mhz:
+        CLOCK.set(environment.clock_mhz[-1] * 1e6)
+    THROTTLED.set(1.0 if environment.throttle_reasons else 0.0)

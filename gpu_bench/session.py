@@ -1,0 +1,395 @@
+"""The two workers of a task, and who is to blame when one of them ends.
+
+The one idea: what happens in the candidate's process while its program is loaded or runs is the candidate's fault
+and an answer; everything else is ours and an error. The first fault of a candidate replaces its process, so that the
+next one finds a clean one. It imports no torch: judging and running happen in the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from warpsmith import digest, jail
+from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    judging_pb2,
+    task_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+from warpsmith.worker import Worker
+
+JUDGE = "gpu_bench.judge_worker:METHODS"
+BENCH = "gpu_bench.bench_worker:METHODS"
+_DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"  # as in `sharing`, which needs torch
+
+
+Reply = TypeVar("Reply", judging_pb2.Execution, benchmark_service_pb2.MeasureArtifactResponse)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take. Generous: only a hang reaches them."""
+
+    hang_seconds: float = 10.0
+    """Least time that a program gets for one case before it counts as hanging."""
+    eager_factor: float = 20.0
+    """Times slower than eager that a program may be, if that is more."""
+    prepare_seconds: float = 300.0
+    """Loading torch and the module, capturing it, and a first truth."""
+    judge_seconds: float = 300.0
+    """One truth or comparison."""
+    measure_seconds: float = 900.0
+    """One measurement with all its baselines."""
+
+
+_RUNS = 5
+"""Guarded runs of one case at most."""
+
+
+class Session:
+    """A task's judge and candidate workers; spawned at first use. One call at a time."""
+
+    def __init__(
+        self,
+        task: task_pb2.Task,
+        *,
+        rung: jail.Rung | None = None,
+        limits: Limits = Limits(),
+    ) -> None:
+        self.task = task
+        self._limits = limits
+        self._rung = rung
+        self._descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC)
+        self._judge: Worker | None = None
+        self._bench: Worker | None = None
+        self._prepared: judging_pb2.Preparation | None = None
+        self._undefined: set[int] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def jail_rung(self) -> str:
+        """How the workers are confined; empty before the first is made."""
+        worker = self._bench or self._judge
+        return worker.rung.value if worker else ""
+
+    def close(self) -> None:
+        """Ends both workers and gives the shared memory back."""
+        with self._lock:
+            self._drop_bench()
+            self._drop_judge()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    # ---- comparing -----------------------------------------------------------------------------------------
+
+    def compare(
+        self,
+        program: candidate_pb2.Program,
+        artifact: artifact_pb2.Artifact,
+        cases: Sequence[benchmark_service_pb2.ComparisonCase],
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        """Runs the program on each case and compares; stops at the first fault.
+
+        A case that the reference itself refuses gives a comparison without outputs. Raises BadInput for a module
+        that does not work as a reference, Infrastructure for what no program is to blame for.
+        """
+        response = benchmark_service_pb2.CompareOutputsResponse()
+        with self._lock:
+            prepared = self._preparation()
+            fault = self._load(program, artifact)
+            for case in cases:
+                if fault is not None:
+                    break
+                if not self._is_defined(case):
+                    response.comparisons.add(family=case.family, seed=case.seed)
+                    continue
+                fault = self._compare_case(case, prepared, response)
+            if fault is not None:
+                response.fault.CopyFrom(fault)
+            response.jail_rung = self.jail_rung
+        return response
+
+    def _compare_case(
+        self,
+        case: benchmark_service_pb2.ComparisonCase,
+        prepared: judging_pb2.Preparation,
+        response: benchmark_service_pb2.CompareOutputsResponse,
+    ) -> benchmark_service_pb2.ExecutionFault | None:
+        request = judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions)
+        executed = self._run_candidate("execute", request, self._patience(prepared))
+        if isinstance(executed, benchmark_service_pb2.ExecutionFault):
+            return executed
+        observed = executed.observed
+        if (observed.family, observed.seed) != (case.family, case.seed):
+            return _fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
+        judged = self._judge_worker().call(
+            "judge",
+            judging_pb2.JudgeRequest(observed=observed),
+            judging_pb2.Judgement,
+            deadline_s=self._limits.judge_seconds,
+        )
+        response.comparisons.append(judged.comparison)
+        return None
+
+    def _is_defined(self, case: benchmark_service_pb2.ComparisonCase) -> bool:
+        if case.family in self._undefined:
+            return False
+        request = judging_pb2.TruthRequest(family=case.family, seed=case.seed)
+        try:
+            worker = self._judge_worker()
+            truth = worker.call("truth", request, judging_pb2.Truth, deadline_s=self._limits.judge_seconds)
+        except WorkerCrashed:
+            self._drop_judge()
+            if case.family == verdict_pb2.VALUE_FAMILY_TASK:
+                raise
+            # An assertion on the device ends the process: the reference refuses these values the hard way.
+            self._undefined.add(case.family)
+            return False
+        if truth.undefined:
+            self._undefined.add(case.family)
+        return not truth.undefined
+
+    def _patience(self, prepared: judging_pb2.Preparation) -> float:
+        return max(self._limits.hang_seconds, _RUNS * self._limits.eager_factor * prepared.eager_seconds)
+
+    # ---- measuring -----------------------------------------------------------------------------------------
+
+    def measure(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """Times the program; a final measurement gets a process that has seen no other program.
+
+        Raises BadInput and Infrastructure as `compare` does.
+        """
+        with self._lock:
+            if request.tier == timing_pb2.TIER_FINAL:
+                self._drop_bench()
+            fault = self._load(request.program, request.artifact)
+            if fault is None:
+                answer = self._call_candidate(
+                    "measure",
+                    request,
+                    benchmark_service_pb2.MeasureArtifactResponse,
+                    self._limits.measure_seconds,
+                )
+                if isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
+                    if answer.WhichOneof("outcome") == "fault":
+                        self._drop_bench()
+                    else:
+                        answer.timing.environment.jail_rung = self.jail_rung
+                    return answer
+                fault = answer
+            return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
+
+    def run_reference(self) -> timing_pb2.ReferenceReport:
+        """Times the module by itself in the candidate's process, where its baselines stay for later measurements."""
+        with self._lock:
+            self._preparation()  # refuses a module that is no reference
+            worker = self._bench_worker()
+            response = worker.call(
+                "reference",
+                benchmark_service_pb2.RunReferenceRequest(task=self.task),
+                benchmark_service_pb2.RunReferenceResponse,
+                deadline_s=self._limits.measure_seconds,
+            )
+            response.report.environment.jail_rung = self.jail_rung
+            return response.report
+
+    # ---- the candidate's process ---------------------------------------------------------------------------
+
+    def _load(
+        self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
+    ) -> benchmark_service_pb2.ExecutionFault | None:
+        self._bench_worker()
+        request = judging_pb2.LoadRequest(program=program, artifact=artifact)
+        loaded = self._run_candidate("load", request, max(30.0, self._limits.hang_seconds))
+        return loaded if isinstance(loaded, benchmark_service_pb2.ExecutionFault) else None
+
+    def _run_candidate(
+        self, method: str, request: judging_pb2.LoadRequest | judging_pb2.ExecuteRequest, deadline_s: float
+    ) -> judging_pb2.Execution | benchmark_service_pb2.ExecutionFault:
+        answer = self._call_candidate(method, request, judging_pb2.Execution, deadline_s)
+        if isinstance(answer, judging_pb2.Execution) and answer.fault:
+            self._drop_bench()
+            return _fault(answer.fault, answer.detail)
+        return answer
+
+    def _call_candidate(
+        self,
+        method: str,
+        request: judging_pb2.LoadRequest | judging_pb2.ExecuteRequest | benchmark_service_pb2.MeasureArtifactRequest,
+        response: type[Reply],
+        deadline_s: float,
+    ) -> Reply | benchmark_service_pb2.ExecutionFault:
+        """Calls the candidate's process; its end is the candidate's fault, because the program was in it."""
+        worker = self._bench_worker()
+        try:
+            return worker.call(method, request, response, deadline_s=deadline_s)
+        except WorkerTimeout:
+            self._drop_bench()
+            return _fault(verdict_pb2.FAILURE_KIND_TIMEOUT, f"no end within {deadline_s:.3g} s")
+        except WorkerCrashed as crash:
+            self._drop_bench()
+            return _crash(crash)
+        except WorkerFault:
+            self._drop_bench()
+            raise
+
+    # ---- workers -------------------------------------------------------------------------------------------
+
+    def _preparation(self) -> judging_pb2.Preparation:
+        self._judge_worker()
+        assert self._prepared is not None
+        return self._prepared
+
+    def _judge_worker(self) -> Worker:
+        if self._judge is None or not self._judge.alive:
+            self._drop_judge()
+            self._judge = self._spawn(JUDGE)
+            with self._dropping_on_failure():
+                self._prepared = self._judge.call(
+                    "prepare",
+                    judging_pb2.PrepareRequest(task=self.task),
+                    judging_pb2.Preparation,
+                    deadline_s=self._limits.prepare_seconds,
+                )
+            os.ftruncate(self._descriptor, self._prepared.total_bytes)
+        return self._judge
+
+    def _bench_worker(self) -> Worker:
+        if self._bench is None or not self._bench.alive:
+            self._drop_bench()
+            self._bench = self._spawn(BENCH)
+            with self._dropping_on_failure():
+                self._bench.call(
+                    "open",
+                    judging_pb2.PrepareRequest(task=self.task),
+                    judging_pb2.Preparation,
+                    deadline_s=self._limits.prepare_seconds,
+                )
+        return self._bench
+
+    @contextlib.contextmanager
+    def _dropping_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except (WorkerFault, BadInput):
+            self._drop_judge()
+            self._drop_bench()
+            raise
+
+    def _spawn(self, entry: str) -> Worker:
+        cuda = self.task.target == task_pb2.TARGET_CUDA
+        environment = _environment(self._descriptor)
+        policy = jail.Policy(gpu=cuda)
+        return Worker(entry, policy, rung=self._rung, env=environment, shared_fds=(self._descriptor,))
+
+    def _drop_bench(self) -> None:
+        if self._bench is not None:
+            self._bench.close()
+            self._bench = None
+
+    def _drop_judge(self) -> None:
+        if self._judge is not None:
+            self._judge.close()
+            self._judge = None
+
+
+def _environment(descriptor: int) -> dict[str, str]:
+    """What a worker sees of our environment: which devices and how many threads, and its shared memory."""
+    passed = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    return passed | {_DESCRIPTOR_VARIABLE: str(descriptor)}
+
+
+def _fault(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> benchmark_service_pb2.ExecutionFault:
+    return benchmark_service_pb2.ExecutionFault(kind=kind, detail=detail)
+
+
+_SIGNALS = {
+    4: "an illegal instruction", 6: "an abort", 7: "a bus error", 8: "a division by zero", 11: "a segmentation fault",
+}  # fmt: skip
+_SIGKILL = 9
+
+
+def _crash(crash: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
+    """Nobody but the kernel, short of memory, kills a worker that we did not."""
+    if crash.signal_number == _SIGKILL:
+        return _fault(verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory")
+    cause = _SIGNALS.get(crash.signal_number or 0, "")
+    if not cause:
+        number, code = crash.signal_number, crash.exit_code
+        cause = f"signal {number}" if number else f"an exit with code {code}"
+    return _fault(verdict_pb2.FAILURE_KIND_CRASH, f"the process of the program ended by {cause}")
+
+
+class Sessions:
+    """The tasks at hand: the last two keep their workers, because a search stays with its task."""
+
+    def __init__(self, *, rung: jail.Rung | None = None, limits: Limits = Limits(), most: int = 2) -> None:
+        self._rung = rung
+        self._limits = limits
+        self._most = most
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._users: Counter[str] = Counter()
+        self._devices: dict[int, benchmark_service_pb2.DescribeDeviceResponse] = {}
+        self._describing = threading.Lock()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def using(self, task: task_pb2.Task) -> Iterator[Session]:
+        """The session of a task, by the digest of what it carries; it stays open at least as long as the block."""
+        key = digest.of_task(task)
+        with self._lock:
+            if key not in self._sessions:
+                self._sessions[key] = Session(task, rung=self._rung, limits=self._limits)
+            session = self._sessions[key]
+            self._sessions.move_to_end(key)
+            self._users[key] += 1
+        try:
+            yield session
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+                idle = [name for name in self._sessions if not self._users[name]]
+                surplus = max(0, len(self._sessions) - self._most)
+                old = [self._sessions.pop(name) for name in idle[:surplus]]
+            for each in old:
+                each.close()
+
+    def describe(
+        self, request: benchmark_service_pb2.DescribeDeviceRequest
+    ) -> benchmark_service_pb2.DescribeDeviceResponse:
+        """The device of a target, measured once in a process of its own and remembered.
+
+        Raises BadInput: the target is not on this machine.
+        """
+        with self._describing:
+            if request.target not in self._devices:
+                policy = jail.Policy(gpu=request.target != task_pb2.TARGET_CPU)
+                with Worker(BENCH, policy, rung=self._rung, env=_environment(-1)) as worker:
+                    self._devices[request.target] = worker.call(
+                        "describe",
+                        request,
+                        benchmark_service_pb2.DescribeDeviceResponse,
+                        deadline_s=self._limits.measure_seconds,
+                    )
+            return self._devices[request.target]
+
+    def close(self) -> None:
+        """Ends every worker."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()

@@ -1,0 +1,198 @@
+"""A loaded task, ready to be timed: buffer sets, baselines, work; and the two answers that a worker gives about it.
+
+One idea: this is the only place where a program, the module and the stopwatch meet. What the program does wrong while
+it is timed becomes a fault, never a timing; some outputs of timed calls are compared with eager's. Runs only in a
+jailed worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpu_bench import device, floor, reference
+from gpu_bench.baselines import CANDIDATE, Baselines
+from gpu_bench.executor import LoadedProgram, ProgramFault
+from gpu_bench.loaded import LoadedTask
+from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
+from gpu_bench.timing import buffer_set_count
+from warpsmith import capture
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    graph_pb2,
+    task_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+
+SEED = 42
+"""Seed of the first buffer set; set i has the seed that is i higher."""
+_MEMORY_SHARE = 4
+"""Buffer sets take at most one part in so many of the free memory."""
+_VERIFY_WITHIN = 1e-2
+"""Tolerance of the check of timed outputs: it finds work left out, precision is judged elsewhere."""
+
+
+@dataclass
+class TimedTask:
+    """A task with everything that its measurements share. Baselines stay compiled as long as it lives."""
+
+    loaded: LoadedTask
+    bench: Bench
+    deterministic: bool
+    """Whether outputs depend on the inputs alone, so that those of timed calls can be checked."""
+
+    @staticmethod
+    def of(loaded: LoadedTask) -> TimedTask:
+        """Captures the module, draws the buffer sets, measures the machine.
+
+        Raises:
+            BadInput: the module cannot be captured.
+        """
+        target = loaded.task.target
+        first = loaded.user.inputs(SEED, loaded.device)
+        graph = capture.capture(loaded.module, first)
+        loaded.restore()
+        count = buffer_set_count(
+            _set_bytes(graph), device.describe(target).device.cache_bytes, free_bytes(target) // _MEMORY_SHARE
+        )
+        sets = [first, *loaded.input_sets(count - 1, SEED + 1)]
+        bench = Bench.of(target, Baselines(loaded.module, sets, target), floor.work_of(graph), seed=SEED)
+        changes_state = any(node.mutates for node in graph.nodes)
+        return TimedTask(loaded, bench, not changes_state and not any(node.random for node in graph.nodes))
+
+    def reference(self) -> timing_pb2.ReferenceReport:
+        """Audits and times the module by itself."""
+        self.loaded.restore()
+        draws = [self.loaded.user.tensor_leaves(args) for args in self._draws(3)]
+        flags = reference.audit(self._run_leaves, draws)
+        self.loaded.restore()
+        return reference.measure_reference(self.bench, flags)
+
+    def measure(
+        self,
+        program: LoadedProgram,
+        artifact: artifact_pb2.Artifact,
+        tier: timing_pb2.Tier.ValueType,
+        rewritten_reference: candidate_pb2.Program | None = None,
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """Times a loaded program; a fault of its own is an answer. Errors that are ours pass through."""
+        self.loaded.restore()
+        candidate = None
+        try:
+            candidate = Candidate(
+                call=self._guarded(self._bound(program)),
+                rewritten=self._rewritten(rewritten_reference),
+                stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
+                steps=step_infos(program.program),
+                toolkit=artifact.toolchain,
+            )
+            timing = measure_candidate(
+                self.bench, candidate, tier, self._inspect if self.deterministic else None
+            )
+        except ProgramFault as fault:
+            return benchmark_service_pb2.MeasureArtifactResponse(
+                fault=benchmark_service_pb2.ExecutionFault(kind=fault.kind, detail=fault.detail)
+            )
+        finally:
+            self.loaded.restore()
+        return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+
+    def _bound(self, program: LoadedProgram) -> list[Callable[[], Any]]:
+        """One call for each buffer set."""
+        return [program.bind(self.loaded.sources(args)) for args in self.bench.baselines.inputs]
+
+    def _rewritten(self, program: candidate_pb2.Program | None) -> Callable[[int], Any] | None:
+        """The same algebra in library calls; None where there is none, or it does not load: it is only a side arm."""
+        if program is None or not program.steps:
+            return None
+        bare = artifact_pb2.Artifact(
+            program_digest=program.digest, format=artifact_pb2.BINARY_FORMAT_NONE, toolchain="torch"
+        )
+        calls = self._bound(self.loaded.load_program(program, bare))
+        return lambda index: calls[index]()
+
+    def _stepwise(self, program: LoadedProgram) -> Callable[[], Any]:
+        sources = self.loaded.sources(self.bench.baselines.inputs[0])
+        return program.bind(sources, None, self.bench.clock.stamp)
+
+    @staticmethod
+    def _guarded(calls: Sequence[Callable[[], Any]]) -> Callable[[int], Any]:
+        """The candidate's call; what a step raises becomes a fault of the program."""
+
+        def call(index: int) -> Any:
+            try:
+                return calls[index]()
+            except torch.OutOfMemoryError as error:
+                raise ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, _line(error)) from error
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, _line(error)) from error
+
+        return call
+
+    def _inspect(self, name: str, index: int, outputs: Any) -> None:
+        """Compares an output of a call that was just timed with eager's. Raises ProgramFault."""
+        if name != CANDIDATE:
+            return
+        eager = self.loaded.output_leaves(self.bench.baselines.eager().call(index))
+        for position, (got, wanted) in enumerate(zip(pytree.tree_leaves(outputs), eager, strict=True)):
+            if not _agree(got, wanted):
+                raise ProgramFault(
+                    verdict_pb2.FAILURE_KIND_WRONG_VALUE,
+                    f"output {position} of a timed call differs from eager's beyond any rounding",
+                )
+
+    def _run_leaves(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """One eager forward, seeded, from flattened inputs to flattened outputs."""
+        user = self.loaded.user
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            args = user.with_leaves(self.bench.baselines.inputs[0], list(leaves))
+            return self.loaded.output_leaves(self.loaded.module(*args))
+
+    def _draws(self, count: int) -> list[tuple[Any, ...]]:
+        """Inputs of different seeds: the buffer sets, and one more where there is only one."""
+        sets = list(self.bench.baselines.inputs[:count])
+        return sets if len(sets) > 1 else [*sets, *self.loaded.input_sets(1, SEED + 1)]
+
+
+def free_bytes(target: task_pb2.Target.ValueType, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Free memory of the target; 4 GiB where a processor's system does not tell."""
+    if target == task_pb2.TARGET_CUDA:
+        return int(torch.cuda.mem_get_info()[0])
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 4 << 30
+
+
+def _set_bytes(graph: graph_pb2.Graph) -> int:
+    """Bytes of the inputs and outputs of one call."""
+    specs = {result.name: result.spec for node in graph.nodes for result in node.results}
+    specs |= {source.name: source.spec for source in graph.sources}
+    inputs = [source.name for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
+    return sum(floor.spec_bytes(specs[name]) for name in (*inputs, *graph.outputs))
+
+
+def _agree(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two outputs are the same result: floats within 1 % of the element plus 1 % of the rms."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    if not wanted.is_floating_point():
+        return int((got != wanted).sum()) <= wanted.numel() // 100
+    finite = wanted.float().masked_fill(~wanted.isfinite(), 0.0)
+    scale = float(finite.square().mean().sqrt()) if wanted.numel() else 0.0
+    return torch.allclose(got, wanted, rtol=_VERIFY_WITHIN, atol=_VERIFY_WITHIN * scale, equal_nan=True)
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"

@@ -1,0 +1,123 @@
+"""The five services that a run calls, as one small object, and how long each call may take.
+
+The one idea: a run sees each agent as a Protocol with the RPCs it needs, so that a gRPC stub and an in-process
+fake (`orchestrator.testing`) are the same thing to it. This knows no order of calls: that is `pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from warpsmith.v1 import (
+    benchmark_service_pb2 as bench,
+)
+from warpsmith.v1 import (
+    compile_service_pb2 as comp,
+)
+from warpsmith.v1 import (
+    correctness_service_pb2 as corr,
+)
+from warpsmith.v1 import (
+    reasoning_service_pb2 as reas,
+)
+from warpsmith.v1 import (
+    synthesis_service_pb2 as synth,
+)
+
+ANALYZE_SECONDS = 300.0
+"""Longest capture and description of a plan: the first one exports the module."""
+PROPOSE_SECONDS = 300.0
+"""Longest wait for hypotheses: a language model may be asked."""
+SYNTHESIZE_SECONDS = 120.0
+COMPILE_SECONDS = 180.0
+VERIFY_SECONDS = 600.0
+MEASURE_SECONDS = 900.0
+"""Longest measurement or verification; torch.compile's autotuning is inside the final one."""
+DESCRIBE_SECONDS = 300.0
+
+
+class Reasoning(Protocol):
+    """Says what to try next."""
+
+    def ProposeHypotheses(
+        self, request: reas.ProposeHypothesesRequest, /, timeout: float | None = None
+    ) -> reas.ProposeHypothesesResponse:
+        """Ranks hypotheses on one parent plan."""
+        ...
+
+
+class Synthesis(Protocol):
+    """Turns moves into programs."""
+
+    def AnalyzePlan(
+        self, request: synth.AnalyzePlanRequest, /, timeout: float | None = None
+    ) -> synth.AnalyzePlanResponse:
+        """Describes the plan that moves give."""
+        ...
+
+    def SynthesizeCandidate(
+        self, request: synth.SynthesizeCandidateRequest, /, timeout: float | None = None
+    ) -> synth.SynthesizeCandidateResponse:
+        """Makes the candidate that a hypothesis names."""
+        ...
+
+    def RepairCandidate(
+        self, request: synth.RepairCandidateRequest, /, timeout: float | None = None
+    ) -> synth.RepairCandidateResponse:
+        """Makes another candidate from a failed one's diagnostic."""
+        ...
+
+
+class Compilation(Protocol):
+    """Turns device sources into binaries."""
+
+    def CompileCandidate(
+        self, request: comp.CompileCandidateRequest, /, timeout: float | None = None
+    ) -> comp.CompileCandidateResponse:
+        """Compiles, or says why not."""
+        ...
+
+
+class Correctness(Protocol):
+    """Judges artifacts."""
+
+    def VerifyArtifact(
+        self, request: corr.VerifyArtifactRequest, /, timeout: float | None = None
+    ) -> corr.VerifyArtifactResponse:
+        """Runs every check of a tier."""
+        ...
+
+
+class Benchmark(Protocol):
+    """Holds one device; times the reference and candidates on it."""
+
+    def DescribeDevice(
+        self, request: bench.DescribeDeviceRequest, /, timeout: float | None = None
+    ) -> bench.DescribeDeviceResponse:
+        """Measures what the device can do."""
+        ...
+
+    def RunReference(
+        self, request: bench.RunReferenceRequest, /, timeout: float | None = None
+    ) -> bench.RunReferenceResponse:
+        """Times the reference by itself."""
+        ...
+
+    def MeasureArtifact(
+        self, request: bench.MeasureArtifactRequest, /, timeout: float | None = None
+    ) -> bench.MeasureArtifactResponse:
+        """Times a program against its baselines."""
+        ...
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The services of a run. `benchmarks`: one for each device, at least one."""
+
+    reasoning: Reasoning
+    synthesis: Synthesis
+    compilation: Compilation
+    correctness: Correctness
+    benchmarks: Sequence[Benchmark]

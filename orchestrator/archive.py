@@ -1,0 +1,239 @@
+"""Keeps runs, trials and events: SQLite under `runs/` on one machine, any SQLAlchemy database by its URL.
+
+The one idea: rows are whole protobuf messages with a few columns beside them to look by, written in one transaction
+each and never changed except for the run itself, so that a run that dies is readable up to its last event. A full
+disk or a directory that cannot be written is one clear error; reading goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from orchestrator.search import moves_of, score
+from warpsmith.digest import of_moves
+from warpsmith.errors import ArchiveFault, BadInput, NotFound
+from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2, verdict_pb2
+
+FILE_NAME = "warpsmith.sqlite3"
+BUSY_MILLISECONDS = 10_000
+"""How long a writer waits for another process's transaction."""
+KNOWN_COUNT = 3
+"""Lists of moves that a new run of a known task begins with."""
+
+_tables = sa.MetaData()
+_runs = sa.Table(
+    "runs",
+    _tables,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("task_digest", sa.String(64), nullable=False, index=True),
+    sa.Column("task_name", sa.String(200), nullable=False),
+    sa.Column("target", sa.Integer, nullable=False),
+    sa.Column("device", sa.String(200), nullable=False),
+    sa.Column("state", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, index=True),
+    sa.Column("speedup", sa.Float, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+_trials = sa.Table(
+    "trials",
+    _tables,
+    sa.Column("run_id", sa.String(40), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("program_digest", sa.String(64), nullable=False),
+    sa.Column("verdict", sa.Integer, nullable=False),
+    sa.Column("speedup", sa.Float, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+_events = sa.Table(
+    "events",
+    _tables,
+    sa.Column("run_id", sa.String(40), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+
+
+class Archive:
+    """Runs and all that became of them. Safe to use from several threads and processes."""
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self._url = url
+        self._place = sa.make_url(url).render_as_string(hide_password=True)
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _set_up_reading if read_only else _set_up_writing)
+        if not read_only:
+            with self._writing() as connection:
+                _tables.create_all(connection)
+
+    @classmethod
+    def in_directory(cls, directory: Path) -> Archive:
+        """The archive of a directory, which is made where it is missing.
+
+        Raises:
+            BadInput: the directory cannot be made or written.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / ".writable").touch()
+            (directory / ".writable").unlink()
+        except OSError as error:
+            raise BadInput(f"{directory}: cannot be written ({error.strerror}); name another with --runs") from error
+        return cls(f"sqlite:///{directory.resolve() / FILE_NAME}")
+
+    @classmethod
+    def reading(cls, directory: Path) -> Archive:
+        """The archive of a directory for reading only: also where the disk is full or nothing may be written.
+
+        Raises:
+            BadInput: there is none.
+        """
+        file = directory.resolve() / FILE_NAME
+        if not file.is_file():
+            raise BadInput(
+                f"{directory}: no runs are kept here; `warpsmith optimize` makes some, --runs looks elsewhere"
+            )
+        # Without its companion files the database is whole, and may be read where no file can be made.
+        whole = not file.with_name(f"{FILE_NAME}-wal").exists()
+        options = "mode=ro&immutable=1" if whole else "mode=ro"
+        return cls(f"sqlite:///file:{quote(str(file))}?{options}&uri=true", read_only=True)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    def put_run(self, run: run_pb2.Run) -> None:
+        """Adds a run, or replaces what is kept of it."""
+        row = {
+            "id": run.id,
+            "task_digest": run.task.digest,
+            "task_name": run.task.name,
+            "target": run.task.target,
+            "device": run.device.name,
+            "state": run.state,
+            "created_at": run.created_at,
+            "speedup": score(run.best) if run.HasField("best") else 0.0,
+            "message": run.SerializeToString(),
+        }
+        with self._writing() as connection:
+            if not connection.execute(sa.update(_runs).where(_runs.c.id == run.id).values(row)).rowcount:
+                connection.execute(sa.insert(_runs).values(row))
+
+    def add_trial(self, run_id: str, trial: trial_pb2.Trial) -> None:
+        """Adds an ended trial. Its binary should have been dropped."""
+        row = {
+            "run_id": run_id,
+            "number": trial.number,
+            "program_digest": trial.candidate.program.digest,
+            "verdict": trial.verdict.state,
+            "speedup": score(trial) if trial.HasField("timing") else 0.0,
+            "message": trial.SerializeToString(),
+        }
+        with self._writing() as connection:
+            connection.execute(sa.insert(_trials).values(row))
+
+    def add_event(self, run_id: str, event: run_pb2.RunEvent) -> None:
+        """Adds an event."""
+        row = {"run_id": run_id, "number": event.number, "message": event.SerializeToString()}
+        with self._writing() as connection:
+            connection.execute(sa.insert(_events).values(row))
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> run_pb2.Run:
+        """The run of that identifier, or of that unambiguous beginning of one; `last` for the newest.
+
+        Raises:
+            NotFound: none, or several.
+        """
+        if run_id == "last":
+            newest = self.runs(limit=1)
+            if not newest:
+                raise NotFound("no run is kept yet")
+            return newest[0]
+        query = sa.select(_runs.c.id, _runs.c.message).where(_runs.c.id.startswith(run_id, autoescape=True))
+        rows = self._rows(query.limit(3)) if run_id else []
+        exact = [row for row in rows if row.id == run_id] or rows
+        if len(exact) != 1:
+            raise NotFound(f"no run {run_id!r}" if not exact else f"several runs begin with {run_id!r}")
+        return run_pb2.Run.FromString(exact[0].message)
+
+    def runs(self, limit: int = 50, task_digest: str = "") -> list[run_pb2.Run]:
+        """Runs, newest first."""
+        query = sa.select(_runs.c.message).order_by(_runs.c.created_at.desc(), _runs.c.id).limit(limit)
+        if task_digest:
+            query = query.where(_runs.c.task_digest == task_digest)
+        return [run_pb2.Run.FromString(row.message) for row in self._rows(query)]
+
+    def trials(self, run_id: str) -> list[trial_pb2.Trial]:
+        """The trials of a run in order; empty for an unknown run."""
+        query = sa.select(_trials.c.message).where(_trials.c.run_id == run_id).order_by(_trials.c.number)
+        return [trial_pb2.Trial.FromString(row.message) for row in self._rows(query)]
+
+    def events(self, run_id: str, after: int = 0) -> list[run_pb2.RunEvent]:
+        """Events of a run past a number, in order."""
+        query = (
+            sa.select(_events.c.message)
+            .where(_events.c.run_id == run_id, _events.c.number > after)
+            .order_by(_events.c.number)
+        )
+        return [run_pb2.RunEvent.FromString(row.message) for row in self._rows(query)]
+
+    def known_moves(self, task_digest: str, device: str, limit: int = KNOWN_COUNT) -> list[list[analysis_pb2.Move]]:
+        """Moves that earlier runs of the task on such a device found best, best first.
+
+        The task's digest counts its target. Winners of runs come before trials that were only screened.
+        """
+        same = (_runs.c.task_digest == task_digest) & (_runs.c.device == device)
+        runs = sa.select(_runs.c.message).where(same, _runs.c.speedup > 1.0).order_by(_runs.c.speedup.desc())
+        trials = (
+            sa.select(_trials.c.message)
+            .join(_runs, _runs.c.id == _trials.c.run_id)
+            .where(same, _trials.c.speedup > 1.0, _trials.c.verdict == verdict_pb2.VERDICT_STATE_PASS)
+            .order_by(_trials.c.speedup.desc())
+        )
+        found = [run_pb2.Run.FromString(row.message).best for row in self._rows(runs.limit(limit))]
+        found += [trial_pb2.Trial.FromString(row.message) for row in self._rows(trials.limit(2 * limit))]
+        lists = {of_moves(moves_of(trial)): list(moves_of(trial)) for trial in found if moves_of(trial)}
+        return list(lists.values())[:limit]
+
+    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(query).all()
+        except DBAPIError as error:
+            raise ArchiveFault(f"cannot read runs from {self._place}: {error.orig}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise ArchiveFault(
+                f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
+            ) from error
+
+
+def _set_up_writing(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")  # a power cut loses nothing that was told to a watcher
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _set_up_reading(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+    cursor.close()

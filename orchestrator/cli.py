@@ -1,0 +1,374 @@
+"""The command line: `warpsmith optimize module.py`, and all that looks at what it found.
+
+The one idea: a command reads its arguments, calls OptimizationService and prints. Results go to stdout, everything
+else to stderr. Exit codes: 0 done, 1 nothing passed, 2 bad input, 3 infrastructure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from orchestrator import budgets, client, directory_bench, doctor, intake, report
+from orchestrator.local import MODULES, LocalServices
+from orchestrator.progress import Progress
+from warpsmith import plugins
+from warpsmith.errors import BadInput, NotFound, WarpsmithError
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import run_pb2, task_pb2
+
+app = typer.Typer(
+    name="warpsmith",
+    help="Turns a PyTorch module into a faster, verified kernel.\n\n"
+    "Start with: warpsmith optimize module.py\n\nMachine in doubt: warpsmith doctor",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        envvar="WARPSMITH_ORCHESTRATOR_ADDRESS",
+        metavar="HOST:PORT",
+        help="An orchestrator elsewhere; without it the services run here for as long as the command.",
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Where runs are kept.")]
+Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
+TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
+DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device, such as 30s.")]
+Strategy = Annotated[str, typer.Option("--search", help="Search strategy: beam, random, or a plugin's.")]
+Target = Annotated[str, typer.Option("--target", help="auto, cpu or cuda.")]
+Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, tf32, fp16 or bf16.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
+RunId = Annotated[str, typer.Argument(help="A run's identifier, its beginning, or `last`.")]
+Agent = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="ROLE=NAME", help="Another plugin for a role, such as reasoner=oracle."),
+]
+
+DEFAULT_RUNS = Path("runs")
+INSPECTED_AT_ONCE = 2
+
+
+@app.command(
+    epilog="Examples:\n\n  warpsmith optimize softmax.py --budget 60s\n\n"
+    "  warpsmith optimize examples/*.py --json > results.json\n\n"
+    "  warpsmith optimize mypackage.blocks:Gate --input 'float32[16,16384]' --init 16384 --init eps=1e-5"
+)
+def optimize(
+    modules: Annotated[list[str], typer.Argument(metavar="MODULE...", help="Files, or package.module:Class.")],
+    budget: Budget = "60s",
+    trials: TrialLimit = 0,
+    device_time: DeviceLimit = "",
+    input_: Annotated[
+        list[str] | None, typer.Option("--input", help="An input of package.module:Class: 'float32[16,16384]'.")
+    ] = None,
+    init: Annotated[
+        list[str] | None, typer.Option("--init", help="A constructor argument as a Python literal: 8 or eps=1e-5.")
+    ] = None,
+    class_name: Annotated[str, typer.Option("--class", help="The class in a file.")] = "Model",
+    target: Target = "auto",
+    precision: Precision = "auto",
+    search: Strategy = "",
+    fresh: Fresh = False,
+    plugin: Agent = None,
+    as_json: Json = False,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
+    limits = _budget(budget, trials, device_time)
+    environment = _environment(plugin or [], search, server)
+    requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
+    tasks = [intake.read(request) for request in requests]
+    progress = Progress()
+    with ThreadPoolExecutor(INSPECTED_AT_ONCE) as pool:
+        inspected = [pool.submit(intake.inspect, task) for task in tasks]
+        with client.searching(server, runs, environment) as orchestrator:
+            ended = _optimise_all(orchestrator, [each.result() for each in inspected], limits, search, fresh, progress)
+    _print_results(ended, as_json)
+    raise typer.Exit(report.exit_code(ended))
+
+
+def _optimise_all(
+    orchestrator: client.Optimization,
+    tasks: list[task_pb2.Task],
+    limits: run_pb2.Budget,
+    search: str,
+    fresh: bool,
+    progress: Progress,
+) -> list[run_pb2.Run]:
+    """Starts a run for each task and watches them one after another."""
+    with progress:
+        started = [client.create(orchestrator, task, limits, search, fresh=fresh) for task in tasks]
+        for run in started:
+            progress.expect(run)
+        identifiers = [run.id for run in started]
+        ended = []
+        for place, identifier in enumerate(identifiers):
+            ended.append(
+                client.follow(
+                    orchestrator,
+                    identifier,
+                    partial(progress.take, identifier),
+                    to_cancel=identifiers[place:],
+                    on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again drops it)"),
+                )
+            )
+    return ended
+
+
+@app.command(
+    epilog="Examples:\n\n  warpsmith bench KernelBench/KernelBench/level1 --budget 2m\n\n"
+    "  warpsmith bench modules/ --shard 1/4 --time-limit 1h     (run again to go on)"
+)
+def bench(
+    directory: Annotated[Path, typer.Argument(help="Every module below it is optimised.")],
+    budget: Budget = "60s",
+    trials: TrialLimit = 0,
+    shard: Annotated[
+        str, typer.Option("--shard", help="Only a part of the modules: 1/4 is the first of four.")
+    ] = "1/1",
+    time_limit: Annotated[str, typer.Option("--time-limit", help="Stop starting modules after 1h, 30m …")] = "",
+    results: Annotated[
+        Path | None, typer.Option("--results", help="JSON lines; modules with a line are not run again.")
+    ] = None,
+    target: Target = "auto",
+    precision: Precision = "auto",
+    search: Strategy = "",
+    fresh: Fresh = False,
+    plugin: Agent = None,
+    as_json: Json = False,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Optimises every module of a directory; goes on where it stopped."""
+    part = budgets.shard(shard)
+    entries = directory_bench.entries(directory, part)
+    file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
+    limits = _budget(budget, trials, "")
+    end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
+    environment = _environment(plugin or [], search, server)
+    progress = Progress(Console(stderr=True, force_terminal=False))
+
+    with client.searching(server, runs, environment) as orchestrator:
+
+        def optimise(path: Path, most_seconds: float) -> run_pb2.Run:
+            task = intake.inspect(intake.read(intake.Request(str(path), target=target, precision=precision)))
+            spent = run_pb2.Budget()
+            spent.CopyFrom(limits)
+            if most_seconds:
+                spent.wall_seconds = min(limits.wall_seconds, most_seconds)
+            return _optimise_all(orchestrator, [task], spent, search, fresh, progress)[0]
+
+        found = directory_bench.bench(
+            entries, file, optimise, seconds_left=lambda: end - time.monotonic(), note=progress.note
+        )
+    if as_json:
+        print(json.dumps({"tasks": found}))
+    else:
+        for result in found:
+            speedup = result.get("speedup_fastest") or {}
+            shown = f"{speedup['median']:.2f}x" if speedup else "-"
+            print(f"{result['verdict']:<12}{shown:>8}  {result['file']}  {' '.join(result.get('labels', []))}")
+    print(directory_bench.summary(found), file=sys.stderr)
+
+
+@app.command("runs")
+def list_runs(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    as_json: Json = False,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Lists runs, newest first."""
+    with client.reading(server, runs) as orchestrator:
+        found = list(orchestrator.ListRuns(messages.ListRunsRequest(limit=limit), timeout=30.0).runs)
+    if as_json:
+        print(json.dumps({"runs": [report.as_json(run) for run in found]}))
+        return
+    for run in found:
+        begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
+        print(f"{run.id}  {begun}  {run.task.name:<28} {report.state_name(run.state):<10} {run.message}")
+
+
+@app.command()
+def show(
+    run: RunId = "last",
+    trial: Annotated[int, typer.Option("--trial", help="The source of one trial.")] = 0,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Shows the trials of a run, or the source of one."""
+    with client.reading(server, runs) as orchestrator:
+        found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
+        request = messages.ListTrialsRequest(run_id=found.id, with_sources=bool(trial))
+        trials = list(orchestrator.ListTrials(request, timeout=30.0).trials)
+    if not trial:
+        print(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
+        for each in trials:
+            print(report.trial_line(each))
+            print(f"    {each.hypothesis.rationale}")
+        return
+    chosen = next((each for each in trials if each.number == trial), None)
+    if chosen is None:
+        raise NotFound(f"run {found.id} has no trial {trial}")
+    print(f"// {report.trial_line(chosen)}")
+    for source in chosen.candidate.program.sources:
+        print(f"// ---- {source.name}\n{source.text}")
+
+
+@app.command("report")
+def report_command(run: RunId = "last", as_json: Json = False, server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
+    """Prints a run's result: arms, speedup, floor, where the gain comes from."""
+    with client.reading(server, runs) as orchestrator:
+        found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
+    _print_results([found], as_json)
+
+
+@app.command(epilog="Example:\n\n  warpsmith export last --output fast_softmax.py")
+def export(
+    run: RunId = "last",
+    flavour: Annotated[str, typer.Option("--flavour", help="module, kernelbench, or a plugin's.")] = "module",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; `-` for stdout; a name of its own otherwise.")
+    ] = None,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Writes the best kernel of a run as a Python file that needs only torch."""
+    with client.reading(server, runs) as orchestrator:
+        reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
+    if output == Path("-"):
+        print(reply.text, end="")
+        return
+    place = output or Path(reply.file_name)
+    try:
+        place.write_text(reply.text)
+    except OSError as error:
+        raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
+    print(place)
+
+
+@app.command()
+def watch(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
+    """Watches a run that another command has started; leaving does not stop it."""
+    with client.connected(server, runs) as orchestrator:
+        found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
+        with Progress() as progress:
+            progress.expect(found)
+            ended = client.follow(orchestrator, found.id, lambda event: progress.take(found.id, event))
+    _print_results([ended], False)
+
+
+@app.command()
+def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
+    """Asks a run to stop; its best so far is judged and kept."""
+    with client.connected(server, runs) as orchestrator:
+        found = orchestrator.CancelRun(messages.CancelRunRequest(run_id=run), timeout=30.0).run
+    print(f"{found.id}: {report.state_name(found.state)}")
+
+
+@app.command()
+def up(
+    port: Annotated[int, typer.Option("--port", help="Port of the orchestrator; 0 for any.")] = 50051,
+    plugin: Agent = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Keeps the services up until Ctrl-C, for commands with --server 127.0.0.1:PORT."""
+    environment = _environment(plugin or [], "", "")
+    with (
+        client.ending_on_sigterm(),
+        LocalServices(runs, ports={"orchestrator": port}, environment=environment) as services,
+    ):
+        for name in MODULES:
+            print(f"{name:<14}{services.address(name)}", file=sys.stderr)
+        print(services.address("orchestrator"), flush=True)
+        try:
+            while True:
+                services.check()
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            print("stopping", file=sys.stderr)
+
+
+@app.command("doctor")
+def doctor_command(runs: Runs = DEFAULT_RUNS) -> None:
+    """Says what this machine can do, and how to mend what it cannot."""
+    findings = []
+    for finding in doctor.examine(runs):
+        findings.append(finding)
+        print(f"{finding.health.value:<8}{finding.name:<10}{finding.detail}")
+        if finding.fix:
+            print(f"{'':<18}fix: {finding.fix}")
+    raise typer.Exit(3 if any(finding.health is doctor.Health.BAD for finding in findings) else 0)
+
+
+def _budget(wall: str, trials: int, device_time: str) -> run_pb2.Budget:
+    return run_pb2.Budget(
+        wall_seconds=budgets.seconds(wall),
+        trial_count=trials,
+        device_seconds=budgets.seconds(device_time, "--device-time") if device_time else 0.0,
+    )
+
+
+def _environment(chosen: list[str], search: str, server: str) -> dict[str, str]:
+    """Environment of local services for the chosen plugins, each of which is installed.
+
+    Raises:
+        BadInput: an unknown role; UnknownPlugin: says which are installed.
+    """
+    environment: dict[str, str] = {}
+    if server:
+        if chosen:
+            raise BadInput("--plugin is for services that the command starts; set it where the server runs")
+        return environment
+    if search:
+        _require("search", search)
+    for text in chosen:
+        role, _, name = text.partition("=")
+        _require(role, name)
+        environment[f"WARPSMITH_{role.upper()}"] = name
+    return environment
+
+
+def _require(role: str, name: str) -> None:
+    installed = plugins.names(role)
+    if name not in installed:
+        raise BadInput(f"no {role} is called {name!r}; installed: {', '.join(installed) or 'none'}")
+
+
+def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"tasks": [report.as_json(run) for run in ended]}))
+        return
+    # Without a terminal there is no width to keep to: wide enough that no number breaks.
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(report.table(ended))
+
+
+def main() -> None:
+    """Entry point of `warpsmith`: every error of ours is one line and an exit code."""
+    try:
+        app()
+    except (BadInput, NotFound) as error:
+        print(f"warpsmith: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except WarpsmithError as error:
+        print(f"warpsmith: {error}", file=sys.stderr)
+        raise SystemExit(3) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,188 @@
+"""The command line's way to an orchestrator: one that it starts, one that runs elsewhere, or the archive alone.
+
+The one idea: every command is a client of OptimizationService, so that local and remote are one code path. What only
+reads past runs needs no process: the servicer answers in this one. Interrupting a watched run asks it to stop and
+goes on watching, so that the best so far is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, cast
+
+from orchestrator.archive import Archive
+from orchestrator.dialing import orchestrator_at
+from orchestrator.hosting import RunHost
+from orchestrator.local import SERVICES_FILE, LocalServices
+from orchestrator.search_run import SearchRun
+from orchestrator.servicer import OptimizationServicer
+from warpsmith.errors import BadInput, Infrastructure, NotFound
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import run_pb2, task_pb2
+
+Watcher = Callable[[run_pb2.RunEvent], None]
+
+
+class Optimization(Protocol):
+    """What a command calls: a stub of OptimizationService, or `InProcess`."""
+
+    def GetRun(self, request: messages.GetRunRequest, /, timeout: float | None = None) -> messages.GetRunResponse:
+        """Gives one run."""
+        ...
+
+    def ListRuns(self, request: messages.ListRunsRequest, /, timeout: float | None = None) -> messages.ListRunsResponse:
+        """Lists runs."""
+        ...
+
+    def ListTrials(
+        self, request: messages.ListTrialsRequest, /, timeout: float | None = None
+    ) -> messages.ListTrialsResponse:
+        """Lists the trials of a run."""
+        ...
+
+    def ExportBest(
+        self, request: messages.ExportBestRequest, /, timeout: float | None = None
+    ) -> messages.ExportBestResponse:
+        """Writes the best kernel."""
+        ...
+
+    def WatchRun(
+        self, request: messages.WatchRunRequest, /, timeout: float | None = None
+    ) -> Iterable[messages.WatchRunResponse]:
+        """Streams events."""
+        ...
+
+    def CreateRun(
+        self, request: messages.CreateRunRequest, /, timeout: float | None = None
+    ) -> messages.CreateRunResponse:
+        """Starts a run."""
+        ...
+
+    def CancelRun(
+        self, request: messages.CancelRunRequest, /, timeout: float | None = None
+    ) -> messages.CancelRunResponse:
+        """Asks a run to stop."""
+        ...
+
+
+class InProcess:
+    """Past runs through the same seven methods, without a server. It starts nothing."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._servicer: Any = OptimizationServicer(RunHost(archive, _no_agents))
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        answer = getattr(self._servicer, method)
+        return lambda request, **_: answer(request, None)
+
+
+def _no_agents(*_: object) -> SearchRun:
+    raise NotFound("no agents are connected here")
+
+
+@contextmanager
+def reading(server: str, runs: Path) -> Iterator[Optimization]:
+    """A client for what is kept: of a server, or of a directory.
+
+    Raises:
+        BadInput: nothing is kept there.
+    """
+    if server:
+        yield cast("Optimization", orchestrator_at(server))
+        return
+    archive = Archive.reading(runs)
+    try:
+        yield cast("Optimization", InProcess(archive))
+    finally:
+        archive.close()
+
+
+@contextmanager
+def connected(server: str, runs: Path) -> Iterator[Optimization]:
+    """A client of a server: the named one, or the one that a command under way in `runs` has started.
+
+    Raises:
+        BadInput: no command is under way there.
+    """
+    if not server:
+        try:
+            server = json.loads((runs / SERVICES_FILE).read_text())["orchestrator"]
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInput(f"no command is under way in {runs}; name a server with --server") from error
+    yield cast("Optimization", orchestrator_at(server))
+
+
+@contextmanager
+def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterator[Optimization]:
+    """A client that can start runs: of a server, or of six services that live as long as the block.
+
+    Raises:
+        BadInput: the runs directory cannot be written; Infrastructure: a service does not start, or ended.
+    """
+    with ending_on_sigterm():
+        if server:
+            yield cast("Optimization", orchestrator_at(server))
+            return
+        with LocalServices(runs, environment=environment) as services:
+            try:
+                yield cast("Optimization", orchestrator_at(services.address("orchestrator")))
+            except Infrastructure:
+                services.check()  # a service that ended explains more than a call that failed
+                raise
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Makes SIGTERM unwind the stack, so that what the block started is stopped."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def create(
+    client: Optimization, task: task_pb2.Task, budget: run_pb2.Budget, search: str = "", *, fresh: bool = False
+) -> run_pb2.Run:
+    """Starts a run of a task."""
+    request = messages.CreateRunRequest(task=task, budget=budget, search=search, fresh=fresh)
+    return client.CreateRun(request, timeout=30.0).run
+
+
+def follow(
+    client: Optimization,
+    run_id: str,
+    watcher: Watcher,
+    *,
+    to_cancel: Sequence[str] = (),
+    on_interrupt: Callable[[], None] = lambda: None,
+) -> run_pb2.Run:
+    """Watches a run to its end and returns it whole.
+
+    The first Ctrl-C asks the runs of `to_cancel` to stop, and watching goes on; the second one passes through.
+    """
+    seen = 0
+    interrupted = False
+    while True:
+        try:
+            for reply in client.WatchRun(messages.WatchRunRequest(run_id=run_id, after=seen)):
+                seen = reply.event.number
+                watcher(reply.event)
+            return client.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
+        except KeyboardInterrupt:
+            if interrupted or not to_cancel:
+                raise
+            interrupted = True
+            on_interrupt()
+            for each in to_cancel:
+                client.CancelRun(messages.CancelRunRequest(run_id=each), timeout=30.0)

@@ -1,0 +1,61 @@
+"""Builds and calls CPU kernels: one g++ run at the first call, kept in the user's cache directory by content."""
+
+import ctypes
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import torch
+
+
+class _WsKernels:
+    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled."""
+
+    def __init__(self, sources):
+        self._sources = sources
+        self._library = None
+
+    def launch(self, entry, *tensors):
+        """Calls one kernel with the addresses of the tensors, in order."""
+        if self._library is None:
+            self._library = self._load()
+        addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        getattr(self._library, entry)(addresses)
+
+    def _load(self):
+        # One thread pool for PyTorch and for us: the OpenMP that PyTorch brought serves both.
+        for library in (pathlib.Path(torch.__file__).parent / "lib").glob("libgomp*"):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(self._build()))
+
+    def _build(self):
+        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+        if compiler is None:
+            raise RuntimeError("this kernel needs a C++ compiler: install g++, or set CXX")
+        flags = ["-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
+        parts = [compiler, _ws_processor(), *flags, *self._sources, *self._sources.values()]
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "warpsmith"
+        cache.mkdir(parents=True, exist_ok=True)
+        library = cache / f"{key}.so"
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as directory:
+                for name, text in self._sources.items():
+                    (pathlib.Path(directory) / name).write_text(text)
+                command = [compiler, *flags, "-c", next(iter(self._sources)), "-o", "kernel.o"]
+                subprocess.run(command, cwd=directory, check=True)
+                # Linked without libgomp on purpose: see _load.
+                link = [compiler, "-shared", "kernel.o", "-o", "kernel.so"]
+                subprocess.run(link, cwd=directory, check=True)
+                os.replace(pathlib.Path(directory) / "kernel.so", library)
+        return library
+
+
+def _ws_processor():
+    """What -march=native stands for here: a cache shared by several machines must not mix their code."""
+    path = pathlib.Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,238 @@
+"""Runs searches one after another in a thread of its own, keeps them in the archive, and tells watchers.
+
+The one idea: a run's events are numbered, told and archived, so that a watcher who comes late, or comes back,
+reads the same story. The archive failing ends the run with that as its message, and what memory holds stays
+readable. One machine is searched by one run at a time; others wait as QUEUED.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from orchestrator import metrics
+from orchestrator.archive import Archive
+from orchestrator.pipeline import without_bulk
+from orchestrator.search import Search
+from orchestrator.search_run import ENDED, SearchRun
+from warpsmith import plugins
+from warpsmith.errors import Infrastructure, NotFound
+from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
+
+log = logging.getLogger("warpsmith.orchestrator")
+
+DEFAULT_SEARCH = "beam"
+
+MakeRun = Callable[[run_pb2.Run, Search, "Story", bool], SearchRun]
+"""(run, strategy, observer, fresh) → a run that is ready to execute, its task's target set."""
+
+
+@dataclass
+class Story:
+    """The events of one run, archived as they happen. An `Observer` of `search_run`."""
+
+    archive: Archive
+    run: run_pb2.Run
+    events: list[run_pb2.RunEvent] = field(default_factory=list)
+    trials: list[trial_pb2.Trial] = field(default_factory=list)
+    cancelled: bool = False
+    conductor: SearchRun | None = None
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.run.state in ENDED
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        """Archives the run and tells watchers.
+
+        Raises:
+            Infrastructure: the archive cannot be written.
+        """
+        copy = run_pb2.Run()
+        copy.CopyFrom(run)
+        self._tell(run_pb2.RunEvent(run=_light(copy)), lambda: setattr(self, "run", copy))
+        self.archive.put_run(copy)
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        """Archives a trial and tells watchers.
+
+        Raises:
+            Infrastructure: the archive cannot be written.
+        """
+        event = run_pb2.RunEvent(trial=without_bulk(trial))
+        self._tell(event, lambda: self.trials.append(trial))
+        self.archive.add_trial(self.run.id, trial)
+
+    def _tell(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> None:
+        event.at = time.time()
+        with self.changed:
+            remember()
+            event.number = len(self.events) + 1
+            self.events.append(event)
+            self.changed.notify_all()
+        self.archive.add_event(self.run.id, event)
+
+    def follow(self, after: int) -> Iterator[run_pb2.RunEvent]:
+        """Events past a number, as they come, until the run has ended."""
+        number = after
+        while True:
+            with self.changed:
+                if len(self.events) <= number and not self.ended:
+                    self.changed.wait(timeout=1.0)
+                new, ended = self.events[number:], self.ended
+            yield from new
+            number += len(new)
+            if ended and number >= len(self.events):
+                return
+
+
+class RunHost:
+    """All runs of an orchestrator: queued, under way, and past."""
+
+    def __init__(self, archive: Archive, make_run: MakeRun) -> None:
+        self._archive, self._make_run = archive, make_run
+        self._stories: dict[str, Story] = {}
+        self._queue: queue.Queue[tuple[Story, Search, bool] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="runs", daemon=True)
+        self._thread.start()
+
+    def create(self, task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool) -> run_pb2.Run:
+        """Queues a run and returns it.
+
+        Raises:
+            UnknownPlugin: no search strategy of that name; Infrastructure: the archive cannot be written.
+        """
+        name = search or DEFAULT_SEARCH
+        strategy: Search = plugins.load("search", name)
+        run = run_pb2.Run(
+            id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+            task=task,
+            state=run_pb2.RUN_STATE_QUEUED,
+            budget=budget,
+            created_at=time.time(),
+            plugins={"search": name},
+        )
+        story = Story(self._archive, run)
+        self._archive.put_run(run)
+        story.run_changed(run)
+        self._stories[run.id] = story
+        metrics.active_runs.inc()
+        self._queue.put((story, strategy, fresh))
+        return run
+
+    def run(self, run_id: str) -> run_pb2.Run:
+        """A run by its identifier or the beginning of one.
+
+        Raises:
+            NotFound: there is none.
+        """
+        return self._stories[run_id].run if run_id in self._stories else self._archive.run(run_id)
+
+    def runs(self, limit: int, task_digest: str) -> list[run_pb2.Run]:
+        """Runs, newest first."""
+        kept = self._archive.runs(limit or 50, task_digest)
+        return [self._stories[run.id].run if run.id in self._stories else run for run in kept]
+
+    def trials(self, run_id: str) -> list[trial_pb2.Trial]:
+        """The trials of a run with their programs, in order.
+
+        Raises:
+            NotFound: no such run.
+        """
+        run = self.run(run_id)
+        story = self._stories.get(run.id)
+        return list(story.trials) if story else self._archive.trials(run.id)
+
+    def watch(self, run_id: str, after: int) -> Iterator[run_pb2.RunEvent]:
+        """Events past a number until the run ends.
+
+        Raises:
+            NotFound: no such run.
+        """
+        run = self.run(run_id)
+        if run.id in self._stories:
+            yield from self._stories[run.id].follow(after)
+        else:
+            yield from self._archive.events(run.id, after)
+
+    def cancel(self, run_id: str) -> run_pb2.Run:
+        """Asks a run to stop; one that has ended stays as it is.
+
+        Raises:
+            NotFound: no such run.
+        """
+        run = self.run(run_id)
+        story = self._stories.get(run.id)
+        if story is None:
+            if run.state not in ENDED:
+                raise NotFound(f"run {run.id} belongs to an orchestrator that is gone")
+            return run
+        story.cancelled = True
+        if story.conductor is not None:
+            story.conductor.cancel()
+        return story.run
+
+    def close(self) -> None:
+        """Stops what is under way, judges what was found, and closes the archive."""
+        for story in list(self._stories.values()):
+            if not story.ended:
+                self.cancel(story.run.id)
+        self._queue.put(None)
+        self._thread.join(timeout=5.0)
+        self._archive.close()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            story, strategy, fresh = job
+            self._execute(story, strategy, fresh)
+            metrics.active_runs.dec()
+            metrics.runs.labels(run_pb2.RunState.Name(story.run.state)).inc()
+
+    def _execute(self, story: Story, strategy: Search, fresh: bool) -> None:
+        run = run_pb2.Run()
+        run.CopyFrom(story.run)
+        try:
+            if story.cancelled:
+                _end(story, run, run_pb2.RUN_STATE_CANCELLED, "stopped by the user before it began")
+                return
+            conductor = self._make_run(run, strategy, story, fresh)
+            story.conductor = conductor
+            if story.cancelled:
+                conductor.cancel()
+            conductor.execute()
+        except Exception as error:  # whatever it is, the run has ended and its watchers must hear so
+            if not isinstance(error, Infrastructure):
+                log.exception("run %s failed", run.id)
+            run.CopyFrom(story.run)
+            message = str(error) if isinstance(error, Infrastructure) else f"{type(error).__name__}: {error}"
+            _end(story, run, run_pb2.RUN_STATE_FAILED, message)
+
+
+def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, message: str) -> None:
+    """Ends a run in memory, and in the archive where that is possible."""
+    run.state, run.message = state, message
+    try:
+        story.run_changed(run)
+    except Infrastructure as error:
+        log.error("run %s: %s", run.id, error)
+
+
+def _light(run: run_pb2.Run) -> run_pb2.Run:
+    """The run as watchers see it: no sources, no programs, no trials but the best one."""
+    light = run_pb2.Run()
+    light.CopyFrom(run)
+    del light.task.sources[:]
+    if run.HasField("best"):
+        light.best.CopyFrom(without_bulk(run.best))
+    for arm in light.reference.arms:
+        del arm.samples_ns[:]
+    return light

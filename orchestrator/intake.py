@@ -1,0 +1,260 @@
+"""Makes a `Task` of what the user named: a file in KernelBench's format, or `module:Class` with input specs.
+
+The one idea: all that can be said without running the user's code is said first, as one `BadInput` with file and
+line; then a jailed worker builds the module, runs it once and fills in the shapes. Nothing of the user's is imported
+in this process. A task carries sources, never paths.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from orchestrator.module_entry import find_module, write_entry
+from warpsmith.digest import of_task
+from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
+from warpsmith.jail import Policy
+from warpsmith.v1 import task_pb2, tensor_pb2
+from warpsmith.worker import Worker
+
+ChoiceT = TypeVar("ChoiceT")
+
+SOURCE_BYTES = 8 << 20
+"""Most that the sources of a task may hold together."""
+INSPECT_SECONDS = 120.0
+"""Longest that building the module and one forward may take."""
+WORKER_ENTRY = "orchestrator.intake_worker:METHODS"
+
+TARGETS = {
+    "auto": task_pb2.TARGET_UNSPECIFIED,
+    "cpu": task_pb2.TARGET_CPU,
+    "cuda": task_pb2.TARGET_CUDA,
+}
+PRECISIONS = {
+    "auto": task_pb2.PRECISION_UNSPECIFIED,
+    "fp32": task_pb2.PRECISION_FP32,
+    "tf32": task_pb2.PRECISION_TF32,
+    "fp16": task_pb2.PRECISION_FP16,
+    "bf16": task_pb2.PRECISION_BF16,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    subject: str
+    """Path of a `.py` file, or `package.module:Class`."""
+    inputs: Sequence[str] = ()
+    """Input specs such as `float32[16,16384]`; only with `module:Class`."""
+    init: Sequence[str] = ()
+    """Constructor arguments as Python literals, `8` or `eps=1e-5`; only with `module:Class`."""
+    target: str = "auto"
+    """A key of `TARGETS`."""
+    precision: str = "auto"
+    """A key of `PRECISIONS`; `auto` goes by the floating-point inputs."""
+    class_name: str = "Model"
+    """Class in a `.py` file."""
+
+
+def read(request: Request) -> task_pb2.Task:
+    """The task without shapes and digest: the user's code has been parsed, not run.
+
+    Raises:
+        BadInput: names the file or argument, the line where there is one, and the cause.
+    """
+    task = task_pb2.Task(
+        target=_choice("--target", request.target, TARGETS),
+        precision=_choice("--precision", request.precision, PRECISIONS),
+        class_name=request.class_name,
+    )
+    if ":" in request.subject and not request.subject.endswith(".py"):
+        _read_class(task, request)
+    else:
+        if request.inputs or request.init:
+            raise BadInput(
+                f"{request.subject}: --input and --init go with module:Class; a file says get_inputs() itself"
+            )
+        _read_file(task, Path(request.subject))
+    size = sum(len(source.content) for source in task.sources)
+    if size > SOURCE_BYTES:
+        raise BadInput(f"{request.subject}: the sources hold {size} bytes; at most {SOURCE_BYTES} can be sent")
+    return task
+
+
+def inspect(task: task_pb2.Task) -> task_pb2.Task:
+    """The task with input and output specs, precision and digest: built and run once in a jail.
+
+    Raises:
+        BadInput: the module does not import, build or run, or get_inputs gives no tensor.
+        Infrastructure: no jail can be built here.
+    """
+    with Worker(WORKER_ENTRY, Policy(), env={"OMP_NUM_THREADS": "2"}) as worker:
+        try:
+            seen = worker.call("inspect", task, task_pb2.Task, deadline_s=INSPECT_SECONDS)
+        except WorkerRaised as error:
+            raise BadInput(f"{task.entry_path}: {error}") from error
+        except WorkerTimeout as error:
+            raise BadInput(f"{task.entry_path}: one forward did not end within {INSPECT_SECONDS:.0f} s") from error
+        except WorkerCrashed as error:
+            tail = error.stderr_tail.strip().splitlines()[-1:] or ["no message"]
+            raise BadInput(f"{task.entry_path}: the module ended the process: {tail[0]}") from error
+    # The worker ran the user's code: only the specs are taken from it.
+    inspected = task_pb2.Task()
+    inspected.CopyFrom(task)
+    inspected.inputs.extend(seen.inputs)
+    inspected.outputs.extend(seen.outputs)
+    if not inspected.precision:
+        inspected.precision = _precision_of(inspected.inputs)
+    inspected.digest = of_task(inspected)
+    return inspected
+
+
+def accept(task: task_pb2.Task) -> None:
+    """Checks a task that came over the wire.
+
+    Raises:
+        BadInput: it lacks sources, shapes or a sound digest, or is too large.
+    """
+    if task.entry_path not in {source.path for source in task.sources}:
+        raise BadInput(f"{task.name or 'task'}: the entry file {task.entry_path!r} is not among the sources")
+    if sum(len(source.content) for source in task.sources) > SOURCE_BYTES:
+        raise BadInput(f"{task.name}: the sources exceed {SOURCE_BYTES} bytes")
+    if not task.inputs or not task.outputs:
+        raise BadInput(f"{task.name}: the task names no tensor inputs or outputs; make it with intake")
+    if task.digest != of_task(task):
+        raise BadInput(f"{task.name}: the task's digest is not that of its sources")
+
+
+def _read_file(task: task_pb2.Task, path: Path) -> None:
+    if not path.exists():
+        raise BadInput(f"{path}: no such file")
+    if path.is_dir():
+        raise BadInput(f"{path}: is a directory; name a file, or use `warpsmith bench {path}` for all files in it")
+    tree = _parse(path, _content(path), path.name)
+    bound = _bound_names(tree)
+    if "*" not in bound:
+        if task.class_name not in bound:
+            hint = "name another with --class" if task.class_name == "Model" else "check --class"
+            raise BadInput(f"{path}: defines no class {task.class_name}; {hint}")
+        if "get_inputs" not in bound:
+            raise BadInput(f"{path}: defines no get_inputs(), which returns the tensors of one forward")
+    task.name = path.stem
+    task.entry_path = path.name
+    for name, file in _with_siblings(path).items():
+        task.sources.add(path=name, content=_content(file))
+
+
+def _read_class(task: task_pb2.Task, request: Request) -> None:
+    module, _, class_name = request.subject.partition(":")
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise BadInput(f"{request.subject!r}: write package.module:Class, or the path of a .py file")
+    if not request.inputs:
+        raise BadInput(f"{request.subject}: name the inputs, such as --input 'float32[16,16384]'")
+    found = find_module(module)
+    if found.file is not None:
+        bound = _bound_names(_parse(found.file, _content(found.file), str(found.file)))
+        if class_name not in bound and "*" not in bound:
+            raise BadInput(f"{found.file}: defines no class {class_name}")
+    entry = write_entry(module, class_name, request.inputs, request.init)
+    task.name = class_name
+    task.class_name = "Model"
+    task.entry_path = "warpsmith_entry.py"
+    task.sources.add(path=task.entry_path, content=entry.encode())
+    total = 0
+    for name, file in found.sources.items():
+        content = _content(file)
+        total += len(content)
+        if total > SOURCE_BYTES:
+            raise BadInput(
+                f"{request.subject}: the package at {found.file} holds more than {SOURCE_BYTES} bytes of sources; "
+                "copy what the class needs into one file"
+            )
+        task.sources.add(path=name, content=content)
+
+
+def _with_siblings(path: Path) -> dict[str, Path]:
+    """The file and, as far as imports at any level name them, the files beside it, by relative path."""
+    root = path.parent
+    found: dict[str, Path] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        name = file.relative_to(root).as_posix()
+        if name in found:
+            continue
+        found[name] = file
+        for imported in _imported_modules(_parse(file, _content(file), str(file))):
+            place = root / imported
+            if place.with_suffix(".py").is_file():
+                waiting.append(place.with_suffix(".py"))
+            elif (place / "__init__.py").is_file():
+                waiting += sorted(place.rglob("*.py"))
+    return found
+
+
+def _imported_modules(tree: ast.Module) -> set[str]:
+    """Top-level names of the modules that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                names |= {alias.name.split(".")[0] for alias in aliases}
+            case ast.ImportFrom(module=str(module), level=0):
+                names.add(module.split(".")[0])
+    return names
+
+
+def _bound_names(tree: ast.Module) -> set[str]:
+    """Names that a module's statements bind, at any depth outside functions and classes; `*` for a star import."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+                continue
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {(alias.asname or alias.name).split(".")[0] for alias in aliases}
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+        waiting += ast.iter_child_nodes(node)
+    return names
+
+
+def _parse(path: Path, content: bytes, shown: str) -> ast.Module:
+    try:
+        return ast.parse(content, filename=shown)
+    except SyntaxError as error:
+        raise BadInput(f"{path}:{error.lineno}: syntax error: {error.msg}") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: not Python source: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _choice(option: str, value: str, choices: Mapping[str, ChoiceT]) -> ChoiceT:
+    if value not in choices:
+        raise BadInput(f"{option} {value}: choose one of {', '.join(choices)}")
+    return choices[value]
+
+
+def _precision_of(inputs: Sequence[tensor_pb2.TensorSpec]) -> task_pb2.Precision.ValueType:
+    floating = {
+        tensor_pb2.DTYPE_FLOAT16: task_pb2.PRECISION_FP16,
+        tensor_pb2.DTYPE_BFLOAT16: task_pb2.PRECISION_BF16,
+        tensor_pb2.DTYPE_FLOAT32: task_pb2.PRECISION_FP32,
+        tensor_pb2.DTYPE_FLOAT64: task_pb2.PRECISION_FP32,
+    }
+    tracks = {floating[spec.dtype] for spec in inputs if spec.dtype in floating}
+    # A mixture is judged by the strictest of its types.
+    return tracks.pop() if len(tracks) == 1 else task_pb2.PRECISION_FP32

@@ -1,0 +1,52 @@
+"""Runs the user's module once, in a jail, and says which tensors go in and come out.
+
+The one idea: fake tensors first, so that a six-gigabyte input costs nothing; where the module's code cannot run on
+fake ones (it looks at values), real ones. An error counts only when real tensors give it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from warpsmith import dtypes, task_module
+from warpsmith.errors import BadInput
+from warpsmith.v1 import task_pb2
+from warpsmith.worker import Methods
+
+SEED = 42
+
+
+def inspect(task: task_pb2.Task) -> task_pb2.Task:
+    """The task with its input and output specs, flattened in pytree order.
+
+    Raises:
+        BadInput: names the file, the line where known, and the cause.
+    """
+    with tempfile.TemporaryDirectory(prefix="warpsmith-intake-") as directory:
+        module = task_module.load(task, Path(directory))
+        with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
+            return _run(task, module)
+        return _run(task, module)
+
+
+def _run(task: task_pb2.Task, module: task_module.TaskModule) -> task_pb2.Task:
+    built = module.build(SEED)
+    arguments = module.inputs(SEED)
+    with module.explaining("forward failed"), torch.no_grad():
+        result = built(*arguments)
+    outputs = task_module.tensor_leaves(result)
+    if not outputs:
+        raise BadInput(f"{task.entry_path}: {task.class_name}.forward returned no tensor")
+    seen = task_pb2.Task()
+    seen.CopyFrom(task)
+    seen.inputs.extend(dtypes.spec_of(leaf) for leaf in task_module.tensor_leaves(arguments))
+    seen.outputs.extend(dtypes.spec_of(leaf) for leaf in outputs)
+    return seen
+
+
+METHODS: Methods = {"inspect": (task_pb2.Task, inspect)}

@@ -1,0 +1,117 @@
+"""The entry file that stands in for a class the user names as `package.module:Class`.
+
+The one idea: find the class's sources by path, without importing anything, and write a small file in KernelBench's
+format that imports it and draws its inputs. Whether the class exists and runs is for the jailed worker to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from warpsmith.errors import BadInput
+
+PRESENT_IN_JAIL = frozenset({"torch", "numpy"})
+"""Packages that every worker can import; their sources are not carried."""
+
+_FLOATING = ("float64", "float32", "float16", "bfloat16")
+_INTEGER = ("int64", "int32", "int16", "int8", "uint8")
+_SPEC = re.compile(r"(?P<dtype>\w+)\s*\[(?P<shape>[\d\s,]*)\]")
+
+
+@dataclass(frozen=True)
+class FoundModule:
+    """Where a module's code is. `file` is None for a package that every worker has."""
+
+    file: Path | None
+    sources: Mapping[str, Path]
+    """All Python files of its top-level package, by path relative to the import root."""
+
+
+def find_module(name: str) -> FoundModule:
+    """Finds `a.b.c` on the import path, the current directory first.
+
+    Raises:
+        BadInput: there is none; says where was looked.
+    """
+    parts = name.split(".")
+    if parts[0] in PRESENT_IN_JAIL:
+        return FoundModule(None, {})
+    for root in [Path.cwd(), *map(Path, filter(None, sys.path))]:
+        place = root.joinpath(*parts)
+        file = place / "__init__.py" if (place / "__init__.py").is_file() else place.with_suffix(".py")
+        if not file.is_file():
+            continue
+        package = root / parts[0]
+        files = sorted(package.rglob("*.py")) if package.is_dir() else [file]
+        return FoundModule(file, {each.relative_to(root).as_posix(): each for each in files})
+    raise BadInput(f"no module {name!r} in the current directory or on the Python path")
+
+
+def write_entry(module: str, class_name: str, inputs: Sequence[str], init: Sequence[str]) -> str:
+    """Text of the entry file.
+
+    Raises:
+        BadInput: an input spec or a constructor argument cannot be read.
+    """
+    positional, named = _arguments(init)
+    drawn = "".join(f"        {_draw(spec)},\n" for spec in inputs)
+    lines = [
+        f'"""{class_name} of {module} in KernelBench\'s format, written by Warpsmith\'s intake."""',
+        "",
+        "import torch",
+        "",
+        f"from {module} import {class_name} as {'Original' if positional and named else 'Model'}",
+        "",
+    ]
+    arguments: object = positional
+    if positional and named:
+        lines += [
+            "",
+            "class Model(Original):",
+            "    def __init__(self, *arguments):",
+            f"        super().__init__(*arguments, **{named!r})",
+            "",
+        ]
+    elif named:
+        arguments = named
+    lines += ["", "def get_inputs():", f"    return [\n{drawn}    ]", "", ""]
+    lines += ["def get_init_inputs():", f"    return {arguments!r}", ""]
+    return "\n".join(lines)
+
+
+def _draw(spec: str) -> str:
+    """The expression that draws one input."""
+    match = _SPEC.fullmatch(spec.strip())
+    dtypes = (*_FLOATING, *_INTEGER, "bool")
+    if match is None or match["dtype"] not in dtypes:
+        raise BadInput(f"--input {spec!r}: write dtype[shape], such as float32[16,16384]; dtypes: {', '.join(dtypes)}")
+    dtype = match["dtype"]
+    shape = tuple(int(extent) for extent in match["shape"].split(",") if extent.strip())
+    if dtype in _FLOATING:
+        return f"torch.randn({shape}, dtype=torch.{dtype})"
+    if dtype == "bool":
+        return f"torch.rand({shape}) < 0.5"
+    # Integers are mostly indices: small ones are valid in any table worth the name.
+    return f"torch.randint(0, 16, {shape}, dtype=torch.{dtype})"
+
+
+def _arguments(init: Sequence[str]) -> tuple[list[object], dict[str, object]]:
+    positional: list[object] = []
+    named: dict[str, object] = {}
+    for text in init:
+        name, equals, literal = text.partition("=")
+        is_named = bool(equals) and name.strip().isidentifier()
+        try:
+            value = ast.literal_eval((literal if is_named else text).strip())
+        except (ValueError, SyntaxError) as error:
+            raise BadInput(f"--init {text!r}: not a Python literal; write 8, 'text', [1, 2] or eps=1e-5") from error
+        if is_named:
+            named[name.strip()] = value
+        else:
+            positional.append(value)
+    return positional, named

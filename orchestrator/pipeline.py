@@ -1,0 +1,224 @@
+"""The whole way of a kernel on one screen: a `Trial` gains candidate, artifact, verdict and timing, in that order.
+
+The one idea: each stage is one call to one agent, and the first field that is missing says where a trial stopped.
+How it ended is a value. Faults of machines and services are tried once more and then never charged to a candidate.
+This chooses nothing: what to walk, with which care, and what follows is for `search_run` and `finalists`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from orchestrator import agents as deadlines
+from orchestrator import metrics
+from orchestrator.agents import Agents
+from orchestrator.device_gate import DeviceGate
+from warpsmith.errors import BadInput, Infrastructure, WarpsmithError
+from warpsmith.v1 import (
+    benchmark_service_pb2,
+    candidate_pb2,
+    compile_service_pb2,
+    correctness_service_pb2,
+    synthesis_service_pb2,
+    task_pb2,
+    timing_pb2,
+    trial_pb2,
+    verdict_pb2,
+)
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The candidate got its due: a timing, or a verdict against it. `diagnostics`: what the compiler said."""
+
+    trial: trial_pb2.Trial
+    diagnostics: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No candidate: the moves do not apply to the task. `reason` is the synthesis agent's."""
+
+    trial: trial_pb2.Trial
+    reason: str
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """The candidate's program is known already; nothing was compiled."""
+
+    trial: trial_pb2.Trial
+
+
+@dataclass(frozen=True)
+class Faulted:
+    """A machine or a service failed twice: says nothing of the candidate."""
+
+    trial: trial_pb2.Trial
+    reason: str
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The run stopped between two stages."""
+
+    trial: trial_pb2.Trial
+
+
+Outcome = Judged | Refused | Duplicate | Faulted | Interrupted
+
+
+class _RunStoppedError(Exception):
+    """Raised between stages; never leaves `Pipeline.walk`."""
+
+
+@dataclass
+class Pipeline:
+    """Walks trials of one task."""
+
+    agents: Agents
+    gate: DeviceGate
+    task: task_pb2.Task
+    go_on: Callable[[], bool] = lambda: True
+    """Asked between stages; False interrupts the walk."""
+    claim: Callable[[str], bool] = lambda _: True
+    """Given a program's digest, whether it is new: at most once True for each."""
+    retry_pause_seconds: float = field(default=0.5)
+    """Pause before the second attempt, in which a service replaces its worker."""
+
+    def walk(
+        self,
+        trial: trial_pb2.Trial,
+        tier: timing_pb2.Tier.ValueType,
+        rewritten: candidate_pb2.Program | None = None,
+    ) -> Outcome:
+        """Takes a trial with a hypothesis (or a candidate already) as far as it goes. Fills `trial` in place."""
+        start = time.monotonic()
+        try:
+            if not trial.HasField("candidate"):
+                trial.candidate.CopyFrom(self._synthesize(trial))
+            if not self.claim(trial.candidate.program.digest):
+                return Duplicate(trial)
+            compiled = self._compile(trial.candidate.program)
+            if compiled.HasField("rejection"):
+                trial.verdict.CopyFrom(failed(compiled.rejection.kind, compiled.rejection.diagnostics))
+                return Judged(trial, compiled.rejection.diagnostics)
+            trial.artifact.CopyFrom(compiled.artifact)
+            trial.verdict.CopyFrom(self._verify(trial, tier))
+            if trial.verdict.state != verdict_pb2.VERDICT_STATE_PASS:
+                return Judged(trial)
+            measured = self._measure(trial, tier, rewritten)
+            if measured.HasField("fault"):
+                trial.verdict.CopyFrom(failed(measured.fault.kind, f"while timed: {measured.fault.detail}"))
+                return Judged(trial)
+            trial.timing.CopyFrom(measured.timing)
+            return Judged(trial)
+        except _RunStoppedError:
+            return Interrupted(trial)
+        except BadInput as error:
+            return Refused(trial, str(error))
+        except WarpsmithError as error:
+            trial.verdict.CopyFrom(_infrastructure(str(error)))
+            return Faulted(trial, str(error))
+        finally:
+            trial.seconds = time.monotonic() - start
+
+    def _synthesize(self, trial: trial_pb2.Trial) -> candidate_pb2.Candidate:
+        request = synthesis_service_pb2.SynthesizeCandidateRequest(task=self.task, hypothesis=trial.hypothesis)
+
+        def call() -> candidate_pb2.Candidate:
+            with self.gate.working(self.task.target), metrics.timed("synthesize"):
+                return self.agents.synthesis.SynthesizeCandidate(
+                    request, timeout=deadlines.SYNTHESIZE_SECONDS
+                ).candidate
+
+        return self._twice(call)
+
+    def _compile(self, program: candidate_pb2.Program) -> compile_service_pb2.CompileCandidateResponse:
+        request = compile_service_pb2.CompileCandidateRequest(program=program)
+
+        def call() -> compile_service_pb2.CompileCandidateResponse:
+            with self.gate.working(self.task.target), metrics.timed("compile"):
+                return self.agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+
+        return self._twice(call)
+
+    def _verify(self, trial: trial_pb2.Trial, tier: timing_pb2.Tier.ValueType) -> verdict_pb2.Verdict:
+        request = correctness_service_pb2.VerifyArtifactRequest(
+            task=self.task, program=trial.candidate.program, artifact=trial.artifact, tier=tier
+        )
+
+        def call() -> verdict_pb2.Verdict:
+            with self.gate.checking(self.task.target), metrics.timed("verify"):
+                reply = self.agents.correctness.VerifyArtifact(request, timeout=deadlines.VERIFY_SECONDS)
+            if reply.verdict.state == verdict_pb2.VERDICT_STATE_INFRA:
+                raise Infrastructure(reply.verdict.detail)
+            return reply.verdict
+
+        return self._twice(call)
+
+    def _measure(
+        self, trial: trial_pb2.Trial, tier: timing_pb2.Tier.ValueType, rewritten: candidate_pb2.Program | None
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        request = benchmark_service_pb2.MeasureArtifactRequest(
+            task=self.task,
+            program=trial.candidate.program,
+            artifact=trial.artifact,
+            tier=tier,
+            rewritten_reference=rewritten,
+        )
+
+        def call() -> benchmark_service_pb2.MeasureArtifactResponse:
+            with self.gate.timing() as benchmark, metrics.timed("measure"):
+                return benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+
+        return self._twice(call)
+
+    def _twice(self, call: Callable[[], ResultT]) -> ResultT:
+        if not self.go_on():
+            raise _RunStoppedError
+        try:
+            return call()
+        except Infrastructure:
+            time.sleep(self.retry_pause_seconds)
+            if not self.go_on():
+                raise _RunStoppedError from None
+            return call()
+
+
+def failed(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> verdict_pb2.Verdict:
+    """A verdict against a candidate."""
+    return verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_FAIL, kind=kind, detail=detail)
+
+
+def _infrastructure(detail: str) -> verdict_pb2.Verdict:
+    return verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_INFRA, detail=detail)
+
+
+def passed(trial: trial_pb2.Trial) -> bool:
+    """Whether a trial came through: right, and timed."""
+    return trial.verdict.state == verdict_pb2.VERDICT_STATE_PASS and trial.HasField("timing")
+
+
+def without_bulk(trial: trial_pb2.Trial, *, keep_sources: bool = False) -> trial_pb2.Trial:
+    """A copy for history, events and archive: no binary, no comparisons, no raw samples.
+
+    `keep_sources`: the program stays, so that it can be shown and exported.
+    """
+    light = trial_pb2.Trial()
+    light.CopyFrom(trial)
+    if light.HasField("artifact"):
+        light.artifact.content = b""
+    if light.HasField("candidate") and not keep_sources:
+        digest = light.candidate.program.digest
+        light.candidate.program.CopyFrom(candidate_pb2.Program(digest=digest))
+    if light.HasField("verdict"):
+        del light.verdict.comparisons[:]
+    for arm in light.timing.arms if light.HasField("timing") else ():
+        del arm.samples_ns[:]
+    return light

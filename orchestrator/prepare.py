@@ -1,0 +1,120 @@
+"""What is found out before a search: the device, the plan, the reference's times, and whether there is headroom.
+
+The one idea: these three calls do not need each other, so they are made at once and the device gate orders those
+that must be alone. Outside every search budget. It decides nothing but `AT_FLOOR`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator import agents as deadlines
+from orchestrator import metrics
+from orchestrator.agents import Agents
+from orchestrator.device_gate import DeviceGate
+from warpsmith.v1 import (
+    analysis_pb2,
+    benchmark_service_pb2,
+    synthesis_service_pb2,
+    task_pb2,
+    timing_pb2,
+)
+
+FLOOR_MARGIN = 1.05
+"""A baseline within this factor of the floor leaves nothing worth searching for (design section 8)."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a search stands on."""
+
+    device: timing_pb2.Device
+    analysis: analysis_pb2.Analysis
+    """Plan zero with its legal moves."""
+    reference: timing_pb2.ReferenceReport
+
+
+def describe_device(gate: DeviceGate, target: task_pb2.Target.ValueType) -> timing_pb2.Device:
+    """What the device can do; an unspecified target gives the machine's best.
+
+    Raises:
+        BadInput: the target is not present.
+    """
+    request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
+    with gate.timing() as benchmark, metrics.timed("describe"):
+        return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
+
+
+def analyze(
+    agents: Agents, gate: DeviceGate, task: task_pb2.Task, moves: list[analysis_pb2.Move]
+) -> analysis_pb2.Analysis:
+    """The plan that moves give, with its legal moves.
+
+    Raises:
+        BadInput: the module cannot be captured; IllegalMove: a move does not apply.
+    """
+    request = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=moves)
+    with gate.working(task.target), metrics.timed("analyze"):
+        return agents.synthesis.AnalyzePlan(request, timeout=deadlines.ANALYZE_SECONDS).analysis
+
+
+def prepare(
+    agents: Agents, gate: DeviceGate, task: task_pb2.Task, go_on: Callable[[], bool] = lambda: True
+) -> Prepared | None:
+    """Makes the three calls for a task whose target is set; None where `go_on` became false before they ended.
+
+    The first failure ends it at once: what still waits for the device is dropped.
+
+    Raises:
+        BadInput: the module cannot be captured, does not run, is not deterministic, or the target is absent.
+        Infrastructure: a service failed.
+    """
+    dropped = threading.Event()
+
+    def describe() -> timing_pb2.Device:
+        return describe_device(gate, task.target)
+
+    def run_reference() -> timing_pb2.ReferenceReport:
+        request = benchmark_service_pb2.RunReferenceRequest(task=task)
+        with gate.timing() as benchmark, metrics.timed("reference"):
+            if dropped.is_set():
+                return timing_pb2.ReferenceReport()
+            return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
+
+    pool = ThreadPoolExecutor(3, thread_name_prefix="prepare")
+    try:
+        # The plan first: a module that cannot be captured is known before anything is timed.
+        analysis = pool.submit(analyze, agents, gate, task, [])
+        device = pool.submit(describe)
+        reference = pool.submit(run_reference)
+        futures: set[Future[Any]] = {analysis, device, reference}
+        while futures:
+            ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
+            for future in ended:
+                future.result()
+            if not go_on():
+                return None
+        return Prepared(device.result(), analysis.result(), reference.result())
+    finally:
+        dropped.set()
+        pool.shutdown(wait=False)
+
+
+def fastest_ns(reference: timing_pb2.ReferenceReport) -> float:
+    """Median of the fastest baseline in nanoseconds; 0 when none ran."""
+    return next((arm.median_ns for arm in reference.arms if arm.name == reference.fastest), 0.0)
+
+
+def at_floor(reference: timing_pb2.ReferenceReport) -> str:
+    """Why a search is not worth its cost, in one sentence; empty when it is."""
+    fastest, floor = fastest_ns(reference), reference.floor_ns
+    if floor <= 0 or fastest <= 0 or fastest > floor * FLOOR_MARGIN:
+        return ""
+    return (
+        f"{reference.fastest} takes {fastest / 1e3:.1f} us and the floor of this machine is {floor / 1e3:.1f} us: "
+        f"at most {max(1.0, fastest / floor):.2f}x could be won"
+    )

@@ -1,0 +1,198 @@
+"""What a run's result says to a person and to a program: the table, its JSON, and where a gain comes from.
+
+The one idea: the headline is the speedup against the fastest baseline with its interval; everything else (eager,
+floor, algebra, flags) stands beside it, and a run without a faster kernel says so in the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+
+FASTER = run_pb2.RUN_STATE_FASTER
+COMPILED = ("compile", "compile_max_autotune")
+
+
+def verdict_of(run: run_pb2.Run) -> str:
+    """PASS for a verified faster kernel, else why there is none: NO_FASTER, AT_FLOOR, CANCELLED, and so on."""
+    if run.HasField("best") and run.best.timing.faster:
+        return "PASS"
+    return state_name(run.state)
+
+
+def state_name(state: run_pb2.RunState.ValueType) -> str:
+    """The state as people see it."""
+    return run_pb2.RunState.Name(state).removeprefix("RUN_STATE_")
+
+
+def arms_of(run: run_pb2.Run) -> dict[str, timing_pb2.Arm]:
+    """Everything timed, by name: of the best trial where there is one, else of the reference."""
+    arms = run.best.timing.arms if run.HasField("best") else run.reference.arms
+    return {arm.name: arm for arm in arms}
+
+
+def gain_split(run: run_pb2.Run) -> tuple[float, float] | None:
+    """(algebra, kernels): fastest baseline ÷ rewritten reference, rewritten reference ÷ ours; None without a rewrite.
+
+    Only the second is a kernel's speedup (measurement, "Faster", 2).
+    """
+    arms = arms_of(run)
+    fastest = arms.get(run.best.timing.fastest_baseline)
+    rewritten, ours = arms.get("rewritten"), arms.get("candidate")
+    if not (fastest and rewritten and ours) or rewritten.failure or not rewritten.median_ns or not ours.median_ns:
+        return None
+    return fastest.median_ns / rewritten.median_ns, rewritten.median_ns / ours.median_ns
+
+
+def authored_share(timing: timing_pb2.Timing) -> float | None:
+    """Share of the candidate's time that is spent in authored kernels, 0 to 1; None when steps were not timed."""
+    total = sum(step.median_ns for step in timing.steps)
+    if not total:
+        return None
+    return sum(step.median_ns for step in timing.steps if step.engine == "authored") / total
+
+
+def gain_text(run: run_pb2.Run) -> str:
+    """Where the gain comes from, in a few words."""
+    if not run.HasField("best"):
+        return ""
+    parts = []
+    split = gain_split(run)
+    if split is not None:
+        parts.append(f"algebra {split[0]:.2f}x × kernels {split[1]:.2f}x")
+    elif run.best.candidate.rewrites:
+        parts.append("algebra and kernels, not told apart")
+    share = authored_share(run.best.timing)
+    if share is not None:
+        parts.append(f"{share:.0%} of the time in authored kernels, {1 - share:.0%} in library calls")
+    return "; ".join(parts)
+
+
+def labels_of(run: run_pb2.Run) -> list[str]:
+    """What a reader of the number must know: algebra, precision, flags of the fairness audit and of the timing."""
+    labels = [f"algebra:{rule}" for rule in run.best.candidate.rewrites]
+    if run.task.precision not in (task_pb2.PRECISION_UNSPECIFIED, task_pb2.PRECISION_FP32):
+        labels.append(task_pb2.Precision.Name(run.task.precision).removeprefix("PRECISION_").lower())
+    labels += [*run.reference.flags, *run.best.timing.flags]
+    if run.HasField("best") and not run.best.verdict.kernelbench_pass:
+        labels.append("kernelbench_check_fails")
+    return list(dict.fromkeys(labels))
+
+
+def as_json(run: run_pb2.Run) -> dict[str, Any]:
+    """The result of one task as the design's section 11 has it, with the run's identifier and message."""
+    timing = run.best.timing if run.HasField("best") else None
+    return {
+        "name": run.task.name,
+        "verdict": verdict_of(run),
+        "speedup_fastest": _speedup(timing.speedup_fastest) if timing else None,
+        "speedup_eager": _speedup(timing.speedup_eager) if timing else None,
+        "floor_percent": round(timing.floor_percent, 2) if timing else None,
+        "labels": labels_of(run),
+        "run": run.id,
+        "state": state_name(run.state),
+        "message": run.message,
+        "fastest_baseline": timing.fastest_baseline if timing else run.reference.fastest,
+        "arms_ns": {name: arm.median_ns for name, arm in arms_of(run).items() if not arm.failure},
+        "gain": gain_text(run),
+        "trials": {"total": run.trial_count, "passed": run.pass_count},
+        "phase_seconds": [round(seconds, 2) for seconds in run.phase_seconds],
+    }
+
+
+def _speedup(speedup: timing_pb2.Speedup) -> dict[str, float]:
+    return {"median": round(speedup.median, 4), "low": round(speedup.low, 4), "high": round(speedup.high, 4)}
+
+
+def table(runs: Sequence[run_pb2.Run]) -> Table:
+    """One row for each run."""
+    made = Table(title=None, header_style="bold", row_styles=["", "dim"] if len(runs) > 8 else None)
+    made.add_column("module", no_wrap=True)
+    for title in ("eager", "torch.compile", "ours", "against the fastest", "% of floor"):
+        made.add_column(title, justify="right")
+    made.add_column("where it comes from; labels", ratio=1, overflow="fold")
+    for run in runs:
+        made.add_row(*row(run))
+    return made
+
+
+def row(run: run_pb2.Run) -> list[str]:
+    """The cells of a run: module, eager, compile, ours, speedup with its interval, percent of floor, notes."""
+    arms = arms_of(run)
+    compiled = [arms[name].median_ns for name in COMPILED if name in arms and not arms[name].failure]
+    timing = run.best.timing if run.HasField("best") else None
+    headline = run.message if timing is None else speedup_text(timing.speedup_fastest)
+    if timing is not None and not timing.faster:
+        headline = f"no faster kernel found ({headline})"
+    notes = "; ".join(filter(None, [gain_text(run), " ".join(labels_of(run))]))
+    return [
+        run.task.name,
+        time_text(arms["eager"].median_ns) if "eager" in arms else "-",
+        time_text(min(compiled)) if compiled else "-",
+        time_text(arms["candidate"].median_ns) if "candidate" in arms else "-",
+        f"{state_name(run.state)}: {headline}" if timing is None else headline,
+        f"{timing.floor_percent:.0f} %" if timing is not None and timing.floor_percent else "-",
+        notes,
+    ]
+
+
+def funnel(trials: Iterable[trial_pb2.Trial]) -> Mapping[str, int]:
+    """How many trials came how far: proposed, compiled, right, timed."""
+    counts = {"tried": 0, "compiled": 0, "right": 0, "timed": 0}
+    for trial in trials:
+        counts["tried"] += 1
+        counts["compiled"] += trial.HasField("artifact")
+        counts["right"] += trial.verdict.state == verdict_pb2.VERDICT_STATE_PASS
+        counts["timed"] += trial.HasField("timing")
+    return counts
+
+
+def trial_line(trial: trial_pb2.Trial) -> str:
+    """A trial in one line: number, parent, what it did, how it ended."""
+    moves = trial.candidate.moves or trial.hypothesis.moves
+    new = moves[len(moves) - trial.hypothesis.new_move_count :] if trial.hypothesis.new_move_count else []
+    did = ", ".join(map(move_text, new)) or trial.hypothesis.source or "plan zero"
+    if trial.HasField("timing"):
+        ended = f"{speedup_text(trial.timing.speedup_fastest)} against {trial.timing.fastest_baseline}"
+    else:
+        kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
+        ended = f"{kind}: {_first_line(trial.verdict.detail)}"
+    return f"#{trial.number} (from {trial.parent or 'plan zero'}) {did}: {ended}"
+
+
+def move_text(move: analysis_pb2.Move) -> str:
+    """A move as `operation group choice name=value`."""
+    arguments = (f"{name}={value}" for name, value in sorted(move.arguments.items()))
+    return " ".join(filter(None, [move.operation, move.group, move.choice, *arguments]))
+
+
+def speedup_text(speedup: timing_pb2.Speedup) -> str:
+    """`1.83x [1.80, 1.86]`; without the interval where there is none."""
+    interval = f" [{speedup.low:.2f}, {speedup.high:.2f}]" if speedup.low else ""
+    return f"{speedup.median:.2f}x{interval}"
+
+
+def time_text(nanoseconds: float) -> str:
+    """A time with three digits and its unit."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def exit_code(runs: Sequence[run_pb2.Run]) -> int:
+    """0 done, 1 nothing passed anywhere, 2 bad input, 3 infrastructure."""
+    states = [run.state for run in runs]
+    if run_pb2.RUN_STATE_FAILED in states:
+        return 3
+    if run_pb2.RUN_STATE_BAD_INPUT in states:
+        return 2
+    return 0 if any(run.pass_count or run.state == run_pb2.RUN_STATE_AT_FLOOR for run in runs) else 1
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:160] if text.strip() else "no reason given"

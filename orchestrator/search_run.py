@@ -1,0 +1,412 @@
+"""Conducts one run: prepare, look for headroom, search within the budgets, judge the finalists.
+
+The one idea: several trials walk the pipeline at once, so that synthesis and compiling of one overlap with timing of
+another, while the device gate lets one measurement at a time have a quiet machine. Whatever stops a search (budget,
+user, fault, nothing left to try), what was found so far goes to the finalists. Runs in the caller's thread; it keeps
+nothing beyond the run: `Observer` hears of every change.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from orchestrator import agents as deadlines
+from orchestrator import finalists, metrics
+from orchestrator.agents import Agents
+from orchestrator.device_gate import DeviceGate
+from orchestrator.pipeline import (
+    Duplicate,
+    Faulted,
+    Interrupted,
+    Judged,
+    Outcome,
+    Pipeline,
+    Refused,
+    passed,
+    without_bulk,
+)
+from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, prepare
+from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
+from warpsmith.digest import of_moves, of_task
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, WarpsmithError
+from warpsmith.v1 import (
+    analysis_pb2,
+    hypothesis_pb2,
+    reasoning_service_pb2,
+    run_pb2,
+    synthesis_service_pb2,
+    task_pb2,
+    timing_pb2,
+    trial_pb2,
+    verdict_pb2,
+)
+
+DEFAULT_WALL_SECONDS = 60.0
+ENDED = frozenset(
+    {
+        run_pb2.RUN_STATE_FASTER,
+        run_pb2.RUN_STATE_NO_FASTER,
+        run_pb2.RUN_STATE_AT_FLOOR,
+        run_pb2.RUN_STATE_CANCELLED,
+        run_pb2.RUN_STATE_BAD_INPUT,
+        run_pb2.RUN_STATE_FAILED,
+    }
+)
+"""States that a run does not leave."""
+
+_NO_REMEDY = frozenset({verdict_pb2.FAILURE_KIND_CHEAT, verdict_pb2.FAILURE_KIND_SUSPECT})
+
+
+class Observer(Protocol):
+    """Hears what happens in a run, in the run's thread."""
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        """The run took another state, or its counts changed."""
+        ...
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        """A trial ended; it carries its program, and no binary."""
+        ...
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a run spends a machine."""
+
+    parallel_trials: int = 2
+    """Trials that walk at once."""
+    refill_at: int = 1
+    """Asks the strategy for more when so few trials are under way."""
+    repair_count: int = 2
+    """How often one line of failures is repaired."""
+    fault_count: int = 3
+    """Faults in a row after which the services are taken for broken."""
+    settle_seconds: float = 60.0
+    """How long trials under way may take to end their stage after the search stopped."""
+    retry_pause_seconds: float = 0.5
+
+    @staticmethod
+    def of(target: task_pb2.Target.ValueType, processor_count: int) -> Effort:
+        """Two at once on a CPU, which also runs the candidates; more where a GPU does."""
+        if target == task_pb2.TARGET_CUDA:
+            return Effort(parallel_trials=max(2, min(8, processor_count)), refill_at=3)
+        return Effort(parallel_trials=min(2, processor_count))
+
+
+_Walking = dict[Future[Outcome], int]
+"""Trials under way; the value counts the repairs that led to each."""
+
+ResultT = TypeVar("ResultT")
+
+
+class SearchRun:
+    """One run, executed once. `known`: lists of moves that earlier runs of the task found best."""
+
+    def __init__(
+        self,
+        run: run_pb2.Run,
+        agents: Agents,
+        gate: DeviceGate,
+        search: Search,
+        observer: Observer,
+        known: Callable[[run_pb2.Run], Sequence[Sequence[analysis_pb2.Move]]] = lambda _: (),
+        effort: Effort | None = None,
+    ) -> None:
+        self.run = run
+        self._agents, self._gate, self._search = agents, gate, search
+        self._observer, self._known = observer, known
+        self._chosen_effort = effort
+        self._cancelled = threading.Event()
+        self._stop_walks = threading.Event()
+        self._lock = threading.Lock()
+        self._programs: set[str] = set()
+        self._tried: set[str] = set()
+        self._analyses: dict[int, analysis_pb2.Analysis] = {}
+        self._trials: list[trial_pb2.Trial] = []
+        self._history: list[trial_pb2.Trial] = []
+        self._device_seconds = 0.0
+        self._last_fault = self._cut_short = self._floor_reason = ""
+        self._deadline = float("inf")
+
+    def cancel(self) -> None:
+        """Asks for an end: the best so far is judged and kept. From any thread."""
+        self._cancelled.set()
+        self._stop_walks.set()
+
+    def execute(self) -> run_pb2.Run:
+        """Runs to the end and returns the run in an ended state; never raises for what a run can meet."""
+        try:
+            prepared = self._phase(run_pb2.RUN_STATE_PREPARING, self._prepare)
+            if prepared is None:
+                return self._end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user before the search began")
+            if reason := at_floor(prepared.reference):
+                return self._end(run_pb2.RUN_STATE_AT_FLOOR, reason)
+            self._phase(run_pb2.RUN_STATE_SEARCHING, self._search_all)
+            self._phase(run_pb2.RUN_STATE_FINISHING, self._judge_finalists)
+            return self._conclude()
+        except BadInput as error:
+            return self._end(run_pb2.RUN_STATE_BAD_INPUT, str(error))
+        except WarpsmithError as error:
+            return self._end(run_pb2.RUN_STATE_FAILED, str(error))
+
+    def _phase(self, state: run_pb2.RunState.ValueType, work: Callable[[], ResultT]) -> ResultT:
+        self.run.state = state
+        self._observer.run_changed(self.run)
+        start = time.monotonic()
+        try:
+            return work()
+        finally:
+            self.run.phase_seconds.append(time.monotonic() - start)
+
+    def _end(self, state: run_pb2.RunState.ValueType, message: str) -> run_pb2.Run:
+        self.run.state, self.run.message = state, message
+        self._observer.run_changed(self.run)
+        return self.run
+
+    # ---- prepare -------------------------------------------------------------------------------------
+
+    def _prepare(self) -> Prepared | None:
+        task = self.run.task
+        if not task.target:
+            task.target = describe_device(self._gate, task.target).target
+            task.digest = of_task(task)
+        self._effort = self._chosen_effort or Effort.of(task.target, os.cpu_count() or 1)
+        self._pipeline = Pipeline(
+            self._agents,
+            self._gate,
+            task,
+            go_on=lambda: not self._stop_walks.is_set(),
+            claim=self._claim,
+            retry_pause_seconds=self._effort.retry_pause_seconds,
+        )
+        prepared = prepare(self._agents, self._gate, task, go_on=lambda: not self._cancelled.is_set())
+        if prepared is not None:
+            self.run.device.CopyFrom(prepared.device)
+            self.run.reference.CopyFrom(prepared.reference)
+            self._analyses[PLAN_ZERO] = prepared.analysis
+            self._observer.run_changed(self.run)
+        return prepared
+
+    # ---- search --------------------------------------------------------------------------------------
+
+    def _search_all(self) -> None:
+        """Searches until the strategy, a budget, the user or a fault ends it."""
+        self._deadline = time.monotonic() + (self.run.budget.wall_seconds or DEFAULT_WALL_SECONDS)
+        pool = ThreadPoolExecutor(self._effort.parallel_trials, thread_name_prefix="trial")
+        walking: _Walking = {}
+        try:
+            self._loop(pool, walking, self._first_proposals())
+        except Infrastructure as error:
+            if isinstance(error, ArchiveFault) or not any(passed(trial) for trial in self._trials):
+                raise
+            self._cut_short = f"; the search ended early: {error}"
+        finally:
+            self._stop_walks.set()
+            ended, _ = wait(walking, timeout=self._effort.settle_seconds)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for future in ended:
+                if not future.cancelled():
+                    self._record(future.result())
+
+    def _first_proposals(self) -> list[Proposal]:
+        """Plan zero itself, which every later plan is compared with, then what earlier runs found."""
+        zero = hypothesis_pb2.Hypothesis(
+            predicted_speedup=1.0, rationale="the module as library calls", source="plan zero"
+        )
+        proposals = [Proposal(PLAN_ZERO, zero)]
+        for moves in self._known(self.run):
+            hypothesis = hypothesis_pb2.Hypothesis(
+                moves=moves,
+                new_move_count=len(moves),
+                predicted_speedup=1.0,
+                rationale="an earlier run of this task found it best",
+                source="archive",
+            )
+            proposals.append(Proposal(PLAN_ZERO, hypothesis))
+        return proposals
+
+    def _loop(self, pool: ThreadPoolExecutor, walking: _Walking, waiting: list[Proposal]) -> None:
+        faults_in_a_row = 0
+        dry = False  # the strategy had nothing, and nothing has ended since
+        while not self._spent():
+            if not waiting and not dry and len(walking) <= self._effort.refill_at:
+                # Twice what can walk at once, so that no thread waits for a strategy.
+                proposed = self._search.next(self._state(2 * self._effort.parallel_trials))
+                waiting = [each for each in proposed if of_moves(each.hypothesis.moves) not in self._tried]
+                dry = not waiting
+            while waiting and len(walking) < 2 * self._effort.parallel_trials and self._may_start(walking):
+                self._start(pool, walking, waiting.pop(0))
+            if not walking:
+                if dry:
+                    return
+                continue
+            ended, _ = wait(walking, timeout=0.1, return_when=FIRST_COMPLETED)
+            for future in ended:
+                repairs, outcome = walking.pop(future), future.result()
+                self._record(outcome)
+                dry = False
+                faults_in_a_row = faults_in_a_row + 1 if isinstance(outcome, Faulted) else 0
+                if isinstance(outcome, Faulted) and faults_in_a_row >= self._effort.fault_count:
+                    raise Infrastructure(outcome.reason)
+                if self._may_repair(outcome, repairs) and self._may_start(walking):
+                    walking[pool.submit(self._repair, outcome)] = repairs + 1
+
+    def _start(self, pool: ThreadPoolExecutor, walking: _Walking, proposal: Proposal) -> None:
+        key = of_moves(proposal.hypothesis.moves)
+        if key in self._tried:
+            return
+        self._tried.add(key)
+        generation = next((t.generation + 1 for t in self._history if t.number == proposal.parent), 0)
+        trial = trial_pb2.Trial(parent=proposal.parent, generation=generation, hypothesis=proposal.hypothesis)
+        walking[pool.submit(self._pipeline.walk, trial, timing_pb2.TIER_SCREENING)] = 0
+
+    def _spent(self) -> bool:
+        budget = self.run.budget
+        return (
+            self._cancelled.is_set()
+            or time.monotonic() >= self._deadline
+            or 0 < budget.trial_count <= len(self._trials)
+            or 0 < budget.device_seconds <= self._device_seconds
+        )
+
+    def _may_start(self, walking: _Walking) -> bool:
+        limit = self.run.budget.trial_count
+        return not self._spent() and (not limit or len(self._trials) + len(walking) < limit)
+
+    def _claim(self, digest: str) -> bool:
+        with self._lock:
+            is_new = digest not in self._programs
+            self._programs.add(digest)
+            return is_new
+
+    def _record(self, outcome: Outcome) -> None:
+        """Numbers and keeps what was judged; counts the rest."""
+        match outcome:
+            case Judged(trial):
+                trial.number = len(self._trials) + 1
+                kept = without_bulk(trial, keep_sources=True)
+                self._trials.append(kept)
+                self._history.append(without_bulk(trial))
+                self._device_seconds += trial.timing.device_seconds
+                self.run.trial_count = len(self._trials)
+                self.run.pass_count += passed(trial)
+                metrics.funnel.labels(_stage_reached(trial)).inc()
+                self._observer.trial_ended(kept)
+                self._observer.run_changed(self.run)
+            case Refused():
+                metrics.funnel.labels("refused").inc()
+            case Duplicate():
+                metrics.funnel.labels("duplicate").inc()
+            case Faulted(_, reason):
+                self._last_fault = reason
+                metrics.funnel.labels("fault").inc()
+            case Interrupted():
+                pass
+
+    def _may_repair(self, outcome: Outcome, repairs: int) -> bool:
+        return (
+            isinstance(outcome, Judged)
+            and outcome.trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL
+            and outcome.trial.verdict.kind not in _NO_REMEDY
+            and repairs < self._effort.repair_count
+        )
+
+    def _repair(self, outcome: Outcome) -> Outcome:
+        """Asks for a remedy of a judged failure and walks it."""
+        assert isinstance(outcome, Judged)
+        failed = outcome.trial
+        request = synthesis_service_pb2.RepairCandidateRequest(
+            task=self.run.task, failed=without_bulk(failed, keep_sources=True), diagnostics=outcome.diagnostics
+        )
+        trial = trial_pb2.Trial(parent=failed.number, generation=failed.generation)
+        try:
+            with self._gate.working(self.run.task.target), metrics.timed("repair"):
+                reply = self._agents.synthesis.RepairCandidate(request, timeout=deadlines.SYNTHESIZE_SECONDS)
+        except (NotFound, BadInput) as error:
+            return Refused(trial, str(error))
+        except Infrastructure as error:
+            return Faulted(trial, str(error))
+        trial.hypothesis.CopyFrom(reply.hypothesis)
+        trial.candidate.CopyFrom(reply.candidate)
+        return self._pipeline.walk(trial, timing_pb2.TIER_SCREENING)
+
+    # ---- what a strategy sees ------------------------------------------------------------------------
+
+    def _state(self, slots: int) -> SearchState:
+        return SearchState(
+            trials=self._history,
+            slots=slots,
+            is_new=lambda hypothesis: of_moves(hypothesis.moves) not in self._tried,
+            analyze=self._analysis,
+            propose=self._propose,
+        )
+
+    def _analysis(self, parent: int) -> analysis_pb2.Analysis:
+        if parent not in self._analyses:
+            moves = list(self._trials[parent - 1].candidate.moves)
+            self._analyses[parent] = analyze(self._agents, self._gate, self.run.task, moves)
+        return self._analyses[parent]
+
+    def _propose(self, parent: int, limit: int) -> Sequence[hypothesis_pb2.Hypothesis]:
+        request = reasoning_service_pb2.ProposeHypothesesRequest(
+            task=self.run.task,
+            analysis=self._analysis(parent),
+            device=self.run.device,
+            reference=self.run.reference,
+            history=self._history,
+            limit=limit,
+        )
+        with self._gate.working(self.run.task.target), metrics.timed("propose"):
+            reply = self._agents.reasoning.ProposeHypotheses(request, timeout=deadlines.PROPOSE_SECONDS)
+        if parent == PLAN_ZERO and reply.at_floor:
+            self._floor_reason = reply.at_floor
+        return list(reply.hypotheses)
+
+    # ---- finish --------------------------------------------------------------------------------------
+
+    def _judge_finalists(self) -> None:
+        count = 1 if self._cancelled.is_set() else finalists.COUNT
+        # Judging is not interrupted by the stop of the search, and a finalist's program is known by nature.
+        pipeline = Pipeline(
+            self._agents, self._gate, self.run.task, retry_pause_seconds=self._effort.retry_pause_seconds
+        )
+        judged = finalists.judge(pipeline, finalists.select(self._trials, count))
+        best = finalists.winner(judged)
+        if best is not None:
+            self.run.best_trial = best.number
+            self.run.best.CopyFrom(without_bulk(best, keep_sources=True))
+
+    def _conclude(self) -> run_pb2.Run:
+        faster = self.run.HasField("best") and self.run.best.timing.faster
+        if faster:
+            speedup = self.run.best.timing.speedup_fastest
+            metrics.best_speedup.observe(speedup.median)
+            message = f"{speedup.median:.2f}x the fastest baseline [{speedup.low:.2f}, {speedup.high:.2f}]"
+        elif self.run.HasField("best"):
+            message = f"no faster kernel found: the best reaches {self.run.best.timing.speedup_fastest.median:.2f}x"
+        elif self.run.pass_count:
+            message = "no faster kernel found"
+        else:
+            message = "no candidate passed"
+        message += self._cut_short
+        if self._cancelled.is_set():
+            return self._end(run_pb2.RUN_STATE_CANCELLED, f"stopped by the user; {message}")
+        if self._floor_reason and not faster:
+            return self._end(run_pb2.RUN_STATE_AT_FLOOR, self._floor_reason)
+        if self._last_fault and not self.run.pass_count:
+            return self._end(run_pb2.RUN_STATE_FAILED, self._last_fault)
+        return self._end(run_pb2.RUN_STATE_FASTER if faster else run_pb2.RUN_STATE_NO_FASTER, message)
+
+
+def _stage_reached(trial: trial_pb2.Trial) -> str:
+    if not trial.HasField("artifact"):
+        return "compile_fail"
+    if trial.HasField("timing"):
+        return "timed"
+    return "measure_fail" if trial.verdict.detail.startswith("while timed") else "verify_fail"

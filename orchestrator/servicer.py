@@ -1,0 +1,105 @@
+"""OptimizationService over gRPC: translates requests for `hosting`, nothing else."""
+# ruff: noqa: ARG002 (gRPC fixes the signatures)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+
+from orchestrator.archive import Archive
+from orchestrator.device_gate import DeviceGate
+from orchestrator.dialing import agents_of
+from orchestrator.export import Exporter
+from orchestrator.hosting import RunHost, Story
+from orchestrator.intake import accept
+from orchestrator.pipeline import without_bulk
+from orchestrator.search import Search
+from orchestrator.search_run import SearchRun
+from warpsmith import plugins
+from warpsmith.errors import NotFound
+from warpsmith.settings import Settings
+from warpsmith.v1 import analysis_pb2, optimization_service_pb2_grpc, run_pb2
+from warpsmith.v1 import optimization_service_pb2 as messages
+
+DEFAULT_EXPORTER = "module"
+
+
+class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServicer):
+    """Starts, watches and exports runs."""
+
+    def __init__(self, host: RunHost) -> None:
+        self._host = host
+
+    def CreateRun(
+        self, request: messages.CreateRunRequest, context: grpc.ServicerContext
+    ) -> messages.CreateRunResponse:
+        """Starts a run and returns at once."""
+        accept(request.task)
+        run = self._host.create(request.task, request.budget, request.search, request.fresh)
+        return messages.CreateRunResponse(run=run)
+
+    def GetRun(self, request: messages.GetRunRequest, context: grpc.ServicerContext) -> messages.GetRunResponse:
+        """Gives one run."""
+        return messages.GetRunResponse(run=self._host.run(request.run_id))
+
+    def ListRuns(self, request: messages.ListRunsRequest, context: grpc.ServicerContext) -> messages.ListRunsResponse:
+        """Lists runs, newest first."""
+        return messages.ListRunsResponse(runs=self._host.runs(request.limit, request.task_digest))
+
+    def ListTrials(
+        self, request: messages.ListTrialsRequest, context: grpc.ServicerContext
+    ) -> messages.ListTrialsResponse:
+        """Lists the trials of a run in order."""
+        trials = self._host.trials(request.run_id)
+        return messages.ListTrialsResponse(
+            trials=[without_bulk(trial, keep_sources=request.with_sources) for trial in trials]
+        )
+
+    def WatchRun(
+        self, request: messages.WatchRunRequest, context: grpc.ServicerContext
+    ) -> Iterator[messages.WatchRunResponse]:
+        """Streams what happens in a run until it ends."""
+        for event in self._host.watch(request.run_id, request.after):
+            yield messages.WatchRunResponse(event=event)
+
+    def CancelRun(
+        self, request: messages.CancelRunRequest, context: grpc.ServicerContext
+    ) -> messages.CancelRunResponse:
+        """Asks a run to stop."""
+        return messages.CancelRunResponse(run=self._host.cancel(request.run_id))
+
+    def ExportBest(
+        self, request: messages.ExportBestRequest, context: grpc.ServicerContext
+    ) -> messages.ExportBestResponse:
+        """Writes the best kernel of a run as a Python file."""
+        exporter: Exporter = plugins.load("exporter", request.flavour or DEFAULT_EXPORTER)
+        run = self._host.run(request.run_id)
+        if not run.HasField("best") or not run.best.timing.faster:
+            raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
+        exported = exporter.export(run)
+        return messages.ExportBestResponse(file_name=exported.file_name, text=exported.text)
+
+    def close(self) -> None:
+        """Stops runs under way; called after the drain."""
+        self._host.close()
+
+
+def make_servicer(settings: Settings) -> OptimizationServicer:
+    """The servicer of a process: agents by the settings' addresses, archive in the runs directory.
+
+    Raises:
+        BadInput: an address is missing, or the archive cannot be written.
+    """
+    url = settings.database_url
+    archive = Archive(url) if url else Archive.in_directory(settings.runs_directory)
+    agents = agents_of(settings)
+    gate = DeviceGate(agents.benchmarks)
+
+    def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
+        def known(begun: run_pb2.Run) -> list[list[analysis_pb2.Move]]:
+            return [] if fresh else archive.known_moves(begun.task.digest, begun.device.name)
+
+        return SearchRun(run, agents, gate, search, story, known=known)
+
+    return OptimizationServicer(RunHost(archive, make_run))

@@ -1,0 +1,369 @@
+"""A module's forward as data: torch.export's calls, with composite operations whole and memory made explicit.
+
+The one idea: torch.export says which calls are made; running those calls once more on fake tensors says what
+no schema does: which results share memory with what, and with which strides. Nothing is decomposed or
+changed into a functional form, and the module keeps the train mode that it came in.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from warpsmith import aten, digest, dtypes
+from warpsmith.errors import BadInput
+from warpsmith.v1 import graph_pb2
+
+MAX_CONSTANT_BYTES: Final = 1 << 20
+"""Largest constant tensor that a graph carries by value."""
+
+# They check or annotate and compute nothing.
+_IGNORED: Final = frozenset({
+    "_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range",
+    "sym_constrain_range_for_size", "_functional_assert_async",
+})  # fmt: skip
+
+# The result is the argument itself.
+_IDENTITIES: Final = frozenset({"detach", "detach_", "lift_fresh", "alias", "requires_grad_"})
+
+# Uninitialised memory becomes zeros: any content is a right answer, and this one repeats.
+_INITIALISED: Final = {
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
+
+# Arguments that the schema does not mark as written, by operation: name of the flag, names of what is
+# written.
+_HIDDEN_WRITES: Final = {
+    "batch_norm": ("training", ("running_mean", "running_var")),
+    "native_batch_norm": ("training", ("running_mean", "running_var")),
+    "instance_norm": ("use_input_stats", ("running_mean", "running_var")),
+}
+
+# Operations tagged random that are not when this argument has this value.
+_STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
+
+_ORIGINS: Final = {
+    InputKind.USER_INPUT: graph_pb2.ORIGIN_INPUT,
+    InputKind.PARAMETER: graph_pb2.ORIGIN_PARAMETER,
+    InputKind.BUFFER: graph_pb2.ORIGIN_STATE,
+    InputKind.CONSTANT_TENSOR: graph_pb2.ORIGIN_CONSTANT,
+}
+
+
+def capture(module: torch.nn.Module, args: Sequence[Any]) -> graph_pb2.Graph:
+    """The graph of `module(*args)` with static shapes; nothing is computed.
+
+    `args` may nest tuples, lists and dicts; its tensors are real or fake (made under one FakeTensorMode), on
+    the CPU. Arguments that are no tensors become constants of the graph.
+
+    Raises:
+        BadInput: the forward raises, does not export, or uses what a graph cannot carry; the message says
+        which.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.export's advice on attributes is not for our users
+        try:
+            exported = torch.export.export(module, tuple(args), strict=False)
+        except Exception as error:
+            raise _refusal(module, args, error) from error
+        recorder = _Recorder(exported)
+        graph = recorder.record()
+    graph.digest = digest.of_graph(graph)
+    return graph
+
+
+class CaptureRefused(BadInput):
+    """The module does not capture. `__cause__` is the exception of the user's forward or of torch.export."""
+
+
+def _refusal(module: torch.nn.Module, args: Sequence[Any], error: Exception) -> CaptureRefused:
+    """Says whether the forward itself fails or only its export; real tensors let us try."""
+    if not any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in _tensors(tuple(args))):
+        try:
+            with torch.no_grad():
+                module(*args)
+        except Exception as raised:
+            refused = CaptureRefused(f"forward raised {_first_line(raised)}")
+            refused.__cause__ = raised
+            return refused
+    return CaptureRefused(f"the module does not export (torch.export): {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+
+
+class _Recorder:
+    """Walks an exported program once, running every call on fake tensors and writing down what it saw."""
+
+    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+        self._exported = exported
+        self._graph = graph_pb2.Graph()
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._names: dict[int, str] = {}  # id of a fake tensor → its name
+        self._alive: list[Any] = []  # keeps ids from being used again
+        self._owners: dict[int, str] = {}  # storage → the latest tensor name on it
+        self._used: set[str] = set()
+        # Read before the fake mode begins, which would make their values unreachable.
+        self._contents = {
+            declared.target: _content(declared.target, exported.constants[declared.target])
+            for declared in exported.graph_signature.input_specs
+            if declared.kind is InputKind.CONSTANT_TENSOR and declared.target is not None
+        }
+
+    def record(self) -> graph_pb2.Graph:
+        environment: dict[torch.fx.Node, Any] = {}
+        with self._mode, torch.no_grad():
+            self._declare_sources(environment)
+            outputs = self._run(self._exported.graph_module, environment)
+        self._finish(outputs)
+        _drop_needless_copies(self._graph)
+        return self._graph
+
+    def _declare_sources(self, environment: dict[torch.fx.Node, Any]) -> None:
+        placeholders = [node for node in self._exported.graph.nodes if node.op == "placeholder"]
+        input_index = 0
+        for node, declared in zip(placeholders, self._exported.graph_signature.input_specs, strict=True):
+            value = node.meta.get("val")
+            if not isinstance(value, torch.Tensor):
+                if declared.kind not in _ORIGINS:
+                    raise CaptureRefused(
+                        f"the module holds a {declared.kind.name.lower()}, which is not supported"
+                    )
+                environment[node] = getattr(declared.arg, "value", value)
+                continue
+            source = graph_pb2.Source(name=self._unique(node.name), origin=_ORIGINS[declared.kind])
+            if source.origin == graph_pb2.ORIGIN_INPUT:
+                source.input_index = input_index
+                input_index += 1
+            elif source.origin == graph_pb2.ORIGIN_CONSTANT:
+                source.content = self._contents[declared.target]
+            else:
+                source.qualified_name = declared.target
+            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+            source.spec.CopyFrom(dtypes.spec_of(fake))
+            self._graph.sources.append(source)
+            self._know(fake, source.name)
+            environment[node] = fake
+
+    def _run(self, module: torch.fx.GraphModule, environment: dict[torch.fx.Node, Any]) -> Any:
+        """Runs the calls of a (sub)module; returns what its output node holds."""
+        for node in module.graph.nodes:
+            match node.op:
+                case "get_attr":
+                    environment[node] = operator.attrgetter(node.target)(module)
+                case "call_function":
+                    args, kwargs = pytree.tree_map_only(
+                        torch.fx.Node, environment.__getitem__, (tuple(node.args), dict(node.kwargs))
+                    )
+                    environment[node] = self._call(node, args, kwargs)
+                case "output":
+                    return pytree.tree_map_only(torch.fx.Node, environment.__getitem__, node.args[0])
+        raise AssertionError("a graph without an output")
+
+    def _call(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        target = node.target
+        if not isinstance(target, OpOverload):
+            return self._call_other(node, args, kwargs)
+        name = target._schema.name.removeprefix("aten::")
+        if target.namespace != "aten":
+            raise CaptureRefused(f"forward calls {target}, an operation outside ATen, which is not supported")
+        if name in _IGNORED:
+            return None
+        if name in _IDENTITIES and args:
+            return args[0]
+        return self._record(node.name, target, _with_cudnn(target, args), kwargs)
+
+    def _call_other(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        """Plain Python of the graph: picking results, arithmetic on sizes, and blocks under
+        set_grad_enabled."""
+        name = getattr(node.target, "__name__", str(node.target))
+        if name == "wrap_with_set_grad_enabled":
+            _, body, *operands = args
+            inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+            return self._run(body, dict(zip(inner, operands, strict=True)))
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            what = {"wrap_with_autocast": "torch.autocast", "cond": "torch.cond"}.get(name, name)
+            raise CaptureRefused(f"forward uses {what}, which is not supported")
+        function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        return function(*args, **kwargs)
+
+    def _record(self, name: str, overload: OpOverload, args: Any, kwargs: Any) -> Any:
+        target = aten.target_of(overload)
+        target = _INITIALISED.get(target, target)
+        if not aten.is_allowed(target):
+            raise CaptureRefused(f"forward calls {target}, which is not an allowed operation")
+        node = graph_pb2.Node(
+            name=self._unique(name), target=target, random=_is_random(overload, args, kwargs)
+        )
+        node.args.extend(aten.encode(value, self._name_of) for value in args)
+        for keyword, value in kwargs.items():
+            named = node.kwargs.add(name=keyword)
+            named.value.CopyFrom(aten.encode(value, self._name_of))
+        node.mutates.extend(self._mutated(overload, args, kwargs))
+        returned = overload(*args, **kwargs)
+        flat = aten.flatten_results(returned)
+        given = {_storage(t): self._names[id(t)] for t in reversed(_tensors((args, kwargs)))}
+        single = isinstance(returned, torch.Tensor)
+        for position, tensor in enumerate(flat):
+            result = node.results.add()
+            if tensor is None:
+                continue
+            result.name = node.name if single else self._unique(f"{node.name}_{position}")
+            result.spec.CopyFrom(dtypes.spec_of(tensor))
+            storage = _storage(tensor)
+            result.alias_of = given.get(storage, self._owners.get(storage, ""))
+        for tensor, result in zip(flat, node.results, strict=True):
+            if tensor is not None:
+                self._know(tensor, result.name)
+        self._graph.nodes.append(node)
+        return returned
+
+    def _mutated(self, overload: OpOverload, args: Any, kwargs: Any) -> list[str]:
+        given = _by_name(overload, args, kwargs)
+        schema = overload._schema
+        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        flag, hidden = _HIDDEN_WRITES.get(schema.name.removeprefix("aten::"), ("", ()))
+        if flag and given.get(flag):
+            written += hidden
+        names: list[str] = []
+        for argument in written:
+            names += [self._names[id(leaf)] for leaf in _tensors(given.get(argument))]
+        return names
+
+    def _finish(self, outputs: Any) -> None:
+        # The graph's output holds buffer write-backs of functional exports first; ours has user outputs only.
+        flat = pytree.tree_leaves(outputs)
+        for value in flat:
+            if not isinstance(value, torch.Tensor):
+                raise CaptureRefused(
+                    f"forward returns a {type(value).__name__} among its outputs; return tensors only"
+                )
+            name = self._name_of(value)
+            assert name is not None
+            self._graph.outputs.append(name)
+        spec = self._exported.call_spec.out_spec
+        assert spec is not None
+        self._graph.output_tree = _tree_text(spec)
+
+    def _know(self, tensor: torch.Tensor, name: str) -> None:
+        self._names[id(tensor)] = name
+        self._alive.append(tensor)
+        self._owners[_storage(tensor)] = name
+
+    def _name_of(self, value: Any) -> str | None:
+        return self._names.get(id(value)) if isinstance(value, torch.Tensor) else None
+
+    def _unique(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._used:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._used.add(name)
+        return name
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _by_name(overload: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    arguments = overload._schema.arguments
+    given: dict[str, Any] = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given |= {a.name: value for a, value in zip(arguments, args, strict=False)}
+    given.update(kwargs)
+    return given
+
+
+def _is_random(overload: OpOverload, args: Any, kwargs: Any) -> bool:
+    if torch.Tag.nondeterministic_seeded not in overload.tags:
+        return False
+    given = _by_name(overload, args, kwargs)
+    return not any(name in given and given[name] == still for name, still in _STILL_WHEN)
+
+
+def _with_cudnn(overload: OpOverload, args: Any) -> Any:
+    """A CPU-only torch records cudnn_enabled=False; eager on a GPU would say True, and the CPU does not
+    look."""
+    names = [argument.name for argument in overload._schema.arguments]
+    if "cudnn_enabled" not in names:
+        return args
+    position = names.index("cudnn_enabled")
+    return tuple(True if index == position else value for index, value in enumerate(args))
+
+
+def _content(name: str, tensor: Any) -> bytes:
+    if not isinstance(tensor, torch.Tensor):
+        raise CaptureRefused(f"the module holds the constant object {name}, which is not supported")
+    byte_count = tensor.numel() * tensor.element_size()
+    if byte_count > MAX_CONSTANT_BYTES:
+        raise CaptureRefused(
+            f"forward makes the constant tensor {name} of {byte_count} bytes, over the limit of "
+            f"{MAX_CONSTANT_BYTES}: register it as a buffer"
+        )
+    contiguous = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(contiguous.view(torch.uint8).numpy().tobytes()) if byte_count else b""
+
+
+def _tree_text(spec: pytree.TreeSpec) -> str:
+    """The structure as pytree writes it; torch.max and its kin return named tuples, which are written as
+    tuples."""
+    try:
+        return str(pytree.treespec_dumps(spec))
+    except Exception:
+        plain = pytree.tree_map(lambda leaf: leaf, pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
+        return str(pytree.treespec_dumps(pytree.tree_structure(_plain(plain))))
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _plain(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_plain(value) for value in tree)
+    if isinstance(tree, list):
+        return [_plain(value) for value in tree]
+    return tree
+
+
+def _drop_needless_copies(graph: graph_pb2.Graph) -> None:
+    """Constants written in the forward are copied before use; where nothing writes the copy, it is the
+    constant."""
+    owner = aten.roots(graph)
+    written = {owner[name] for node in graph.nodes for name in node.mutates} | set(graph.outputs)
+    replaced: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.target == "aten.lift_fresh_copy.default" and not written & {node.name, node.args[0].tensor}:
+            replaced[node.name] = node.args[0].tensor
+    if not replaced:
+        return
+    kept = [node for node in graph.nodes if node.name not in replaced]
+    for node in kept:
+        for value in aten.arguments_of(node):
+            _rename(value, replaced)
+        for result in node.results:
+            result.alias_of = replaced.get(result.alias_of, result.alias_of)
+    del graph.nodes[:]
+    graph.nodes.extend(kept)
+
+
+def _rename(value: Any, replaced: dict[str, str]) -> None:
+    if value.WhichOneof("kind") == "tensor":
+        value.tensor = replaced.get(value.tensor, value.tensor)
+    elif value.WhichOneof("kind") == "list":
+        for element in value.list.values:
+            _rename(element, replaced)

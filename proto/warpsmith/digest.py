@@ -1,0 +1,131 @@
+"""Names values by content: SHA-256 over length-prefixed parts, so that no two lists of parts collide.
+
+Parts are listed by hand, never taken from serialized protobuf, whose bytes may change between versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
+
+SHORT = 12
+"""Hexadecimal digits of a digest that people and metric labels see."""
+
+
+def digest(*parts: str | bytes | int) -> str:
+    """The hexadecimal SHA-256 of the parts in order; text counts as UTF-8, integers as decimal text."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+    return hasher.hexdigest()
+
+
+def short(value: str) -> str:
+    """The beginning of a digest, for people."""
+    return value[:SHORT]
+
+
+def of_task(task: task_pb2.Task) -> str:
+    """Digest of a task: sources, entry, class, target and precision; its name does not count."""
+    files = sorted((source.path, source.content) for source in task.sources)
+    contents = [part for file in files for part in file]
+    return digest("task", task.entry_path, task.class_name, task.target, task.precision, *contents)
+
+
+def of_moves(moves: Iterable[analysis_pb2.Move]) -> str:
+    """Digest of a list of moves in order."""
+    parts: list[str | bytes | int] = ["moves"]
+    for move in moves:
+        arguments = sorted(move.arguments.items())
+        flat = ";".join(f"{name}={value}" for name, value in arguments)
+        parts += [move.operation, move.group, move.choice, flat]
+    return digest(*parts)
+
+
+def of_program(program: candidate_pb2.Program) -> str:
+    """Digest of a program: sources, buffers, steps and outputs; its own `digest` field does not count."""
+    parts: list[str | bytes | int] = ["program", program.target, program.output_tree, *program.outputs]
+    for source in program.sources:
+        parts += ["source", source.name, source.text]
+    for buffer in program.buffers:
+        origin = _source_parts(buffer.source)
+        parts += [
+            "buffer",
+            buffer.name,
+            buffer.role,
+            buffer.alignment_bytes,
+            int(buffer.zero_between_calls),
+            *_spec_parts(buffer.spec),
+            *origin,
+        ]
+    for step in program.steps:
+        parts += ["step", step.group, step.WhichOneof("kind") or "", *_step_parts(step)]
+    return digest(*parts)
+
+
+def of_graph(graph: graph_pb2.Graph) -> str:
+    """Digest of a captured graph; its own `digest` field does not count."""
+    parts: list[str | bytes | int] = ["graph", graph.output_tree, *graph.outputs]
+    for source in graph.sources:
+        parts += ["source", *_source_parts(source)]
+    for node in graph.nodes:
+        parts += ["node", node.name, node.target, int(node.random), len(node.mutates), *node.mutates]
+        parts += _call_parts(node.args, node.kwargs)
+        for result in node.results:
+            parts += [result.name, result.alias_of, *_spec_parts(result.spec)]
+    return digest(*parts)
+
+
+def _spec_parts(spec: tensor_pb2.TensorSpec) -> list[str | bytes | int]:
+    return [spec.dtype, ",".join(map(str, spec.shape)), ",".join(map(str, spec.strides))]
+
+
+def _source_parts(source: graph_pb2.Source) -> list[str | bytes | int]:
+    return [
+        source.name,
+        source.origin,
+        source.input_index,
+        source.qualified_name,
+        source.content,
+        *_spec_parts(source.spec),
+    ]
+
+
+def _step_parts(step: candidate_pb2.Step) -> list[str | bytes | int]:
+    match step.WhichOneof("kind"):
+        case "launch":
+            launch = step.launch
+            extents = [launch.grid, launch.block, launch.cluster]
+            numbers = [value for extent in extents for value in (extent.x, extent.y, extent.z)]
+            flags = [launch.shared_bytes, int(launch.cooperative), int(launch.programmatic_dependent)]
+            arguments = [f"{a.WhichOneof('kind')}={_argument(a)}" for a in launch.arguments]
+            return [launch.entry, *map(int, numbers), *flags, len(arguments), *arguments, *launch.writes]
+        case "library":
+            call = step.library
+            return [call.target, *_call_parts(call.args, call.kwargs), len(call.results), *call.results]
+        case "memset":
+            return [step.memset.buffer, step.memset.byte]
+        case _:
+            return []
+
+
+def _argument(argument: candidate_pb2.LaunchArgument) -> str:
+    kind = argument.WhichOneof("kind")
+    return repr(getattr(argument, kind)) if kind else ""
+
+
+def _call_parts(args: Iterable[tensor_pb2.Value], kwargs: Iterable[tensor_pb2.NamedValue]) -> list[str | bytes | int]:
+    positional = [_value(value) for value in args]
+    named = [f"{item.name}={_value(item.value)}" for item in kwargs]
+    return [len(positional), *positional, len(named), *named]
+
+
+def _value(value: tensor_pb2.Value) -> str:
+    kind = value.WhichOneof("kind")
+    if kind == "list":
+        return f"list[{','.join(_value(item) for item in value.list.values)}]"
+    return f"{kind}:{getattr(value, kind)!r}" if kind else "unset"

@@ -1,0 +1,121 @@
+"""The one exception tree, and the one place where it meets gRPC status codes.
+
+    WarpsmithError
+    ├── BadInput             the user's file, setting or request is wrong; says what to do
+    │   ├── IllegalMove      a move that does not apply to this plan
+    │   └── UnknownPlugin    no plugin of that name; says which are installed
+    ├── NotFound             a run, trial or artifact that does not exist
+    └── Infrastructure       ours to mend; never a candidate's score
+        ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
+        ├── JailUnavailable  no way to confine untrusted code on this machine
+        ├── ServiceFault     a peer did not answer, or answered with an error
+        └── WorkerFault      a jailed worker process failed its call
+            ├── WorkerTimeout  no answer by the deadline; the worker was killed
+            ├── WorkerCrashed  the process ended
+            └── WorkerRaised   the code inside raised
+
+A bad kernel is not an exception: outcomes such as "does not compile" are values in the replies.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+
+class WarpsmithError(Exception):
+    """Root of everything that Warpsmith raises on purpose."""
+
+
+class BadInput(WarpsmithError):
+    """What the user gave cannot be used. The message names the file or setting and the remedy."""
+
+
+class IllegalMove(BadInput):
+    """A move that does not apply to the plan it was given."""
+
+
+class UnknownPlugin(BadInput):
+    """No plugin of that name is installed for the role."""
+
+
+class NotFound(WarpsmithError):
+    """The named run, trial or artifact does not exist."""
+
+
+class Infrastructure(WarpsmithError):
+    """A fault of a machine, a process or a service: never charged to a candidate."""
+
+
+class ArchiveFault(Infrastructure):
+    """What a run found cannot be kept or read: a full disk, a directory without rights, a lost database."""
+
+
+class JailUnavailable(Infrastructure):
+    """No rung of the jail works here, and the input was not declared trusted."""
+
+
+class ServiceFault(Infrastructure):
+    """A peer service did not answer in time or answered with an error."""
+
+
+class WorkerFault(Infrastructure):
+    """A jailed worker process failed its call."""
+
+
+class WorkerTimeout(WorkerFault):
+    """A worker gave no answer by its deadline and was killed with all its descendants."""
+
+
+class WorkerCrashed(WorkerFault):
+    """A worker process ended during a call.
+
+    `signal_number` or `exit_code` says how; `stderr_tail` holds the last lines it printed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        signal_number: int | None = None,
+        exit_code: int | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+        self.exit_code = exit_code
+        self.stderr_tail = stderr_tail
+
+
+class WorkerRaised(WorkerFault):
+    """Code inside a worker raised: `kind` is the exception's class name, `trace` a trimmed traceback."""
+
+    def __init__(self, message: str, *, kind: str = "", trace: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.trace = trace
+
+
+_STATUS: tuple[tuple[type[WarpsmithError], grpc.StatusCode], ...] = (
+    (IllegalMove, grpc.StatusCode.FAILED_PRECONDITION),
+    (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (WorkerTimeout, grpc.StatusCode.ABORTED),
+    (Infrastructure, grpc.StatusCode.UNAVAILABLE),
+    (WarpsmithError, grpc.StatusCode.INTERNAL),
+)
+
+_RAISED: dict[grpc.StatusCode, type[WarpsmithError]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: IllegalMove,
+    grpc.StatusCode.INVALID_ARGUMENT: BadInput,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+}
+
+
+def to_status(error: WarpsmithError) -> grpc.StatusCode:
+    """The gRPC status code under which `error` crosses to another service."""
+    return next(code for kind, code in _STATUS if isinstance(error, kind))
+
+
+def from_status(code: grpc.StatusCode, message: str) -> WarpsmithError:
+    """The exception that a caller raises for a status it received; anything unlisted is a ServiceFault."""
+    return _RAISED.get(code, ServiceFault)(message)

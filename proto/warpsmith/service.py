@@ -1,0 +1,357 @@
+"""Serves a gRPC servicer and dials one: health, reflection, metrics, limits, deadlines, retries, drain.
+
+`serve` is all that a service's `__main__` calls. `dial` gives a stub whose calls have deadlines, are retried
+when they are idempotent, and raise the exceptions of `warpsmith.errors`. Knows no particular service.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import Counter, Histogram, start_http_server
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from warpsmith import settings as settings_module
+from warpsmith.errors import BadInput, WarpsmithError, from_status, to_status
+from warpsmith.settings import Settings
+
+log = logging.getLogger("warpsmith")
+
+MESSAGE_BYTES = 64 << 20
+"""Largest message in either direction; a program with its headers and a binary is well below."""
+
+OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a second listener
+)
+
+NEVER_RETRIED = frozenset({"MeasureArtifact", "CreateRun", "WatchRun", "RepairCandidate"})
+"""Methods that are not idempotent, or whose answer must be fresh."""
+
+_calls = Counter(
+    "warpsmith_grpc_calls_total", "Calls answered, by method and status code.", ["service", "method", "code"]
+)
+_seconds = Histogram(
+    "warpsmith_grpc_call_duration_seconds",
+    "Time to answer a call, by method.",
+    ["service", "method"],
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300),
+)
+
+StubT = TypeVar("StubT")
+
+
+class _Translate(grpc.ServerInterceptor):
+    """Counts and times each call, and turns exceptions of the tree into status codes."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = continuation(details)
+        method = details.method.rsplit("/", 1)[-1]
+        if handler is None or details.method.startswith("/grpc."):
+            return handler  # type: ignore[no-any-return]
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._streaming(handler.unary_stream, method),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(handler.unary_unary, method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            with self._account(method, context):
+                return inner(request, context)
+
+        return answer
+
+    def _streaming(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
+        def answer(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._account(method, context):
+                yield from inner(request, context)
+
+        return answer
+
+    def _account(self, method: str, context: grpc.ServicerContext) -> _Account:
+        return _Account(self._service, method, context)
+
+
+class _Account:
+    """Times one call and ends it with the right status."""
+
+    def __init__(self, service: str, method: str, context: grpc.ServicerContext) -> None:
+        self._labels = (service, method)
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        code = grpc.StatusCode.OK
+        if isinstance(error, WarpsmithError):
+            code = to_status(error)
+        elif error is not None:
+            code = grpc.StatusCode.INTERNAL
+        _seconds.labels(*self._labels).observe(time.perf_counter() - self._start)
+        _calls.labels(*self._labels, code.name).inc()
+        if isinstance(error, WarpsmithError):
+            log.info("%s: %s: %s", self._labels[1], type(error).__name__, error)
+            self._context.abort(code, str(error))
+        elif isinstance(error, Exception):
+            log.error("%s failed", self._labels[1], exc_info=error)
+            self._context.abort(code, f"{type(error).__name__}: {error}")
+
+
+@dataclass
+class Serving:
+    """A server that is up: stop it, or wait for it to be stopped."""
+
+    name: str
+    port: int
+    metrics_port: int | None
+    _servers: tuple[grpc.Server, ...]
+    _health: health.HealthServicer
+    _drain_seconds: float
+    _close: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Refuses new calls, lets those under way end, and returns when all is closed."""
+        if self._stopped.is_set():
+            return
+        self._health.enter_graceful_shutdown()
+        for event in [server.stop(self._drain_seconds) for server in self._servers]:
+            event.wait()
+        self._close()
+        self._stopped.set()
+
+    def wait(self) -> None:
+        """Blocks until stopped."""
+        self._stopped.wait()
+
+
+def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, settings: Settings) -> Serving:
+    """Starts serving and returns at once.
+
+    `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain.
+
+    Raises:
+        BadInput: a port is in use; names it.
+    """
+    server = grpc.server(
+        ThreadPoolExecutor(settings.thread_count, thread_name_prefix=name),
+        interceptors=[_Translate(name)],
+        options=OPTIONS,
+    )
+    add(servicer, server)
+    state = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    full_names = [base.__module__ for base in type(servicer).__mro__ if base.__module__.endswith("_pb2_grpc")]
+    _reflect(server, full_names)
+    port = _bind(server, settings.host, settings.port)
+    servers = [server]
+    if settings.health_port is not None:
+        probe = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(state, probe)
+        _bind(probe, settings.host, settings.health_port)
+        servers.append(probe)
+    metrics_port = _start_metrics(settings)
+    for each in servers:
+        each.start()
+    state.set("", health_pb2.HealthCheckResponse.SERVING)
+    if settings.port_file is not None:
+        _publish(settings.port_file, f"{port} {metrics_port or 0}\n")
+    close = getattr(servicer, "close", lambda: None)
+    return Serving(name, port, metrics_port, tuple(servers), state, settings.drain_seconds, close)
+
+
+def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Settings], Any]) -> None:
+    """Reads the settings, makes the servicer, serves until SIGTERM or SIGINT, drains and returns.
+
+    What cannot start ends the process with code 2 and one line that says why.
+    """
+    logging.basicConfig(
+        level=os.environ.get("WARPSMITH_LOG", "INFO"), format=f"%(asctime)s {name} %(levelname)s %(message)s"
+    )
+    stop_asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop_asked.set())
+    try:
+        settings = settings_module.read()
+        serving = start(name, add, make(settings), settings)
+    except WarpsmithError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    log.info("serving on %s:%d, metrics on %s", settings.host, serving.port, serving.metrics_port)
+    while not stop_asked.wait(0.5):
+        if settings.parent_pid is not None and os.getppid() != settings.parent_pid:
+            break  # local mode's parent is gone: leave nothing running
+    serving.stop()
+
+
+def _reflect(server: grpc.Server, stub_modules: Sequence[str]) -> None:
+    names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
+    for module in stub_modules:
+        descriptor = sys.modules[module.removesuffix("_grpc")].DESCRIPTOR
+        names += [service.full_name for service in descriptor.services_by_name.values()]
+    reflection.enable_server_reflection(names, server)
+
+
+def _bind(server: grpc.Server, host: str, port: int) -> int:
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise BadInput(
+            f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's"
+        )
+    return bound
+
+
+def _start_metrics(settings: Settings) -> int | None:
+    if settings.metrics_port is None:
+        return None
+    try:
+        httpd, _ = start_http_server(settings.metrics_port, addr=settings.host)
+    except OSError as error:
+        place = f"{settings.host}:{settings.metrics_port}"
+        raise BadInput(
+            f"cannot serve metrics on {place}: {error.strerror}; set WARPSMITH_METRICS_PORT"
+        ) from error
+    return int(httpd.server_port)
+
+
+def _publish(path: os.PathLike[str], text: str) -> None:
+    """Writes a file that readers see whole or not at all."""
+    partial = f"{os.fspath(path)}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(partial, path)
+
+
+# ---- the client's side -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client waits and how often it asks again."""
+
+    deadline_seconds: float = 600.0
+    """Longest one call may take."""
+    attempts: int = 4
+    """How often an idempotent call is made before giving up on an unavailable peer."""
+    budget_seconds: float = 60.0
+    """Longest time spent on repeated attempts."""
+
+
+class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Gives every call a deadline, retries what may be retried, and raises our exceptions."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        method = str(details.method).rsplit("/", 1)[-1]
+        details = _with_deadline(details, self._patience.deadline_seconds)
+        attempts = 1 if method in NEVER_RETRIED else self._patience.attempts
+        retrying = Retrying(
+            retry=retry_if_exception(_is_unavailable),
+            stop=stop_after_attempt(attempts) | stop_after_delay(self._patience.budget_seconds),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )
+        try:
+            for attempt in retrying:
+                with attempt:
+                    call = continuation(details, request)
+                    call.result()
+                    return call
+        except grpc.RpcError as error:
+            raise _translated(error, method) from None
+        raise AssertionError("tenacity ends with a result or an exception")
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        method = str(details.method).rsplit("/", 1)[-1]
+        return _translated_stream(continuation(details, request), method)
+
+
+def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
+    try:
+        yield from stream
+    except grpc.RpcError as error:
+        raise _translated(error, method) from None
+    finally:
+        stream.cancel()
+
+
+def _is_unavailable(error: BaseException) -> bool:
+    return isinstance(error, grpc.RpcError) and _code(error) is grpc.StatusCode.UNAVAILABLE
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode:
+    return error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+
+
+def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    code = _code(error)
+    expected = code in (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+    )
+    return from_status(code, str(details) if expected else f"{method}: {code.name}: {details}")
+
+
+def _with_deadline(details: Any, seconds: float) -> Any:
+    if details.timeout is not None:
+        return details
+    return details._replace(timeout=seconds) if hasattr(details, "_replace") else details
+
+
+def dial(stub: Callable[[grpc.Channel], StubT], address: str, patience: Patience = Patience()) -> StubT:
+    """A stub for the service at `address` ("host:port", or any gRPC target); connects on the first call."""
+    options = [*OPTIONS, ("grpc.lb_policy_name", "round_robin")]
+    channel = grpc.insecure_channel(address, options=options)
+    return stub(grpc.intercept_channel(channel, _Caller(patience)))
+
+
+def wait_until_healthy(address: str, seconds: float) -> bool:
+    """Whether the service at `address` says that it serves, within the time."""
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True)
+        except grpc.RpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,98 @@
+"""Everything a service reads from its environment, read once at start.
+
+Nothing that changes generated code comes from here. Addresses of peers are `WARPSMITH_<SERVICE>_ADDRESS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from warpsmith.errors import BadInput
+
+SERVICES = ("reasoning", "synthesis", "compile", "correctness", "benchmark", "orchestrator")
+"""Names of the services, as in addresses and metrics."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one service process runs."""
+
+    host: str = "127.0.0.1"
+    """Interface to listen on; `0.0.0.0` in a pod."""
+    port: int = 0
+    """gRPC port; 0 lets the system choose."""
+    health_port: int | None = None
+    """Port of a second, plaintext server with health only, for probes; None for none."""
+    metrics_port: int | None = 0
+    """Port of the Prometheus endpoint; 0 lets the system choose, None for none."""
+    port_file: Path | None = None
+    """Where to write "port metrics_port" once serving; local mode reads it."""
+    drain_seconds: float = 10.0
+    """How long calls under way may go on after a stop was asked for."""
+    thread_count: int = 16
+    """Calls served at once."""
+    parent_pid: int | None = None
+    """Process whose end ends this one too; local mode sets it."""
+    runs_directory: Path = Path("runs")
+    """Where the orchestrator keeps runs when there is no database."""
+    database_url: str = ""
+    """SQLAlchemy URL of the orchestrator's database; empty for SQLite in the runs directory."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Service name → address of the peer."""
+
+    def address(self, service: str) -> str:
+        """Address of a peer.
+
+        Raises:
+            BadInput: it is not set; names the variable.
+        """
+        if service not in self.addresses:
+            raise BadInput(f"no address for the {service} service: set {_variable(service)}=host:port")
+        return self.addresses[service]
+
+
+def read(environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in an environment.
+
+    Raises:
+        BadInput: a value is malformed; names the variable.
+    """
+    port_file = environment.get("WARPSMITH_PORT_FILE")
+    return Settings(
+        host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
+        port=_integer(environment, "WARPSMITH_PORT", 0),
+        health_port=_optional(environment, "WARPSMITH_HEALTH_PORT", None),
+        metrics_port=_optional(environment, "WARPSMITH_METRICS_PORT", 0),
+        port_file=Path(port_file) if port_file else None,
+        drain_seconds=float(_integer(environment, "WARPSMITH_DRAIN_SECONDS", 10)),
+        thread_count=_integer(environment, "WARPSMITH_THREADS", 16),
+        parent_pid=_optional(environment, "WARPSMITH_PARENT_PID", None),
+        runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
+        database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
+        addresses={
+            name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))
+        },
+    )
+
+
+def _variable(service: str) -> str:
+    return f"WARPSMITH_{service.upper()}_ADDRESS"
+
+
+def _optional(environment: Mapping[str, str], name: str, default: int | None) -> int | None:
+    if environment.get(name, "") == "none":
+        return None
+    return default if not environment.get(name) else _integer(environment, name, 0)
+
+
+def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"{name}={text!r} is not a whole number") from None

@@ -1,0 +1,196 @@
+"""The user's module, loaded from the sources that a task carries.
+
+User code runs here, so only a jailed worker may call this. Every failure of the user's code becomes one
+`BadInput` that names the file, the line where known, and the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from warpsmith.errors import BadInput
+from warpsmith.v1 import task_pb2
+
+_MODULE_NAME = "warpsmith_task_module"
+
+
+@dataclass(frozen=True)
+class TaskModule:
+    """A loaded entry file: builds the module and draws its inputs."""
+
+    entry_path: str
+    """Path of the entry file as the task names it; messages name it."""
+    directory: Path
+    """Where the sources were written."""
+    class_name: str
+    """Name of the nn.Module subclass."""
+    namespace: ModuleType
+    """The imported entry file."""
+
+    def build(self, seed: int = 42, device: torch.device | str = "cpu") -> torch.nn.Module:
+        """The module as its constructor makes it (train mode), with weights drawn from `seed` on the CPU.
+
+        Weights are drawn on the CPU and then moved, so they are equal on every device.
+
+        Raises:
+            BadInput: get_init_inputs or the constructor fails, or the class is no nn.Module.
+        """
+        kind = getattr(self.namespace, self.class_name, None)
+        if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
+            raise BadInput(f"{self.entry_path}: {self.class_name} is not an nn.Module subclass")
+        arguments = self._init_inputs()
+        with self.explaining(f"{self.class_name}(...) failed"):
+            torch.manual_seed(seed)
+            built = kind(**arguments) if isinstance(arguments, dict) else kind(*arguments)
+            moved: torch.nn.Module = built.to(device)
+        return moved
+
+    def inputs(self, seed: int, device: torch.device | str = "cpu") -> tuple[Any, ...]:
+        """The positional arguments of one forward, from get_inputs run on `device` with `seed`.
+
+        Raises:
+            BadInput: get_inputs is missing, fails, or returns no tensor.
+        """
+        function = getattr(self.namespace, "get_inputs", None)
+        if not callable(function):
+            raise BadInput(f"{self.entry_path}: defines no get_inputs()")
+        with self.explaining("get_inputs() failed"):
+            torch.manual_seed(seed)
+            with torch.device(device):
+                returned = function()
+        args = returned if isinstance(returned, list | tuple) else (returned,)
+        if not tensor_leaves(tuple(args)):
+            raise BadInput(f"{self.entry_path}: get_inputs() returned no tensor")
+        return tuple(_moved(args, device))
+
+    def tensor_leaves(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors among the arguments, flattened in pytree order."""
+        return tensor_leaves(args)
+
+    def with_leaves(self, args: tuple[Any, ...], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The arguments with their tensors, in pytree order, replaced."""
+        replaced: tuple[Any, ...] = with_leaves(args, leaves)
+        return replaced
+
+    @contextlib.contextmanager
+    def explaining(self, what: str) -> Iterator[None]:
+        """Turns an exception of user code inside the block into a BadInput that says `what` and where."""
+        try:
+            yield
+        except BadInput:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BadInput(f"{self.location(error)}: {what}: {cause_of(error)}") from error
+
+    def location(self, error: BaseException) -> str:
+        """File and line of the innermost frame in the user's sources, or the entry file."""
+        root = self.directory.resolve()
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            path = Path(frame.filename)
+            if path.is_absolute() and path.resolve().is_relative_to(root):
+                return f"{path.resolve().relative_to(root)}:{frame.lineno}"
+        return self.entry_path
+
+    def _init_inputs(self) -> Any:
+        function: Callable[[], Any] | None = getattr(self.namespace, "get_init_inputs", None)
+        if function is None:
+            return ()
+        with self.explaining("get_init_inputs() failed"):
+            arguments = function()
+        if not isinstance(arguments, list | tuple | dict):
+            raise BadInput(
+                f"{self.entry_path}: get_init_inputs() must return a list of constructor arguments"
+            )
+        return arguments
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a nested structure, flattened in pytree order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def with_leaves(tree: Any, leaves: Sequence[torch.Tensor]) -> Any:
+    """The structure with its tensors, in pytree order, replaced; raises ValueError when their number
+    differs."""
+    flat, spec = pytree.tree_flatten(tree)
+    positions = [index for index, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
+    for position, leaf in zip(positions, leaves, strict=True):
+        flat[position] = leaf
+    return pytree.tree_unflatten(flat, spec)
+
+
+def load(task: task_pb2.Task, directory: Path) -> TaskModule:
+    """Writes the task's sources under `directory` and imports the entry file. Only in a jailed worker.
+
+    Raises:
+        BadInput: a path leaves the directory, the entry file is missing, does not parse or does not import,
+        or
+            it defines no class of that name.
+    """
+    directory = directory.resolve()
+    for source in task.sources:
+        path = directory / _safe(source.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source.content)
+    entry = directory / _safe(task.entry_path)
+    if not entry.is_file():
+        raise BadInput(f"{task.entry_path}: the entry file is not among the sources")
+    for root in (str(directory), str(entry.parent)):
+        if root not in sys.path:
+            sys.path.insert(0, root)
+    namespace = _import(task.entry_path, entry, directory)
+    class_name = task.class_name or "Model"
+    if not hasattr(namespace, class_name):
+        raise BadInput(f"{task.entry_path}: defines no class {class_name}")
+    return TaskModule(task.entry_path, directory, class_name, namespace)
+
+
+def cause_of(error: BaseException) -> str:
+    """An exception in one line: its kind and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _import(name: str, entry: Path, directory: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_MODULE_NAME, entry)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE_NAME] = module  # dataclasses and pickling look the module up while it runs
+    shell = TaskModule(name, directory, "", module)
+    try:
+        with shell.explaining("importing the file failed"):
+            spec.loader.exec_module(module)
+    except BadInput as error:
+        match error.__cause__:
+            case SyntaxError(msg=message, lineno=line):
+                raise BadInput(f"{name}:{line}: syntax error: {message}") from error.__cause__
+        raise
+    return module
+
+
+def _safe(path: str) -> PurePosixPath:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts:
+        raise BadInput(f"source path {path!r} must be relative and stay inside the module's folder")
+    return pure
+
+
+def _moved(args: Sequence[Any], device: torch.device | str) -> Any:
+    """Inputs that get_inputs put elsewhere by name (device="cuda") go to the device that was asked for."""
+    wanted = torch.device(device).type
+    leaves = tensor_leaves(args)
+    if all(leaf.device.type == wanted for leaf in leaves):
+        return args
+    return with_leaves(args, [leaf.to(device) for leaf in leaves])

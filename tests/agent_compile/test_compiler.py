@@ -1,0 +1,131 @@
+"""The way from a program to an artifact: policy, cache, toolchain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_compile.cache import Cache
+from agent_compile.compiler import Compiler
+from agent_compile.gxx import Gxx
+from agent_compile.servicer import CompileServicer
+from agent_compile.toolchain import Compiled, Outcome, Rejected
+from warpsmith import testing
+from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
+
+
+class Counting:
+    """A toolchain that answers what it was told and counts."""
+
+    name = "counting"
+    target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU
+
+    def __init__(self, outcome: Outcome | None = None, lack: str = "") -> None:
+        self.outcome = outcome or Compiled(b"binary", artifact_pb2.BINARY_FORMAT_SHARED_OBJECT)
+        self.lack = lack
+        self.count = 0
+        self.closed = False
+
+    def missing(self) -> str:
+        return self.lack
+
+    def describe(self) -> str:
+        return "counting 1.0"
+
+    def compile(self, program: candidate_pb2.Program) -> Outcome:
+        assert program.sources
+        self.count += 1
+        return self.outcome
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_equal_programs_are_compiled_once(program: Any, tmp_path: Path) -> None:
+    toolchain = Counting()
+    compiler = Compiler([toolchain], Cache(tmp_path))
+    first, second = compiler.compile(program("int a;\n")), compiler.compile(program("int a;\n"))
+    assert (first.cached, second.cached, toolchain.count) == (False, True, 1)
+    assert first.outcome == second.outcome
+    assert isinstance(first.outcome, artifact_pb2.Artifact)
+    assert first.outcome.digest
+    assert first.outcome.toolchain == "counting 1.0"
+
+
+def test_programs_that_differ_in_buffers_share_a_binary_under_their_own_names(program: Any, tmp_path: Path) -> None:
+    toolchain = Counting()
+    compiler = Compiler([toolchain], Cache(tmp_path))
+    one, other = program("int a;\n"), program("int a;\n")
+    other.buffers.add(name="x")
+    first, second = compiler.compile(one).outcome, compiler.compile(other).outcome
+    assert toolchain.count == 1
+    assert isinstance(first, artifact_pb2.Artifact)
+    assert isinstance(second, artifact_pb2.Artifact)
+    assert first.program_digest != second.program_digest
+    assert first.digest == second.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [(verdict_pb2.FAILURE_KIND_COMPILE_ERROR, 1), (verdict_pb2.FAILURE_KIND_COMPILE_LIMIT, 2)]
+)
+def test_errors_are_remembered_and_limits_are_not(
+    program: Any, tmp_path: Path, kind: verdict_pb2.FailureKind.ValueType, count: int
+) -> None:
+    toolchain = Counting(Rejected(kind, "kernel.cpp:1: error"))
+    compiler = Compiler([toolchain], Cache(tmp_path))
+    answers = [compiler.compile(program("int a;\n")).outcome for _ in range(2)]
+    assert answers == [toolchain.outcome, toolchain.outcome]
+    assert toolchain.count == count
+
+
+def test_a_refused_source_never_reaches_the_toolchain(program: Any) -> None:
+    toolchain = Counting()
+    outcome = Compiler([toolchain], None).compile(program("#include <thread>\n")).outcome
+    assert isinstance(outcome, Rejected)
+    assert toolchain.count == 0
+
+
+def test_a_program_of_library_calls_needs_no_compiler() -> None:
+    made = candidate_pb2.Program(target=task_pb2.TARGET_CPU)
+    made.steps.add(group="out", library=candidate_pb2.LibraryCall(target="aten.relu.default"))
+    outcome = Compiler([], None).compile(made).outcome
+    assert isinstance(outcome, artifact_pb2.Artifact)
+    assert outcome.format == artifact_pb2.BINARY_FORMAT_NONE
+    assert outcome.program_digest
+
+
+def test_launches_without_sources_are_a_compile_error(program: Any) -> None:
+    made = program("")
+    del made.sources[:]
+    outcome = Compiler([], None).compile(made).outcome
+    assert isinstance(outcome, Rejected)
+    assert outcome.kind == verdict_pb2.FAILURE_KIND_COMPILE_ERROR
+
+
+def test_the_first_toolchain_that_can_compile_is_used(program: Any) -> None:
+    broken, working = Counting(lack="no NVRTC library: pip install it"), Counting()
+    Compiler([broken, working], None).compile(program("int a;\n"))
+    assert (broken.count, working.count) == (0, 1)
+
+
+def test_no_toolchain_is_the_machines_fault_and_no_target_the_callers(program: Any) -> None:
+    with pytest.raises(Infrastructure, match="no NVRTC"):
+        Compiler([Counting(lack="no NVRTC library")], None).compile(program("int a;\n"))
+    with pytest.raises(Infrastructure, match="TARGET_CPU"):
+        Compiler([], None).compile(program("int a;\n"))
+    made = program("int a;\n")
+    made.target = task_pb2.TARGET_UNSPECIFIED
+    with pytest.raises(BadInput, match="target"):
+        Compiler([], None).compile(made)
+
+
+def test_the_service_fits_its_role_and_closes_its_compilers(gxx: Gxx) -> None:
+    servicer = CompileServicer(Compiler([gxx], None))
+    context: Any = None
+    assert testing.check_compile(lambda request: servicer.CompileCandidate(request, context)) == []
+    toolchain = Counting()
+    CompileServicer(Compiler([toolchain], None)).close()
+    assert toolchain.closed

@@ -1,0 +1,47 @@
+"""The service around a reasoner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_reasoning import wording
+from agent_reasoning.roofline_reasoner import RooflineReasoner
+from agent_reasoning.servicer import ReasoningServicer
+from warpsmith import testing
+from warpsmith.v1 import analysis_pb2
+
+Move = analysis_pb2.Move
+
+
+def test_the_service_answers_what_its_reasoner_says() -> None:
+    context: Any = None
+    request = testing.reasoning_request()
+    answer = ReasoningServicer(RooflineReasoner()).ProposeHypotheses(request, context)
+    assert answer == RooflineReasoner().propose(request)
+
+
+@pytest.mark.parametrize(
+    ("move", "words"),
+    [
+        (Move(operation="author", group="a", choice="row"), "a as a kernel of its own (row)"),
+        (Move(operation="fuse", group="b", choice="a"), "a and b in one kernel"),
+        (Move(operation="library", group="a"), "a back to the library"),
+        (Move(operation="rewrite", group="a", choice="rule"), "a rewritten by rule"),
+        (Move(operation="set", group="a", choice="", arguments={"threads": 256}), "a with threads = 256"),
+        (Move(operation="layout", group="a", choice="channels_last"), "layout a channels_last"),
+    ],
+)
+def test_every_move_can_be_said(move: Move, words: str) -> None:
+    assert wording.effect(analysis_pb2.LegalMove(move=move)) == words
+
+
+def test_what_saves_nothing_is_said_to_be_measured() -> None:
+    sentence = wording.reason("a with\nthreads", saved_bytes=0, saved_launches=0, speedup=1.0)
+    assert sentence == "a with threads: no change predicted, to be measured"
+
+
+@pytest.mark.parametrize(("ns", "text"), [(350, "350 ns"), (8400, "8.4 µs"), (1.23e6, "1.23 ms"), (2e9, "2 s")])
+def test_times_read_well(ns: float, text: str) -> None:
+    assert wording.duration(ns) == text

@@ -1,0 +1,92 @@
+"""Compiles emitted C++ with g++ and calls it through ctypes: the smallest possible executor."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent_compile.gxx import FLAGS
+from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.ir import BufferRef, Nest, Type, verify
+from agent_synthesis.schedule import Emission, Parameters, Schedule
+from warpsmith.v1 import tensor_pb2
+
+DTYPES = {
+    Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16,
+    Type.I64: torch.int64, Type.I32: torch.int32, Type.I16: torch.int16, Type.I8: torch.int8,
+    Type.U8: torch.uint8, Type.BOOL: torch.bool,
+}  # fmt: skip
+WORKSPACE_DTYPES = {tensor_pb2.DTYPE_FLOAT32: torch.float32, tensor_pb2.DTYPE_FLOAT64: torch.float64}
+
+Job = tuple[Nest, Schedule, Parameters | None]
+Kernel = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+class _Compiled:
+    """Runs one emission on flat tensors; gives the written buffers back, poisoned before the call."""
+
+    def __init__(self, nest: Nest, emission: Emission, library: ctypes.CDLL) -> None:
+        self._nest, self._launch = nest, emission.launches[0]
+        self._function = getattr(library, self._launch.entry)
+        self._workspaces = {
+            buffer.name: torch.full(tuple(buffer.spec.shape), 7, dtype=WORKSPACE_DTYPES[buffer.spec.dtype])
+            for buffer in emission.workspaces
+        }
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors = {**self._workspaces}
+        for buffer in self._nest.buffers:
+            tensors[buffer.name] = self._tensor(buffer, inputs)
+        names = [argument.buffer for argument in self._launch.arguments]
+        self._function((ctypes.c_void_p * len(names))(*(tensors[name].data_ptr() for name in names)))
+        return {buffer.name: tensors[buffer.name] for buffer in self._nest.buffers if buffer.written}
+
+    @staticmethod
+    def _tensor(buffer: BufferRef, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if buffer.name in inputs:
+            given = inputs[buffer.name].contiguous().flatten()
+            assert (given.dtype, given.numel()) == (DTYPES[buffer.type], buffer.element_count)
+            return given.clone() if buffer.written else given
+        return torch.full(
+            (buffer.element_count,), 0 if buffer.type is Type.BOOL else 77, dtype=DTYPES[buffer.type]
+        )
+
+
+@pytest.fixture(scope="session")
+def compile_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Job]], list[Kernel]]:
+    """Compiles many (nest, schedule, parameters or None for the defaults) in one go; entries must differ in name."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+
+    def compile_all(jobs: Sequence[Job]) -> list[Kernel]:
+        folder: Path = tmp_path_factory.mktemp("kernels")
+        emissions = []
+        for nest, schedule, parameters in jobs:
+            assert schedule.accepts(verify(nest))
+            emissions.append(schedule.emit(nest, parameters or schedule.defaults(nest)))
+        source = folder / "kernel.cpp"
+        source.write_text("\n".join(['#include "ws_loops.hpp"', *(emission.text for emission in emissions)]))
+        flags = [flag for flag in FLAGS if flag != "-w"]
+        command = [
+            compiler,
+            *flags,
+            "-Wall",
+            "-Werror",
+            f"-I{INCLUDE_DIRECTORY}",
+            "-shared",
+            source.name,
+            "-o",
+            "kernel.so",
+        ]
+        subprocess.run(command, cwd=folder, check=True)
+        library = ctypes.CDLL(str(folder / "kernel.so"))
+        return [_Compiled(job[0], emission, library) for job, emission in zip(jobs, emissions, strict=True)]
+
+    return compile_all

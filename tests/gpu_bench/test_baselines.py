@@ -1,0 +1,106 @@
+"""Baselines: what runs, what fails and says so, and the module's state."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from gpu_bench import baselines
+from gpu_bench.baselines import Baselines, aa_copy, preserved_state
+from warpsmith.v1 import task_pb2, timing_pb2
+
+
+def made(module: nn.Module, *inputs: torch.Tensor) -> Baselines:
+    return Baselines(module, [inputs, tuple(tensor + 1 for tensor in inputs)], task_pb2.TARGET_CPU)
+
+
+def without_compiling(monkeypatch) -> None:
+    def refuse(*_args, **_kwargs):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+
+
+def test_eager_runs_the_module_without_gradients_on_the_named_set():
+    found = made(nn.Linear(4, 3), torch.rand(2, 4))
+    result = found.eager().call(1)
+    assert not result.requires_grad
+    assert torch.equal(result, found.module(found.inputs[1][0]))
+
+
+def test_screening_has_eager_and_a_final_all(monkeypatch):
+    without_compiling(monkeypatch)
+    found = made(nn.ReLU(), torch.rand(4))
+    assert [p.name for p in found.prepare(timing_pb2.TIER_SCREENING)] == ["eager"]
+    assert [p.name for p in found.prepare(timing_pb2.TIER_FINAL)] == ["eager", "compile"]
+
+
+def test_a_baseline_that_cannot_be_built_says_why_and_is_not_tried_twice(monkeypatch):
+    without_compiling(monkeypatch)
+    found = made(nn.ReLU(), torch.rand(4))
+    first = found.prepare_reference()[1]
+    assert (first.name, first.arm, first.failure) == ("compile", None, "RuntimeError: no compiler here")
+    assert found.prepare_reference()[1] is first
+
+
+def test_screening_adds_the_fastest_known_baseline_once_it_is_built(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
+    found = made(nn.ReLU(), torch.rand(4))
+    found.medians_ns.update({"eager": 2.0, "compile": 1.0})
+    assert [p.name for p in found.prepare(timing_pb2.TIER_SCREENING)] == ["eager"]
+    found.prepare_reference()
+    assert [p.name for p in found.prepare(timing_pb2.TIER_SCREENING)] == ["eager", "compile"]
+
+
+def test_on_a_gpu_a_final_also_has_autotuning_and_a_graph():
+    found = Baselines(nn.ReLU(), [(torch.rand(4),)], task_pb2.TARGET_CUDA)
+    assert found._final_names() == ["eager", "compile", "compile_max_autotune", "eager_graph"]
+
+
+def test_channels_last_applies_to_convolutions_and_gives_the_same_result():
+    found = made(nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8))
+    assert "channels_last" in found._final_names()
+    arm = found._get("channels_last").arm
+    assert arm is not None
+    torch.testing.assert_close(arm.call(0).contiguous(), found.eager().call(0))
+    assert found.module.weight.is_contiguous()
+    assert "channels_last" not in made(nn.Conv2d(3, 4, 1), torch.rand(1, 3, 8, 8))._final_names()
+
+
+def test_state_mode_and_random_numbers_are_restored():
+    norm = nn.BatchNorm1d(4)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with preserved_state(norm):
+        norm(torch.rand(8, 4))
+        norm.eval()
+    assert norm.training
+    assert int(norm.num_batches_tracked) == 0
+    assert torch.equal(norm.running_mean, torch.zeros(4))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_aa_copy_is_the_same_call():
+    arm = made(nn.ReLU(), torch.rand(4)).eager()
+    assert aa_copy(arm).call is arm.call
+    assert aa_copy(arm).name == "aa_copy"
+
+
+def test_preparing_has_a_time_limit():
+    with pytest.raises(baselines._TooLong, match="took longer"), baselines._time_limit(0.05):
+        time.sleep(5)
+
+
+def test_a_compiled_module_computes_what_eager_does(monkeypatch):
+    compile_module = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **_options: compile_module(module, backend="eager"))
+    found = made(nn.Softmax(dim=1), torch.rand(4, 32))
+    prepared = found.prepare_reference()[1]
+    assert prepared.arm is not None, prepared.failure
+    torch.testing.assert_close(prepared.arm.call(1), found.eager().call(1))
+    assert prepared.seconds > 0
+    baselines.release_compiled()

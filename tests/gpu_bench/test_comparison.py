@@ -1,0 +1,112 @@
+"""The error-ratio rule on tensors whose errors are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gpu_bench.comparison import BLOCK, Forgiveness, compare, ulp
+
+
+def sample(count: int = 3 * BLOCK + 17) -> tuple[torch.Tensor, torch.Tensor]:
+    """(eager in fp32 with rounding error, truth in float64)."""
+    truth = torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return truth.float(), truth
+
+
+def test_eager_itself_is_within_every_limit() -> None:
+    eager, truth = sample()
+    error = compare(eager.clone(), eager, truth)
+    assert error.rms_ratio <= 1
+    assert error.max_ratio <= 1
+    assert error.block_ratio <= 1
+    assert error.kernelbench_close
+
+
+def test_a_tf32_rounding_passes_allclose_and_fails_the_ratio() -> None:
+    eager, truth = sample()
+    error = compare((truth * (1 + 4e-5)).float(), eager, truth)
+    assert error.kernelbench_close
+    assert error.rms_ratio > 50
+
+
+def test_one_wrong_element_in_a_million_shows_in_the_maximum() -> None:
+    eager, truth = sample(1 << 20)
+    candidate = eager.clone()
+    candidate[40961] += 1e-4
+    error = compare(candidate, eager, truth)
+    assert error.rms_ratio < 4
+    assert error.max_ratio > 8
+    assert error.worst_index == 40961
+
+
+def test_one_bad_block_shows_in_the_block_ratio() -> None:
+    eager, truth = sample(256 * BLOCK)
+    candidate = eager.clone()
+    candidate[5 * BLOCK : 6 * BLOCK] *= 1 + 5e-6
+    error = compare(candidate, eager, truth)
+    assert error.rms_ratio < 4
+    assert error.block_ratio > 16
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_element_is_counted_and_found(value: float) -> None:
+    eager, truth = sample()
+    candidate = eager.clone()
+    candidate[77] = value
+    error = compare(candidate, eager, truth)
+    assert error.non_finite_mismatch_count == 1
+    assert error.worst_index == 77
+
+
+def test_the_mask_of_eager_or_of_the_truth_will_do() -> None:
+    truth = torch.tensor([1e39, 2.0, math.nan, 3.0], dtype=torch.float64)
+    eager = torch.tensor([math.nan, 2.0, math.nan, 3.0])
+    for first in (math.inf, math.nan):
+        assert compare(torch.tensor([first, 2.0, math.nan, 3.0]), eager, truth).non_finite_mismatch_count == 0
+    assert compare(torch.tensor([5.0, 2.0, math.nan, 3.0]), eager, truth).non_finite_mismatch_count == 1
+
+
+def test_an_infinity_stands_for_nan_only_where_it_is_forgiven() -> None:
+    truth = torch.tensor([math.nan, 1.0], dtype=torch.float64)
+    candidate = torch.tensor([math.inf, 1.0])
+    assert compare(candidate, truth.float(), truth).non_finite_mismatch_count == 1
+    forgiven = compare(candidate, truth.float(), truth, forgiveness=Forgiveness(True))
+    assert forgiven.non_finite_mismatch_count == 0
+
+
+def test_an_exact_reference_allows_two_ulp_of_the_rms() -> None:
+    truth = torch.full((4096,), 1.0, dtype=torch.float64)
+    step = torch.finfo(torch.float32).eps
+    assert compare((truth + 2 * step).float(), truth.float(), truth).rms_ratio == pytest.approx(1.0)
+    assert compare((truth + 16 * step).float(), truth.float(), truth).rms_ratio > 4
+
+
+def test_a_result_below_the_normal_range_may_be_flushed() -> None:
+    truth = torch.full((64,), 1e-40, dtype=torch.float64)
+    assert compare(torch.zeros(64), truth.float(), truth).rms_ratio <= 4
+
+
+def test_integers_follow_eager_or_the_truth() -> None:
+    eager, truth = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
+    assert compare(torch.tensor([1, 2, 4]), eager, truth).unequal_count == 0
+    wrong = compare(torch.tensor([1, 5, 3]), eager, truth)
+    assert (wrong.unequal_count, wrong.worst_index, wrong.worst_value, wrong.worst_truth) == (1, 1, 5, 2)
+
+
+def test_the_floor_of_a_small_output_counts_its_terms() -> None:
+    truth = torch.tensor([1000.0], dtype=torch.float64)
+    candidate = torch.tensor([1000.01])
+    assert compare(candidate, truth.float(), truth).rms_ratio > 8
+    assert compare(candidate, truth.float(), truth, terms_floor=0.01).rms_ratio == pytest.approx(1, rel=0.02)
+
+
+def test_an_empty_output_compares() -> None:
+    assert compare(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.float64)).kernelbench_close
+
+
+def test_an_ulp_is_the_distance_to_the_next_number() -> None:
+    assert ulp(1.0, torch.float32) == torch.finfo(torch.float32).eps
+    assert ulp(5.0, torch.bfloat16) == 4 * torch.finfo(torch.bfloat16).eps

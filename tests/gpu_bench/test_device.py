@@ -1,0 +1,87 @@
+"""What the machine says of itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gpu_bench import device, nvml
+from warpsmith.errors import BadInput
+from warpsmith.v1 import task_pb2, timing_pb2
+
+
+def test_a_cpu_is_described_quickly_and_once():
+    begin = time.perf_counter()
+    ceilings = device.describe(task_pb2.TARGET_CPU)
+    assert time.perf_counter() - begin < 10  # under 2 s alone; tests share the machine
+    found = ceilings.device
+    assert 1e8 < found.read_bytes_per_second < 5e12
+    assert found.write_bytes_per_second > 1e8
+    assert found.copy_bytes_per_second > 1e8
+    assert found.product_flops == 2 * found.operation_flops > 1e9
+    assert 10 < found.launch_ns < 1e6
+    assert found.unit_count == torch.get_num_threads()
+    assert found.physical_bytes_per_second >= 1.5 * found.read_bytes_per_second
+    assert found.environment.torch
+    assert device.describe(task_pb2.TARGET_CPU) is ceilings
+
+
+def test_load_can_only_lower_a_ceiling():
+    def made(read: float, launch: float) -> device.Ceilings:
+        described = timing_pb2.Device(read_bytes_per_second=read, launch_ns=launch, name="x")
+        return device.Ceilings(described, read, 1.0, 0.0, 0.0)
+
+    best = device.best_of(made(2.0, 10.0), made(3.0, 5.0))
+    assert (best.device.read_bytes_per_second, best.device.launch_ns) == (3.0, 5.0)
+    assert (best.fp32_product_rate, best.device.name) == (3.0, "x")
+
+
+def test_the_largest_cache_counts(tmp_path):
+    for index, size in enumerate(("48K", "2048K", "32M", "odd")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
+    assert device.last_level_cache_bytes(tmp_path) == 32 << 20
+    assert device.last_level_cache_bytes(tmp_path / "absent") == 32 << 20
+
+
+def test_the_processor_is_named(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: Fast One\n")
+    assert device.cpu_name(tmp_path / "cpuinfo") == "Fast One"
+    assert device.cpu_name(tmp_path / "absent") or True
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("NVIDIA H200", 4.8e12),
+        ("NVIDIA H100 80GB HBM3", 3.35e12),
+        ("NVIDIA H100 PCIe", 2.04e12),
+        ("Other", 0.0),
+    ],
+)
+def test_physical_bandwidth_is_known_by_name(name, rate):
+    assert device.physical_bandwidth(name) == rate
+
+
+def test_an_unspecified_target_is_what_is_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.resolve_target(task_pb2.TARGET_UNSPECIFIED) == task_pb2.TARGET_CPU
+    with pytest.raises(BadInput, match="no GPU"):
+        device.resolve_target(task_pb2.TARGET_CUDA)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device.resolve_target(task_pb2.TARGET_UNSPECIFIED) == task_pb2.TARGET_CUDA
+
+
+def test_the_environment_is_read_before_and_after():
+    before = device.environment(task_pb2.TARGET_CPU, toolkit="g++ 14", jail_rung="bubblewrap", seed=3)
+    after = device.finished(before, task_pb2.TARGET_CPU)
+    assert (after.toolkit, after.jail_rung, after.seed) == ("g++ 14", "bubblewrap", 3)
+    assert len(before.clock_mhz) == 1
+    assert len(after.clock_mhz) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
+def test_without_a_driver_the_gpu_tells_nothing():
+    assert nvml.gpu_state() == nvml.GpuState()

@@ -1,0 +1,205 @@
+"""Straight-line calls, the host executor, guarded memory and value families, in this process."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_bench import cuda, inputs
+from gpu_bench.executor import ProgramFault, Sources
+from gpu_bench.guard import GuardedMemory, same_bits
+from gpu_bench.host import HostExecutor
+from warpsmith import digest
+from warpsmith.v1 import candidate_pb2, tensor_pb2, verdict_pb2
+
+CPU = torch.device("cpu")
+
+
+def sources(small: Any) -> Sources:
+    return Sources([torch.rand(small.rows, small.columns)])
+
+
+def test_a_library_program_gives_what_eager_gives(small: Any) -> None:
+    program, given = small.library_program(), sources(small)
+    call = HostExecutor().load(program, small.compiled(program), CPU).bind(given)
+    assert torch.equal(call()[0], torch.softmax(given.inputs[0], -1))
+
+
+def test_a_kernel_gets_fresh_outputs_in_every_call(small: Any) -> None:
+    program, given = small.kernel_program(small.softmax), sources(small)
+    call = HostExecutor().load(program, small.compiled(program), CPU).bind(given)
+    first, second = call()[0], call()[0]
+    assert first.data_ptr() != second.data_ptr()
+    torch.testing.assert_close(first, torch.softmax(given.inputs[0], -1))
+    assert torch.equal(first, second)
+
+
+def test_openmp_kernels_load_without_a_runtime_of_their_own(small: Any) -> None:
+    body = "#pragma omp parallel for\nfor (long i = 0; i < ROWS * COLUMNS; ++i) y[i] = 2 * x[i];"
+    program, given = small.kernel_program(body), sources(small)
+    artifact = small.compiled(program, flags=("-fopenmp", "-nodefaultlibs"))
+    call = HostExecutor().load(program, artifact, CPU).bind(given)
+    assert torch.equal(call()[0], 2 * given.inputs[0])
+
+
+def test_scalars_and_memsets_reach_the_kernel(small: Any) -> None:
+    body = (
+        "for (long i = 0; i < ROWS * COLUMNS; ++i) y[i] = w[i % COLUMNS] + x[i]\n"
+        "    * *static_cast<float*>(arguments[3]) + *static_cast<std::int64_t*>(arguments[4]);"
+    )
+    program = small.kernel_program(body)
+    program.steps[0].launch.arguments.add(float32=0.5)
+    program.steps[0].launch.arguments.add(int64=3)
+    clear = candidate_pb2.Step(memset=candidate_pb2.Memset(buffer="w", byte=0))
+    program.steps.insert(0, clear)
+    program.digest = digest.of_program(program)
+    given = sources(small)
+    stamps: list[int] = []
+    loaded = HostExecutor().load(program, small.compiled(program), CPU)
+    call = loaded.bind(given, after_step=lambda: stamps.append(1))
+    torch.testing.assert_close(call()[0], given.inputs[0] * 0.5 + 3)
+    assert len(stamps) == 2
+
+
+def test_an_argument_name_that_is_code_never_becomes_code(small: Any) -> None:
+    program = small.library_program()
+    program.steps[0].library.kwargs.add(name="x=__import__('os').abort() or 1", value=tensor_pb2.Value(integer=1))
+    with pytest.raises(ProgramFault, match="has no argument"):
+        HostExecutor().load(program, small.compiled(program), CPU).bind(sources(small))
+
+
+def test_a_source_of_another_shape_is_a_fault(small: Any) -> None:
+    program = small.library_program()
+    with pytest.raises(ProgramFault, match="expects float32") as raised:
+        HostExecutor().load(program, small.compiled(program), CPU).bind(Sources([torch.rand(3, 4)]))
+    assert raised.value.kind == verdict_pb2.FAILURE_KIND_WRONG_SHAPE
+
+
+def test_sources_survive_their_names() -> None:
+    given = Sources([torch.rand(1), torch.rand(2)], {"a.b": torch.rand(3)}, {"c": torch.rand(4)})
+    back = Sources.from_named(given.named())
+    assert [t.numel() for t in back.inputs] == [1, 2]
+    assert (list(back.parameters), list(back.state)) == (["a.b"], ["c"])
+
+
+# ---- guarded memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_BFLOAT16, tensor_pb2.DTYPE_INT64,
+                                   tensor_pb2.DTYPE_BOOL])  # fmt: skip
+def test_poison_is_known_again_and_differs_between_seeds(small: Any, dtype: tensor_pb2.Dtype.ValueType) -> None:
+    layout = small.spec(50, 7, dtype=dtype)
+    first, second = GuardedMemory(CPU, 1000, 0), GuardedMemory(CPU, 1001, 0)
+    tensors = first.empty("y", layout), second.empty("y", layout)
+    masks = first.still_poisoned(tensors[0]), second.still_poisoned(tensors[1])
+    assert masks[0] is not None
+    assert masks[1] is not None
+    assert bool(masks[0].all())
+    assert bool(masks[1].all())
+    tensors[0].copy_(tensors[1])
+    left = first.still_poisoned(tensors[0])
+    assert left is not None
+    assert int(left.sum()) < 350 // 10
+
+
+def test_strided_views_and_copies_keep_their_strides_and_alignment() -> None:
+    memory = GuardedMemory(CPU, 2, 3)
+    layout = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4, 5], strides=[1, 8])
+    made = memory.empty("y", layout)
+    assert made.stride() == (1, 8)
+    assert made.data_ptr() % 64 == 0
+    expanded = torch.rand(3, 1).expand(3, 9)
+    copied = memory.copy_of("x", expanded)
+    assert copied.stride() == expanded.stride()
+    assert torch.equal(copied, expanded)
+    assert memory.broken() == []
+
+
+def test_results_with_memory_of_their_own_move_behind_canaries_and_views_stay() -> None:
+    memory = GuardedMemory(CPU, 2, 3)
+    own = memory.adopt("y", torch.rand(8))
+    assert memory.adopt("v", own[2:]).data_ptr() == own[2:].data_ptr()
+    ctypes.memset(own.data_ptr() + 32, 1, 1)
+    assert memory.broken() == ["y"]
+
+
+def test_a_counter_that_is_not_left_zero_is_named(small: Any) -> None:
+    memory = GuardedMemory(CPU, 2, 3)
+    counter = memory.zeros("c", small.spec(4, dtype=tensor_pb2.DTYPE_INT32))
+    assert memory.dirty() == []
+    counter[2] = 1
+    assert memory.dirty() == ["c"]
+
+
+def test_equal_bits_include_nan_and_tell_the_zeros_apart() -> None:
+    assert same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+
+
+# ---- values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [f for f in verdict_pb2.ValueFamily.values() if f > 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_family_repeats_from_its_seed_and_keeps_layout(family: Any, dtype: torch.dtype) -> None:
+    leaf = torch.zeros(9, 6, dtype=dtype).t()
+    first, again, other = (inputs.replaced([leaf], family, seed)[0] for seed in (1, 1, 2))
+    assert same_bits(first, again)
+    assert not same_bits(first, other)
+    assert (first.shape, first.stride(), first.dtype) == (leaf.shape, leaf.stride(), dtype)
+    if family not in (verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED):
+        assert bool(torch.isfinite(first).all())
+
+
+def test_indices_stay_and_a_tensor_passed_twice_stays_one() -> None:
+    index, twice = torch.arange(5), torch.rand(3)
+    made = inputs.replaced([index, twice, twice], verdict_pb2.VALUE_FAMILY_NORMAL, 4)
+    assert made[0] is index
+    assert made[1] is made[2]
+    assert made[1] is not twice
+
+
+def test_weights_vary_but_keep_signs_and_masks() -> None:
+    weights = {"w": torch.tensor([1.0, -1.0, 0.0, float("-inf")]), "b": torch.zeros(4)}
+    inputs.vary(weights, verdict_pb2.VALUE_FAMILY_NORMAL, 9)
+    assert torch.equal(weights["w"].sign(), torch.tensor([1.0, -1.0, 0.0, -1.0]))
+    assert not torch.equal(weights["w"][:2], torch.tensor([1.0, -1.0]))
+    assert bool(weights["b"].count_nonzero())
+
+
+# ---- packing for CUDA, which needs no GPU --------------------------------------------------------------------
+
+
+def test_cuda_arguments_are_packed_as_pointers_to_values() -> None:
+    arguments = [
+        candidate_pb2.LaunchArgument(buffer="x"), candidate_pb2.LaunchArgument(int32=-5),
+        candidate_pb2.LaunchArgument(float32=0.5), candidate_pb2.LaunchArgument(int64=1 << 40),
+    ]  # fmt: skip
+    packed = cuda.PackedArguments.of(arguments)
+    packed.place(0, 0xDEADBEEF000)
+    kinds = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, ctypes.c_int64)
+    values = [kind.from_address(packed.pointers[i]).value for i, kind in enumerate(kinds)]
+    assert values == [0xDEADBEEF000, -5, 0.5, 1 << 40]
+
+
+def test_cuda_launch_attributes_reach_the_drivers_structure() -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    launch = candidate_pb2.Launch(
+        grid=candidate_pb2.Extent3(x=8, y=2, z=1), block=candidate_pb2.Extent3(x=256), shared_bytes=100_000,
+        cluster=candidate_pb2.Extent3(x=4), cooperative=True, programmatic_dependent=True,
+    )  # fmt: skip
+    config = cuda.configure(launch)
+    assert (config.gridDimX, config.gridDimY, config.blockDimX, config.blockDimY) == (8, 2, 256, 1)
+    assert (config.sharedMemBytes, config.numAttrs) == (100_000, 3)
+    assert (config.attrs[0].value.clusterDim.x, config.attrs[0].value.clusterDim.y) == (4, 1)
+    assert config.attrs[1].value.cooperative == 1
+
+
+def test_cuda_errors_say_what_the_program_did() -> None:
+    assert cuda.fault_kind("CUDA_ERROR_ILLEGAL_ADDRESS") == verdict_pb2.FAILURE_KIND_CRASH
+    assert cuda.fault_kind("CUDA_ERROR_MISALIGNED_ADDRESS") == verdict_pb2.FAILURE_KIND_CRASH
+    assert cuda.fault_kind("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES") == verdict_pb2.FAILURE_KIND_RESOURCE
+    assert cuda.fault_kind("CUDA_ERROR_INVALID_VALUE") == verdict_pb2.FAILURE_KIND_LAUNCH_ERROR

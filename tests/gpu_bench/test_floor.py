@@ -1,0 +1,143 @@
+"""Least work of a graph, and the guard."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpu_bench import floor
+from gpu_bench.device import Ceilings
+from gpu_bench.floor import Work, guard, reference_flags, work_of
+from warpsmith.v1 import task_pb2, tensor_pb2, timing_pb2
+
+capture = pytest.importorskip("warpsmith.capture")
+
+
+class Function(nn.Module):
+    def __init__(self, function, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*self.layers, *args)
+
+
+def work(function, *args: torch.Tensor, layers: tuple[nn.Module, ...] = ()) -> Work:
+    return work_of(capture.capture(Function(function, *layers), args))
+
+
+def test_a_pointwise_chain_reads_and_writes_once():
+    found = work(lambda x: torch.relu(x * 2 + 1), torch.rand(32, 64))
+    assert (found.input_bytes, found.output_bytes, found.product_flops) == (8192, 8192, 0)
+
+
+def test_an_input_of_which_a_slice_is_used_counts_that_slice():
+    assert work(lambda x: torch.relu(x[:, :16]), torch.rand(32, 64)).input_bytes == 2048
+
+
+def test_an_input_that_is_not_used_counts_nothing():
+    found = work(lambda x, _unused: x + 1, torch.rand(8), torch.rand(1000))
+    assert found.input_bytes == 32
+
+
+def test_a_triangle_counts_half_and_gathered_rows_count_themselves():
+    assert work(torch.tril, torch.rand(64, 64)).input_bytes == 64 * 64 * 2
+    rows = work(lambda table, index: table(index), torch.tensor([1, 2]), layers=(nn.Embedding(1000, 8),))
+    assert rows.parameter_bytes == 2 * 8 * 4
+
+
+def test_an_expanded_output_and_a_view_of_an_input_cost_no_writes():
+    assert work(lambda x: x.sum(1, keepdim=True).expand(4, 1000), torch.rand(4, 8)).output_bytes == 16
+    assert work(lambda x: x.view(-1), torch.rand(4, 8)).output_bytes == 0
+
+
+def test_a_linear_layer_counts_its_weights_and_its_flops():
+    found = work(lambda f, x: torch.relu(f(x)), torch.rand(16, 32), layers=(nn.Linear(32, 64),))
+    assert found.parameter_bytes == (32 * 64 + 64) * 4
+    assert found.product_flops == found.executed_flops == 2 * 16 * 32 * 64
+
+
+def test_updated_statistics_are_written():
+    found = work(lambda f, x: f(x), torch.rand(8, 4), layers=(nn.BatchNorm1d(4),))
+    assert found.output_bytes >= 8 * 4 * 4 + 2 * 4 * 4
+
+
+def test_a_summed_product_is_needless():
+    found = work(lambda f, x: f(x).sum(1), torch.rand(256, 512), layers=(nn.Linear(512, 512),))
+    assert found.product_flops == found.needed_flops == 0
+    assert found.executed_flops > 0
+    assert reference_flags(found, ceilings()) == [floor.REFERENCE_WASTEFUL]
+
+
+def test_a_product_with_a_diagonal_is_needless():
+    found = work(lambda d, x: torch.diag(d) @ x, torch.rand(64), torch.rand(64, 64))
+    assert found.needed_flops == 0
+
+
+def test_an_honest_chain_is_not_called_wasteful():
+    layers = (nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1))
+    found = work(lambda a, b, x: torch.relu(b(a(x))), torch.rand(1, 3, 16, 16), layers=layers)
+    assert found.needed_flops == found.executed_flops
+    assert reference_flags(found, ceilings()) == []
+
+
+def test_attention_is_counted():
+    qkv = [torch.rand(1, 2, 16, 8) for _ in range(3)]
+    found = work(nn.functional.scaled_dot_product_attention, *qkv)
+    assert found.product_flops == 2 * 2 * 2 * 16 * 16 * 8
+
+
+def ceilings(target: int = task_pb2.TARGET_CUDA, cache: int = 0) -> Ceilings:
+    described = timing_pb2.Device(
+        target=target,
+        read_bytes_per_second=4e12,
+        write_bytes_per_second=4e12,
+        copy_bytes_per_second=4e12,
+        physical_bytes_per_second=5e12,
+        cache_bytes=cache,
+    )
+    return Ceilings(described, 200e12, 400e12, 330e12, 989e12)
+
+
+GIGABYTE = Work(10**9, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("median_ns", "flags"), [(300e3, []), (245e3, [floor.FLOOR_SUSPECT]), (190e3, [floor.FLOOR_REJECT])]
+)
+def test_the_guard_rejects_what_physics_forbids_and_suspects_what_was_never_measured(median_ns, flags):
+    assert guard(median_ns, GIGABYTE, ceilings(), algebra=False, parameters_warm=False) == flags
+
+
+def test_products_bound_the_floor_unless_algebra_replaced_them():
+    heavy = Work(10**6, 0, 0, 10**12, 0, 10**12, 10**12)
+    assert floor.floor_ns(heavy, ceilings()) == pytest.approx(5e6)
+    assert floor.floor_ns(heavy, ceilings(), algebra=True) == pytest.approx(250)
+    assert guard(1e6, heavy, ceilings(), algebra=True, parameters_warm=False) == []
+    assert guard(1e6, heavy, ceilings(), algebra=False, parameters_warm=False) == [floor.FLOOR_REJECT]
+
+
+def test_writes_and_warm_parameters_that_fit_the_cache_are_not_held_against_a_candidate():
+    small = Work(0, 50 * 10**6, 50 * 10**6, 0, 0, 0, 0)
+    cached = ceilings(cache=60 * 10**6)
+    assert floor.physical_floor_ns(small, cached, algebra=False, parameters_warm=True) == 0.0
+    assert floor.physical_floor_ns(small, cached, algebra=False, parameters_warm=False) == pytest.approx(1e4)
+
+
+def test_a_processor_guards_nothing_that_fits_its_cache():
+    tiny = Work(10**6, 0, 10**6, 0, 0, 0, 0)
+    assert (
+        guard(1.0, tiny, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False) == []
+    )
+    assert guard(
+        1.0, GIGABYTE, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False
+    ) == [floor.FLOOR_REJECT]
+
+
+def test_distinct_bytes_of_a_spec():
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4, 8], strides=[1, 0])
+    assert floor.spec_bytes(spec) == 16
+    empty = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4, 0], strides=[0, 1])
+    assert floor.spec_bytes(empty) == 0

@@ -1,0 +1,202 @@
+"""From samples to the record: headline, noise, flags, steps; and the audit of a reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpu_bench import device, measurement, metrics, reference
+from gpu_bench.baselines import Baselines, Prepared
+from gpu_bench.floor import Work
+from gpu_bench.measurement import Bench, Candidate, StepInfo, compose_timing, measure_candidate, step_infos
+from gpu_bench.timing_selftest import NOTHING, Noise, SimulatedClock
+from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
+
+NS = {"candidate": 1e5, "eager": 3e5, "compile": 2e5, "rewritten": 1.2e5, "aa_copy": 2e5}
+
+
+@pytest.fixture
+def bench(monkeypatch) -> Bench:
+    """A softmax on a simulated clock, with torch.compile replaced by the module itself."""
+    monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
+    inputs = [(torch.rand(4, 8),), (torch.rand(4, 8),)]
+    baselines = Baselines(nn.Softmax(dim=1), inputs, task_pb2.TARGET_CPU)
+    described = timing_pb2.Device(
+        target=task_pb2.TARGET_CPU,
+        read_bytes_per_second=1e10,
+        write_bytes_per_second=1e10,
+        physical_bytes_per_second=1.5e10,
+        cache_bytes=1000,
+    )
+    ceilings = device.Ceilings(described, 1e12, 1e12, 0.0, 0.0)
+    work = Work(400_000, 0, 400_000, 0, 0, 0, 0)
+    return Bench(task_pb2.TARGET_CPU, baselines, work, SimulatedClock(NS, Noise(), 5), ceilings, 42, "none")
+
+
+def names(timing) -> list[str]:
+    return [arm.name for arm in timing.arms]
+
+
+def test_a_final_has_every_arm_and_the_headline_is_against_the_fastest(bench):
+    timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_FINAL)
+    assert names(timing) == ["candidate", "eager", "compile", "aa_copy"]
+    assert timing.fastest_baseline == "compile"
+    assert timing.speedup_fastest.median == pytest.approx(2.0, rel=0.02)
+    assert timing.speedup_eager.median == pytest.approx(3.0, rel=0.02)
+    assert timing.faster
+    assert 0 < timing.noise_floor < 0.02
+    assert timing.floor_ns == pytest.approx(8e4)
+    assert timing.floor_percent == pytest.approx(80, rel=0.02)
+    assert timing.environment.seed == 42
+    assert timing.arms[0].warm_median_ns == pytest.approx(8e4, rel=0.05)
+    assert not timing.flags
+
+
+def test_a_rewritten_reference_is_timed_but_never_the_fastest_baseline(bench):
+    candidate = Candidate(lambda index: index, rewritten=lambda index: index)
+    timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
+    assert "rewritten" in names(timing)
+    assert timing.fastest_baseline == "compile"
+
+
+def test_screening_times_against_eager_until_the_reference_was_measured(bench):
+    candidate = Candidate(lambda index: index)
+    assert names(measure_candidate(bench, candidate, timing_pb2.TIER_SCREENING)) == ["candidate", "eager"]
+    report = reference.measure_reference(bench, ["OUTPUT_ZERO"])
+    assert (report.fastest, list(report.flags)) == ("compile", ["OUTPUT_ZERO"])
+    timing = measure_candidate(bench, candidate, timing_pb2.TIER_SCREENING)
+    assert names(timing) == ["candidate", "eager", "compile"]
+    assert timing.faster
+
+
+def test_what_the_candidate_raises_passes_through_and_state_is_restored(bench):
+    def fail(_index: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        measure_candidate(bench, Candidate(fail), timing_pb2.TIER_SCREENING)
+
+
+def test_steps_are_timed_in_a_final(bench):
+    def stepwise() -> None:
+        bench.clock.stamp()
+        bench.clock.stamp()
+
+    steps = [StepInfo("a", "authored", "k", 1000), StepInfo("b", "library", "aten.sum.default", 0)]
+    candidate = Candidate(lambda index: index, stepwise=stepwise, steps=steps)
+    timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
+    assert [(s.group, s.median_ns) for s in timing.steps] == [("a", 1000.0), ("b", 1000.0)]
+    assert timing.steps[0].bytes_per_second == pytest.approx(1e9)
+
+
+def test_a_baseline_that_failed_leaves_the_fastest_unproven(bench, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_FINAL)
+    assert measurement.FASTEST_UNPROVEN in timing.flags
+    assert timing.arms[-1].failure == "RuntimeError: no compiler"
+    assert timing.fastest_baseline == "eager"
+
+
+def test_a_floor_that_was_measured_under_load_is_measured_again(bench, monkeypatch):
+    bench.work = Work(4_000_000, 0, 0, 0, 0, 0, 0)
+    faster = timing_pb2.Device(read_bytes_per_second=1e12, physical_bytes_per_second=1e12)
+    monkeypatch.setattr(device, "_describe_cpu", lambda: device.Ceilings(faster, 1e12, 1e12, 0.0, 0.0))
+    timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_SCREENING)
+    assert not timing.flags
+    assert timing.faster
+
+
+def test_a_time_below_the_physical_floor_is_flagged_and_not_faster(bench, monkeypatch):
+    monkeypatch.setattr(device, "_describe_cpu", lambda: bench.ceilings)
+    bench.work = Work(4_000_000, 0, 0, 0, 0, 0, 0)
+    timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_SCREENING)
+    assert "FLOOR_REJECT" in timing.flags
+    assert not timing.faster
+    metrics.record_timing(timing)
+
+
+def test_composing_without_any_baseline_claims_nothing(bench):
+    timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_SCREENING)
+    assert timing.faster
+    samples = measurement.measure(
+        [measurement.Arm("candidate", lambda index: index, required=True)],
+        bench.clock,
+        measurement.plan_for(timing_pb2.TIER_SCREENING, task_pb2.TARGET_CPU, 1),
+    )
+    alone = compose_timing(
+        samples,
+        [Prepared("eager", None, "broken")],
+        tier=timing_pb2.TIER_FINAL,
+        work=NOTHING,
+        ceilings=bench.ceilings,
+    )
+    assert not alone.faster
+    assert alone.fastest_baseline == ""
+    assert set(alone.flags) >= {measurement.FASTEST_UNPROVEN, measurement.FEW}
+
+
+def test_steps_of_a_program_are_described():
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[8], strides=[1])
+    program = candidate_pb2.Program(
+        buffers=[candidate_pb2.Buffer(name=name, spec=spec) for name in "xyz"],
+        steps=[
+            candidate_pb2.Step(
+                group="y",
+                launch=candidate_pb2.Launch(
+                    entry="k",
+                    arguments=[candidate_pb2.LaunchArgument(buffer=name) for name in ("x", "y", "y")],
+                ),
+            ),
+            candidate_pb2.Step(
+                group="z",
+                library=candidate_pb2.LibraryCall(
+                    target="aten.relu.default", args=[tensor_pb2.Value(tensor="y")], results=["z"]
+                ),
+            ),
+        ],
+    )
+    assert step_infos(program) == [
+        StepInfo("y", "authored", "k", 64),
+        StepInfo("z", "library", "aten.relu.default", 64),
+    ]
+
+
+def draws(*shape: int) -> list[list[torch.Tensor]]:
+    return [[torch.randn(*shape), torch.randn(*shape)] for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("run", "flags"),
+    [
+        (lambda leaves: [leaves[0] + leaves[1]], []),
+        (lambda leaves: [leaves[0] * 2], [reference.INPUT_UNUSED]),
+        (lambda leaves: [torch.ones_like(leaves[0])], [reference.OUTPUT_CONSTANT]),
+        (lambda leaves: [leaves[0] * 0.0], [reference.OUTPUT_ZERO, reference.OUTPUT_CONSTANT]),
+    ],
+)
+def test_the_audit_finds_references_that_need_no_computing(run, flags):
+    assert reference.audit(run, draws(8, 8)) == flags
+
+
+def test_the_audit_stops_trying_inputs_at_its_limit():
+    assert reference.audit(lambda leaves: [leaves[0] * 2], draws(4), limit_s=0.0) == []
+
+
+def test_metrics_count_timings_faults_and_the_machine():
+    timing = timing_pb2.Timing(tier=timing_pb2.TIER_FINAL, noise_floor=0.004, device_seconds=2.0, faster=True)
+    timing.environment.clock_mhz.extend([1900, 1980])
+    timing.environment.throttle_reasons.append("software_power_cap")
+    counter = metrics.MEASUREMENTS.labels("final", "faster")
+    before = counter._value.get()
+    metrics.record_timing(timing)
+    assert counter._value.get() == before + 1
+    assert metrics.CLOCK._value.get() == 1.98e9
+    assert metrics.THROTTLED._value.get() == 1.0
+    metrics.record_fault(timing_pb2.TIER_SCREENING, verdict_pb2.FAILURE_KIND_CRASH)
+    assert metrics.FAULTS.labels("crash")._value.get() >= 1
+    metrics.record_reference(timing_pb2.ReferenceReport())
+    assert metrics.THROTTLED._value.get() == 0.0

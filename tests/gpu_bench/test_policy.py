@@ -1,0 +1,103 @@
+"""What a program may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpu_bench.policy import objections
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
+
+Spoil = Callable[[candidate_pb2.Program], object]
+
+
+def allowed(target: str) -> bool:
+    return target == "aten.softmax.int"
+
+
+def test_honest_programs_have_nothing_against_them(small: Any) -> None:
+    for program in (small.kernel_program(small.softmax), small.library_program()):
+        assert objections(program, artifact_pb2.Artifact(), allowed, input_count=1) == []
+
+
+def _launch(program: candidate_pb2.Program) -> candidate_pb2.Launch:
+    return program.steps[0].launch
+
+
+def _on_cuda(program: candidate_pb2.Program, **extents: tuple[int, int, int]) -> None:
+    program.target = task_pb2.TARGET_CUDA
+    for name in ("grid", "block"):
+        x, y, z = extents.get(name, (1, 1, 1))
+        getattr(_launch(program), name).CopyFrom(candidate_pb2.Extent3(x=x, y=y, z=z))
+    if "cluster" in extents:
+        x, y, z = extents["cluster"]
+        _launch(program).cluster.CopyFrom(candidate_pb2.Extent3(x=x, y=y, z=z))
+
+
+def _shared(program: candidate_pb2.Program) -> None:
+    _on_cuda(program)
+    _launch(program).shared_bytes = 1 << 20
+
+
+CASES: list[tuple[str, Spoil]] = [
+    ("no target", lambda p: p.ClearField("target")),
+    ("no output", lambda p: p.ClearField("outputs")),
+    ("is no buffer of the program", lambda p: p.outputs.append("z")),
+    ("same name", lambda p: p.buffers.append(p.buffers[0])),
+    ("negative extent", lambda p: p.buffers[1].spec.shape.__setitem__(0, -4)),
+    ("negative extent or stride", lambda p: p.buffers[1].spec.strides.__setitem__(0, -1)),
+    ("strides", lambda p: p.buffers[1].spec.strides.append(1)),
+    ("no element type", lambda p: p.buffers[1].spec.ClearField("dtype")),
+    ("larger than", lambda p: p.buffers[2].spec.shape.__setitem__(0, 1 << 50)),
+    ("overlap in memory", lambda p: p.buffers[1].spec.strides.__setitem__(0, 3)),
+    ("overlap in memory", lambda p: p.buffers[1].spec.strides.__setitem__(0, 0)),
+    ("alignment", lambda p: setattr(p.buffers[1], "alignment_bytes", 48)),
+    ("no role", lambda p: p.buffers[2].ClearField("role")),
+    ("has no name", lambda p: setattr(p.buffers[2], "name", "")),
+    ("does not say where it comes from", lambda p: p.buffers[0].ClearField("source")),
+    ("which the module does not have", lambda p: setattr(p.buffers[0].source, "input_index", 1)),
+    ("constant of", lambda p: setattr(p.buffers[0].source, "origin", graph_pb2.ORIGIN_CONSTANT)),
+    ("does not say which", lambda p: setattr(p.buffers[0].source, "origin", graph_pb2.ORIGIN_STATE)),
+    ("no source", lambda p: p.ClearField("sources")),
+    ("no name of a function", lambda p: setattr(_launch(p), "entry", "a b")),
+    ("missing or not yet computed", lambda p: _launch(p).arguments.add(buffer="z")),
+    ("not set", lambda p: _launch(p).arguments.add()),
+    ("not among its arguments", lambda p: _launch(p).writes.append("z")),
+    ("never written", lambda p: _launch(p).ClearField("writes")),
+    ("does nothing", lambda p: p.steps.add()),
+    ("no workspace or output", lambda p: p.steps.add().memset.MergeFrom(candidate_pb2.Memset(buffer="x"))),
+    ("no byte", lambda p: p.steps.add().memset.MergeFrom(candidate_pb2.Memset(buffer="y", byte=256))),
+    ("a grid of", lambda p: _on_cuda(p, grid=(2**31, 1, 1))),
+    ("a grid of", lambda p: _on_cuda(p, grid=(1, 65536, 1))),
+    ("a block of", lambda p: _on_cuda(p, block=(0, 1, 1))),
+    ("threads in a block", lambda p: _on_cuda(p, block=(1024, 2, 1))),
+    ("a cluster of", lambda p: _on_cuda(p, grid=(32, 1, 1), cluster=(32, 1, 1))),
+    ("no multiple of its cluster", lambda p: _on_cuda(p, grid=(9, 1, 1), cluster=(4, 1, 1))),
+    ("shared memory", _shared),
+]
+
+
+@pytest.mark.parametrize(("reason", "spoil"), CASES, ids=[f"{i}-{reason}" for i, (reason, _) in enumerate(CASES)])
+def test_what_a_program_may_not_have_is_named(small: Any, reason: str, spoil: Spoil) -> None:
+    program = small.kernel_program(small.softmax)
+    spoil(program)
+    found = objections(program, artifact_pb2.Artifact(), allowed, input_count=1)
+    assert any(reason in objection for objection in found), found
+
+
+def test_an_operation_off_the_list_is_named(small: Any) -> None:
+    found = objections(small.library_program(target="aten.exec.evil"), artifact_pb2.Artifact(), allowed)
+    assert found == ["step 0 calls aten.exec.evil, which is not on the list of allowed operations"]
+
+
+def test_a_result_that_is_read_before_it_is_computed_is_named(small: Any) -> None:
+    program = small.library_program()
+    program.steps[0].library.args[0].CopyFrom(tensor_pb2.Value(tensor="y"))
+    assert "not yet computed" in objections(program, artifact_pb2.Artifact(), allowed)[0]
+
+
+def test_an_artifact_of_another_program_is_refused(small: Any) -> None:
+    found = objections(small.library_program(), artifact_pb2.Artifact(program_digest="other"), allowed)
+    assert found == ["the artifact was compiled from another program"]

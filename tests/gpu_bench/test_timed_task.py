@@ -1,0 +1,81 @@
+"""A real small task, timed by the real host clock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_bench import timed_task
+from gpu_bench.loaded import LoadedTask
+from gpu_bench.timed_task import TimedTask, free_bytes
+from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
+
+
+@pytest.fixture
+def timed(small, monkeypatch) -> TimedTask:
+    """torch.compile is replaced by the module itself: compiling takes seconds and has its own test."""
+    monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
+    return TimedTask.of(LoadedTask.load(small.task()))
+
+
+def test_the_reference_is_audited_and_timed(timed):
+    report = timed.reference()
+    assert [arm.name for arm in report.arms] == ["eager", "compile"]
+    assert report.fastest in ("eager", "compile")
+    assert report.arms[0].median_ns > 500
+    assert report.arms[0].samples_ns
+    assert not report.flags
+
+
+def test_plan_zero_is_timed_in_a_final_with_its_step(timed, small):
+    program = small.library_program()
+    artifact = small.compiled(program)
+    loaded = timed.loaded.load_program(program, artifact)
+    timing = timed.measure(loaded, artifact, timing_pb2.TIER_FINAL, program).timing
+    assert [arm.name for arm in timing.arms] == ["candidate", "eager", "compile", "rewritten", "aa_copy"]
+    assert 0.2 < timing.speedup_eager.median < 5
+    assert [step.name for step in timing.steps] == ["aten.softmax.int"]
+    assert timing.steps[0].median_ns > 0
+    assert timing.environment.thread_count == torch.get_num_threads()
+
+
+def test_an_authored_kernel_is_screened_against_eager(timed, small):
+    program = small.kernel_program(small.softmax)
+    artifact = small.compiled(program)
+    loaded = timed.loaded.load_program(program, artifact)
+    timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
+    assert [arm.name for arm in timing.arms] == ["candidate", "eager"]
+    assert timing.arms[0].median_ns > 500
+
+
+def test_a_timed_output_that_is_wrong_is_a_fault(timed, small):
+    program = small.kernel_program("    for (long i = 0; i < ROWS * COLUMNS; ++i) y[i] = 0.5f;")
+    artifact = small.compiled(program)
+    loaded = timed.loaded.load_program(program, artifact)
+    response = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
+    assert response.fault.kind == verdict_pb2.FAILURE_KIND_WRONG_VALUE
+
+
+def test_a_step_that_raises_is_a_fault_of_the_program(timed):
+    def fail() -> None:
+        raise RuntimeError("expected a matrix\nmore")
+
+    with pytest.raises(timed_task.ProgramFault, match="expected a matrix") as caught:
+        timed._guarded([fail])(0)
+    assert caught.value.kind == verdict_pb2.FAILURE_KIND_LAUNCH_ERROR
+
+
+def test_agreement_forgives_rounding_and_nothing_else():
+    wanted = torch.randn(1000)
+    assert timed_task._agree(wanted * 1.001, wanted)
+    assert not timed_task._agree(wanted * 1.2, wanted)
+    assert not timed_task._agree(wanted.double(), wanted)
+    indices = torch.arange(1000)
+    assert timed_task._agree(indices, indices.clone())
+    assert not timed_task._agree(indices + 1, indices)
+
+
+def test_free_memory_is_read(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   2048 kB\n")
+    assert free_bytes(task_pb2.TARGET_CPU, tmp_path / "meminfo") == 2 << 20
+    assert free_bytes(task_pb2.TARGET_CPU, tmp_path / "absent") == 4 << 30

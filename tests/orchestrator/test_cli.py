@@ -1,0 +1,178 @@
+"""The command line: what bad input costs, what commands print, how a directory is benched and resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import budgets, cli, client, directory_bench, doctor, testing
+from orchestrator.archive import Archive
+from orchestrator.device_gate import DeviceGate
+from orchestrator.hosting import Story
+from orchestrator.search.beam import Beam
+from orchestrator.search_run import SearchRun
+from warpsmith.errors import BadInput
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import run_pb2
+
+
+def warpsmith(
+    *arguments: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["warpsmith", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), said.out, said.err
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A runs directory with one ended run."""
+    archive = Archive.in_directory(tmp_path)
+    agents = testing.World().agents()
+    run = run_pb2.Run(id="20260101-000000-abc", task=testing.task("softmax"), created_at=1.0)
+    archive.put_run(run)
+    SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Story(archive, run)).execute()
+    archive.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optimize", "missing.py"], "missing.py: no such file"),
+        (["optimize", "missing.py", "--budget", "soon"], "--budget soon: write a time such as 60s, 5m or 1h"),
+        (["optimize", "missing.py", "--search", "magic"], "no search is called 'magic'; installed: beam, random"),
+        (["optimize", "missing.py", "--plugin", "poet=x"], "no role is called 'poet'"),
+        (["bench", "nowhere"], "nowhere: no such directory"),
+        (["bench", ".", "--shard", "5/4"], "--shard 5/4"),
+        (["runs", "--runs", "nowhere"], "nowhere: no runs are kept here"),
+        (["watch", "--runs", "nowhere"], "no command is under way in nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = warpsmith(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out) == (2, "")
+    assert err.startswith("warpsmith: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_runs_show_and_report_read_what_is_kept(
+    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(*arguments: object) -> str:
+        code, out, _ = warpsmith(*arguments, "--runs", kept, capsys=capsys, monkeypatch=monkeypatch)
+        assert code == 0
+        return out
+
+    assert "softmax" in say("runs")
+    assert json.loads(say("runs", "--json"))["runs"][0]["verdict"] == "PASS"
+    assert "author" in say("show")
+    assert "// ---- kernel.cpp" in say("show", "last", "--trial", 2)
+    assert "against the fastest" in say("report")
+    task = json.loads(say("report", "20260101", "--json"))["tasks"][0]
+    assert task["speedup_fastest"]["median"] == pytest.approx(1.92)
+
+
+def test_a_trial_that_is_not_there_is_named(
+    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = warpsmith("show", "--trial", 99, "--runs", kept, capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert "has no trial 99" in err
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = warpsmith("optimize", "--help", capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 0
+    assert "warpsmith optimize softmax.py --budget 60s" in out
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("5m", 300), ("1h", 3600), ("90", 90), ("1.5m", 90)])
+def test_budgets_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert budgets.seconds(text) == seconds
+
+
+def make_modules(directory: Path) -> None:
+    for name in ("a", "b", "c"):
+        (directory / f"{name}.py").write_text(f"def get_inputs(): return '{name}'\n")
+    (directory / "readme.py").write_text("")
+
+
+def ended(path: Path, _: float) -> run_pb2.Run:
+    run = run_pb2.Run(id=path.stem, task=testing.task(path.stem), state=run_pb2.RUN_STATE_AT_FLOOR)
+    if path.stem == "b":
+        raise BadInput("b.py: forward failed")
+    return run
+
+
+def test_a_bench_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    make_modules(tmp_path)
+    entries = directory_bench.entries(tmp_path)
+    results = tmp_path / "results.jsonl"
+    time_left = iter([10.0, 10.0, 0.0])
+    first = directory_bench.bench(entries, results, ended, seconds_left=lambda: next(time_left))
+    assert [result["verdict"] for result in first] == ["AT_FLOOR", "BAD_INPUT"]
+    with results.open("a") as file:
+        file.write('{"file": "cut sh')
+        file.write("\n")
+    called: list[str] = []
+
+    def noting(path: Path, seconds: float) -> run_pb2.Run:
+        called.append(path.stem)
+        return ended(path, seconds)
+
+    second = directory_bench.bench(entries, results, noting)
+    assert called == ["c"]
+    assert len(second) == 3
+    assert directory_bench.summary(second).startswith("3 modules: 2 AT_FLOOR, 1 BAD_INPUT; geometric mean of 2")
+
+
+def test_shards_share_the_modules_out(tmp_path: Path) -> None:
+    make_modules(tmp_path)
+    names = [[entry.name for entry in directory_bench.entries(tmp_path, (index, 2))] for index in (0, 1)]
+    assert names == [["a.py", "c.py"], ["b.py"]]
+
+
+def test_the_doctor_finds_this_machine_fit_to_run_tests(tmp_path: Path) -> None:
+    findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
+    assert findings["python"].health is doctor.Health.GOOD
+    assert findings["torch"].health is doctor.Health.GOOD
+    assert {"compiler", "jail", "ports", "disk", "gpu"} <= set(findings)
+
+
+def test_the_doctor_names_a_remedy_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "apt-get install g++" in doctor.compiler().fix
+    monkeypatch.setattr(doctor, "FREE_BYTES", 1 << 62)
+    assert doctor.disk(tmp_path).health is doctor.Health.LIMITED
+    monkeypatch.setattr(doctor, "driver_version", lambda: (12, 4))
+    found = list(doctor.gpu())
+    assert found[0].detail == "driver for CUDA 12.4"
+    assert "nvidia-cuda-nvrtc>=12.0,<13" in found[1].fix
+
+
+def test_the_reader_starts_nothing(kept: Path) -> None:
+    with client.reading("", kept) as orchestrator:
+        assert orchestrator.GetRun(messages.GetRunRequest(run_id="last")).run.task.name == "softmax"
+
+
+def test_the_entry_point_runs_as_a_program(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from orchestrator.cli import main; main()", "optimize", str(tmp_path / "x.py")]
+    finished = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 2
+    assert finished.stderr == f"warpsmith: {tmp_path / 'x.py'}: no such file\n"

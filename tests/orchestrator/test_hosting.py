@@ -1,0 +1,157 @@
+"""Runs behind OptimizationService, over gRPC: queue, events, cancelling, and an archive that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator import client, testing
+from orchestrator.archive import Archive
+from orchestrator.device_gate import DeviceGate
+from orchestrator.dialing import orchestrator_at
+from orchestrator.hosting import RunHost, Story
+from orchestrator.search import Search
+from orchestrator.search_run import Effort, SearchRun
+from orchestrator.servicer import OptimizationServicer
+from warpsmith import service
+from warpsmith.errors import ArchiveFault, BadInput, NotFound
+from warpsmith.settings import Settings
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
+
+BUDGET = run_pb2.Budget(wall_seconds=20)
+
+
+@contextmanager
+def serving(archive: Archive, world: testing.World) -> Iterator[client.Optimization]:
+    agents = world.agents()
+    gate = DeviceGate(agents.benchmarks)
+
+    def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
+        def known(begun: run_pb2.Run) -> list[object]:
+            return [] if fresh else archive.known_moves(begun.task.digest, begun.device.name)
+
+        return SearchRun(run, agents, gate, search, story, known=known, effort=Effort(retry_pause_seconds=0.0))
+
+    servicer = OptimizationServicer(RunHost(archive, make_run))
+    add = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server
+    server = service.start("orchestrator", add, servicer, Settings(metrics_port=None))
+    try:
+        yield orchestrator_at(f"127.0.0.1:{server.port}")
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive.in_directory(tmp_path)
+
+
+def watched(orchestrator: client.Optimization, run: run_pb2.Run) -> tuple[run_pb2.Run, list[run_pb2.RunEvent]]:
+    events: list[run_pb2.RunEvent] = []
+    return client.follow(orchestrator, run.id, events.append), events
+
+
+def test_a_run_is_created_watched_listed_and_read_again(archive: Archive) -> None:
+    with serving(archive, testing.World()) as orchestrator:
+        run, events = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        assert run.state == run_pb2.RUN_STATE_FASTER
+        assert [event.number for event in events] == list(range(1, len(events) + 1))
+        assert not any(event.run.task.sources for event in events)
+        listed = orchestrator.ListRuns(messages.ListRunsRequest()).runs
+        assert [each.id for each in listed] == [run.id]
+        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id="last")).trials
+        assert len(trials) == run.trial_count
+        assert not any(trial.candidate.program.sources for trial in trials)
+        with_sources = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=run.id, with_sources=True)).trials
+        assert all(trial.candidate.program.sources for trial in with_sources)
+
+
+def test_a_second_run_of_a_task_begins_with_what_the_first_found(archive: Archive) -> None:
+    with serving(archive, testing.World()) as orchestrator:
+        watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        second, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=second.id)).trials
+        assert any(trial.hypothesis.source == "archive" for trial in trials[:3])
+        third, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET, fresh=True))
+        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=third.id)).trials
+        assert not any(trial.hypothesis.source == "archive" for trial in trials)
+
+
+def test_queued_runs_wait_their_turn_and_can_be_cancelled_before_it(archive: Archive) -> None:
+    with serving(archive, testing.World(seconds=0.02)) as orchestrator:
+        first = client.create(orchestrator, testing.task("first"), BUDGET)
+        second = client.create(orchestrator, testing.task("second"), BUDGET)
+        orchestrator.CancelRun(messages.CancelRunRequest(run_id=second.id))
+        orchestrator.CancelRun(messages.CancelRunRequest(run_id=first.id))
+        assert watched(orchestrator, first)[0].state == run_pb2.RUN_STATE_CANCELLED
+        ended, _ = watched(orchestrator, second)
+        assert (ended.state, ended.trial_count) == (run_pb2.RUN_STATE_CANCELLED, 0)
+
+
+def test_what_is_unknown_or_malformed_is_refused(archive: Archive) -> None:
+    with serving(archive, testing.World()) as orchestrator:
+        with pytest.raises(NotFound, match="no run 'nothing'"):
+            orchestrator.GetRun(messages.GetRunRequest(run_id="nothing"))
+        with pytest.raises(NotFound, match="no run 'nothing'"):
+            list(orchestrator.WatchRun(messages.WatchRunRequest(run_id="nothing")))
+        with pytest.raises(BadInput, match="no search is called 'magic'; installed: beam, random"):
+            client.create(orchestrator, testing.task(), BUDGET, "magic")
+        tampered = testing.task()
+        tampered.sources[0].content += b"#"
+        with pytest.raises(BadInput, match="digest"):
+            client.create(orchestrator, tampered, BUDGET)
+
+
+def test_a_run_without_a_faster_kernel_has_nothing_to_export(archive: Archive) -> None:
+    with serving(archive, testing.World(gains={"author": 0.5})) as orchestrator:
+        run, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        with pytest.raises(NotFound, match="nothing faster"):
+            orchestrator.ExportBest(messages.ExportBestRequest(run_id=run.id))
+        with pytest.raises(BadInput, match="installed: kernelbench, module"):
+            orchestrator.ExportBest(messages.ExportBestRequest(run_id=run.id, flavour="fortran"))
+
+
+def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_trial = archive.add_trial
+
+    def full(run_id: str, trial: object) -> None:
+        if trial.number >= 3:  # type: ignore[attr-defined]
+            raise ArchiveFault("cannot write: the disk is full; what was found so far stays readable")
+        add_trial(run_id, trial)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(archive, "add_trial", full)
+    with serving(archive, testing.World()) as orchestrator:
+        run, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        assert run.state == run_pb2.RUN_STATE_FAILED
+        assert "disk is full" in run.message
+        assert len(archive.trials(run.id)) == 2
+
+
+def test_interrupting_a_watched_run_asks_it_to_stop_and_keeps_the_best(archive: Archive) -> None:
+    with serving(archive, testing.World(seconds=0.01)) as orchestrator:
+        run = client.create(orchestrator, testing.task(), BUDGET)
+
+        def interrupt(event: run_pb2.RunEvent) -> None:
+            if event.HasField("trial") and event.trial.number == 2:
+                raise KeyboardInterrupt
+
+        told: list[str] = []
+        ended = client.follow(
+            orchestrator, run.id, interrupt, to_cancel=[run.id], on_interrupt=lambda: told.append("stopping")
+        )
+        assert told == ["stopping"]
+        assert ended.state == run_pb2.RUN_STATE_CANCELLED
+        assert ended.best.timing.faster
+
+
+def test_past_runs_are_read_without_a_server(archive: Archive, tmp_path: Path) -> None:
+    with serving(archive, testing.World()) as orchestrator:
+        run, events = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+    with client.reading("", tmp_path) as reader:
+        assert reader.GetRun(messages.GetRunRequest(run_id="last"), timeout=1.0).run.id == run.id
+        again = [reply.event for reply in reader.WatchRun(messages.WatchRunRequest(run_id=run.id))]
+    assert [event.number for event in again] == [event.number for event in events]

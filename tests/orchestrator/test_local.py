@@ -1,0 +1,103 @@
+"""Local mode with small stand-ins for the services: they start, find each other, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.local import SERVICES_FILE, TARGETS_FILE, LocalServices
+from warpsmith.errors import BadInput, Infrastructure
+
+STAND_IN = """
+import subprocess, sys
+from warpsmith import settings
+from warpsmith.service import serve
+from warpsmith.v1 import correctness_service_pb2_grpc as pb
+
+def make(read):
+    open("{note}", "a").write(" ".join([str(__import__("os").getpid()), *sorted(read.addresses)]) + "\\n")
+    {body}
+    return pb.CorrectnessServiceServicer()
+
+serve("stand-in", pb.add_CorrectnessServiceServicer_to_server, make)
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Packages `good` and `bad` on the path of children; each notes its process and its peers."""
+    note = tmp_path / "note"
+    for name, body in (("good", "pass"), ("bad", "raise settings.BadInput('no compiler is here')"), ("late", "1 / 0")):
+        (tmp_path / f"{name}.py").write_text(STAND_IN.format(note=note, body=body))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return {"benchmark": "good", "correctness": "good"}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def pids(tmp_path: Path) -> list[int]:
+    return [int(line.split()[0]) for line in (tmp_path / "note").read_text().splitlines()]
+
+
+def test_services_start_know_their_peers_and_stop(tmp_path: Path, modules: dict[str, str]) -> None:
+    runs = tmp_path / "runs"
+    with LocalServices(runs, modules=modules) as services:
+        targets = json.loads((runs / TARGETS_FILE).read_text())
+        assert [target["labels"]["service"] for target in targets] == ["benchmark", "correctness"]
+        assert json.loads((runs / SERVICES_FILE).read_text())["benchmark"] == services.address("benchmark")
+        assert (tmp_path / "note").read_text().splitlines()[1].split()[1:] == ["benchmark"]
+        services.check()
+    assert not any(alive(pid) for pid in pids(tmp_path))
+    assert not (runs / TARGETS_FILE).exists()
+    assert "serving on" in (runs / "logs" / "benchmark.log").read_text()
+
+
+def test_a_service_that_does_not_start_stops_the_others_and_says_why(tmp_path: Path, modules: dict[str, str]) -> None:
+    with pytest.raises(BadInput, match="no compiler is here"):
+        LocalServices(tmp_path / "runs", modules=modules | {"correctness": "bad"}).start()
+    assert not any(alive(pid) for pid in pids(tmp_path))
+    with pytest.raises(Infrastructure, match="ZeroDivisionError"):
+        LocalServices(tmp_path / "runs", modules={"benchmark": "late"}).start()
+
+
+def test_a_service_that_ends_is_noticed(tmp_path: Path, modules: dict[str, str]) -> None:
+    with LocalServices(tmp_path / "runs", modules=modules) as services:
+        os.kill(pids(tmp_path)[0], signal.SIGKILL)
+        time.sleep(0.2)
+        with pytest.raises(Infrastructure, match="benchmark service ended"):
+            services.check()
+
+
+def test_children_end_when_their_parent_is_killed(tmp_path: Path, modules: dict[str, str]) -> None:
+    program = (
+        f"from orchestrator.local import LocalServices; from pathlib import Path; import time\n"
+        f"LocalServices(Path({str(tmp_path / 'runs')!r}), modules={modules!r}).start()\n"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"up\n"
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in pids(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_a_runs_directory_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot be written"):
+        LocalServices(tmp_path / "file" / "runs").start()

@@ -1,0 +1,126 @@
+"""What a result says: the JSON of the design, the table's cells, the split of a gain, exit codes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from orchestrator import report, testing
+from orchestrator.progress import Progress
+from warpsmith.v1 import candidate_pb2, hypothesis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+
+
+def faster_run() -> run_pb2.Run:
+    run = run_pb2.Run(
+        id="r1", task=testing.task("softmax"), state=run_pb2.RUN_STATE_FASTER, trial_count=9, pass_count=7
+    )
+    timing = timing_pb2.Timing(
+        fastest_baseline="compile",
+        speedup_fastest=timing_pb2.Speedup(median=8.0, low=7.5, high=8.5),
+        speedup_eager=timing_pb2.Speedup(median=10.0, low=9.0, high=11.0),
+        floor_percent=71.5,
+        faster=True,
+        flags=["UNSTEADY_MACHINE"],
+    )
+    for name, median in (("eager", 1e6), ("compile", 8e5), ("rewritten", 2e5), ("candidate", 1e5)):
+        timing.arms.add(name=name, median_ns=median)
+    timing.steps.add(group="a", engine="authored", name="k", median_ns=75)
+    timing.steps.add(group="b", engine="library", name="aten.mv", median_ns=25)
+    run.best.timing.CopyFrom(timing)
+    run.best.verdict.CopyFrom(verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS, kernelbench_pass=True))
+    run.best.candidate.CopyFrom(candidate_pb2.Candidate(rewrites=["linear_row_sum"]))
+    return run
+
+
+def test_the_json_has_the_designs_shape() -> None:
+    result = report.as_json(faster_run())
+    assert result["name"] == "softmax"
+    assert result["verdict"] == "PASS"
+    assert result["speedup_fastest"] == {"median": 8.0, "low": 7.5, "high": 8.5}
+    assert result["speedup_eager"]["median"] == 10.0
+    assert result["floor_percent"] == 71.5
+    assert result["labels"] == ["algebra:linear_row_sum", "UNSTEADY_MACHINE"]
+
+
+def test_a_gain_is_split_into_algebra_and_kernels() -> None:
+    run = faster_run()
+    assert report.gain_split(run) == (4.0, 2.0)
+    assert report.authored_share(run.best.timing) == 0.75
+    text = report.gain_text(run)
+    assert text == "algebra 4.00x × kernels 2.00x; 75% of the time in authored kernels, 25% in library calls"
+
+
+def test_a_run_without_a_faster_kernel_says_so() -> None:
+    run = faster_run()
+    run.state = run_pb2.RUN_STATE_NO_FASTER
+    run.best.timing.faster = False
+    assert report.as_json(run)["verdict"] == "NO_FASTER"
+    assert "no faster kernel found" in report.row(run)[4]
+
+
+def test_a_run_at_its_floor_shows_the_reference() -> None:
+    run = run_pb2.Run(task=testing.task(), state=run_pb2.RUN_STATE_AT_FLOOR, message="at most 1.01x could be won")
+    run.reference.arms.add(name="eager", median_ns=1500)
+    cells = report.row(run)
+    assert cells[1:5] == ["1.5 us", "-", "-", "AT_FLOOR: at most 1.01x could be won"]
+    assert report.as_json(run)["speedup_fastest"] is None
+
+
+def test_looser_precision_and_a_failing_kernelbench_check_are_labels() -> None:
+    run = faster_run()
+    run.task.precision = task_pb2.PRECISION_TF32
+    run.best.verdict.kernelbench_pass = False
+    assert {"tf32", "kernelbench_check_fails"} <= set(report.labels_of(run))
+
+
+@pytest.mark.parametrize(
+    ("state", "passed", "code"),
+    [
+        (run_pb2.RUN_STATE_FASTER, 3, 0),
+        (run_pb2.RUN_STATE_NO_FASTER, 2, 0),
+        (run_pb2.RUN_STATE_NO_FASTER, 0, 1),
+        (run_pb2.RUN_STATE_AT_FLOOR, 0, 0),
+        (run_pb2.RUN_STATE_BAD_INPUT, 0, 2),
+        (run_pb2.RUN_STATE_FAILED, 0, 3),
+    ],
+)
+def test_exit_codes(state: run_pb2.RunState.ValueType, passed: int, code: int) -> None:
+    assert report.exit_code([run_pb2.Run(state=state, pass_count=passed)]) == code
+
+
+def failed_trial() -> trial_pb2.Trial:
+    return trial_pb2.Trial(
+        number=4,
+        parent=2,
+        hypothesis=hypothesis_pb2.Hypothesis(moves=[testing.move("author", "row")], new_move_count=1),
+        verdict=verdict_pb2.Verdict(
+            state=verdict_pb2.VERDICT_STATE_FAIL, kind=verdict_pb2.FAILURE_KIND_COMPILE_ERROR, detail="no\nmore"
+        ),
+    )
+
+
+def test_a_trial_is_one_line() -> None:
+    assert report.trial_line(failed_trial()) == "#4 (from 2) author out row: COMPILE_ERROR: no"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_shows_trials_with_and_without_a_terminal(terminal: bool) -> None:
+    output = io.StringIO()
+    run = faster_run()
+    with Progress(Console(file=output, force_terminal=terminal, width=160)) as progress:
+        progress.expect(run)
+        progress.take("r1", run_pb2.RunEvent(trial=failed_trial()))
+        progress.take("r1", run_pb2.RunEvent(run=run))
+    text = output.getvalue()
+    assert "softmax" in text
+    assert "faster" in text
+    assert ("COMPILE_ERROR" in text) is not terminal
+
+
+def test_the_table_has_a_row_for_each_run() -> None:
+    output = io.StringIO()
+    Console(file=output, width=180).print(report.table([faster_run()]))
+    assert "8.00x [7.50, 8.50]" in output.getvalue()
+    assert "72 %" in output.getvalue()

@@ -1,0 +1,108 @@
+"""Strategies, the device gate and addresses: the small parts that a run stands on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from orchestrator import finalists, testing
+from orchestrator.device_gate import DeviceGate
+from orchestrator.dialing import endpoints
+from orchestrator.search import SearchState
+from orchestrator.search.beam import Beam
+from warpsmith.digest import of_moves
+from warpsmith.errors import BadInput
+from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+
+
+def timed(number: int, speedup: float, *features: str) -> trial_pb2.Trial:
+    return trial_pb2.Trial(
+        number=number,
+        candidate=candidate_pb2.Candidate(
+            moves=[testing.move(f"m{number}")], analysis=analysis_pb2.Analysis(features=features)
+        ),
+        verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS),
+        timing=timing_pb2.Timing(speedup_fastest=timing_pb2.Speedup(median=speedup)),
+    )
+
+
+def state_of(trials: list[trial_pb2.Trial], slots: int = 8, fertile: int = 100) -> SearchState:
+    def propose(parent: int, limit: int) -> list[hypothesis_pb2.Hypothesis]:
+        made = [hypothesis_pb2.Hypothesis(moves=[testing.move(f"{parent}-{place}")]) for place in range(fertile)]
+        return made[:limit]
+
+    return SearchState(trials, slots, lambda _: True, lambda _: analysis_pb2.Analysis(), propose)
+
+
+def test_the_best_of_every_kind_is_a_parent_before_a_second_of_a_kind() -> None:
+    trials = [timed(1, 3.0, "row"), timed(2, 2.9, "row"), timed(3, 1.5, "two"), timed(4, 1.2, "three")]
+    assert Beam(width=3).parents(state_of(trials)) == [1, 3, 4, 0]
+
+
+def test_failed_trials_are_no_parents() -> None:
+    failed = timed(2, 5.0)
+    failed.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+    assert Beam().parents(state_of([timed(1, 1.0), failed])) == [1, 0]
+
+
+def test_the_best_parent_gets_half_of_the_slots() -> None:
+    proposals = Beam().next(state_of([timed(1, 3.0, "a"), timed(2, 2.0, "b")]))
+    assert [proposal.parent for proposal in proposals] == [1, 1, 1, 1, 2, 2, 0, 0]
+
+
+def test_slots_that_one_parent_leaves_go_to_others_and_nothing_is_proposed_twice() -> None:
+    proposals = Beam().next(state_of([timed(1, 3.0, "a"), timed(2, 2.0, "b")], fertile=2))
+    keys = [of_moves(proposal.hypothesis.moves) for proposal in proposals]
+    assert len(keys) == len(set(keys)) == 6
+
+
+def test_finalists_are_the_best_that_changed_something() -> None:
+    zero = timed(9, 4.0)
+    del zero.candidate.moves[:]
+    chosen = finalists.select([timed(1, 1.4), timed(2, 0.9), zero, timed(3, 1.6)])
+    assert [trial.number for trial in chosen] == [3, 1]
+    assert [trial.number for trial in finalists.select([timed(1, 0.8), timed(2, 0.9)])] == [2]
+    assert finalists.select([zero]) == []
+
+
+def test_timing_waits_for_work_and_work_for_timing() -> None:
+    agents = testing.World().agents()
+    gate = DeviceGate(agents.benchmarks)
+    order: list[str] = []
+    begun = threading.Event()
+
+    def time_something() -> None:
+        begun.set()
+        with gate.timing():
+            order.append("timing")
+
+    with gate.working(task_pb2.TARGET_CPU):
+        thread = threading.Thread(target=time_something)
+        thread.start()
+        begun.wait()
+        time.sleep(0.02)
+        order.append("work")
+    thread.join()
+    assert order == ["work", "timing"]
+
+
+def test_compiling_goes_on_while_a_gpu_times() -> None:
+    gate = DeviceGate(testing.World().agents().benchmarks)
+    with gate.timing(), gate.working(task_pb2.TARGET_CUDA):
+        pass
+
+
+def test_each_benchmark_server_measures_one_thing_at_a_time() -> None:
+    servers = testing.World().agents(devices=1).benchmarks + testing.World().agents(devices=1).benchmarks  # type: ignore[operator]
+    gate = DeviceGate(servers)
+    with gate.timing() as first, gate.timing() as second, gate.checking(task_pb2.TARGET_CUDA):
+        assert first is not second
+
+
+def test_addresses_name_every_benchmark_server() -> None:
+    assert endpoints("a:1, b:2") == ["a:1", "b:2"]
+    assert "127.0.0.1:50051" in endpoints("dns:///localhost:50051")
+    with pytest.raises(BadInput, match="dns:///name:port"):
+        endpoints("dns:///localhost")

@@ -1,0 +1,262 @@
+"""One run with fake agents: its states, budgets, repairs, faults and finalists."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+
+from orchestrator import testing
+from orchestrator.device_gate import DeviceGate
+from orchestrator.search.beam import Beam
+from orchestrator.search.random import Random
+from orchestrator.search_run import Effort, SearchRun
+from warpsmith.v1 import run_pb2, task_pb2, trial_pb2, verdict_pb2
+
+EFFORT = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
+
+
+@dataclasses.dataclass
+class Notebook:
+    """An observer that remembers."""
+
+    states: list[int] = dataclasses.field(default_factory=list)
+    trials: list[trial_pb2.Trial] = dataclasses.field(default_factory=list)
+    on_trial: object = None
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        if not self.states or self.states[-1] != run.state:
+            self.states.append(run.state)
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        self.trials.append(trial)
+        if callable(self.on_trial):
+            self.on_trial(trial)
+
+
+def search_run(
+    world: testing.World, notebook: Notebook | None = None, budget: run_pb2.Budget | None = None, **kwargs: object
+) -> SearchRun:
+    agents = world.agents()
+    run = run_pb2.Run(id="r", task=testing.task(), budget=budget or run_pb2.Budget(wall_seconds=20))
+    search = kwargs.pop("search", None) or Beam()
+    return SearchRun(
+        run, agents, DeviceGate(agents.benchmarks), search, notebook or Notebook(), effort=EFFORT, **kwargs
+    )
+
+
+def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:
+    notebook = Notebook()
+    run = search_run(testing.World(), notebook).execute()
+    assert notebook.states == [
+        run_pb2.RUN_STATE_PREPARING,
+        run_pb2.RUN_STATE_SEARCHING,
+        run_pb2.RUN_STATE_FINISHING,
+        run_pb2.RUN_STATE_FASTER,
+    ]
+    assert sorted(move.operation for move in run.best.candidate.moves) == ["author", "vector"]
+    assert run.best.timing.tier == 2
+    assert run.best.timing.faster
+    assert run.best.candidate.program.sources, "the winner can be exported"
+    assert run.trial_count == len(notebook.trials)
+    assert [trial.number for trial in notebook.trials] == list(range(1, len(notebook.trials) + 1))
+    assert len(run.phase_seconds) == 3
+
+
+def test_every_program_is_walked_once_although_moves_come_in_any_order() -> None:
+    notebook = Notebook()
+    search_run(testing.World(), notebook).execute()
+    programs = [trial.candidate.program.digest for trial in notebook.trials]
+    assert len(programs) == len(set(programs)) == 8  # every subset of three moves
+
+
+def test_nothing_runs_while_something_is_timed_on_a_cpu() -> None:
+    world = testing.World(seconds=0.003)
+    search_run(world).execute()
+    assert world.disturbed == []
+
+
+def test_a_module_at_its_floor_is_not_searched() -> None:
+    world = testing.World(floor_ns=0.79 * testing.EAGER_NS)
+    run = search_run(world).execute()
+    assert run.state == run_pb2.RUN_STATE_AT_FLOOR
+    assert "1.01x could be won" in run.message
+    assert world.calls["SynthesizeCandidate"] == 0
+
+
+def test_slower_kernels_are_never_called_faster() -> None:
+    run = search_run(testing.World(gains={"author": 0.7})).execute()
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    assert "no faster kernel found" in run.message
+    assert not run.best.timing.faster
+
+
+def test_a_candidate_that_does_not_compile_is_repaired() -> None:
+    notebook = Notebook()
+    world = testing.World(gains={"author": 2.0}, choices={"author": ["broken"]})
+    run = search_run(world, notebook).execute()
+    broken = next(trial for trial in notebook.trials if not trial.HasField("artifact"))
+    repaired = next(trial for trial in notebook.trials if trial.hypothesis.source == "repair")
+    assert broken.verdict.kind == verdict_pb2.FAILURE_KIND_COMPILE_ERROR
+    assert repaired.parent == broken.number
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_failure_without_remedy_ends_there() -> None:
+    world = testing.World(gains={"author": 2.0}, choices={"author": ["wrong"]})
+    run = search_run(world).execute()
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    assert (run.trial_count, run.pass_count) == (2, 1)
+
+
+def test_a_candidate_that_hangs_while_timed_has_failed() -> None:
+    notebook = Notebook()
+    search_run(testing.World(gains={"author": 2.0}, choices={"author": ["hang"]}, repairs=False), notebook).execute()
+    hung = notebook.trials[-1]
+    assert hung.verdict.kind == verdict_pb2.FAILURE_KIND_TIMEOUT
+    assert not hung.HasField("timing")
+
+
+def test_what_passes_only_screening_does_not_win() -> None:
+    world = testing.World(gains={"author": 3.0, "tile": 1.5}, choices={"author": ["flattering"]})
+    run = search_run(world).execute()
+    assert [move.operation for move in run.best.candidate.moves] == ["tile"]
+
+
+def test_one_fault_of_a_service_is_tried_again_and_not_charged() -> None:
+    world = testing.World(faults=Counter(MeasureArtifact=1, VerifyArtifact=1, SynthesizeCandidate=1))
+    run = search_run(world).execute()
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert run.trial_count == run.pass_count == 8
+
+
+def test_a_trial_that_faults_twice_is_given_up_and_the_search_goes_on() -> None:
+    notebook = Notebook()
+    world = testing.World(faults=Counter(VerifyArtifact=2))
+    one_at_a_time = dataclasses.replace(EFFORT, parallel_trials=1, refill_at=0)
+    run = search_run(world, notebook)
+    run._chosen_effort = one_at_a_time
+    assert run.execute().state == run_pb2.RUN_STATE_FASTER
+    assert all(trial.verdict.state != verdict_pb2.VERDICT_STATE_INFRA for trial in notebook.trials)
+    assert len(notebook.trials) == 7
+
+
+def test_services_that_stay_broken_end_the_run_as_failed() -> None:
+    run = search_run(testing.World(faults=Counter(VerifyArtifact=1000))).execute()
+    assert run.state == run_pb2.RUN_STATE_FAILED
+    assert "VerifyArtifact is out of order" in run.message
+
+
+def test_services_that_break_later_keep_what_was_found() -> None:
+    world = testing.World()
+
+    def break_them(trial: trial_pb2.Trial) -> None:
+        if trial.number == 3:
+            world.faults["SynthesizeCandidate"] = 1000
+
+    run = search_run(world, Notebook(on_trial=break_them)).execute()
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert "ended early" in run.message
+
+
+def test_a_module_that_cannot_be_captured_is_bad_input() -> None:
+    run = search_run(testing.World(bad_module="fake.py:3: data-dependent shape")).execute()
+    assert run.state == run_pb2.RUN_STATE_BAD_INPUT
+    assert run.message == "fake.py:3: data-dependent shape"
+
+
+def test_a_trial_budget_is_kept() -> None:
+    run = search_run(testing.World(), budget=run_pb2.Budget(trial_count=3)).execute()
+    assert run.trial_count == 3
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_device_budget_is_kept() -> None:
+    run = search_run(testing.World(), budget=run_pb2.Budget(device_seconds=0.15)).execute()
+    assert 2 <= run.trial_count <= 4
+
+
+def test_a_wall_budget_is_kept() -> None:
+    world = testing.World(seconds=0.05)
+    run = search_run(world, budget=run_pb2.Budget(wall_seconds=0.3)).execute()
+    assert run.phase_seconds[1] < 2.0
+    assert run.trial_count < 8
+
+
+def test_cancelling_judges_the_best_so_far() -> None:
+    notebook = Notebook()
+    conductor = search_run(testing.World(seconds=0.01), notebook)
+    stopped = threading.Event()
+
+    def stop(trial: trial_pb2.Trial) -> None:
+        if trial.number == 2:
+            conductor.cancel()
+            stopped.set()
+
+    notebook.on_trial = stop
+    run = conductor.execute()
+    assert stopped.is_set()
+    assert run.state == run_pb2.RUN_STATE_CANCELLED
+    assert run.best.timing.faster
+    assert run.trial_count < 8
+
+
+def test_known_moves_are_the_first_hypotheses() -> None:
+    notebook = Notebook()
+    known = [[testing.move("vector"), testing.move("author")]]
+    search_run(testing.World(), notebook, known=lambda _: known).execute()
+    first = [trial for trial in notebook.trials if trial.hypothesis.source == "archive"]
+    assert len(first) == 1
+    assert first[0].number <= 2
+
+
+def test_known_moves_that_no_longer_apply_are_dropped() -> None:
+    run = search_run(testing.World(), known=lambda _: [[testing.move("gone")]]).execute()
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_algebra_is_timed_apart_from_kernels() -> None:
+    world = testing.World(gains={"rewrite": 5.0, "author": 2.0}, choices={"rewrite": ["linear_row_sum"]})
+    run = search_run(world).execute()
+    arms = {arm.name: arm.median_ns for arm in run.best.timing.arms}
+    assert arms["rewritten"] == testing.EAGER_NS / 5
+    assert arms["candidate"] == testing.EAGER_NS / 10
+
+
+def test_random_search_also_finds_something() -> None:
+    run = search_run(testing.World(), search=Random(seed=1)).execute()
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_an_unspecified_target_becomes_the_machines() -> None:
+    conductor = search_run(testing.World())
+    conductor.run.task.CopyFrom(testing.task(target=task_pb2.TARGET_UNSPECIFIED))
+    run = conductor.execute()
+    assert run.task.target == task_pb2.TARGET_CPU
+    assert run.task.digest == testing.task().digest
+
+
+def test_a_strategy_that_repeats_itself_ends() -> None:
+    class Stubborn:
+        def next(self, state: object) -> list[object]:
+            return Beam().next(dataclasses.replace(state, is_new=lambda _: True))  # type: ignore[type-var]
+
+    run = search_run(testing.World(gains={"author": 2.0}), search=Stubborn()).execute()
+    assert run.trial_count == 2
+
+
+def test_cancelling_while_preparing_ends_at_once() -> None:
+    conductor = search_run(testing.World(seconds=0.3))
+    threading.Timer(0.1, conductor.cancel).start()
+    run = conductor.execute()
+    assert run.state == run_pb2.RUN_STATE_CANCELLED
+    assert "before the search began" in run.message
+    assert run.phase_seconds[0] < 0.8
+
+
+def test_a_bad_module_does_not_wait_for_the_reference() -> None:
+    world = testing.World(seconds=0.05, bad_module="no")
+    search_run(world).execute()
+    time.sleep(0.3)
+    assert world.calls["RunReference"] == 0

@@ -1,0 +1,63 @@
+"""Calls as data: what is allowed, and that arguments survive the way there and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from warpsmith import aten, dtypes
+from warpsmith.errors import BadInput
+from warpsmith.v1 import tensor_pb2
+
+
+def nothing(_: object) -> None:
+    return None
+
+
+def test_arguments_survive_encoding() -> None:
+    values = [None, True, 3, 2.5, "reflect", torch.float16, torch.device("cpu"), torch.channels_last, [1, [2.0]]]
+    for value in values:
+        assert aten.decode(aten.encode(value, nothing), lambda _: torch.empty(0)) == value
+
+
+def test_a_device_argument_follows_the_caller() -> None:
+    encoded = aten.encode(torch.device("cpu"), nothing)
+    assert aten.decode(encoded, lambda _: torch.empty(0), torch.device("meta")).type == "meta"
+
+
+def test_an_argument_without_a_form_is_refused() -> None:
+    with pytest.raises(BadInput, match="takes a Generator"):
+        aten.encode(torch.Generator(), nothing)
+
+
+@pytest.mark.parametrize("target", ["aten.from_file.default", "aten.set_.source_Tensor", "prims.add.default", "aten"])
+def test_only_harmless_aten_operations_are_allowed(target: str) -> None:
+    assert not aten.is_allowed(target)
+
+
+def test_an_unknown_operation_is_named() -> None:
+    with pytest.raises(BadInput, match=r"no operation aten\.frobnicate\.default"):
+        aten.resolve("aten.frobnicate.default")
+
+
+def test_results_come_flat_with_absent_ones_none() -> None:
+    x = torch.rand(2, 3)
+    args = [aten.encode(value, lambda v: "x" if v is x else None) for value in (x, [3], None, None, 1e-5)]
+    out, mean, rstd = aten.call("aten.native_layer_norm.default", args, [], {"x": x}.__getitem__)
+    assert [t is not None and tuple(t.shape) for t in (out, mean, rstd)] == [(2, 3), (2, 1), (2, 1)]
+
+
+def test_element_types_map_both_ways() -> None:
+    for dtype in (torch.float64, torch.bfloat16, torch.uint8, torch.bool):
+        assert dtypes.to_torch(dtypes.from_torch(dtype)) is dtype
+    with pytest.raises(BadInput, match="complex64"):
+        dtypes.from_torch(torch.complex64)
+    with pytest.raises(BadInput, match="not one of"):
+        dtypes.to_torch(tensor_pb2.DTYPE_UNSPECIFIED)
+
+
+def test_a_spec_tells_layout_and_span() -> None:
+    spec = dtypes.spec_of(torch.zeros(4, 6)[:, ::2])
+    assert (list(spec.shape), list(spec.strides)) == ([4, 3], [6, 2])
+    assert dtypes.element_span(spec) == 23
+    assert dtypes.element_span(dtypes.spec_of(torch.zeros(0, 3))) == 0

@@ -1,0 +1,180 @@
+"""Capture keeps what a forward does: memory, randomness, structure; and says clearly what it cannot take."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from warpsmith import aten
+from warpsmith.capture import capture
+from warpsmith.errors import BadInput
+from warpsmith.task_module import tensor_leaves
+from warpsmith.v1 import graph_pb2
+
+
+def sources_of(graph: graph_pb2.Graph, module: nn.Module, args: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    leaves = tensor_leaves(args)
+    found = {}
+    for source in graph.sources:
+        if source.origin == graph_pb2.ORIGIN_INPUT:
+            found[source.name] = leaves[source.input_index]
+        elif source.origin != graph_pb2.ORIGIN_CONSTANT:
+            found[source.name] = held[source.qualified_name].detach()
+    return found
+
+
+def assert_captured_like_eager(module: nn.Module, args: tuple[Any, ...]) -> graph_pb2.Graph:
+    graph = capture(copy.deepcopy(module), args)
+    eager, replay = copy.deepcopy(module), copy.deepcopy(module)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        expected = pytree.tree_leaves(eager(*copy.deepcopy(args)))
+    torch.manual_seed(3)
+    results = aten.interpret(graph, sources_of(graph, replay, copy.deepcopy(args)))
+    for name, tensor in zip(graph.outputs, expected, strict=True):
+        assert torch.equal(results[name], tensor)
+    for (_, left), (_, right) in zip(eager.named_buffers(), replay.named_buffers(), strict=True):
+        assert torch.equal(left, right)
+    torch.manual_seed(3)
+    untouched = copy.deepcopy(module)
+    truth = aten.interpret(graph, sources_of(graph, untouched, args), widen=True)
+    for name, tensor in zip(graph.outputs, expected, strict=True):
+        assert truth[name].dtype in (torch.float64, torch.int64, torch.bool)
+        torch.testing.assert_close(truth[name].to(tensor.dtype), tensor, rtol=2e-2, atol=2e-3)
+    for (_, left), (_, right) in zip(module.named_buffers(), untouched.named_buffers(), strict=True):
+        assert torch.equal(left, right)
+    return graph
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.3)
+        self.rnn = nn.LSTM(4, 4, 2)
+        self.register_buffer("hits", torch.zeros(4))
+        self.pair = torch.tensor([1.0, 2.0])
+
+    def forward(self, x: torch.Tensor, scale: float, more: dict[str, Any], nothing: None) -> Any:
+        assert nothing is None
+        z = self.drop(self.norm(self.conv(x)))
+        self.hits.add_(1)
+        left, right = z.chunk(2, 1)
+        with torch.no_grad():
+            doubled = left * 2
+        filled = torch.empty(3, 3).fill_(scale)
+        out, (state, _) = self.rnn(more["u"][0])
+        flat = doubled.transpose(1, 2).contiguous().reshape(x.shape[0], -1)
+        flat[:, 0] = 3.0
+        indices = more["u"][1] + torch.arange(3)
+        return {"flat": flat, "rnn": (out, state)}, torch.max(right, dim=1), indices, filled, x.half() * self.pair[0]
+
+
+def test_a_module_with_everything_replays_to_the_bit_and_widens() -> None:
+    args = (torch.rand(2, 3, 8, 8), 2.5, {"u": [torch.rand(5, 2, 4), torch.tensor([1, 2, 3])]}, None)
+    torch.manual_seed(0)
+    graph = assert_captured_like_eager(Everything(), args)
+    targets = [node.target for node in graph.nodes]
+    assert "aten.lstm.input" in targets
+    assert "aten.batch_norm.default" in targets
+    norm = next(node for node in graph.nodes if node.target == "aten.batch_norm.default")
+    assert list(norm.mutates) == ["b_norm_running_mean", "b_norm_running_var"]
+    drop = next(node for node in graph.nodes if node.target == "aten.dropout.default")
+    assert drop.random
+    assert graph.digest
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).softmax(1)
+
+
+def test_composite_operations_stay_whole_and_graphs_repeat() -> None:
+    graph = capture(Double(), (torch.rand(4, 5),))
+    assert [node.target for node in graph.nodes] == ["aten.mul.Tensor", "aten.softmax.int"]
+    assert graph.digest == capture(Double(), (torch.rand(4, 5),)).digest
+    assert graph.digest != capture(Double(), (torch.rand(4, 6),)).digest
+
+
+def test_fake_inputs_give_the_same_graph_as_real_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.rand(4, 5)
+    assert capture(Double(), (fake,)).digest == capture(Double(), (torch.rand(4, 5),)).digest
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8])
+def test_other_element_types_are_ordinary(dtype: torch.dtype) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum(1) if x.dtype is not torch.bool else x.any(1)
+
+    assert_captured_like_eager(Sum(), (torch.ones(3, 4).to(dtype),))
+
+
+class Cast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        copy = x.to(torch.float32)
+        copy.add_(1)
+        return copy + x
+
+
+def test_a_cast_that_becomes_a_no_op_in_the_truth_still_copies() -> None:
+    assert_captured_like_eager(Cast(), (torch.rand(3, 4).half(),))
+
+
+class Raising(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such thing" if x is not None else "")
+
+
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+
+class Returning(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 2, 3
+
+
+class Spectral(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x).abs()
+
+
+class Hoarding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.zeros(1 << 19)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table.sum()
+
+
+class Casting(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Raising(), "forward raised ValueError: no such thing"),
+        (Branching(), "does not export"),
+        (Returning(), "returns a int among its outputs"),
+        (Spectral(), "complex64 are not supported"),
+        (Hoarding(), "2097152 bytes"),
+        (Casting(), "torch.autocast"),
+    ],
+)
+def test_what_cannot_be_captured_is_named(module: nn.Module, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        capture(module, (torch.rand(8, 8),))

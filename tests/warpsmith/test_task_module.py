@@ -1,0 +1,104 @@
+"""A task's sources become a module, or one sentence that names the file and the cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from warpsmith.errors import BadInput
+from warpsmith.task_module import load
+from warpsmith.v1 import task_pb2
+
+GOOD = """
+import torch
+from helper_of_task import scale
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.line = torch.nn.Linear(width, 2)
+    def forward(self, x, table):
+        return self.line(x) * scale + table["y"][0]
+
+def get_inputs():
+    return [torch.rand(3, 4), {"y": (torch.rand(2), 7)}]
+
+def get_init_inputs():
+    return [4]
+"""
+
+
+def task_of(text: str) -> task_pb2.Task:
+    entry = task_pb2.SourceFile(path="pack/model.py", content=text.encode())
+    return task_pb2.Task(name="t", sources=[entry], entry_path="pack/model.py")
+
+
+def test_a_module_of_several_files_builds_and_draws_inputs(tmp_path: Path) -> None:
+    task = task_of(GOOD)
+    task.sources.add(path="pack/helper_of_task.py", content=b"scale = 2.0\n")
+    loaded = load(task, tmp_path)
+    module = loaded.build()
+    assert module.training
+    assert torch.equal(module.line.weight, loaded.build().line.weight)
+    args = loaded.inputs(seed=1)
+    assert [tuple(leaf.shape) for leaf in loaded.tensor_leaves(args)] == [(3, 4), (2,)]
+    assert torch.equal(args[0], loaded.inputs(seed=1)[0])
+    assert not torch.equal(args[0], loaded.inputs(seed=2)[0])
+    zeros = loaded.with_leaves(args, [torch.zeros(3, 4), torch.zeros(2)])
+    assert zeros[1]["y"][1] == 7
+    assert module(*zeros).shape == (3, 2)
+    assert loaded.inputs(seed=1, device="meta")[0].device.type == "meta"
+
+
+def test_a_file_without_the_class_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"pack/model\.py: defines no class Model"):
+        load(task_of("x = 1\n"), tmp_path)
+
+
+def test_a_syntax_error_is_located(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"pack/model\.py:2: syntax error"):
+        load(task_of("x = 1\ndef f(:\n"), tmp_path)
+
+
+def test_a_failing_import_is_located(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"pack/model\.py:1: importing the file failed: ModuleNotFoundError"):
+        load(task_of("import nothing_of_that_name\n"), tmp_path)
+
+
+def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    task = task_of("")
+    task.sources.add(path="../evil.py", content=b"")
+    with pytest.raises(BadInput, match="must be relative"):
+        load(task, tmp_path)
+
+
+MODEL = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MODEL, r"defines no get_inputs\(\)"),
+        (MODEL + "def get_inputs():\n    return [1]\n", r"get_inputs\(\) returned no tensor"),
+        (MODEL + "def get_inputs():\n    return 1 / 0\n", r"pack/model\.py:6: get_inputs\(\) failed: ZeroDivision"),
+    ],
+)
+def test_bad_inputs_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load(task_of(text), tmp_path).inputs(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Model: pass\n", "is not an nn.Module subclass"),
+        (MODEL + "def get_init_inputs():\n    return [1, 2]\n", r"Model\(\.\.\.\) failed: TypeError"),
+        (MODEL + "def get_init_inputs():\n    return 3\n", "must return a list"),
+        (MODEL + "def get_init_inputs():\n    raise SystemExit(3)\n", "failed: SystemExit: 3"),
+    ],
+)
+def test_bad_constructors_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load(task_of(text), tmp_path).build()
