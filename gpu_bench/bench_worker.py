@@ -8,7 +8,7 @@ to the shared memory for the judge. Served by `warpsmith.worker`; a crash here i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -20,7 +20,8 @@ from gpu_bench.sharing import SharedMemory
 from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
-from warpsmith.v1 import judging_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, verdict_pb2
+from warpsmith.worker import Methods
 
 _POISON, _OTHER_POISON = 1000, 1001
 _CANARY, _OTHER_CANARY = 0, 1
@@ -43,7 +44,7 @@ class Bench:
     loaded: LoadedTask
     program: LoadedProgram | None = None
     timed: TimedTask | None = None
-    faults: list[ProgramFault] = field(default_factory=list)
+    """Baselines and buffer sets; made by the first measurement and kept with what they compiled."""
 
     def load(self, request: judging_pb2.LoadRequest) -> None:
         """Checks and loads a program. Raises ProgramFault."""
@@ -57,6 +58,12 @@ class Bench:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, reasons[0])
         self.program = None
         self.program = self.loaded.load_program(program, artifact)
+
+    def timing(self) -> TimedTask:
+        """What measurements of the task share."""
+        if self.timed is None:
+            self.timed = TimedTask.of(self.loaded)
+        return self.timed
 
     def execute(self, request: judging_pb2.ExecuteRequest, shared: SharedMemory) -> verdict_pb2.Comparison:
         """Runs the program on a case and writes its outputs where the regions say. Raises ProgramFault."""
@@ -191,38 +198,35 @@ def _execute(request: judging_pb2.ExecuteRequest) -> judging_pb2.Execution:
         return judging_pb2.Execution(fault=fault.kind, detail=fault.detail)
 
 
-def _timed() -> TimedTask:
-    """The task with its baselines, made at the first measurement and kept with what they compiled."""
-    bench = _benches[0]
-    if bench.timed is None:
-        bench.timed = TimedTask.of(bench.loaded)
-    return bench.timed
-
-
 def _measure(
     request: benchmark_service_pb2.MeasureArtifactRequest,
 ) -> benchmark_service_pb2.MeasureArtifactResponse:
-    program = _benches[0].program
-    assert program is not None  # the session loads before it measures
+    """Times the program that was loaded last: the session loads before it measures."""
+    bench = _benches[0]
+    assert bench.program is not None
     rewritten = request.rewritten_reference if request.HasField("rewritten_reference") else None
-    return _timed().measure(program, request.artifact, request.tier, rewritten)
+    return bench.timing().measure(bench.program, request.artifact, request.tier, rewritten)
 
 
 def _reference(
     request: benchmark_service_pb2.RunReferenceRequest,
 ) -> benchmark_service_pb2.RunReferenceResponse:
-    del request  # the task was given to `open`
-    return benchmark_service_pb2.RunReferenceResponse(report=_timed().reference())
+    """Times the module by itself; the task was given to `open`."""
+    del request
+    return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference())
 
 
 def _describe(
     request: benchmark_service_pb2.DescribeDeviceRequest,
 ) -> benchmark_service_pb2.DescribeDeviceResponse:
+    """Measures the machine; needs no task."""
     target = device.resolve_target(request.target)
-    return benchmark_service_pb2.DescribeDeviceResponse(device=device.describe(target).device)
+    response = benchmark_service_pb2.DescribeDeviceResponse(device=device.describe(target).device)
+    response.device.environment.CopyFrom(device.environment(target))
+    return response
 
 
-METHODS = {
+METHODS: Methods = {
     "open": (judging_pb2.PrepareRequest, _open),
     "load": (judging_pb2.LoadRequest, _load),
     "execute": (judging_pb2.ExecuteRequest, _execute),

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_bench import comparison, executor, guard
 from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask
 from gpu_bench.sharing import SharedMemory, lay_out
 from gpu_bench.terms import terms_floor
-from warpsmith import aten, capture
+from warpsmith import aten
 from warpsmith.errors import BadInput
 from warpsmith.task_module import cause_of
-from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
+from warpsmith.v1 import judging_pb2, verdict_pb2
+from warpsmith.worker import Methods
 
 _PLAUSIBLE = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 3e-1}
 """Largest rms error of eager relative to the truth's rms before we doubt that the graph is the module. TF32 products
@@ -57,7 +57,7 @@ class Judge:
         self._shared = shared
         self._answers: OrderedDict[tuple[int, int], Answer] = OrderedDict()
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        self.graph = _capture(loaded, args)
+        self.graph = loaded.capture(args)
         begin = time.perf_counter()
         outputs, written = self._run_eager(args, seed=0)
         self.eager_seconds = time.perf_counter() - begin
@@ -199,17 +199,6 @@ def _rms(values: torch.Tensor) -> float:
     return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
 
 
-def _capture(loaded: LoadedTask, args: Args) -> graph_pb2.Graph:
-    if loaded.device.type == "cpu":
-        graph = capture.capture(loaded.module, args)
-        loaded.restore()
-        return graph
-    # Captured on the CPU with fake inputs: the graph must not name this machine's device.
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        fake = loaded.user.inputs(0, "cpu")
-    return capture.capture(loaded.user.build(device="cpu"), fake)
-
-
 # ---- methods of the worker -----------------------------------------------------------------------------------
 
 _judges: list[Judge] = []
@@ -239,7 +228,7 @@ def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
     return judging_pb2.Judgement(comparison=_judges[0].judge(request.observed))
 
 
-METHODS = {
+METHODS: Methods = {
     "prepare": (judging_pb2.PrepareRequest, _prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_bench import inputs
 from gpu_bench.executor import Call, Executor, LoadedProgram, Memory, Sources
-from warpsmith import task_module
+from warpsmith import capture, task_module
 from warpsmith.errors import BadInput
-from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, verdict_pb2
 
 Args = tuple[Any, ...]
 """Positional arguments of one forward."""
@@ -96,6 +97,20 @@ class LoadedTask:
         parameters = {name: p.detach() for name, p in self.module.named_parameters(remove_duplicate=False)}
         state = {name: b.detach() for name, b in self.module.named_buffers(remove_duplicate=False)}
         return Sources([leaf.detach() for leaf in self.user.tensor_leaves(args)], parameters, state)
+
+    def capture(self, args: Args) -> graph_pb2.Graph:
+        """The module's graph, captured on the CPU so that it names no device; `args` as `case` gives them.
+
+        Raises:
+            BadInput: the module does not export.
+        """
+        if self.device.type == "cpu":
+            graph = capture.capture(self.module, args)
+            self.restore()
+            return graph
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fake = self.user.inputs(0, "cpu")
+        return capture.capture(self.user.build(device="cpu"), fake)
 
     # ---- for timing ----------------------------------------------------------------------------------------
 

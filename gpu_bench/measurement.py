@@ -260,7 +260,7 @@ def _fastest_arm(bench: Bench, arms: Sequence[Arm]) -> tuple[Arm | None, float]:
     if len(known) == len(arms) and known:
         return next(arm for arm in arms if arm.name == min(known, key=lambda name: known[name])), 0.0
     plan = plan_for(timing_pb2.TIER_SCREENING, bench.target, bench.set_count, bench.seed)
-    samples = measure(arms, bench.clock, replace(plan, least_blocks=2, budget_s=0.1))
+    samples = measure(arms, bench.clock, replace(plan, budget_s=0.1))
     name = fastest_baseline(samples.arms)
     return next((arm for arm in arms if arm.name == name), None), samples.seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from gpu_bench import metrics
 from gpu_bench.session import Sessions
 from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc
 
@@ -28,7 +29,12 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Times the program of the request."""
         del context
         with self._sessions.using(request.task) as session:
-            return session.measure(request)
+            response = session.measure(request)
+        if response.WhichOneof("outcome") == "timing":
+            metrics.record_timing(response.timing)
+        else:
+            metrics.record_fault(request.tier, response.fault.kind)
+        return response
 
     def RunReference(
         self, request: benchmark_service_pb2.RunReferenceRequest, context: grpc.ServicerContext
@@ -36,7 +42,9 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Times the task's module by itself."""
         del context
         with self._sessions.using(request.task) as session:
-            return benchmark_service_pb2.RunReferenceResponse(report=session.run_reference())
+            report = session.run_reference()
+        metrics.record_reference(report)
+        return benchmark_service_pb2.RunReferenceResponse(report=report)
 
     def DescribeDevice(
         self, request: benchmark_service_pb2.DescribeDeviceRequest, context: grpc.ServicerContext

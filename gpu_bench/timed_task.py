@@ -21,7 +21,6 @@ from gpu_bench.executor import LoadedProgram, ProgramFault
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing import buffer_set_count
-from warpsmith import capture
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -58,8 +57,7 @@ class TimedTask:
         """
         target = loaded.task.target
         first = loaded.user.inputs(SEED, loaded.device)
-        graph = capture.capture(loaded.module, first)
-        loaded.restore()
+        graph = loaded.capture(first)
         count = buffer_set_count(
             _set_bytes(graph), device.describe(target).device.cache_bytes, free_bytes(target) // _MEMORY_SHARE
         )

@@ -1,21 +1,18 @@
 """Schedules: the ways to run a nest on a target, one file a schedule and target.
 
-`schedules(target)` lists the built-ins in order of preference; the first that accepts a nest is the default. Others join
-through the entry-point group `warpsmith.schedule`.
+`schedules(target)` lists the built-ins in order of preference; the first that accepts a nest is the default.
+Others join through the entry-point group `warpsmith.schedule`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from warpsmith.v1 import task_pb2
-
-
 from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
 from agent_synthesis.emit.cpu_pointwise import CpuPointwise
 from agent_synthesis.emit.cpu_row_reduction import CpuRowReduction
-
 from agent_synthesis.schedule import Schedule
+from warpsmith.v1 import task_pb2
 
 INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import shape, sweeps
-from agent_synthesis.emit.expression import CPP, Function, Scope
+from agent_synthesis.emit.expression import Function, Scope
+from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import Accumulation, accumulation
 from agent_synthesis.ir import Axis, Expression, Nest, Reduction, Type
 from agent_synthesis.schedule import Parameters
@@ -144,12 +145,8 @@ class ColumnWriter:
         how = [accumulation(function, reduction) for reduction in sweep]
         names = [function.reductions[reduction.name] for reduction in sweep]
         last = nest.reduced[-1]
-        rows = (
-            nest.reduced[0].extent // self._pieces if self._split and len(nest.reduced) == 1 else last.extent
-        )
-        grouped = [
-            nest.column_count > _GROUP and accumulated.total != accumulated.kind for accumulated in how
-        ]
+        rows = nest.reduced[0].extent // self._pieces if self._split and len(nest.reduced) == 1 else last.extent
+        grouped = [nest.column_count > _GROUP and accumulated.total != accumulated.kind for accumulated in how]
         for accumulated, name, in_groups in zip(how, names, grouped, strict=True):
             if in_groups:
                 tile.line(f"alignas(64) {accumulated.total} {name}_total[kTile];")
@@ -159,14 +156,10 @@ class ColumnWriter:
                 tile.line(f"ws::fill({name}_tile, {accumulated.neutral});")
         heads = []
         for number, axis in enumerate(nest.reduced[:-1]):
-            heads.append(
-                self._piece_loop(axis) if self._split and number == 0 else shape.loop_over(function, axis)
-            )
+            heads.append(self._piece_loop(axis) if self._split and number == 0 else shape.loop_over(function, axis))
         k = function.axes[last.name]
         begin, end = (
-            (self._first_begin, self._first_end)
-            if self._split and len(nest.reduced) == 1
-            else ("0", str(last.extent))
+            (self._first_begin, self._first_end) if self._split and len(nest.reduced) == 1 else ("0", str(last.extent))
         )
         blocked = any(grouped)
         group = tile.child(deeper=len(heads) + blocked)
@@ -200,9 +193,7 @@ class ColumnWriter:
     def _known_reductions(self, sweep: Sequence[Reduction]) -> list[str]:
         """Reductions of earlier sweeps."""
         interner = self._function.interner
-        return [
-            need for reduction in sweep for need in interner.needs(reduction.value) if need.startswith("%")
-        ]
+        return [need for reduction in sweep for need in interner.needs(reduction.value) if need.startswith("%")]
 
     def _piece_loop(self, axis: Axis) -> str:
         name = self._function.axes[axis.name]

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
-
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.column_text import ColumnWriter
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 
 _SMALLEST_VECTOR_EXTENT = 8
 _PIECES = 16
@@ -28,7 +27,10 @@ _DTYPES = {
 
 
 class CpuColumnReduction:
-    """Choices: `reduce` columns or split; `stores` plain or streaming. Integers: `tile` (columns), `threads` (0: all)."""
+    """Choices: `reduce` columns or split; `stores` plain or streaming.
+
+    Integers: `tile` (columns), `threads` (0: all).
+    """
 
     name = "cpu_column_reduction"
     target = task_pb2.TARGET_CPU
@@ -47,9 +49,7 @@ class CpuColumnReduction:
         extent = axis.extent if axis else 1
         others = simple.row_count // extent
         threads = shape.default_threads(nest)
-        few_tiles = (
-            others * -(-extent // 2048) < _PIECES and threads == 0 and simple.column_count >= 8 * _PIECES
-        )
+        few_tiles = others * -(-extent // 2048) < _PIECES and threads == 0 and simple.column_count >= 8 * _PIECES
         split = few_tiles and not self._split_objection(simple)
         tile = 2048
         while tile > 128 and (tile // 2 >= extent or (not split and others * extent // tile < 8)):

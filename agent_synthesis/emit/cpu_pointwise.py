@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
-
 from agent_synthesis.emit import shape
-from agent_synthesis.emit.expression import CPP, Function, Scope
+from agent_synthesis.emit.expression import Function, Scope
+from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import task_pb2
 
 BLOCK_BUFFER_BYTES = 16 << 10
 """What all buffers of a block may take: half of a first-level cache."""
@@ -63,15 +63,9 @@ class CpuPointwise:
         """One function."""
         block = parameters.integers["block"]
         if not 1 <= block <= self._largest_block(nest):
-            raise IllegalMove(
-                f"block = {block}: from 1 to {self._largest_block(nest)} elements fit for {nest.name}"
-            )
+            raise IllegalMove(f"block = {block}: from 1 to {self._largest_block(nest)} elements fit for {nest.name}")
         simple = shape.simplified(nest)
-        simple = (
-            shape.flattened(simple)
-            if parameters.choices["loop"] == "flat" and simple.row_count > 1
-            else simple
-        )
+        simple = shape.flattened(simple) if parameters.choices["loop"] == "flat" and simple.row_count > 1 else simple
         function = Function(CPP, simple)
         entry = shape.name_everything(function)
         lines = shape.header(nest, self.name, parameters) + shape.prologue(function, entry)
@@ -108,9 +102,7 @@ def _body(function: Function, parameters: Parameters) -> list[str]:
 
     body = Scope(function, root, [axis.name for axis in outer], 1 + region + len(loops))
     last = f"{begin} + kBlock"
-    body.line(
-        f"const long {end} = {f'{last} < {extent} ? {last} : {extent}' if inner.extent % block else last};"
-    )
+    body.line(f"const long {end} = {f'{last} < {extent} ? {last} : {extent}' if inner.extent % block else last};")
     element = body.child([inner.name])
     element.expect(store.value for store in nest.stores)
     blocks = {buffer: function.names.take(f"{function.buffers[buffer]}_block") for buffer in streamed}

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
-
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.row_text import RowWriter
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 
 KEPT_ROW_BYTES = 256 << 10
 """What kept values of a row may take of a thread's stack and of its core's second-level cache."""
@@ -56,7 +55,9 @@ class CpuRowReduction:
         lanes = 64 if inner >= 256 else 16
         while lanes > 1 and lanes // 2 >= inner:
             lanes //= 2
-        streams = shape.default_stores(simple) if inner >= 256 and sweeps.element_stores(simple) else "plain"
+        in_output = visits == "cached" and sweeps.output_that_keeps(simple) is not None
+        streamable = inner >= 256 and bool(sweeps.element_stores(simple)) and not in_output
+        streams = shape.default_stores(simple) if streamable else "plain"
         return Parameters(
             {"reduce": "split" if split else "rows", "sweeps": visits, "stores": streams},
             {"lanes": lanes, "block": 4096, "threads": shape.default_threads(nest)},
@@ -86,9 +87,7 @@ class CpuRowReduction:
         again = (visits - 1) * row_bytes * nest.row_count if row_bytes > shape.PRIVATE_CACHE_BYTES else 0
         split = parameters.choices["reduce"] == "split"
         busy = shape.thread_count(nest, parameters)
-        return Footprint(
-            again + shape.fill_bytes(nest, parameters), busy if split else min(busy, nest.row_count), 1
-        )
+        return Footprint(again + shape.fill_bytes(nest, parameters), busy if split else min(busy, nest.row_count), 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One function; a split row's kept values are a workspace."""

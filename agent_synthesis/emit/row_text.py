@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 
 from agent_synthesis.emit import shape, sweeps
-from agent_synthesis.emit.expression import CPP, Function, Interner, Scope
+from agent_synthesis.emit.expression import Function, Scope
+from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import Accumulation, accumulation
-from agent_synthesis.ir import Expression, Load, Nest, Reduction, Store, Type
+from agent_synthesis.ir import Expression, Nest, Reduction, Store, Type
 from agent_synthesis.schedule import Parameters
 
 Workspace = tuple[str, Type, int]
@@ -39,26 +40,21 @@ class RowWriter:
         self._extent = names.take(f"k{self._inner.name.capitalize()}Extent")
         self._begin, self._end = names.take(f"{self._j}_begin"), names.take(f"{self._j}_end")
         self._keep = sweeps.worth_keeping(nest) if self._visits == "cached" else {}
-        self._in_output = None if self._streaming else output_that_keeps(nest)
+        self._in_output = None if self._streaming else sweeps.output_that_keeps(nest)
         if not self._keep:
             self._in_output = None
         self._kept: list[tuple[Expression, str]] = [
-            (part, "" if self._in_output else names.take("kept_row"))
-            for parts in self._keep.values()
-            for part in parts
+            (part, "" if self._in_output else names.take("kept_row")) for parts in self._keep.values() for part in parts
         ]
         self._available: list[Expression] = []
         """Parts that a finished sweep has kept."""
         self._streamed = [
             store
             for store in nest.stores
-            if self._streaming
-            and nest.is_element_store(store)
-            and shape.is_contiguous(store.index, self._inner.name)
+            if self._streaming and nest.is_element_store(store) and shape.is_contiguous(store.index, self._inner.name)
         ]
         self._stream_blocks = {
-            store.buffer: names.take(f"{self._function.buffers[store.buffer]}_block")
-            for store in self._streamed
+            store.buffer: names.take(f"{self._function.buffers[store.buffer]}_block") for store in self._streamed
         }
 
     def write(self, header: Sequence[str]) -> tuple[list[str], list[Workspace]]:
@@ -142,8 +138,8 @@ class RowWriter:
         for accumulated, name in zip(how, names, strict=True):
             block.line(f"alignas(64) {accumulated.kind} {name}_lanes[kLanes];")
             block.line(f"ws::fill({name}_lanes, {accumulated.neutral});")
-            value = visit.converted(accumulated.reduction.value, accumulated.reduction.type)
-            visit.line(accumulated.step(f"{name}_lanes[lane]", value))
+            taken = visit.converted(accumulated.reduction.value, accumulated.reduction.type)
+            visit.line(accumulated.step(f"{name}_lanes[lane]", taken))
         self._visit_lanes(block, visit)
         for accumulated, name, place in zip(how, names, held, strict=True):
             folded = f"ws::fold<ws::{accumulated.operation}>({name}_lanes)"
@@ -158,9 +154,7 @@ class RowWriter:
         if not self._one_block:
             self._join(row, how, names)
 
-    def _held_between_blocks(
-        self, row: Scope, how: Sequence[Accumulation], names: Sequence[str]
-    ) -> list[str]:
+    def _held_between_blocks(self, row: Scope, how: Sequence[Accumulation], names: Sequence[str]) -> list[str]:
         """Declares what carries results from block to block; returns where a block puts its own."""
         if self._one_block:
             return [""] * len(how)
@@ -178,9 +172,7 @@ class RowWriter:
             if self._split:
                 row.line(f"{accumulated.total} {total} = {accumulated.neutral_total};")
                 row.line(f"for (long piece = 0; piece < {self._piece_count()}; ++piece) {{")
-                step = (
-                    f"ws::{accumulated.operation}::of<{accumulated.total}>({total}, {name}_of_block[piece])"
-                )
+                step = f"ws::{accumulated.operation}::of<{accumulated.total}>({total}, {name}_of_block[piece])"
                 row.line(f"  {total} = {step};")
                 row.line("}")
             row.line(f"const {accumulated.kind} {name} = static_cast<{accumulated.kind}>({total});")
@@ -312,20 +304,3 @@ class RowWriter:
 
     def _piece_count(self) -> int:
         return math.prod(axis.extent for axis in self._outer) * self._blocks_of_inner()
-
-
-def output_that_keeps(nest: Nest) -> Store | None:
-    """The store whose place may hold the one kept value of an element until the store itself is made."""
-    kept = [part for parts in sweeps.worth_keeping(nest).values() for part in parts]
-    stores = [store for store in nest.stores if nest.is_element_store(store)]
-    if len(kept) != 1 or len(stores) != 1:
-        return None
-    (store,) = stores
-    target = nest.buffer(store.buffer)
-    is_read = any(
-        isinstance(p, Load) and p.buffer == target.name for p in Interner().parts(shape.roots(nest)).values()
-    )
-    is_shared = sum(other.buffer == target.name for other in nest.stores) > 1
-    everywhere = all(store.index.coefficient(axis.name) for axis in nest.parallel + nest.reduced)
-    fits = target.type is kept[0].type and target.element_count == nest.row_count * nest.column_count
-    return store if fits and everywhere and not is_read and not is_shared else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner, literal
-from agent_synthesis.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Type
+from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner
+from agent_synthesis.emit.spelling import literal
+from agent_synthesis.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Store, Type
 
 Sweep = tuple[Reduction, ...]
 
@@ -61,9 +62,7 @@ def with_reciprocal(nest: Nest) -> Nest:
         if id(expression) not in known:
             fresh = expression
             match expression:
-                case Call("div", (dividend, Reduced(name, type_)), kind) if (
-                    name == total.name and kind is type_
-                ):
+                case Call("div", (dividend, Reduced(name, type_)), kind) if name == total.name and kind is type_:
                     fresh = Call("mul", (renew(dividend), reciprocal), kind)
                 case Call(operation, arguments, kind):
                     fresh = Call(operation, tuple(renew(argument) for argument in arguments), kind)
@@ -90,9 +89,7 @@ def worth_keeping(nest: Nest) -> dict[int, list[Expression]]:
     found: dict[int, list[Expression]] = {}
     kept: set[int] = set()
     for number, sweep in enumerate(planned):
-        later = [reduction.value for after in planned[number + 1 :] for reduction in after] + element_stores(
-            nest
-        )
+        later = [reduction.value for after in planned[number + 1 :] for reduction in after] + element_stores(nest)
         needed = interner.parts(later)
         pending = [reduction.value for reduction in sweep]
         while pending:
@@ -100,9 +97,7 @@ def worth_keeping(nest: Nest) -> dict[int, list[Expression]]:
             if not isinstance(part, Call) or not interner.needs(part) & names:
                 continue
             same = interner.number(part)
-            costly = any(
-                isinstance(p, Call) and p.operation in EXPENSIVE for p in interner.parts([part]).values()
-            )
+            costly = any(isinstance(p, Call) and p.operation in EXPENSIVE for p in interner.parts([part]).values())
             if same in kept:
                 continue
             if same in needed and costly:
@@ -111,6 +106,24 @@ def worth_keeping(nest: Nest) -> dict[int, list[Expression]]:
             else:
                 pending.extend(part.arguments)
     return found
+
+
+def output_that_keeps(nest: Nest) -> Store | None:
+    """The store whose place may hold the one kept value of an element until the store itself is made."""
+    kept = [part for parts in worth_keeping(nest).values() for part in parts]
+    stores = [store for store in nest.stores if nest.is_element_store(store)]
+    if len(kept) != 1 or len(stores) != 1:
+        return None
+    (store,) = stores
+    target = nest.buffer(store.buffer)
+    is_read = any(
+        isinstance(p, Load) and p.buffer == target.name
+        for p in Interner().parts([r.value for r in nest.reductions] + [s.value for s in nest.stores]).values()
+    )
+    is_shared = sum(other.buffer == target.name for other in nest.stores) > 1
+    everywhere = all(store.index.coefficient(axis.name) for axis in nest.parallel + nest.reduced)
+    fits = target.type is kept[0].type and target.element_count == nest.row_count * nest.column_count
+    return store if fits and everywhere and not is_read and not is_shared else None
 
 
 def per_column(nest: Nest, roots: Iterable[Expression], interner: Interner) -> list[Expression]:
@@ -135,16 +148,12 @@ def per_column(nest: Nest, roots: Iterable[Expression], interner: Interner) -> l
 def vector_axis(nest: Nest) -> tuple[Axis | None, bool]:
     """The parallel axis that most data is contiguous along, and whether that is more than along the reduced axes."""
     interner = Interner()
-    parts = interner.parts(
-        [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
-    )
+    parts = interner.parts([reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores])
     reduced = {axis.name for axis in nest.reduced}
     loads = [p for p in parts.values() if isinstance(p, Load) and p.index.axes() & reduced]
 
     def contiguous(axis: str) -> int:
-        return sum(
-            nest.buffer(load.buffer).element_count for load in loads if load.index.coefficient(axis) == 1
-        )
+        return sum(nest.buffer(load.buffer).element_count for load in loads if load.index.coefficient(axis) == 1)
 
     best = max(nest.parallel, key=lambda axis: contiguous(axis.name), default=None)
     if best is None:

@@ -53,9 +53,7 @@ class _Compiled:
             given = inputs[buffer.name].contiguous().flatten()
             assert (given.dtype, given.numel()) == (DTYPES[buffer.type], buffer.element_count)
             return given.clone() if buffer.written else given
-        return torch.full(
-            (buffer.element_count,), 0 if buffer.type is Type.BOOL else 77, dtype=DTYPES[buffer.type]
-        )
+        return torch.full((buffer.element_count,), 0 if buffer.type is Type.BOOL else 77, dtype=DTYPES[buffer.type])
 
 
 @pytest.fixture(scope="session")

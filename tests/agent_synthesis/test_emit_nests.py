@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from agent_synthesis import interpreter
 from agent_synthesis.emit import schedules
 from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
@@ -278,9 +279,7 @@ def test_softmax_of_infinities_and_nans_is_torchs(visits: str, compile_jobs: Com
     x[4] = 3e38
     x[5, ::2] = -3e38
     schedule, nest = CpuRowReduction(), softmax(rows, columns, name=f"softmax_{visits}")
-    parameters = Parameters(
-        {**schedule.defaults(nest).choices, "sweeps": visits}, schedule.defaults(nest).integers
-    )
+    parameters = Parameters({**schedule.defaults(nest).choices, "sweeps": visits}, schedule.defaults(nest).integers)
     (kernel,) = compile_jobs([(nest, schedule, parameters)])
     torch.testing.assert_close(
         kernel({"x": x})["y"].reshape(rows, columns), x.softmax(-1), rtol=1e-5, atol=1e-9, equal_nan=True
@@ -289,9 +288,7 @@ def test_softmax_of_infinities_and_nans_is_torchs(visits: str, compile_jobs: Com
 
 def test_half_precision_rows_round_once(compile_jobs: Compile) -> None:
     nests = [softmax(16, 333, storage=t, name=f"softmax_{t.value}") for t in (Type.F16, Type.BF16)]
-    for nest, kernel in zip(
-        nests, compile_jobs([(nest, CpuRowReduction(), None) for nest in nests]), strict=True
-    ):
+    for nest, kernel in zip(nests, compile_jobs([(nest, CpuRowReduction(), None) for nest in nests]), strict=True):
         x = torch.randn(16, 333).to(DTYPES[nest.buffers[0].type])
         got = kernel({"x": x})["y"].reshape(16, 333)
         assert (got != x.double().softmax(-1).to(x.dtype)).double().mean() < 0.01

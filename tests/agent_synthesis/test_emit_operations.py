@@ -89,13 +89,12 @@ def values(type_: Type, count: int, seed: int) -> torch.Tensor:
 def pairs(type_: Type, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Two operands; the special values meet each other."""
     first, second = values(type_, count, 1), values(type_, count, 2)
-    few = 8 if not type_.is_float else len(SPECIAL)
-    for position, (i, j) in enumerate(itertools.product(range(few), repeat=2)):
-        if type_ is not Type.BOOL and few + position < count:
-            first[few + position], second[few + position] = (
-                values(type_, few + 1, 1)[i],
-                values(type_, few + 1, 2)[j],
-            )
+    if type_ is not Type.BOOL:
+        few = len(SPECIAL) if type_.is_float else 8
+        meeting = slice(few, min(few + few * few, count))
+        room = meeting.stop - meeting.start
+        first[meeting] = first[:few].repeat_interleave(few)[:room]
+        second[meeting] = first[:few].repeat(few)[:room]
     return first, second
 
 
@@ -203,7 +202,9 @@ def assert_close(name: str, got: torch.Tensor, operands: list[torch.Tensor], fun
 
 def _first(wrong: torch.Tensor, operands: list[torch.Tensor], got: torch.Tensor, eager: torch.Tensor) -> str:
     at = int(wrong.nonzero()[0])
-    return f"{int(wrong.sum())} wrong; f({', '.join(str(o[at].item()) for o in operands)}) = {got[at]}, torch {eager[at]}"
+    return (
+        f"{int(wrong.sum())} wrong; f({', '.join(str(o[at].item()) for o in operands)}) = {got[at]}, torch {eager[at]}"
+    )
 
 
 @pytest.mark.parametrize("part", range(3))
