@@ -13,5 +13,5 @@ for tag in manylinux_2_28 manylinux_2_17 manylinux2014 manylinux_2_5 manylinux1;
 done
 "$bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest wheelhouse \
   --python-version "$version" --implementation cp "${platforms[@]}" \
-  $(grep -E '^(grpcio|grpcio-health-checking|grpcio-reflection|grpcio-status|googleapis-common-protos|protobuf|tenacity|SQLAlchemy|greenlet|typer|rich|prometheus_client|annotated-doc|shellingham|click|markdown-it-py|mdurl|Pygments|typing_extensions)==' constraints.txt)
+  $(grep -E '^(grpcio|grpcio-health-checking|grpcio-reflection|grpcio-status|googleapis-common-protos|protobuf|tenacity|SQLAlchemy|greenlet|typer|rich|prometheus_client|annotated-doc|shellingham|click|pydantic|pydantic_core|annotated-types|typing-inspection|markdown-it-py|mdurl|Pygments|typing_extensions)==' constraints.txt)
 ls wheelhouse

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from agent_correctness.check import Case, Finding, Judgement, Passed, seed_from
-from agent_correctness.limits import Size, outputs, size_of
+from agent_correctness.limits import Size, outputs, size_of, worst_ratio
 from agent_correctness.values import far_sentence
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
@@ -18,6 +18,9 @@ ORDINARY = frozenset({
     verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
 })  # fmt: skip
 """Families without extremes: a kernel that is right in general is right on them."""
+
+JUMP = 100.0
+"""Times worse than on the task's own values that an output must be: less is one and the same imprecision."""
 
 
 class OverfitCheck:
@@ -35,8 +38,11 @@ class OverfitCheck:
         tried = [(c, e) for c, e in outputs(comparisons) if c.family == verdict_pb2.VALUE_FAMILY_TASK]
         if not tried or any(_wrong(error) for _, error in tried):
             return Passed()
+        usual = max(1.0, *(worst_ratio(error) for _, error in tried))
         for comparison, error in outputs(comparisons):
-            if comparison.family in ORDINARY and _wrong(error) and not error.non_finite_mismatch_count:
+            if comparison.family not in ORDINARY or not _wrong(error) or error.non_finite_mismatch_count:
+                continue
+            if error.unequal_count or worst_ratio(error) > JUMP * usual:
                 return Finding(
                     verdict_pb2.FAILURE_KIND_WRONG_OVERFIT,
                     f"right on the task's own values only: {far_sentence(comparison, error)}",

@@ -37,7 +37,6 @@ class ValueCheck:
         for comparison, error in outputs(comparisons):
             if error.non_finite_mismatch_count:
                 return Finding(verdict_pb2.FAILURE_KIND_WRONG_NAN, _mask_sentence(comparison, error))
-        for comparison, error in outputs(comparisons):
             if error.unequal_count:
                 return Finding(verdict_pb2.FAILURE_KIND_WRONG_VALUE, _unequal_sentence(comparison, error))
             if size_of(error) is Size.WRONG:

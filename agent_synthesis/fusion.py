@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import Refusal
-from agent_synthesis.plan import Group, Plan, schedule_named, schedules_for, with_groups
+from agent_synthesis.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
 from agent_synthesis.schedule import Parameters, Schedule
 from warpsmith.errors import IllegalMove
 
@@ -73,16 +73,6 @@ def fused_with_all(plan: Plan, name: str) -> Plan:
     return result
 
 
-def fusible(plan: Plan, group: Group) -> Iterator[str]:
-    """Producers that fuse into a group."""
-    for producer in plan.producers(group):
-        try:
-            fused(plan, group.name, producer)
-        except IllegalMove:
-            continue
-        yield producer
-
-
 def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:
     """Ways to join a producer to a group, better first: moved in whole, or computed again."""
     position = plan.index.position.__getitem__
@@ -122,7 +112,7 @@ def _scheduled(plan: Plan, name: str, wanted: str) -> Plan:
         raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
     schedule = _choose(plan, nest, group, wanted)
     chosen = replace(group, schedule=schedule.name, parameters=schedule.defaults(nest))
-    return replace(plan, groups=tuple(chosen if g.name == name else g for g in plan.groups))
+    return ordered(replace(plan, groups=tuple(chosen if g.name == name else g for g in plan.groups)))
 
 
 def _choose(plan: Plan, nest: Nest, group: Group, wanted: str) -> Schedule:
@@ -149,7 +139,7 @@ def as_library(plan: Plan, name: str) -> Plan:
     group = plan.group(name)
     if group.engine == "library":
         raise IllegalMove(f"{name} is a library call already")
-    return with_groups(plan, [name], [Group(node, (node,)) for node in group.nodes])
+    return ordered(with_groups(plan, [name], [Group(node, (node,)) for node in group.nodes]))
 
 
 def with_parameters(plan: Plan, name: str, parameters: Parameters) -> Plan:

@@ -5,6 +5,8 @@ A graph is data in order of execution; this adds nothing to it and changes nothi
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -100,6 +102,35 @@ class GraphIndex:
     def _made_at(self, tensor: str) -> int:
         maker = self._producer.get(tensor)
         return -1 if maker is None else self.position[maker]
+
+    @functools.cached_property
+    def ordered_pairs(self) -> list[tuple[str, str, frozenset[str]]]:
+        """(earlier call, later call, in-place calls of the two that are why) for all whose order matters beside data.
+
+        Calls that touch memory which one of them writes, and random calls, which draw from one generator; those
+        have no writers, because nothing takes away their reason.
+        """
+        written: dict[str, list[str]] = {}
+        for name in self.nodes:
+            for root in self.writes(name):
+                written.setdefault(root, []).append(name)
+        pairs = []
+        for name in self.nodes:
+            if self.is_view(name):
+                continue
+            touched = {self.root[tensor] for tensor in self._reads[name]} | self.writes(name)
+            for root in touched & written.keys():
+                for writer in written[root]:
+                    if writer != name:
+                        earlier, later = sorted((writer, name), key=self.position.__getitem__)
+                        pairs.append((earlier, later, self._pure_writers(root, writer, name)))
+        random = [name for name, node in self.nodes.items() if node.random]
+        return list(dict.fromkeys(pairs)) + [(a, b, frozenset()) for a, b in itertools.pairwise(random)]
+
+    def _pure_writers(self, root: str, *names: str) -> frozenset[str]:
+        """Of some calls, those that write the memory; empty when one of them can do so in no other way."""
+        writers = {name for name in names if root in self.writes(name)}
+        return frozenset(writers if all(self.is_pure(name) for name in writers) else ())
 
     def base_tensors(self, tensors: Iterable[str]) -> tuple[list[str], list[str]]:
         """(tensors that are no view's result, views between them and the given ones in order of

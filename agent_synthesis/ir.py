@@ -130,7 +130,7 @@ class Index:
         multiple, rest = self._split(divisor)
         low, high = rest.bounds(extents)
         exact = Index(multiple.offset // divisor, tuple((a, c // divisor) for a, c in multiple.terms))
-        if 0 <= low and high < divisor:
+        if low >= 0 and high < divisor:
             return exact
         return exact + Index(0, ((Quotient(rest, divisor), 1),))
 
@@ -140,7 +140,7 @@ class Index:
             return Index()
         rest = self._split(divisor)[1]
         low, high = rest.bounds(extents)
-        if 0 <= low and high < divisor:
+        if low >= 0 and high < divisor:
             return rest
         return Index(0, ((Remainder(rest, divisor), 1),))
 
@@ -383,7 +383,7 @@ def _verify_expression(nest: Nest, root: Expression, known: Mapping[str, Type], 
 
 def _verify_index(nest: Nest, index: Index, buffer: BufferRef) -> None:
     low, high = index.bounds(nest.extents)
-    inside = 0 <= low and high < buffer.element_count
+    inside = low >= 0 and high < buffer.element_count
     _require(inside, nest, f"index of {buffer.name} spans {low}..{high} of {buffer.element_count}")
 
 

@@ -57,28 +57,35 @@ def apply_all(plan: Plan, moves: Iterable[Move]) -> Plan:
 
 
 def legal(plan: Plan) -> list[analysis_pb2.LegalMove]:
-    """Every move that the plan allows, with the work of the touched groups before and after."""
-    found = []
-    results: list[tuple[Group, ...]] = []
-    for move, effect in _candidates(plan):
-        try:
-            after = apply(plan, move)
-        except IllegalMove:
+    """Every move that the plan allows, with the work of the touched groups before and after.
+
+    The compound fuse is listed where fusion can end: at groups that no reader of theirs takes in.
+    """
+    found = [made for move, effect in _candidates(plan) if (made := _tried(plan, move, effect)) is not None]
+    fusing = [made.move for made in found if made.move.operation == "fuse"]
+    taken = {move.choice for move in fusing}
+    for name in dict.fromkeys(move.group for move in fusing):
+        if name in taken:
             continue
-        if move.choice == fusion.ALL_PRODUCERS and after.groups in results:
-            continue  # all of them is the one that a move before this names
-        results.append(after.groups)
-        changed_before = _missing_from(plan, after)
-        changed_after = _missing_from(after, plan)
-        found.append(
-            analysis_pb2.LegalMove(
-                move=move,
-                before=cost.total(cost.of_group(plan, group) for group in changed_before),
-                after=cost.total(cost.of_group(after, group) for group in changed_after),
-                effect=effect,
-            )
-        )
+        effect = f"computes {_words(plan, plan.group(name))} and all that fuses before it in one kernel"
+        made = _tried(plan, Move(operation="fuse", group=name, choice=fusion.ALL_PRODUCERS), effect)
+        if made is not None and made.before.launch_count > 2:  # else a plain fuse says the same
+            found.append(made)
     return found
+
+
+def _tried(plan: Plan, move: Move, effect: str) -> analysis_pb2.LegalMove | None:
+    """The move described by what it changes; None when it does not apply."""
+    try:
+        after = apply(plan, move)
+    except IllegalMove:
+        return None
+    return analysis_pb2.LegalMove(
+        move=move,
+        before=cost.total(cost.of_group(plan, group) for group in _missing_from(plan, after)),
+        after=cost.total(cost.of_group(after, group) for group in _missing_from(after, plan)),
+        effect=effect,
+    )
 
 
 def _missing_from(plan: Plan, other: Plan) -> list[Group]:
@@ -98,13 +105,9 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
         if any(not plan.index.is_pure(node) for node in group.nodes):
             continue
         yield from _authoring(plan, group, what)
-        producers = [plan.group(name) for name in plan.producers(group)]
-        for producer in producers:
-            effect = f"computes {_words(plan, producer)} and {what} in one kernel"
-            yield Move(operation="fuse", group=group.name, choice=producer.name), effect
-        if producers and any(plan.producers(producer) for producer in producers):
-            effect = f"computes {what} and all that fuses before it in one kernel"
-            yield Move(operation="fuse", group=group.name, choice=fusion.ALL_PRODUCERS), effect
+        for producer in plan.producers(group):
+            effect = f"computes {_words(plan, plan.group(producer))} and {what} in one kernel"
+            yield Move(operation="fuse", group=group.name, choice=producer), effect
         if group.engine == "authored":
             yield Move(operation="library", group=group.name), f"computes {what} by PyTorch's own calls"
             yield from _settings(plan, group)

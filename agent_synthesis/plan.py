@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -146,14 +145,10 @@ def schedule_named(target: task_pb2.Target.ValueType, name: str) -> Schedule:
 
 
 def with_groups(plan: Plan, removed: Iterable[str], added: Iterable[Group]) -> Plan:
-    """The plan with groups replaced, in an order that respects data and memory.
-
-    Raises:
-        IllegalMove: there is no such order.
-    """
+    """The plan with groups replaced, the new ones last: whoever asks calls `ordered` on what it keeps."""
     gone = set(removed)
     groups = [group for group in plan.groups if group.name not in gone] + list(added)
-    return ordered(replace(plan, groups=tuple(groups)))
+    return replace(plan, groups=tuple(groups))
 
 
 def ordered(plan: Plan) -> Plan:
@@ -190,44 +185,21 @@ def _edges(plan: Plan) -> dict[str, set[str]]:
     index = plan.index
     runs: dict[str, list[str]] = {}  # call → groups that compute it
     after: dict[str, set[str]] = {}
+    elsewhere: set[str] = set()  # in-place calls that write other memory, being kernels
     for group in plan.groups:
-        for node in plan.all_nodes(group):
+        nodes = plan.all_nodes(group)
+        for node in nodes:
             runs.setdefault(node, []).append(group.name)
+        if group.engine == "authored":
+            elsewhere.update(nodes)
         for producer in plan.producers(group):
             if producer != group.name:
                 after.setdefault(producer, set()).add(group.name)
-    for earlier, later in [*_memory_order(index, plan), *_random_order(index)]:
+    for earlier, later, writers in index.ordered_pairs:
+        if writers and writers <= elsewhere:
+            continue
         for first in runs.get(earlier, ()):
             for second in runs.get(later, ()):
                 if first != second:
                     after.setdefault(first, set()).add(second)
     return after
-
-
-def _memory_order(index: GraphIndex, plan: Plan) -> list[tuple[str, str]]:
-    """Pairs of calls that touch the same memory, one of them writing it, in the module's order."""
-    authored = {node for group in plan.groups if group.engine == "authored" for node in plan.all_nodes(group)}
-    written: dict[str, list[str]] = {}
-    for name in index.nodes:
-        for root in index.writes(name):
-            if not (name in authored and index.is_pure(name)):  # as a kernel it writes elsewhere
-                written.setdefault(root, []).append(name)
-    if not written:
-        return []
-    pairs = []
-    for name in index.nodes:
-        if index.is_view(name):
-            continue
-        touched = {index.root[tensor] for tensor in index.reads(name)} | index.writes(name)
-        for root in touched & written.keys():
-            for writer in written[root]:
-                if writer != name:
-                    first, second = sorted((writer, name), key=index.position.__getitem__)
-                    pairs.append((first, second))
-    return pairs
-
-
-def _random_order(index: GraphIndex) -> list[tuple[str, str]]:
-    """Random calls draw from one generator, so each runs after the one before."""
-    names = [node.name for node in index.graph.nodes if node.random]
-    return list(itertools.pairwise(names))

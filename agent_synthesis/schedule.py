@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from warpsmith.v1 import candidate_pb2, task_pb2
-
 from agent_synthesis.ir import Nest
+from warpsmith.v1 import candidate_pb2, task_pb2
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,7 @@ class Baselines:
         return {
             EAGER: self.eager,
             COMPILE: lambda: self._compiled(COMPILE, None, COMPILE_LIMIT_S),
-            MAX_AUTOTUNE: lambda: self._compiled(
-                MAX_AUTOTUNE, "max-autotune-no-cudagraphs", MAX_AUTOTUNE_LIMIT_S
-            ),
+            MAX_AUTOTUNE: lambda: self._compiled(MAX_AUTOTUNE, "max-autotune-no-cudagraphs", MAX_AUTOTUNE_LIMIT_S),
             EAGER_GRAPH: self._graphed,
             CHANNELS_LAST: self._channels_last,
         }
@@ -126,9 +124,7 @@ class Baselines:
         call = self._calling(compiled)
         with _time_limit(limit_s):
             call(0)
-        for index in range(
-            len(self.inputs)
-        ):  # a guard that differs between sets would recompile inside a timing
+        for index in range(len(self.inputs)):  # a guard that differs between sets would recompile inside a timing
             call(index)
         return Arm(name, call)
 
@@ -239,6 +235,4 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 def _has_convolution_weights(module: nn.Module) -> bool:
     """Whether channels-last can matter: a weight with spatial dimensions that are not all 1."""
-    return any(
-        parameter.dim() in (4, 5) and math.prod(parameter.shape[2:]) > 1 for parameter in module.parameters()
-    )
+    return any(parameter.dim() in (4, 5) and math.prod(parameter.shape[2:]) > 1 for parameter in module.parameters())

@@ -186,9 +186,7 @@ class CudaClock:
         self.host_bound: set[str] = set()
         """Names of arms whose host time could not be hidden."""
         self._cycles_per_ns = 1.0
-        self._cycles_per_ns = CALIBRATION_CYCLES / min(
-            self._spin_time_ns(CALIBRATION_CYCLES) for _ in range(3)
-        )
+        self._cycles_per_ns = CALIBRATION_CYCLES / min(self._spin_time_ns(CALIBRATION_CYCLES) for _ in range(3))
 
     def take(self, arm: Arm, sets: Sequence[int], reading: Reading) -> Sample:
         """Times a group; COLD and WARM give device time, CALL gives the host's from call to synchronised."""
@@ -227,9 +225,7 @@ class CudaClock:
         torch.cuda.synchronize()
         return Sample((time.perf_counter_ns() - begin) / len(sets), outputs[-1])
 
-    def _behind_spin(
-        self, name: str, calls: Sequence[Callable[[], Any]], *, cold: bool
-    ) -> tuple[list[Any], Any]:
+    def _behind_spin(self, name: str, calls: Sequence[Callable[[], Any]], *, cold: bool) -> tuple[list[Any], Any]:
         """Events from before the calls to after them, the calls' own stamps between, and the last call's result."""
         spin = self._spin_ns.get(name, SPIN_START_NS)
         while True:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch._ops import OpOverload
 
-from warpsmith import aten, dtypes
+from gpu_bench import bindings
+from warpsmith import aten, digest, dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
@@ -250,7 +252,7 @@ def straighten(
             case "launch":
                 _write_launch(writer, step.launch, fixed, tensors, pack)
             case "library":
-                _write_library(writer, step.library, memory, device)
+                _write_library(writer, step.library, memory, device, specs)
             case "memset":
                 fill = writer.keep("f", _fill(specs[step.memset.buffer].spec, step.memset.byte))
                 writer.lines.append(f"{fill}({writer.variable(step.memset.buffer)})")
@@ -328,7 +330,11 @@ def _write_launch(
 
 
 def _write_library(
-    writer: _Writer, call: candidate_pb2.LibraryCall, memory: Memory | None, device: torch.device
+    writer: _Writer,
+    call: candidate_pb2.LibraryCall,
+    memory: Memory | None,
+    device: torch.device,
+    buffers: Mapping[str, candidate_pb2.Buffer],
 ) -> None:
     overload = aten.resolve(call.target)
     arguments = [_argument_text(writer, value, device) for value in call.args]
@@ -339,7 +345,7 @@ def _write_library(
                 verdict_pb2.FAILURE_KIND_POLICY_REJECT, f"{call.target} has no argument called {item.name!r}"
             )
         arguments.append(f"**{{{item.name!r}: {_argument_text(writer, item.value, device)}}}")
-    invoked = f"{writer.keep('f', overload)}({', '.join(arguments)})"
+    invoked = f"{writer.keep('f', _binding(overload, call, device, buffers))}({', '.join(arguments)})"
     single = len(overload._schema.returns) == 1 and str(overload._schema.returns[0].type) == "Tensor"
     names = list(call.results)
     if not any(names):
@@ -356,6 +362,27 @@ def _write_library(
         for name in filter(None, names):
             variable = writer.variable(name)
             writer.lines.append(f"{variable} = {adopt}({writer.keep('n', name)}, {variable})")
+
+
+def _binding(
+    overload: OpOverload,
+    call: candidate_pb2.LibraryCall,
+    device: torch.device,
+    buffers: Mapping[str, candidate_pb2.Buffer],
+) -> Callable[..., Any]:
+    """The cheapest function that makes the call."""
+    key = [call.SerializeToString(deterministic=True)]
+    meta: dict[str, torch.Tensor] = {}
+    for name in aten.tensor_names([*call.args, *(item.value for item in call.kwargs)]):
+        spec = buffers[name].spec
+        key += [name.encode(), spec.SerializeToString(deterministic=True)]
+        if name not in meta:
+            meta[name] = torch.empty_strided(
+                list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device="meta"
+            )
+    args = [aten.decode(value, meta.__getitem__, torch.device("meta")) for value in call.args]
+    kwargs = {item.name: aten.decode(item.value, meta.__getitem__, torch.device("meta")) for item in call.kwargs}
+    return bindings.fastest(overload, args, kwargs, digest.digest(device.type, *key))
 
 
 def _argument_text(writer: _Writer, value: tensor_pb2.Value, device: torch.device) -> str:

@@ -46,9 +46,7 @@ _SHAPE_ONLY = frozenset({
 })  # fmt: skip
 """Operations that look at the shape of an argument, never at its values."""
 
-_LINEAR = frozenset(
-    {"add", "sub", "mul", "div", "neg", "add_", "sub_", "mul_", "div_", "to", "_to_copy", "clone"}
-)
+_LINEAR = frozenset({"add", "sub", "mul", "div", "neg", "add_", "sub_", "mul_", "div_", "to", "_to_copy", "clone"})
 _CONTRACTING = frozenset({
     "sum", "mean", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "conv1d",
@@ -98,9 +96,7 @@ def work_of(graph: graph_pb2.Graph) -> Work:
     return Work(inputs, parameters, counter.write_bytes(), *flops)
 
 
-def floor_ns(
-    work: Work, ceilings: Ceilings, *, algebra: bool = False, parameters_warm: bool = False
-) -> float:
+def floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool = False, parameters_warm: bool = False) -> float:
     """Least time at the measured ceilings: the larger of memory time and product time.
 
     `algebra`: the candidate replaced products by other algebra, so only bytes count. `parameters_warm`: calls were
@@ -128,9 +124,7 @@ def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, paramete
     reads = _reads(work, device.cache_bytes, parameters_warm)
     if device.target == task_pb2.TARGET_CPU:  # a sweep does not empty every core's cache for certain
         reads = max(reads - device.cache_bytes, 0)
-    memory_s = (
-        (reads + writes) / device.physical_bytes_per_second if device.physical_bytes_per_second else 0.0
-    )
+    memory_s = (reads + writes) / device.physical_bytes_per_second if device.physical_bytes_per_second else 0.0
     products_s = 0.0
     if not algebra and ceilings.physical_product_rate:
         products_s = work.product_flops / ceilings.physical_product_rate
@@ -138,9 +132,7 @@ def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, paramete
     return max(memory_s, products_s) * 1e9
 
 
-def guard(
-    median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool
-) -> list[str]:
+def guard(median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool) -> list[str]:
     """Flags of a time: `FLOOR_REJECT` when physics forbids it, `FLOOR_SUSPECT` when no measurement here was as fast."""
     physical = physical_floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
     if physical and median_ns < REJECT_BELOW * physical:
@@ -360,8 +352,7 @@ def _may_multiply(operation: str) -> bool:
         operation in _PRODUCTS
         or "conv" in operation
         or "attention" in operation
-        or operation
-        in {"lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear", "chain_matmul", "linalg_multi_dot"}
+        or operation in {"lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear", "chain_matmul", "linalg_multi_dot"}
     )
 
 

@@ -135,9 +135,7 @@ def measure_candidate(
     Screening times it against eager and the fastest known baseline; a final against all, with an A/A copy of the
     fastest, and step by step. `inspect` sees outputs of calls that were just timed.
     """
-    before = device.environment(
-        bench.target, toolkit=candidate.toolkit, jail_rung=bench.jail_rung, seed=bench.seed
-    )
+    before = device.environment(bench.target, toolkit=candidate.toolkit, jail_rung=bench.jail_rung, seed=bench.seed)
     prepared = bench.baselines.prepare(tier)
     arms = [Arm(CANDIDATE, candidate.call, required=True)]
     arms += [item.arm for item in prepared if item.arm is not None]
@@ -246,9 +244,7 @@ def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = 
         )
         for arm in arms.values()
     ]
-    return messages + [
-        timing_pb2.Arm(name=item.name, failure=item.failure) for item in prepared if item.failure
-    ]
+    return messages + [timing_pb2.Arm(name=item.name, failure=item.failure) for item in prepared if item.failure]
 
 
 _NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})

@@ -12,9 +12,7 @@ from warpsmith.v1 import timing_pb2, verdict_pb2
 
 _TIERS = {timing_pb2.TIER_SCREENING: "screening", timing_pb2.TIER_FINAL: "final"}
 
-MEASUREMENTS = Counter(
-    "warpsmith_bench_measurements", "Candidates measured, by tier and outcome.", ["tier", "outcome"]
-)
+MEASUREMENTS = Counter("warpsmith_bench_measurements", "Candidates measured, by tier and outcome.", ["tier", "outcome"])
 DEVICE_SECONDS = Histogram(
     "warpsmith_bench_device_seconds",
     "Time that one measurement held the device.",
@@ -22,14 +20,10 @@ DEVICE_SECONDS = Histogram(
     buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120),
 )
 NOISE_FLOOR = Gauge("warpsmith_bench_noise_floor_ratio", "Noise floor of the last measurement; 0.01 is 1 %.")
-CLOCK = Gauge(
-    "warpsmith_bench_clock_hertz", "SM or processor clock after the last measurement; 0 when unknown."
-)
+CLOCK = Gauge("warpsmith_bench_clock_hertz", "SM or processor clock after the last measurement; 0 when unknown.")
 FLAGGED = Counter("warpsmith_bench_flagged_timings", "Timings with a flag of the floor guard.", ["flag"])
 FAULTS = Counter("warpsmith_bench_faults", "Candidates that faulted while timed, by kind.", ["kind"])
-THROTTLED = Gauge(
-    "warpsmith_bench_throttled", "1 when the last measurement ended with a throttle reason in force."
-)
+THROTTLED = Gauge("warpsmith_bench_throttled", "1 when the last measurement ended with a throttle reason in force.")
 
 
 def record_timing(timing: timing_pb2.Timing) -> None:

@@ -92,9 +92,7 @@ class TimedTask:
                 steps=step_infos(program.program),
                 toolkit=artifact.toolchain,
             )
-            timing = measure_candidate(
-                self.bench, candidate, tier, self._inspect if self.deterministic else None
-            )
+            timing = measure_candidate(self.bench, candidate, tier, self._inspect if self.deterministic else None)
         except ProgramFault as fault:
             return benchmark_service_pb2.MeasureArtifactResponse(
                 fault=benchmark_service_pb2.ExecutionFault(kind=fault.kind, detail=fault.detail)

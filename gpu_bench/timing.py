@@ -60,9 +60,7 @@ class Plan:
             raise ValueError("a plan needs at least one block and one buffer set")
 
 
-def plan_for(
-    tier: timing_pb2.Tier.ValueType, target: task_pb2.Target.ValueType, set_count: int, seed: int = 0
-) -> Plan:
+def plan_for(tier: timing_pb2.Tier.ValueType, target: task_pb2.Target.ValueType, set_count: int, seed: int = 0) -> Plan:
     """The plan of a tier: screening takes about 0.15 s on a GPU and 0.8 s on a CPU, a final a few seconds.
 
     A task whose calls take seconds gets fewer blocks, down to one at the ceiling: then nothing is called faster.
@@ -206,9 +204,7 @@ class _Session:
             if readings:
                 pilots.append(float(np.median(readings)))
         fastest = min(pilots, default=math.inf)
-        if (
-            fastest < SHORT_CALL_NS
-        ):  # one length for all arms: a group warms parameters that a single call finds cold
+        if fastest < SHORT_CALL_NS:  # one length for all arms: a group warms parameters that a single call finds cold
             self.group_length = min(math.ceil(GROUP_NS / max(fastest, 1.0)), self.plan.set_count)
 
     def run_blocks(self) -> None:
@@ -233,8 +229,7 @@ class _Session:
                     if reading is not None:
                         taken.setdefault(arm.name, {}).setdefault(kind, []).append(reading)
         return {
-            name: {kind: float(np.median(values)) for kind, values in kinds.items()}
-            for name, kinds in taken.items()
+            name: {kind: float(np.median(values)) for kind, values in kinds.items()} for name, kinds in taken.items()
         }
 
     def _run_block(self, *, inspected: bool) -> None:

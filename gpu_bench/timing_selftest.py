@@ -102,9 +102,7 @@ def judged(samples: Samples, tier: timing_pb2.Tier.ValueType, seed: int) -> timi
     return compose_timing(samples, [], tier=tier, work=NOTHING, ceilings=_CEILINGS, aa_of=aa_of, seed=seed)
 
 
-def simulated(
-    gain: float, tier: timing_pb2.Tier.ValueType, seed: int, noise: Noise | None = None
-) -> timing_pb2.Timing:
+def simulated(gain: float, tier: timing_pb2.Tier.ValueType, seed: int, noise: Noise | None = None) -> timing_pb2.Timing:
     """Times a candidate whose true time is eager's over `gain` on a simulated machine."""
     true_ns = {EAGER: 2e5, CANDIDATE: 2e5 / gain, AA_COPY: 2e5}
     names = [CANDIDATE, EAGER] + ([AA_COPY] if tier == timing_pb2.TIER_FINAL else [])
@@ -173,9 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show("simulated 3 % difference found, final", count, runs, count >= math.ceil(0.95 * runs))
     if options.real:
         equal, found = real(0.10, options.real_runs)
-        show(
-            "A/A called faster on this processor", equal, options.real_runs, equal <= options.real_runs // 100
-        )
+        show("A/A called faster on this processor", equal, options.real_runs, equal <= options.real_runs // 100)
         least = math.ceil(0.95 * options.real_runs)
         show("10 % slowdown found on this processor", found, options.real_runs, found >= least)
     return 0 if held else 1

@@ -118,9 +118,8 @@ class ColumnWriter:
                     if total != f"{name}_tile":
                         tile.line(f"alignas(64) {kind} {name}_tile[kTile];")
                         tile.line("#pragma omp simd")
-                        tile.line(
-                            f"{self._in_tile} {name}_tile[{self._column}] = static_cast<{kind}>({total}[{self._column}]);"
-                        )
+                        value = f"static_cast<{kind}>({total}[{self._column}])"
+                        tile.line(f"{self._in_tile} {name}_tile[{self._column}] = {value};")
             for reduction in sweep:
                 name = function.reductions[reduction.name]
                 function.reductions[reduction.name] = f"{name}_tile[{self._column}]"

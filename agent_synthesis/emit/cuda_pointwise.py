@@ -133,7 +133,14 @@ def _body(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
 
 
 def _hold(
-    text: cuda_text.KernelText, root: Scope, wide: list[Load], items: int, even: bool, first: str, number: str, item: str
+    text: cuda_text.KernelText,
+    root: Scope,
+    wide: list[Load],
+    items: int,
+    even: bool,
+    first: str,
+    number: str,
+    item: str,
 ) -> list[tuple[Load, str]]:
     """Loads all packs of a thread before any is used, so that their latencies overlap."""
     held = []

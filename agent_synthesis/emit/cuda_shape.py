@@ -12,7 +12,7 @@ from typing import Literal as OneOf
 
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Interner
-from agent_synthesis.ir import Axis, BufferRef, Index, Load, Nest, Quotient, needs_int64
+from agent_synthesis.ir import Axis, BufferRef, Expression, Index, Load, Nest, Quotient, needs_int64
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, tensor_pb2
@@ -51,17 +51,13 @@ def require_sm90(
         IllegalMove: names the limit.
     """
     if threads < 32 or threads > 1024 or threads % 32:
-        raise IllegalMove(
-            f"{nest.name}: threads = {threads}; a block has whole warps, from 32 to 1024 threads"
-        )
+        raise IllegalMove(f"{nest.name}: threads = {threads}; a block has whole warps, from 32 to 1024 threads")
     if shared_bytes * min_blocks > SHARED_BYTES:
         raise IllegalMove(
             f"{nest.name}: {min_blocks} x {shared_bytes} bytes of shared memory, of {SHARED_BYTES} an SM has"
         )
     if threads * min_blocks > SM_THREADS:
-        raise IllegalMove(
-            f"{nest.name}: {min_blocks} blocks of {threads} threads, of {SM_THREADS} that an SM holds"
-        )
+        raise IllegalMove(f"{nest.name}: {min_blocks} blocks of {threads} threads, of {SM_THREADS} that an SM holds")
     registers = register_limit(threads, min_blocks)
     if held_registers + KERNEL_OVERHEAD_REGISTERS > registers:
         raise IllegalMove(
@@ -128,9 +124,14 @@ def offset_type(nest: Nest) -> str:
 
 def loads(nest: Nest) -> list[Load]:
     """Every distinct load, in the order of first use."""
+    return loads_below(shape.roots(nest))
+
+
+def loads_below(roots: Iterable[Expression]) -> list[Load]:
+    """Every distinct load at or below the roots, in the order of first use."""
     found: dict[int, Load] = {}
     interner = Interner()
-    for root in shape.roots(nest):
+    for root in roots:
         parts = interner.parts([root])
         found.update({number: part for number, part in parts.items() if isinstance(part, Load)})
     return [found[number] for number in sorted(found)]
@@ -179,9 +180,7 @@ def _aligned(index: Index, axis: str, pack: int) -> bool:
 def widest_pack(nest: Nest, axis: Axis) -> int:
     """The most elements that every contiguous access can move at once: 16 bytes of the narrowest type, 8 elements."""
     contiguous = [
-        (nest.buffer(name).type.size_bytes, index)
-        for name, index in accesses(nest)
-        if _step(index, axis.name, 1) == 1
+        (nest.buffer(name).type.size_bytes, index) for name, index in accesses(nest) if _step(index, axis.name, 1) == 1
     ]
     if not contiguous:
         return 1
@@ -189,9 +188,7 @@ def widest_pack(nest: Nest, axis: Axis) -> int:
     largest = max(size for size, _ in contiguous)
     while pack * largest > 32:
         pack //= 2
-    while pack > 1 and (
-        axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)
-    ):
+    while pack > 1 and (axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)):
         pack //= 2
     return pack
 

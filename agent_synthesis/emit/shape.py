@@ -6,6 +6,7 @@ stores lie in memory. Nothing here knows a schedule's strategy.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -114,7 +115,7 @@ def _by_stride(nest: Nest) -> tuple[Axis, ...]:
 def _merged_pair(nest: Nest) -> Nest | None:
     found = indices(nest)
     for group in (nest.parallel, nest.reduced):
-        for outer, inner in zip(group, group[1:], strict=False):
+        for outer, inner in itertools.pairwise(group):
             if all(_lie_together(index, outer, inner) for index in found):
                 both = Axis(inner.name, outer.extent * inner.extent)
 

@@ -280,11 +280,7 @@ def constant(source: graph_pb2.Source, device: torch.device) -> torch.Tensor:
     """The tensor of a constant source, on a device, with the spec's strides."""
     spec = source.spec
     dtype = dtypes.to_torch(spec.dtype)
-    flat = (
-        torch.frombuffer(bytearray(source.content), dtype=dtype)
-        if source.content
-        else torch.empty(0, dtype=dtype)
-    )
+    flat = torch.frombuffer(bytearray(source.content), dtype=dtype) if source.content else torch.empty(0, dtype=dtype)
     shaped = flat.reshape(list(spec.shape))
     result = torch.empty_strided(list(spec.shape), list(spec.strides), dtype=dtype, device=device)
     return result.copy_(shaped)
@@ -356,9 +352,7 @@ def _call_widened(
             results = [values[name], *results[1:]]
     owned = [_widened(result) for result in results]
     return [
-        tensor.clone()
-        if tensor is not None and not result.alias_of and _shares(tensor, node, values)
-        else tensor
+        tensor.clone() if tensor is not None and not result.alias_of and _shares(tensor, node, values) else tensor
         for tensor, result in zip(owned, node.results, strict=False)
     ]
 
@@ -366,9 +360,7 @@ def _call_widened(
 def _shares(tensor: torch.Tensor, node: graph_pb2.Node, values: Mapping[str, torch.Tensor]) -> bool:
     """Whether a result that has its own memory in the graph is a view here, because a cast became a no-op."""
     storage = tensor.untyped_storage().data_ptr()
-    return any(
-        values[name].untyped_storage().data_ptr() == storage for name in tensor_names(arguments_of(node))
-    )
+    return any(values[name].untyped_storage().data_ptr() == storage for name in tensor_names(arguments_of(node)))
 
 
 def _masked(

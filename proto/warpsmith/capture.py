@@ -138,9 +138,7 @@ class _Recorder:
             value = node.meta.get("val")
             if not isinstance(value, torch.Tensor):
                 if declared.kind not in _ORIGINS:
-                    raise CaptureRefused(
-                        f"the module holds a {declared.kind.name.lower()}, which is not supported"
-                    )
+                    raise CaptureRefused(f"the module holds a {declared.kind.name.lower()}, which is not supported")
                 environment[node] = getattr(declared.arg, "value", value)
                 continue
             source = graph_pb2.Source(name=self._unique(node.name), origin=_ORIGINS[declared.kind])
@@ -204,9 +202,7 @@ class _Recorder:
         target = _INITIALISED.get(target, target)
         if not aten.is_allowed(target):
             raise CaptureRefused(f"forward calls {target}, which is not an allowed operation")
-        node = graph_pb2.Node(
-            name=self._unique(name), target=target, random=_is_random(overload, args, kwargs)
-        )
+        node = graph_pb2.Node(name=self._unique(name), target=target, random=_is_random(overload, args, kwargs))
         node.args.extend(aten.encode(value, self._name_of) for value in args)
         for keyword, value in kwargs.items():
             named = node.kwargs.add(name=keyword)
@@ -247,9 +243,7 @@ class _Recorder:
         flat = pytree.tree_leaves(outputs)
         for value in flat:
             if not isinstance(value, torch.Tensor):
-                raise CaptureRefused(
-                    f"forward returns a {type(value).__name__} among its outputs; return tensors only"
-                )
+                raise CaptureRefused(f"forward returns a {type(value).__name__} among its outputs; return tensors only")
             name = self._name_of(value)
             assert name is not None
             self._graph.outputs.append(name)

@@ -78,9 +78,7 @@ def element_span(spec: tensor_pb2.TensorSpec) -> int:
     empty."""
     if 0 in spec.shape:
         return 0
-    return 1 + sum(
-        (extent - 1) * abs(stride) for extent, stride in zip(spec.shape, spec.strides, strict=True)
-    )
+    return 1 + sum((extent - 1) * abs(stride) for extent, stride in zip(spec.shape, spec.strides, strict=True))
 
 
 def _names() -> str:

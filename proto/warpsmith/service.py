@@ -232,9 +232,7 @@ def _bind(server: grpc.Server, host: str, port: int) -> int:
     except RuntimeError:
         bound = 0
     if not bound:
-        raise BadInput(
-            f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's"
-        )
+        raise BadInput(f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's")
     return bound
 
 
@@ -245,9 +243,7 @@ def _start_metrics(settings: Settings) -> int | None:
         httpd, _ = start_http_server(settings.metrics_port, addr=settings.host)
     except OSError as error:
         place = f"{settings.host}:{settings.metrics_port}"
-        raise BadInput(
-            f"cannot serve metrics on {place}: {error.strerror}; set WARPSMITH_METRICS_PORT"
-        ) from error
+        raise BadInput(f"cannot serve metrics on {place}: {error.strerror}; set WARPSMITH_METRICS_PORT") from error
     return int(httpd.server_port)
 
 

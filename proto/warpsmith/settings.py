@@ -72,9 +72,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         parent_pid=_optional(environment, "WARPSMITH_PARENT_PID", None),
         runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
         database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
-        addresses={
-            name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))
-        },
+        addresses={name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))},
     )
 
 

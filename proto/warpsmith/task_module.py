@@ -109,9 +109,7 @@ class TaskModule:
         with self.explaining("get_init_inputs() failed"):
             arguments = function()
         if not isinstance(arguments, list | tuple | dict):
-            raise BadInput(
-                f"{self.entry_path}: get_init_inputs() must return a list of constructor arguments"
-            )
+            raise BadInput(f"{self.entry_path}: get_init_inputs() must return a list of constructor arguments")
         return arguments
 
 

@@ -148,30 +148,53 @@ def odd_nests() -> list[Nest]:
     merged = Index(3, ((Quotient(flat, 7), 5), (Remainder(flat, 7), 1)))
     ragged = Index(0, ((Remainder(at(-2, i=1, j=3), 5), 1),))
     x = Load("x", at(i=1, j=30), F32)
-    one = (BufferRef("x", F32, 900), BufferRef("y", F32, 900, True))
     position = call("cast", AxisValue(at(i=1, j=-1)))
     is_below = Call("ge", (AxisValue(at(i=1, j=-1)), Literal(0, Type.I64)), Type.BOOL)
     tail = Load("x", at(29, i=30, j=-1), F32)
-    short = (Axis("i", 300), Axis("j", 3))
+    square = {"i": 30, "j": 30}
+    both = at(i=30, j=1)
+    line, top = Load("x", flat, F32), Reduced("top", F32)
+    is_positive = Call("gt", (line, number(0.0)), Type.BOOL)
+    triple = call("add", Load("x", at(i=3, j=1), F32), Load("x", at(j=1), F32))
+    total, maximum = Reduction("total", "sum", tail, F32), Reduction("top", "max", tail, F32)
+    mean = call("div", Reduced("total", F32), number(30.0))
+    column = Reduction("total", "sum", Load("x", at(i=1, j=9), F32), F32)
+
+    def nest(name: str, parallel: dict[str, int], *stores: Store, over: dict[str, int] | None = None,
+             reductions: tuple[Reduction, ...] = ()) -> Nest:  # fmt: skip
+        axes = [tuple(Axis(axis, extent) for axis, extent in group.items()) for group in (parallel, over or {})]
+        kinds = {"y": F32, "mask": Type.BOOL, "means": F32}
+        written = tuple(BufferRef(store.buffer, kinds[store.buffer], 900, True) for store in stores)
+        return Nest(name, axes[0], axes[1], reductions, stores, (BufferRef("x", F32, 900), *written))
+
     return [
-        Nest("transposed", (Axis("i", 30), Axis("j", 30)), (), (), (Store("y", at(i=30, j=1), x),), one),
-        Nest("stored_transposed", (Axis("i", 30), Axis("j", 30)), (), (), (Store("y", at(i=1, j=30), tail),), one),
-        Nest("quotients", (Axis("i", 700),), (), (), (Store("y", flat, Load("x", merged, F32)),), one),
-        Nest("negative_remainder", (Axis("i", 20), Axis("j", 30)), (), (), (Store("y", at(i=30, j=1), Load("x", ragged, F32)),), one),
-        Nest("triangle", (Axis("i", 30), Axis("j", 30)), (), (), (Store("y", at(i=30, j=1), call("where", is_below, x, position)),), one),
-        Nest("short_inner", short, (), (), (Store("y", at(i=3, j=1), call("add", Load("x", at(i=3, j=1), F32), Load("x", at(j=1), F32))),), one),
-        Nest("one_point", (), (), (), (Store("y", at(5), Load("x", at(7), F32)),), one),
-        Nest("unit_axes", (Axis("i", 1), Axis("j", 1)), (), (), (Store("y", at(i=1, j=1), Load("x", at(i=3), F32)),), one),
-        Nest("two_outputs", (Axis("i", 900),), (), (), (Store("y", flat, call("exp", Load("x", flat, F32))), Store("z", flat, Call("gt", (Load("x", flat, F32), number(0.0)), Type.BOOL))), (*one, BufferRef("z", Type.BOOL, 900, True))),
-        Nest("no_reduction_left", (Axis("i", 30),), (Axis("j", 30),), (), (Store("y", at(i=30, j=1), tail),), one),
-        Nest("whole", (), (Axis("i", 30), Axis("j", 30)), (Reduction("s", "sum", tail, F32),), (Store("y", at(), Reduced("s", F32)),), one),
-        Nest("of_one_column", (Axis("i", 30),), (Axis("j", 1),), (Reduction("s", "sum", Load("x", at(i=1, j=9), F32), F32),), (Store("y", at(i=1), Reduced("s", F32)),), one),
-        Nest("row_and_element", (Axis("i", 30),), (Axis("j", 30),), (Reduction("s", "sum", tail, F32), Reduction("p", "max", tail, F32)), (Store("y", at(i=30, j=1), call("sub", tail, Reduced("p", F32))), Store("z", at(i=1), call("div", Reduced("s", F32), number(30.0)))), (*one, BufferRef("z", F32, 30, True))),
+        nest("transposed", square, Store("y", both, x)),
+        nest("stored_transposed", square, Store("y", at(i=1, j=30), tail)),
+        nest("quotients", {"i": 700}, Store("y", flat, Load("x", merged, F32))),
+        nest("negative_remainder", {"i": 20, "j": 30}, Store("y", both, Load("x", ragged, F32))),
+        nest("triangle", square, Store("y", both, call("where", is_below, x, position))),
+        nest("short_inner", {"i": 300, "j": 3}, Store("y", at(i=3, j=1), triple)),
+        nest("one_point", {}, Store("y", at(5), Load("x", at(7), F32))),
+        nest("unit_axes", {"i": 1, "j": 1}, Store("y", at(i=1, j=1), Load("x", at(i=3), F32))),
+        nest("two_outputs", {"i": 900}, Store("y", flat, call("exp", line)), Store("mask", flat, is_positive)),
+        nest("no_reduction_left", {"i": 30}, Store("y", both, tail), over={"j": 30}),
+        nest("whole", {}, Store("y", at(), Reduced("total", F32)), over=square, reductions=(total,)),
+        nest(
+            "of_one_column", {"i": 30}, Store("y", at(i=1), Reduced("total", F32)), over={"j": 1}, reductions=(column,)
+        ),
+        nest(
+            "row_and_element",
+            {"i": 30},
+            Store("y", both, call("sub", tail, top)),
+            Store("means", at(i=1), mean),
+            over={"j": 30},
+            reductions=(total, maximum),
+        ),
         layer_norm("batch_norm", {"c": (5, 36)}, {"n": (5, 180), "p": (36, 1)}),
         layer_norm("channel_norm", {"n": (3, 300), "p": (60, 1)}, {"c": (5, 60)}),
         layer_norm("wide_channel_norm", {"p": (50, 1)}, {"c": (18, 50)}),
         layer_norm("group_norm", {"n": (3, 300), "g": (5, 60)}, {"c": (6, 10), "p": (10, 1)}),
-    ]  # fmt: skip
+    ]
 
 
 def memory_of(nest: Nest, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -128,12 +128,10 @@ def test_writes_and_warm_parameters_that_fit_the_cache_are_not_held_against_a_ca
 
 def test_a_processor_guards_nothing_that_fits_its_cache():
     tiny = Work(10**6, 0, 10**6, 0, 0, 0, 0)
-    assert (
-        guard(1.0, tiny, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False) == []
-    )
-    assert guard(
-        1.0, GIGABYTE, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False
-    ) == [floor.FLOOR_REJECT]
+    assert guard(1.0, tiny, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False) == []
+    assert guard(1.0, GIGABYTE, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False) == [
+        floor.FLOOR_REJECT
+    ]
 
 
 def test_distinct_bytes_of_a_spec():

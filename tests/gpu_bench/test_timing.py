@@ -22,9 +22,7 @@ from gpu_bench.timing_selftest import Noise, SimulatedClock
 from warpsmith.v1 import task_pb2, timing_pb2
 
 QUIET = Noise(jitter=0.0, drift=0.0, spike_chance=0.0, step_chance=0.0)
-PLAN = Plan(
-    budget_s=0.02, ceiling_s=1.0, least_blocks=4, most_blocks=20, set_count=3, warmup_s=0.0, drift_limit=0.1
-)
+PLAN = Plan(budget_s=0.02, ceiling_s=1.0, least_blocks=4, most_blocks=20, set_count=3, warmup_s=0.0, drift_limit=0.1)
 
 
 def simulated(true_ns: dict[str, float], plan: Plan = PLAN, noise: Noise = QUIET, **required: bool):
@@ -56,9 +54,7 @@ def test_medians_are_the_true_times():
 def test_short_calls_are_grouped_over_distinct_buffers_for_all_arms():
     samples, calls = simulated({"a": 1e4, "b": 1e5}, replace(PLAN, set_count=16))
     assert samples.group_length == 10
-    assert {index for _, index in calls[-10:]} == {
-        index % 16 for index in range(calls[-10][1], calls[-10][1] + 10)
-    }
+    assert {index for _, index in calls[-10:]} == {index % 16 for index in range(calls[-10][1], calls[-10][1] + 10)}
     assert len({index for _, index in calls[-10:]}) == 10
 
 
@@ -146,9 +142,7 @@ def test_extra_readings_are_taken_apart():
 def test_timed_outputs_are_handed_to_the_inspector():
     seen = []
     clock = SimulatedClock({"a": 1e5}, QUIET, 0)
-    measure(
-        [Arm("a", lambda i: i + 40)], clock, PLAN, lambda name, index, out: seen.append((name, index, out))
-    )
+    measure([Arm("a", lambda i: i + 40)], clock, PLAN, lambda name, index, out: seen.append((name, index, out)))
     assert seen
     assert all(name == "a" and output == index + 40 for name, index, output in seen)
 

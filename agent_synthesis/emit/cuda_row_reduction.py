@@ -1,0 +1,249 @@
+"""CUDA schedule of reductions along rows: softmax, norms, products of rows with a vector, and whatever else has their shape.
+
+The one idea: a row belongs to a team of threads as small as keeps all SMs busy, each holding its part in registers between
+the visits, so that most rows are read once and written once. What to choose where was measured on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import cuda_exchange, cuda_shape, cuda_stages, cuda_two_pass, shape, sweeps
+from agent_synthesis.emit.cuda_row_text import require, team_of
+from agent_synthesis.ir import Nest
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import task_pb2
+
+STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass")
+_SHORT_ROW = 1024
+_CLUSTER_ELEMENTS = 256 << 10
+"""Rows * columns up to which a cluster's exchange beats the grid's: the data is read faster than blocks of a grid meet."""
+_GRID_ELEMENTS = 4 << 20
+_LONG_BLOCK_ROW = 16384
+_MOST_HELD_BYTES = 256
+"""Bytes of a row that a thread may hold in registers."""
+
+
+class CudaRowReduction:
+    """Choices: `reduce`, `merge` (yes: pairs of reductions share an exchange), `loads` once or shared, `stores` plain or
+    streaming, `preload` (yes: what only stores read is loaded before the exchange), `exp` accurate or fast.
+
+    Integers: `threads` of a block, `lanes` (threads of a row, for warp), `splits` (blocks of a row, for cluster, grid and
+    two_pass), `pack` (elements), `packs` (in registers at once), `min_blocks` (blocks that share an SM).
+    """
+
+    name = "cuda_row_reduction"
+    target = task_pb2.TARGET_CUDA
+
+    def accepts(self, nest: Nest) -> bool:
+        """Any nest with reductions that reads what it overwrites only in place."""
+        return bool(nest.reductions) and shape.is_safe_in_place(nest)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """The measured rule: lanes for short rows; clusters or a grid for few long rows; a block for many."""
+        simple = cuda_shape.canonical(nest)
+        for candidate in self._preferred(simple):
+            try:
+                self._require(nest, candidate)
+            except IllegalMove:
+                continue
+            return candidate
+        return self._parameters(simple, "block", threads=256, packs=1, pack=1)
+
+    def _preferred(self, simple: Nest) -> list[Parameters]:
+        rows, columns = simple.row_count, simple.column_count
+        found: list[Parameters] = []
+        if columns <= _SHORT_ROW or (rows >= 4 * cuda_shape.SM_COUNT and not sweeps.element_stores(simple) and columns <= 4096):
+            found.append(self._short(simple))
+        elements = rows * columns
+        if rows < cuda_shape.SM_COUNT and columns > _SHORT_ROW:
+            if elements <= _CLUSTER_ELEMENTS and columns >= 4096:
+                found.append(self._parameters(simple, "cluster", threads=128, splits=8))
+            for per_sm in (1, 2, 4):
+                splits = _splits(rows, per_sm, columns)
+                threads = 512 if per_sm < 4 else 256
+                if splits > 1 and elements <= _GRID_ELEMENTS * (1 if per_sm == 4 else 8):
+                    few = elements // (rows * splits) <= 16384
+                    if few:
+                        found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
+        if not sweeps.element_stores(simple) and columns >= 8192 and rows < 2 * cuda_shape.SM_COUNT:
+            splits = max(1, min(64, 4 * cuda_shape.SM_COUNT // max(1, rows)))
+            if splits > 1:
+                found.append(self._parameters(simple, "two_pass", threads=256, splits=splits, packs=4))
+        if columns <= _LONG_BLOCK_ROW:
+            threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
+            found.append(self._parameters(simple, "block", threads=threads, min_blocks=1024 // threads, loads="shared"))
+        for splits, min_blocks in ((2, 2), (4, 2), (8, 2), (8, 1), (16, 1)):
+            found.append(self._parameters(simple, "cluster", threads=512, splits=splits, min_blocks=min_blocks))
+        if rows < cuda_shape.SM_COUNT:
+            splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
+            found.append(self._parameters(simple, "two_pass", threads=512, splits=min(128, splits), packs=4))
+        found.append(self._parameters(simple, "block", threads=1024, packs=4))
+        return [p for p in found if self._holds_or_rereads(simple, p)]
+
+    def _holds_or_rereads(self, simple: Nest, parameters: Parameters) -> bool:
+        """Clusters and grids are worth their exchange only where the row stays in registers."""
+        return parameters.choices["reduce"] not in ("cluster", "grid") or team_of(simple, parameters).holds_row
+
+    def _short(self, simple: Nest) -> Parameters:
+        pack = cuda_shape.widest_pack(simple, simple.reduced[0])
+        lanes = min(32, cuda_shape.power_of_two_at_least(-(-simple.column_count // pack)))
+        if simple.column_count == 64 and pack == 4:
+            lanes = 16
+        threads = 128 if lanes == 32 else 256
+        return self._parameters(
+            simple, "warp", threads=threads, lanes=lanes, loads="once" if simple.column_count > 256 else "shared"
+        )
+
+    def _parameters(
+        self,
+        simple: Nest,
+        reduce: str,
+        *,
+        threads: int,
+        lanes: int = 32,
+        splits: int = 1,
+        min_blocks: int = 1,
+        packs: int = 0,
+        pack: int = 0,
+        loads: str = "once",
+    ) -> Parameters:
+        pack = pack or cuda_shape.widest_pack(simple, simple.reduced[0])
+        size = max((b.type.size_bytes for b in simple.buffers if not b.written), default=4)
+        packs = packs or max(1, _MOST_HELD_BYTES // (pack * size))
+        merge = reduce != "warp" and cuda_stages.can_merge(simple)
+        draft = Parameters(
+            {
+                "reduce": reduce,
+                "merge": "yes" if merge else "no",
+                "loads": loads,
+                "stores": "plain",
+                "preload": "no",
+                "exp": "fast" if cuda_stages.distance_exponentials_only(simple) else "accurate",
+            },
+            {
+                "threads": threads,
+                "lanes": lanes if reduce == "warp" else threads,
+                "splits": splits,
+                "pack": pack,
+                "packs": packs,
+                "min_blocks": min_blocks,
+            },
+        )
+        team = team_of(simple, draft)
+        held = team.packs * pack * size
+        preload = reduce in ("cluster", "grid", "warp") and team.holds_row and held <= 64
+        tight = Parameters(
+            {**draft.choices, "preload": "yes" if preload else "no"}, {**draft.integers, "packs": team.packs}
+        )
+        return tight
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away; another strategy comes with the settings that suit it."""
+        simple = cuda_shape.canonical(nest)
+        reduce = current.choices["reduce"]
+        widest = cuda_shape.widest_pack(simple, simple.reduced[0])
+        splits = current.integers["splits"]
+        domain: dict[str, Sequence[str | int]] = {
+            "merge": ("yes", "no"),
+            "loads": ("once", "shared"),
+            "stores": ("plain", "streaming"),
+            "preload": ("yes", "no"),
+            "exp": ("accurate", "fast"),
+            "min_blocks": (1, 2, 3, 4),
+            "packs": (1, 2, 4, 8, 16),
+            "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
+        }
+        if reduce == "warp":
+            domain |= {"lanes": (4, 8, 16, 32), "threads": (64, 128, 256)}
+        elif reduce == "cluster":
+            domain |= {"splits": (2, 4, 8, 16)}
+        elif reduce != "block":
+            domain |= {"splits": tuple(s for s in (splits // 2, splits * 2) if s > 1)}
+        changes = cuda_shape.domain_without(current, domain)
+        if reduce != "warp":
+            changes += [
+                Parameters(current.choices, {**current.integers, "threads": threads, "lanes": threads})
+                for threads in (64, 128, 256, 512, 1024)
+                if threads != current.integers["threads"]
+            ]
+        changes += [p for p in self._preferred(simple) if p.choices["reduce"] != reduce]
+        changes += [self._parameters(simple, "cluster", threads=256, splits=8)] if reduce != "cluster" else []
+        return cuda_shape.legal(_distinct(changes), lambda parameters: self._require(nest, parameters))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
+        simple = cuda_shape.canonical(nest)
+        team = team_of(simple, parameters)
+        stages = self._stages(simple, parameters)
+        launches = len(stages) + 1 if team.reduce == "two_pass" else 1
+        visits = len(stages) + bool(sweeps.element_stores(simple))
+        rereads = 0 if team.holds_row and launches == 1 else visits - 1
+        read = cuda_shape.row_data_bytes(simple)
+        blocks = -(-simple.row_count // team.rows_a_block) * team.splits
+        busy = cuda_shape.resident_blocks(team.threads, parameters.integers["min_blocks"])
+        in_flight = read if launches > 1 else read * min(1.0, busy / blocks)
+        again = rereads * read if in_flight > cuda_shape.L2_BYTES // 2 else 0
+        slots = sum(s.state_bytes() for s in stages) * simple.row_count * team.splits * 2 if team.reduce != "cluster" else 0
+        return Footprint(again + (slots if team.splits > 1 else 0), blocks, launches)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel, or with two_pass one for each stage and one for the stores."""
+        self._require(nest, parameters)
+        simple = cuda_shape.canonical(nest)
+        stages = self._stages(simple, parameters)
+        header = shape.header(nest, self.name, parameters)
+        write = cuda_two_pass.emit if parameters.choices["reduce"] == "two_pass" else cuda_exchange.emit
+        return write(sweeps.with_reciprocal(simple), nest, parameters, stages, header)
+
+    @staticmethod
+    def _stages(simple: Nest, parameters: Parameters) -> list[cuda_stages.Stage]:
+        return cuda_stages.plan(simple, merge=parameters.choices["merge"] == "yes")
+
+    def _require(self, nest: Nest, parameters: Parameters) -> None:
+        """Raises IllegalMove where the parameters cannot run this nest."""
+        simple = cuda_shape.canonical(nest)
+        integers, reduce = parameters.integers, parameters.choices["reduce"]
+        pack, splits, lanes, threads = (integers[key] for key in ("pack", "splits", "lanes", "threads"))
+        if reduce not in STRATEGIES:
+            raise IllegalMove(f"{nest.name}: reduce = {reduce} is none of {', '.join(STRATEGIES)}")
+        if pack < 1 or cuda_shape.widest_pack(simple, simple.reduced[0]) % pack:
+            raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
+        if reduce == "warp" and (lanes not in (1, 2, 4, 8, 16, 32) or threads % 32):
+            raise IllegalMove(f"{nest.name}: lanes = {lanes} is no part of a warp")
+        if reduce != "warp" and lanes != threads:
+            raise IllegalMove(f"{nest.name}: all threads of a block share a row, so lanes = threads")
+        if reduce in ("warp", "block") and splits != 1:
+            raise IllegalMove(f"{nest.name}: reduce = {reduce} has one block a row, so splits = 1")
+        if reduce == "cluster" and splits not in (2, 4, 8, 16):
+            raise IllegalMove(f"{nest.name}: a cluster has 2, 4, 8 or 16 blocks")
+        if reduce in ("grid", "two_pass") and splits < 2:
+            raise IllegalMove(f"{nest.name}: reduce = {reduce} splits a row over at least 2 blocks")
+        if reduce == "grid" and (
+            simple.row_count * splits > cuda_shape.resident_blocks(threads, integers["min_blocks"])
+        ):
+            raise IllegalMove(f"{nest.name}: {simple.row_count * splits} blocks wait for each other, more than fit the GPU")
+        team = team_of(simple, parameters)
+        if (team.splits - 1) * team.slice >= team.columns:
+            raise IllegalMove(f"{nest.name}: {splits} blocks are more than a row of {team.columns} can occupy")
+        if team.packs < 1 or team.packs * pack > 128:
+            raise IllegalMove(f"{nest.name}: a thread holds from 1 to 128 elements, not {team.packs * pack}")
+        stages = self._stages(simple, parameters)
+        require(simple, team, stages, integers["min_blocks"], preload=parameters.choices["preload"] == "yes")
+
+
+def _splits(rows: int, per_sm: int, columns: int) -> int:
+    """Blocks of a row so that about `per_sm` blocks are on every SM; a slice of at least 2048 elements."""
+    splits = 128 * per_sm // rows
+    while splits > 1 and columns // splits < 2048:
+        splits //= 2
+    return splits
+
+
+def _distinct(candidates: Sequence[Parameters]) -> list[Parameters]:
+    found: list[Parameters] = []
+    for candidate in candidates:
+        if candidate not in found:
+            found.append(candidate)
+    return found

@@ -1,0 +1,481 @@
+"""The text of a row reduction on CUDA: a row's packs are held by a team of threads, or visited again stage by stage.
+
+The team is some lanes, a block, a cluster, or several blocks of a grid; only the prologue and the exchange differ. See
+`cuda_row_reduction` for the strategies; this file only writes them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_synthesis.emit import cuda_shape, cuda_text, sweeps
+from agent_synthesis.emit.cuda_stages import Stage, kept_parts
+from agent_synthesis.emit.expression import Scope
+from agent_synthesis.ir import Expression, Load, Nest
+from agent_synthesis.schedule import Parameters
+
+
+@dataclass(frozen=True)
+class Team:
+    """Who shares a row, and how much of it each holds."""
+
+    reduce: str
+    """warp, block, cluster, grid or two_pass."""
+    threads: int
+    """Threads of a block."""
+    lanes: int
+    """Threads of a block that share a row: a part of a warp, or all."""
+    splits: int
+    """Blocks that share a row."""
+    pack: int
+    """Elements of a pack."""
+    packs: int
+    """Packs that a thread has in registers at once."""
+    columns: int
+    """Elements of a row."""
+
+    @property
+    def slice(self) -> int:
+        """Elements of a row that one block has."""
+        return cuda_shape.round_up(-(-self.columns // self.splits), self.pack)
+
+    @property
+    def stride(self) -> int:
+        """Elements from one pack of a thread to its next."""
+        return self.pack * self.lanes
+
+    @property
+    def holds_row(self) -> bool:
+        """Whether the packs in registers are all that a thread has of a row."""
+        return self.packs * self.stride >= self.slice
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every thread has equally many packs, in whole chunks."""
+        return self.columns == self.slice * self.splits and self.slice % (self.packs * self.stride) == 0
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.threads // 32
+
+    @property
+    def rows_a_block(self) -> int:
+        """Rows that a block works on at once."""
+        return self.threads // self.lanes if self.splits == 1 else 1
+
+
+def team_of(nest: Nest, parameters: Parameters) -> Team:
+    """The team of a canonical nest, as many packs in registers as the parameters want and a row has."""
+    reduce, integers = parameters.choices["reduce"], parameters.integers
+    lanes = integers["lanes"] if reduce == "warp" else integers["threads"]
+    splits = 1 if reduce in ("warp", "block") else integers["splits"]
+    team = Team(reduce, integers["threads"], lanes, splits, integers["pack"], integers["packs"], nest.column_count)
+    most = -(-team.slice // team.stride)
+    return Team(*(*_fields(team)[:5], min(team.packs, most), team.columns))
+
+
+def _fields(team: Team) -> tuple[str, int, int, int, int, int, int]:
+    return team.reduce, team.threads, team.lanes, team.splits, team.pack, team.packs, team.columns
+
+
+class RowKernel:
+    """Writes one kernel of a row reduction; used once."""
+
+    def __init__(self, nest: Nest, parameters: Parameters, stages: Sequence[Stage]) -> None:
+        self.nest = nest
+        self.team = team_of(nest, parameters)
+        self.stages = list(stages)
+        self.min_blocks = parameters.integers["min_blocks"]
+        self._preload = parameters.choices["preload"] == "yes"
+        self.text = cuda_text.KernelText(
+            nest, nest.reduced[0].name, self.team.pack, cuda_text.dialect_of(parameters.choices["exp"]),
+            once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
+        )  # fmt: skip
+        self.function = self.text.function
+        names = self.function.names
+        self.row, self.first, self.end = names.take("row"), names.take("first"), names.take("end")
+        self.rank, self.v, self.chunk = names.take("rank"), names.take("v"), names.take("chunk")
+        self.root = Scope(self.function, None)
+        self.element_stores = [store for store in nest.stores if nest.is_element_store(store)]
+        self.row_stores = [store for store in nest.stores if not nest.is_element_store(store)]
+        self._held: list[tuple[Load, str]] = []
+        self._keep = kept_parts(nest, stages) if self.team.holds_row else {}
+        self._kept: list[tuple[Expression, str]] = []
+        """Kept parts with the text of an element, once their stage is done."""
+        self.dialect = self.function.dialect
+        self._results = dict(self.function.reductions)
+
+    # -- who has what
+
+    def prologue(self) -> None:
+        """Constants, the row of this team, its axes, and the first element of this thread."""
+        team, root, offset = self.team, self.root, self.text.offset
+        root.line(f"constexpr int kColumns = {team.columns};")
+        root.line(f"constexpr int kPacks = {team.packs};{'' if team.holds_row else '  // in registers at once'}")
+        block = "blockIdx.x" if offset == "int" else "static_cast<ws::int64>(blockIdx.x)"
+        if team.splits > 1 or team.reduce in ("cluster", "grid", "two_pass"):
+            root.line(f"constexpr int kSplits = {team.splits};")
+            root.line(f"const int {self.rank} = blockIdx.x % kSplits;")
+            root.line(f"const {offset} {self.row} = {block} / kSplits;")
+        elif team.rows_a_block > 1:
+            rows = self.nest.row_count
+            root.line(f"constexpr int kLanes = {team.lanes};")
+            place = f"{block} * {team.rows_a_block} + threadIdx.x / kLanes"
+            if rows % team.rows_a_block:
+                wanted = self.function.names.take("wanted_row")
+                root.line(f"const {offset} {wanted} = {place};")
+                root.line(f"const bool inside = {wanted} < {rows};")
+                root.line(f"const {offset} {self.row} = inside ? {wanted} : {rows - 1};")
+            else:
+                root.line(f"const {offset} {self.row} = {place};")
+        else:
+            root.line(f"const {offset} {self.row} = {block};")
+        for axis, value in cuda_shape.row_axes(self.nest, self.row).items():
+            root.line(f"const {offset} {self.function.axes[axis]} = {value};")
+        thread = "threadIdx.x" if team.lanes == team.threads else "threadIdx.x % kLanes"
+        scaled = f"{team.pack} * ({thread})" if team.pack > 1 and "%" in thread else (
+            f"{team.pack} * threadIdx.x" if team.pack > 1 else thread
+        )
+        start = f"{self.rank} * {team.slice} + " if team.splits > 1 else ""
+        root.line(f"const int {self.first} = {start}{scaled};")
+        if not team.is_even:
+            last = "kColumns"
+            if team.splits > 1:
+                last = f"min(kColumns, ({self.rank} + 1) * {team.slice})"
+            root.line(f"const int {self.end} = {last};")
+        root.learn(axis.name for axis in self.nest.parallel)
+
+    @property
+    def leader(self) -> str:
+        """Condition of the thread that stores what is stored once a row."""
+        team = self.team
+        if team.splits > 1:
+            return f"{self.rank} == 0 && threadIdx.x == 0"
+        if team.lanes == team.threads:
+            return "threadIdx.x == 0"
+        inside = " && inside" if self.nest.row_count % team.rows_a_block else ""
+        return f"threadIdx.x % kLanes == 0{inside}"
+
+    # -- visits
+
+    def _packs(self, scope: Scope, base: str, write: object, *, guard: bool = True) -> None:
+        """An unrolled loop over the packs in registers; `write(scope)` adds the body for the pack `v`."""
+        assert callable(write)
+        team = self.team
+        single = team.packs == 1
+        inner = scope.child()
+        begin = base if single else f"{base} + {self.v} * {team.stride}"
+        inner.line(f"const int {self.text.begin} = {begin};")
+        body = inner.child(deeper=int(guard and not team.is_even))
+        write(body)
+        if single:
+            scope.line("{")
+        else:
+            scope.line(cuda_text.UNROLL)
+            scope.line(f"for (int {self.v} = 0; {self.v} < kPacks; ++{self.v}) {{")
+        if guard and not team.is_even:
+            inner.line(f"if ({self.text.begin} < {self.end}) {{")
+            inner.absorb(body)
+            inner.line("}")
+        else:
+            inner.absorb(body)
+        scope.absorb(inner)
+        scope.line("}")
+
+    @property
+    def _slot(self) -> str:
+        return f"[{self.v}]" if self.team.packs > 1 else "[0]"
+
+    def _hold(self, scope: Scope, loads: Sequence[Load], base: str) -> list[tuple[Load, str]]:
+        """Declares and fills the packs of loads; the text of the pack `v` of each."""
+        wide = [load for load in loads if self._is_holdable(load)]
+        held = []
+        for load in wide:
+            name = self.function.names.take(f"{self.function.buffers[load.buffer]}_row")
+            scope.line(f"{self.text.pack_type(self.text.storage(load.buffer))} {name}[kPacks];")
+            held.append((load, name))
+
+        def write(inner: Scope) -> None:
+            for load, name in held:
+                inner.line(f"{name}{self._slot} = {self.text.pack_load(load, self.text.begin)};")
+
+        if held:
+            self._packs(scope, base, write)
+        return [(load, f"{name}{self._slot}") for load, name in held]
+
+    def _is_holdable(self, load: Load) -> bool:
+        return self.text.access_of(load) == "pack" or (
+            self.team.pack == 1 and cuda_shape.access(load.index, self.text.axis, 1) == "each"
+        )
+
+    def _row_loads(self) -> list[Load]:
+        """What a thread keeps from the first visit on: loads of reductions, and with `preload` those of stores."""
+        roots = [reduction.value for stage in self.stages for reduction in stage.reductions]
+        first = self.text.varying_loads(roots)
+        later = self.text.varying_loads(store.value for store in self.element_stores) if self._preload else []
+        number = self.function.interner.number
+        known = {number(load) for load in first}
+        return first + [load for load in later if number(load) not in known]
+
+    def hold_row(self) -> None:
+        """Loads the row once, where a thread has registers for its part."""
+        if self.team.holds_row:
+            self._held = self._hold(self.root, self._row_loads(), self.first)
+            self.root.line("")
+
+    def hold_stores(self) -> None:
+        """Loads once what the stores read, for a kernel that only stores."""
+        if self.team.holds_row and self.element_stores:
+            loads = self.text.varying_loads(store.value for store in self.element_stores)
+            self._held = self._hold(self.root, loads, self.first)
+        self._keep = {}
+
+    def _chunks(self, roots: Sequence[Expression], write: object) -> None:
+        """Runs `write(scope, base, held)` on the held row, or on chunk after chunk of it."""
+        assert callable(write)
+        if self.team.holds_row:
+            write(self.root, self.first, self._held)
+            return
+        team = self.team
+        step = team.packs * team.stride
+        stop = self.end if not team.is_even else f"{self.first} + {team.slice}"
+        inner = self.root.child()
+        held = self._hold(inner, self.text.varying_loads(roots), self.chunk)
+        write(inner, self.chunk, held)
+        self.root.line(f"for (int {self.chunk} = {self.first}; {self.chunk} < {stop}; {self.chunk} += {step}) {{")
+        self.root.absorb(inner)
+        self.root.line("}")
+
+    def _define_kept(self, inner: Scope) -> None:
+        for part, text in self._kept:
+            inner.define(part, text)
+
+    # -- stages
+
+    def accumulate(self, number: int) -> str:
+        """A thread's own state of a stage; the name of the variable."""
+        stage = self.stages[number]
+        return self._folds(number) if stage.kind == "folds" else self._merged(number)
+
+    def _folds(self, number: int) -> str:
+        stage, root = self.stages[number], self.root
+        lanes = []
+        for reduction in stage.reductions:
+            lane = self.function.names.take(f"{reduction.name}_lanes")
+            kind = self.dialect.compute(reduction.type)
+            root.line(f"ws::Lanes<{stage.functor(reduction)}, {kind}, {self.team.pack}> {lane};")
+            lanes.append(lane)
+        roots = [reduction.value for reduction in stage.reductions]
+        keeps = self._declare_kept(self.root, number)
+
+        def write(scope: Scope, base: str, held: list[tuple[Load, str]]) -> None:
+            def body(inner: Scope) -> None:
+                self._define_kept(inner)
+                self._keep_in(inner, keeps)
+                for reduction, lane in zip(stage.reductions, lanes, strict=True):
+                    inner.line(f"{lane}.take({self.text.lane}, {inner.converted(reduction.value, reduction.type)});")
+
+            self._packs(scope, base, lambda s: self.text.elements(s, roots, body, held=held))
+
+        self._chunks(roots, write)
+        self._kept += [(part, f"{name}{self._slot}[{self.text.lane}]") for part, name in keeps]
+        state = self.function.names.take(f"own_{stage.name}")
+        values = [f"{lane}.folded()" for lane in lanes]
+        root.line(f"const {stage.state_type(self.dialect)} {state} = {stage.state_of(values)};")
+        return state
+
+    def _declare_kept(self, scope: Scope, number: int) -> list[tuple[Expression, str]]:
+        keeps = []
+        for part in self._keep.get(number, ()):
+            name = self.function.names.take("kept")
+            scope.line(f"ws::Pack<{self.dialect.compute(part.type)}, {self.team.pack}> {name}[kPacks];")
+            keeps.append((part, name))
+        return keeps
+
+    def _keep_in(self, inner: Scope, keeps: Sequence[tuple[Expression, str]]) -> None:
+        for part, name in keeps:
+            place = f"{name}{self._slot}[{self.text.lane}]"
+            inner.line(f"{place} = {inner.value(part).text};")
+            inner.define(part, place)
+
+    def _merged(self, number: int) -> str:
+        """Stages of two passes over registers: about a thread's own maximum or mean."""
+        stage, root = self.stages[number], self.root
+        state_type = stage.state_type(self.dialect)
+        running = self.function.names.take(f"own_{stage.name}")
+        if not self.team.holds_row:
+            root.line(f"{state_type} {running} = {state_type}::empty();")
+        write = self._shifted if stage.kind == "shifted" else self._moments
+        roots = [reduction.value for reduction in stage.reductions]
+        self._chunks(roots, lambda scope, base, held: write(scope, base, held, number, running))
+        return running
+
+    def _finish_chunk(self, scope: Scope, state_type: str, running: str, parts: str) -> None:
+        if self.team.holds_row:
+            scope.line(f"const {state_type} {running} = {parts};")
+        else:
+            scope.line(f"{running} = {state_type}::join({running}, {parts});")
+
+    def _shifted(
+        self, scope: Scope, base: str, held: list[tuple[Load, str]], number: int, running: str
+    ) -> None:
+        stage = self.stages[number]
+        top, total = stage.reductions
+        names, kind, pack = self.function.names, self.dialect.compute(top.type), self.team.pack
+        state_type = stage.state_type(self.dialect)
+        greatest, pivot = names.take(f"{top.name}_lanes"), names.take("pivot")
+        scope.line(f"ws::Lanes<ws::Maximum, {kind}, {pack}> {greatest};")
+
+        def first(inner: Scope) -> None:
+            self._define_kept(inner)
+            inner.line(f"{greatest}.take({self.text.lane}, {inner.converted(top.value, top.type)});")
+
+        self._packs(scope, base, lambda s: self.text.elements(s, [top.value], first, held=held))
+        own = names.take(f"thread_{top.name}")
+        scope.line(f"const {kind} {own} = {greatest}.folded();")
+        scope.line(f"const {kind} {pivot} = {state_type}::pivot({own});")
+        sum_lanes = names.take(f"{total.name}_lanes")
+        scope.line(f"ws::Lanes<ws::Sum, {kind}, {pack}> {sum_lanes};")
+        assert stage.shared is not None
+        number_of = self.function.interner.number
+        wanted = {number_of(part) for part in self._keep.get(number, ())}
+        kept = names.take("shifted") if number_of(stage.shared) in wanted and self.team.holds_row else ""
+        if kept:
+            scope.line(f"ws::Pack<{kind}, {pack}> {kept}[kPacks];")
+        self.function.reductions[top.name] = pivot
+
+        def second(inner: Scope) -> None:
+            self._define_kept(inner)
+            if kept:
+                self._keep_in(inner, [(stage.shared, kept)])  # type: ignore[list-item]
+            inner.line(f"{sum_lanes}.take({self.text.lane}, {inner.converted(total.value, total.type)});")
+
+        def visit(s: Scope) -> None:
+            self.text.elements(s, [total.value], second, held=held, known=[f"%{top.name}"])
+
+        self._packs(scope, base, visit)
+        self._finish_chunk(scope, state_type, running, f"{state_type}{{{own}, {sum_lanes}.folded()}}")
+        if kept:
+            self._rescale = (stage, f"{kept}{self._slot}[{self.text.lane}]", own)
+
+    leavers = ""
+    """Variable with the number of blocks that left the row before this one."""
+    _rescale: tuple[Stage, str, str] | None = None
+    """Stage, element and thread's own maximum of exponentials that are kept about a thread's own maximum."""
+
+    def _moments(self, scope: Scope, base: str, held: list[tuple[Load, str]], number: int, running: str) -> None:
+        stage = self.stages[number]
+        total, squares = stage.reductions
+        names, kind, pack = self.function.names, self.dialect.compute(total.type), self.team.pack
+        state_type = stage.state_type(self.dialect)
+        lanes, count, mean = names.take(f"{total.name}_lanes"), names.take("count"), names.take("thread_mean")
+        scope.line(f"ws::Lanes<ws::Sum, {kind}, {pack}> {lanes};")
+        even = self.team.is_even
+        suffix = "f" if kind == "float" else ""
+        if not even:
+            scope.line(f"{kind} {count} = 0;")
+
+        def first(inner: Scope) -> None:
+            self._define_kept(inner)
+            inner.line(f"{lanes}.take({self.text.lane}, {inner.converted(total.value, total.type)});")
+
+        def visit(s: Scope) -> None:
+            self.text.elements(s, [total.value], first, held=held)
+            if not even:
+                s.line(f"{count} += {pack};")
+
+        self._packs(scope, base, visit)
+        if even:
+            scope.line(f"constexpr {kind} {count} = {self.team.packs * pack};")
+            scope.line(f"const {kind} {mean} = {lanes}.folded() * (1.0{suffix} / {count});")
+        else:
+            scope.line(f"const {kind} {mean} = {lanes}.folded() / max({count}, 1.0{suffix});")
+        square_lanes = names.take(f"{squares.name}_lanes")
+        scope.line(f"ws::Lanes<ws::Sum, {kind}, {pack}> {square_lanes};")
+
+        def second(inner: Scope) -> None:
+            self._define_kept(inner)
+            assert stage.shared is not None
+            inner.define(stage.shared, mean)
+            inner.line(f"{square_lanes}.take({self.text.lane}, {inner.converted(squares.value, squares.type)});")
+
+        def again(s: Scope) -> None:
+            self.text.elements(s, [squares.value], second, held=held, known=[f"%{total.name}"])
+
+        self._packs(scope, base, again)
+        self._finish_chunk(scope, state_type, running, f"{state_type}{{{count}, {mean}, {square_lanes}.folded()}}")
+
+    def learn(self, number: int, state: str) -> None:
+        """From here on the stage's results are known, from the row's state."""
+        stage = self.stages[number]
+        for name, text in stage.results(state).items():
+            reduction = next(r for r in stage.reductions if r.name == name)
+            identifier = self._results[name]
+            self.root.line(f"const {self.dialect.compute(reduction.type)} {identifier} = {text};")
+            self.function.reductions[name] = identifier
+        self.root.learn(sweeps.names_of(stage.reductions))
+        if stage.kind == "moments" and stage.shared is not None:
+            self.root.define(stage.shared, f"{state}.mean")
+        if self._rescale is not None and self._rescale[0] is stage and stage.shared is not None:
+            _, element, own = self._rescale
+            factor = self.function.names.take("rescale")
+            top = self.function.reductions[stage.name]
+            kind = self.dialect.compute(stage.reductions[0].type)
+            self.root.line(f"const {kind} {factor} = {stage.state_type(self.dialect)}::exponential({own} - {top});")
+            self._kept.append((stage.shared, f"({element} * {factor})"))
+            self._rescale = None
+
+    # -- ends
+
+    def store_row(self) -> None:
+        """What is stored once a row."""
+        if not self.row_stores:
+            return
+        self.root.expect(store.value for store in self.row_stores)
+        inner = self.root.child()
+        for store in self.row_stores:
+            inner.store(store)
+        self.root.line(f"if ({self.leader}) {{")
+        self.root.absorb(inner)
+        self.root.line("}")
+
+    def store_elements(self) -> None:
+        """What is stored at every element."""
+        if not self.element_stores:
+            return
+        ragged_rows = self.team.rows_a_block > 1 and self.nest.row_count % self.team.rows_a_block
+        if ragged_rows:
+            self.root.line("if (!inside) return;")
+
+        def write(scope: Scope, base: str, held: list[tuple[Load, str]]) -> None:
+            def body(s: Scope) -> None:
+                self.text.stores(s, self.element_stores, self._define_kept, held=held)
+
+            self._packs(scope, base, body)
+
+        self._chunks([store.value for store in self.element_stores], write)
+
+    def lines(self, signature: Sequence[str]) -> list[str]:
+        """The finished kernel."""
+        return [*signature, *self.root.lines, "}", ""]
+
+
+def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *, preload: bool) -> None:
+    """Checks that a block of the team fits an SM.
+
+    Raises:
+        IllegalMove: names the limit.
+    """
+    elements = team.pack * team.packs
+    axis = nest.reduced[0].name
+    roots = [reduction.value for stage in stages for reduction in stage.reductions]
+    roots += [store.value for store in nest.stores] if preload else []
+    held = [load for load in cuda_shape.loads_below(roots) if axis in load.index.axes()]
+    registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
+    boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if team.reduce == "cluster" else 1)
+    cuda_shape.require_sm90(
+        nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=boxes, held_registers=registers
+    )
+

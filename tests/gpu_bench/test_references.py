@@ -1,0 +1,143 @@
+"""Modules of every sort through judge and candidate's side, in this process: plan zero must pass on all values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_bench.bench_worker import Bench
+from gpu_bench.judge_worker import Judge
+from gpu_bench.loaded import LoadedTask
+from gpu_bench.sharing import SharedMemory
+from warpsmith.errors import BadInput
+from warpsmith.v1 import candidate_pb2, judging_pb2, tensor_pb2, verdict_pb2
+
+FAMILIES = [family for family in verdict_pb2.ValueFamily.values() if family]
+
+
+class Desk:
+    """Judge and bench of one module, without processes."""
+
+    def __init__(self, small: Any, expression: str, inputs: str, setup: str = "pass") -> None:
+        source = (
+            "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            f"        {setup}\n    def forward(self, x, *rest):\n        return {expression}\n\n"
+            f"def get_inputs():\n    return {inputs}\n"
+        )
+        self.task = small.task(source)
+        self.descriptor = os.memfd_create("test")
+        shared = SharedMemory(self.descriptor)
+        self.judge = Judge(LoadedTask.load(self.task), shared)
+        os.ftruncate(self.descriptor, self.judge.total_bytes)
+        self.bench = Bench(LoadedTask.load(self.task))
+        self.shared = shared
+        self.small = small
+
+    def compare(self, program: candidate_pb2.Program, family: Any, seed: int = 3) -> verdict_pb2.Comparison:
+        artifact = self.small.compiled(program)
+        self.judge.answer(family, seed)  # as a session does: some references refuse some values
+        self.bench.load(judging_pb2.LoadRequest(program=program, artifact=artifact))
+        request = judging_pb2.ExecuteRequest(family=family, seed=seed, regions=self.judge.regions)
+        return self.judge.judge(self.bench.execute(request, self.shared))
+
+    def plan_zero(self) -> candidate_pb2.Program:
+        program: candidate_pb2.Program = self.small.plan_zero(self.judge.graph)
+        return program
+
+
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def desk(small: Any) -> Iterator[MakeDesk]:
+    made: list[Desk] = []
+
+    def make(expression: str, inputs: str = "[torch.rand(16, 32)]", setup: str = "pass") -> Desk:
+        made.append(Desk(small, expression, inputs, setup))
+        return made[-1]
+
+    yield make
+    for each in made:
+        os.close(each.descriptor)
+
+
+MODULES = [
+    ("self.m(x)", "[torch.rand(4, 3, 8, 8)]", "self.m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), "
+     "torch.nn.BatchNorm2d(4), torch.nn.ReLU())"),
+    ("self.m(x)", "[torch.rand(8, 20)]", "self.m = torch.nn.Sequential(torch.nn.Linear(20, 9), torch.nn.Dropout(0.5))"),
+    ("self.m(x)", "[torch.rand(3, 4, 6)]", "self.m = torch.nn.LSTM(6, 5, batch_first=True)"),
+    ("self.m(x, *rest)", "[torch.rand(2, 5, 8)] * 3", "self.m = torch.nn.MultiheadAttention(8, 2, batch_first=True)"),
+    ("self.m(x)", "[torch.randint(0, 50, (4, 7))]", "self.m = torch.nn.Embedding(50, 6)"),
+    ("self.m(x)", "[torch.rand(16, 32).bfloat16()]", "self.m = torch.nn.LayerNorm(32).bfloat16()"),
+    ("self.m(x, *rest)", "[torch.rand(64), torch.rand(64)]", "self.m = torch.nn.BCELoss()"),
+    ("x.max(dim=1)", "[torch.rand(16, 32)]", "pass"),
+    ("x.add_(1.0) * 2", "[torch.rand(16, 32)]", "pass"),
+    ("{'a': x.sum(), 'b': (x > 0.5, x.long())}", "[torch.rand(16, 32)]", "pass"),
+    ("x.t()", "[torch.rand(16, 32)]", "pass"),
+    ("x - x.mean(dim=1, keepdim=True)", "[torch.rand(16, 1)]", "pass"),
+    ("x + torch.rand_like(x)", "[torch.rand(16, 32)]", "pass"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "inputs", "setup"), MODULES, ids=[f"{e}-{s}"[:50] for e, _, s in MODULES])
+def test_plan_zero_is_honest_on_all_values(desk: MakeDesk, expression: str, inputs: str, setup: str) -> None:
+    place = desk(expression, inputs, setup)
+    program = place.plan_zero()
+    for family in FAMILIES:
+        try:
+            comparison = place.compare(program, family)
+        except BadInput:
+            assert family != verdict_pb2.VALUE_FAMILY_TASK
+            continue
+        assert len(comparison.outputs) == len(place.judge.regions)
+        for error in comparison.outputs:
+            assert (error.non_finite_mismatch_count, error.unequal_count, error.unwritten_count) == (0, 0, 0)
+            assert (error.rms_ratio <= 4, error.max_ratio <= 8, error.block_ratio <= 16) == (True, True, True)
+        noticed = [*comparison.broken_canaries, *comparison.mutated_sources, *comparison.unrepeatable_outputs]
+        assert [*noticed, *comparison.stray_read_outputs, *comparison.uninitialized_read_outputs] == []
+
+
+def test_statistics_that_are_not_updated_are_a_wrong_output(desk: MakeDesk) -> None:
+    place = desk("self.m(x)", "[torch.rand(16, 4)]", "self.m = torch.nn.BatchNorm1d(4)")
+    names = [region.name for region in place.judge.regions]
+    assert names == ["output 0", "state m.running_mean", "state m.running_var", "state m.num_batches_tracked"]
+    program = place.plan_zero()
+    for step in program.steps:
+        if step.library.target == "aten.add_.Tensor":
+            step.library.args[1].integer = 2
+    program.digest = "counts by two"
+    comparison = place.compare(program, verdict_pb2.VALUE_FAMILY_TASK)
+    assert [error.unequal_count for error in comparison.outputs] == [0, 0, 0, 1]
+
+
+def test_a_weight_of_ones_cannot_be_ignored(desk: MakeDesk) -> None:
+    place = desk("self.m(x)", "[torch.rand(16, 32)]", "self.m = torch.nn.LayerNorm(32)")
+    program = place.plan_zero()
+    for step in program.steps:
+        for position in (2, 3):
+            step.library.args[position].CopyFrom(tensor_pb2.Value(none=True))
+    program.digest = "without weights"
+    assert place.compare(program, verdict_pb2.VALUE_FAMILY_TASK).outputs[0].max_ratio <= 8
+    assert place.compare(program, verdict_pb2.VALUE_FAMILY_NORMAL).outputs[0].max_ratio > 1000
+
+
+def test_a_reference_whose_graph_is_not_the_module_is_refused(desk: MakeDesk) -> None:
+    with pytest.raises(BadInput, match="not what the module computes"):
+        desk("x * (1.0 if torch.compiler.is_exporting() else 2.0)")
+
+
+def test_a_module_that_takes_another_path_on_other_values_says_nothing_there(desk: MakeDesk) -> None:
+    place = desk("x * (2.0 if torch.compiler.is_exporting() or float(x.max()) <= 1.0 else 3.0)")
+    with pytest.raises(BadInput, match="not what the module computes"):
+        place.judge.answer(verdict_pb2.VALUE_FAMILY_LARGE, 1)
+
+
+def test_a_small_output_has_a_floor_of_its_terms(desk: MakeDesk) -> None:
+    place = desk("x.sum()", "[torch.rand(64, 64) - 0.5]")
+    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
+    terms = float((torch.manual_seed(1) and torch.rand(64, 64) - 0.5).abs().sum())
+    assert answer.floors[0] == pytest.approx(4 * 2**-24 * terms, rel=1e-3)
