@@ -21,6 +21,10 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
     team, root, names = kernel.team, kernel.root, kernel.function.names
     grid = team.reduce == "grid"
     slots = names.take("slots") if grid else ""
+    overlap = parameters.choices["overlap"] == "yes"
+    if overlap:
+        root.line("ws::launch_dependents();")
+        root.line("ws::wait_for_previous();")
     kernel.prologue()
     if team.reduce == "cluster":
         root.line("ws::cluster_arrive();  // every block runs before another writes to it")
@@ -49,6 +53,7 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
         threads=team.threads,
         cluster=team.splits if team.reduce == "cluster" else 1,
         cooperative=grid,
+        dependent=overlap,
         workspaces=[workspace.name for workspace in workspaces],
     )
     text = "\n".join([*header, *kernel.lines(signature)])

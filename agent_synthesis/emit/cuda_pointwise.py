@@ -19,7 +19,8 @@ _STREAMED_BYTES = 32 << 20
 
 
 class CudaPointwise:
-    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast.
+    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may start
+    while the previous kernel ends).
 
     Integers: `threads` of a block, `items` (packs of a thread), `pack` (elements, a power of two).
     """
@@ -39,7 +40,8 @@ class CudaPointwise:
         items = 2 if packs >= 2 * 256 * cuda_shape.SM_COUNT * 4 else 1
         written = sum(b.element_count * b.type.size_bytes for b in nest.buffers if b.written)
         return Parameters(
-            {"loads": "once", "stores": "streaming" if written > _STREAMED_BYTES else "plain", "exp": "accurate"},
+            {"loads": "once", "stores": "streaming" if written > _STREAMED_BYTES else "plain", "exp": "accurate",
+             "overlap": "yes"},
             {"threads": 256, "items": items, "pack": pack},
         )
 
@@ -51,6 +53,7 @@ class CudaPointwise:
             "loads": ("once", "shared"),
             "stores": ("plain", "streaming"),
             "exp": ("accurate", "fast"),
+            "overlap": ("yes", "no"),
             "threads": (128, 256, 512),
             "items": (1, 2, 4),
             "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
@@ -68,7 +71,7 @@ class CudaPointwise:
         threads = parameters.integers["threads"]
         lines = shape.header(nest, self.name, parameters) + _body(simple, axis, parameters)
         grid = _blocks(simple, axis, parameters)
-        record = cuda_shape.launch(nest, grid=grid, threads=threads)
+        record = cuda_shape.launch(nest, grid=grid, threads=threads, dependent=parameters.choices["overlap"] == "yes")
         return Emission("\n".join([*lines, "}", ""]), cuda_shape.HEADERS, (record,))
 
     def _require(self, nest: Nest, parameters: Parameters) -> None:
@@ -105,6 +108,9 @@ def _body(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
     packs = nest.row_count // pack
     even = packs % (threads * items) == 0
     root = Scope(function, None)
+    if parameters.choices["overlap"] == "yes":
+        root.line("ws::launch_dependents();")
+        root.line("ws::wait_for_previous();")
     root.line(f"constexpr {text.offset} kPacks = {packs};")
     if items > 1:
         root.line(f"constexpr int kItems = {items};")

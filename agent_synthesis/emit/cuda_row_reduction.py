@@ -19,7 +19,6 @@ STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass")
 _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which a cluster's exchange beats the grid's: the data is read faster than blocks of a grid meet."""
-_GRID_ELEMENTS = 4 << 20
 _LONG_BLOCK_ROW = 16384
 _MOST_HELD_BYTES = 256
 """Bytes of a row that a thread may hold in registers."""
@@ -27,7 +26,8 @@ _MOST_HELD_BYTES = 256
 
 class CudaRowReduction:
     """Choices: `reduce`, `merge` (yes: pairs of reductions share an exchange), `loads` once or shared, `stores` plain or
-    streaming, `preload` (yes: what only stores read is loaded before the exchange), `exp` accurate or fast.
+    streaming, `preload` (yes: what only stores read is loaded before the exchange), `exp` accurate or fast, `overlap` (yes:
+    may start while the previous kernel ends).
 
     Integers: `threads` of a block, `lanes` (threads of a row, for warp), `splits` (blocks of a row, for cluster, grid and
     two_pass), `pack` (elements), `packs` (in registers at once), `min_blocks` (blocks that share an SM).
@@ -54,23 +54,24 @@ class CudaRowReduction:
     def _preferred(self, simple: Nest) -> list[Parameters]:
         rows, columns = simple.row_count, simple.column_count
         found: list[Parameters] = []
-        if columns <= _SHORT_ROW or (rows >= 4 * cuda_shape.SM_COUNT and not sweeps.element_stores(simple) and columns <= 4096):
+        single = len(sweeps.levels(simple)) == 1 and not sweeps.element_stores(simple)
+        if columns <= _SHORT_ROW or (single and rows >= 4 * cuda_shape.SM_COUNT and columns <= 8192):
             found.append(self._short(simple))
         elements = rows * columns
         if rows < cuda_shape.SM_COUNT and columns > _SHORT_ROW:
             if elements <= _CLUSTER_ELEMENTS and columns >= 4096:
                 found.append(self._parameters(simple, "cluster", threads=128, splits=8))
-            for per_sm in (1, 2, 4):
+            # Few slices of 8K to one block an SM; more data, more blocks of smaller slices whose waits overlap.
+            for per_sm, threads, longest in ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768)):
                 splits = _splits(rows, per_sm, columns)
-                threads = 512 if per_sm < 4 else 256
-                if splits > 1 and elements <= _GRID_ELEMENTS * (1 if per_sm == 4 else 8):
-                    few = elements // (rows * splits) <= 16384
-                    if few:
-                        found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
+                if splits > 1 and columns <= longest * splits:
+                    found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
         if not sweeps.element_stores(simple) and columns >= 8192 and rows < 2 * cuda_shape.SM_COUNT:
             splits = max(1, min(64, 4 * cuda_shape.SM_COUNT // max(1, rows)))
             if splits > 1:
                 found.append(self._parameters(simple, "two_pass", threads=256, splits=splits, packs=4))
+        if single:
+            found.append(self._parameters(simple, "block", threads=256, packs=4))
         if columns <= _LONG_BLOCK_ROW:
             threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
             found.append(self._parameters(simple, "block", threads=threads, min_blocks=1024 // threads, loads="shared"))
@@ -79,7 +80,8 @@ class CudaRowReduction:
         if rows < cuda_shape.SM_COUNT:
             splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
             found.append(self._parameters(simple, "two_pass", threads=512, splits=min(128, splits), packs=4))
-        found.append(self._parameters(simple, "block", threads=1024, packs=4))
+        found.append(self._parameters(simple, "block", threads=512, packs=4))
+        found.append(self._parameters(simple, "block", threads=256, packs=2))
         return [p for p in found if self._holds_or_rereads(simple, p)]
 
     def _holds_or_rereads(self, simple: Nest, parameters: Parameters) -> bool:
@@ -120,6 +122,7 @@ class CudaRowReduction:
                 "loads": loads,
                 "stores": "plain",
                 "preload": "no",
+                "overlap": "no" if reduce == "grid" else "yes",
                 "exp": "fast" if cuda_stages.distance_exponentials_only(simple) else "accurate",
             },
             {
@@ -151,6 +154,7 @@ class CudaRowReduction:
             "stores": ("plain", "streaming"),
             "preload": ("yes", "no"),
             "exp": ("accurate", "fast"),
+            "overlap": ("yes", "no"),
             "min_blocks": (1, 2, 3, 4),
             "packs": (1, 2, 4, 8, 16),
             "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
@@ -224,6 +228,8 @@ class CudaRowReduction:
             simple.row_count * splits > cuda_shape.resident_blocks(threads, integers["min_blocks"])
         ):
             raise IllegalMove(f"{nest.name}: {simple.row_count * splits} blocks wait for each other, more than fit the GPU")
+        if reduce == "grid" and parameters.choices["overlap"] == "yes":
+            raise IllegalMove(f"{nest.name}: a cooperative launch does not overlap the previous kernel")
         team = team_of(simple, parameters)
         if (team.splits - 1) * team.slice >= team.columns:
             raise IllegalMove(f"{nest.name}: {splits} blocks are more than a row of {team.columns} can occupy")

@@ -38,7 +38,7 @@ L2_BYTES = 50 << 20
 Access = OneOf["pack", "same", "each"]
 """Of one access by the elements of a pack: neighbours in memory, all the same element, or anything else."""
 
-KERNEL_OVERHEAD_REGISTERS = 40
+KERNEL_OVERHEAD_REGISTERS = 30
 """Registers of addresses, states and temporaries beside the data that a thread holds (typical of -v output)."""
 
 

@@ -19,7 +19,7 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
     """One kernel a stage that leaves partial states of slices, then one that merges them and stores."""
     lines = list(header)
     launches: list[candidate_pb2.Launch] = []
-    splits = parameters.integers["splits"]
+    splits, overlap = parameters.integers["splits"], parameters.choices["overlap"] == "yes"
     words = [-(-stage.state_bytes() * nest.row_count * splits // 8) for stage in stages]
     spaces = [
         cuda_shape.workspace(original, f"{stage.name}_partials", count)
@@ -31,12 +31,12 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
         root, names = kernel.root, kernel.function.names
         base = kernel.text.entry
         entry = base if last else f"{base}_{stages[number].name}"
+        if not last or overlap:
+            root.line("ws::launch_dependents();")
+        if number > 0 or overlap:
+            root.line("ws::wait_for_previous();")
         kernel.prologue()
         partials = [names.take(f"{stage.name}_partials") for stage in stages[: number + (not last)]]
-        if not last:
-            root.line("ws::launch_dependents();")
-        if number > 0:
-            root.line("ws::wait_for_previous();")
         for earlier in range(number):
             stage = stages[earlier]
             state = names.take(f"{stage.name}_state")
@@ -74,7 +74,7 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
                 threads=kernel.team.threads,
                 buffers=used,
                 workspaces=extra,
-                dependent=number > 0,
+                dependent=number > 0 or overlap,
                 writes=writes,
             )
         )

@@ -117,6 +117,16 @@ template <class Op, class T, int N> struct Lanes {
     for (int e = 0; e < N; ++e) lane[e] = Op::template neutral<T>();
   }
   WS_INLINE void take(int e, T value) { lane[e] = Op::template of<T>(lane[e], value); }
+  WS_INLINE void join(const Pack<T, N>& other) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) take(e, other[e]);
+  }
+  WS_INLINE Pack<T, N> pack() const {
+    Pack<T, N> result;
+#pragma unroll
+    for (int e = 0; e < N; ++e) result[e] = lane[e];
+    return result;
+  }
   WS_INLINE T folded() const {
     T part[N];
 #pragma unroll
@@ -155,6 +165,18 @@ template <int kWarps, class State> WS_INLINE State over_block(State mine, State*
     mine = over_array<kWarps>(box);
   }
   return mine;
+}
+
+// Over the kDepth threads of a block that have the same columns, kLanes apart; all of them get the results, element by element.
+// `box` has a place for each thread and is used once.
+template <int kDepth, int kLanes, class Op, class T, int N>
+WS_INLINE Lanes<Op, T, N> over_depth(const Lanes<Op, T, N>& mine, Pack<T, N>* box) {
+  box[threadIdx.x] = mine.pack();
+  __syncthreads();
+  Lanes<Op, T, N> all;
+#pragma unroll
+  for (int depth = 0; depth < kDepth; ++depth) all.join(box[depth * kLanes + threadIdx.x % kLanes]);
+  return all;
 }
 
 // Thread-block clusters (PTX ISA: barrier.cluster, mapa, st.shared::cluster).

@@ -78,6 +78,7 @@ MODULES = [
     ("x.add_(1.0) * 2", "[torch.rand(16, 32)]", "pass"),
     ("{'a': x.sum(), 'b': (x > 0.5, x.long())}", "[torch.rand(16, 32)]", "pass"),
     ("x.t()", "[torch.rand(16, 32)]", "pass"),
+    ("x + torch.tensor([1.0, 2.0])", "[torch.rand(16, 2)]", "pass"),
     ("x - x.mean(dim=1, keepdim=True)", "[torch.rand(16, 1)]", "pass"),
     ("x + torch.rand_like(x)", "[torch.rand(16, 32)]", "pass"),
 ]  # fmt: skip

@@ -1,0 +1,162 @@
+"""CUDA schedule of reductions along a strided axis, such as column sums: threads lie along the contiguous parallel axis.
+
+The one idea: neighbouring threads have neighbouring columns, so each row is read in wide pieces; the rows are shared by the
+threads above each other in a block and by blocks, whose partial results the last block to finish adds in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_synthesis.emit import cuda_shape, cuda_stages, shape, sweeps
+from agent_synthesis.emit.cuda_column_text import ColumnKernel, ColumnTeam
+from agent_synthesis.ir import Axis, Nest
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import task_pb2
+
+_SMALLEST_EXTENT = 16
+
+
+@dataclass(frozen=True)
+class _Problem:
+    nest: Nest
+    axis: Axis
+
+
+class CudaColumnReduction:
+    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may start while
+    the previous kernel ends).
+
+    Integers: `threads` of a block, `lanes` (packs of columns of a block), `splits` (blocks that share the rows of a column),
+    `pack` (columns of a thread), `unroll` (rows in flight in a thread), `min_blocks` (blocks that share an SM).
+    """
+
+    name = "cuda_column_reduction"
+    target = task_pb2.TARGET_CUDA
+
+    def accepts(self, nest: Nest) -> bool:
+        """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
+        if not nest.reductions or not shape.is_safe_in_place(nest):
+            return False
+        axis, better = sweeps.vector_axis(shape.simplified(nest))
+        return better and axis is not None and axis.extent >= _SMALLEST_EXTENT
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """Two blocks an SM; wide pieces of rows where blocks can share the rows, narrow ones where they cannot."""
+        problem = _problem(nest)
+        pack = cuda_shape.widest_pack(problem.nest, problem.axis)
+        rows = problem.nest.column_count
+        others = problem.nest.row_count // problem.axis.extent
+        packs = problem.axis.extent // pack
+        single = self._is_single(problem.nest)
+        lanes = min(256 if single else 32, cuda_shape.power_of_two_at_least(packs))
+        lanes = max(8, lanes)
+        tiles = others * -(-packs // lanes)
+        splits = 1
+        if single:
+            splits = max(1, min(2 * cuda_shape.SM_COUNT // tiles, rows // (8 * (256 // lanes))))
+        draft = Parameters(
+            {"loads": "once" if single else "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
+            {"threads": 256, "lanes": lanes, "splits": splits, "pack": pack, "unroll": 8, "min_blocks": 2},
+        )
+        for unroll in (8, 4, 2, 1):
+            candidate = shape.changed(draft, "unroll", unroll)
+            try:
+                self._require(nest, candidate)
+            except IllegalMove:
+                continue
+            return candidate
+        return Parameters(draft.choices, {**draft.integers, "splits": 1, "unroll": 1, "pack": 1, "min_blocks": 1})
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away."""
+        problem = _problem(nest)
+        widest = cuda_shape.widest_pack(problem.nest, problem.axis)
+        splits = current.integers["splits"]
+        changes = cuda_shape.domain_without(current, {
+            "loads": ("once", "shared"),
+            "stores": ("plain", "streaming"),
+            "exp": ("accurate", "fast"),
+            "overlap": ("yes", "no"),
+            "threads": (128, 256, 512),
+            "lanes": (8, 16, 32, 64, 128, 256, 512),
+            "splits": tuple(sorted({1, max(1, splits // 2), splits + 1, splits * 2, splits * 4})),
+            "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
+            "unroll": (2, 4, 8, 16),
+            "min_blocks": (1, 2, 4),
+        })  # fmt: skip
+        return cuda_shape.legal(changes, lambda parameters: self._require(nest, parameters))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Visits after the first cost their bytes again; partial results are written and read once."""
+        problem = _problem(nest)
+        visits = len(sweeps.levels(problem.nest)) + bool(sweeps.element_stores(problem.nest))
+        read = cuda_shape.row_data_bytes(problem.nest)
+        team = self._team(problem, parameters)
+        partials = sum(8 * problem.nest.row_count * team.splits * 2 for _ in problem.nest.reductions) if team.splits > 1 else 0
+        again = (visits - 1) * read if read > cuda_shape.L2_BYTES // 2 else 0
+        return Footprint(again + partials, team.blocks, 1)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel."""
+        self._require(nest, parameters)
+        problem = _problem(nest)
+        simple = sweeps.with_reciprocal(problem.nest)
+        kernel = ColumnKernel(simple, self._team(problem, parameters), parameters, cuda_stages.plan(simple, merge=False))
+        header = shape.header(nest, self.name, parameters)
+        return kernel.write(nest, header)
+
+    @staticmethod
+    def _is_single(simple: Nest) -> bool:
+        """Whether one visit is all, so that blocks may share a column."""
+        return len(sweeps.levels(simple)) == 1 and not sweeps.element_stores(simple)
+
+    @staticmethod
+    def _team(problem: _Problem, parameters: Parameters) -> ColumnTeam:
+        integers = parameters.integers
+        return ColumnTeam(
+            axis=problem.axis,
+            others=problem.nest.row_count // problem.axis.extent,
+            rows=problem.nest.column_count,
+            threads=integers["threads"],
+            lanes=integers["lanes"],
+            splits=integers["splits"],
+            pack=integers["pack"],
+            unroll=integers["unroll"],
+        )
+
+    def _require(self, nest: Nest, parameters: Parameters) -> None:
+        problem = _problem(nest)
+        integers = parameters.integers
+        pack, splits, lanes, threads = (integers[key] for key in ("pack", "splits", "lanes", "threads"))
+        if pack < 1 or cuda_shape.widest_pack(problem.nest, problem.axis) % pack:
+            raise IllegalMove(f"{nest.name}: {pack} columns do not lie together everywhere")
+        if lanes < 1 or threads % lanes:
+            raise IllegalMove(f"{nest.name}: {threads} threads are no multiple of {lanes} lanes")
+        if splits < 1 or splits > problem.nest.column_count:
+            raise IllegalMove(f"{nest.name}: {splits} blocks cannot share {problem.nest.column_count} rows")
+        if splits > 1 and not self._is_single(problem.nest):
+            raise IllegalMove(f"{nest.name}: only one visit can be shared by several blocks")
+        axis = problem.axis.name
+        below = cuda_shape.loads_below(shape.roots(problem.nest))
+        sizes = [problem.nest.buffer(load.buffer).type.size_bytes for load in below if axis in load.index.axes()]
+        held = sum(max(1, pack * size // 4) for size in sizes) * integers["unroll"]
+        accumulators = [pack * max(4, r.type.compute.size_bytes) for r in problem.nest.reductions]
+        cuda_shape.require_sm90(
+            nest,
+            threads=threads,
+            min_blocks=integers["min_blocks"],
+            shared_bytes=threads * sum(accumulators),
+            held_registers=held + sum(accumulators) // 4,
+        )
+        if threads * sum(accumulators) > cuda_shape.STATIC_SHARED_BYTES:
+            raise IllegalMove(f"{nest.name}: partial results of {threads} threads exceed static shared memory")
+
+
+def _problem(nest: Nest) -> _Problem:
+    simple = cuda_shape.canonical(nest)
+    axis, _ = sweeps.vector_axis(shape.simplified(nest))
+    assert axis is not None  # accepts() requires it
+    return _Problem(simple, axis)
