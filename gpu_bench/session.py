@@ -12,9 +12,10 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gpu_bench.compiler_cache import CompilerCache
 from warpsmith import digest, jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
 from warpsmith.v1 import (
@@ -74,6 +75,8 @@ class Session:
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
         self._undefined: set[int] = set()
+        self._cache = CompilerCache()
+        self._saw_candidate = False
         self._lock = threading.Lock()
 
     @property
@@ -87,6 +90,7 @@ class Session:
         with self._lock:
             self._drop_bench()
             self._drop_judge()
+            self._cache.close()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
@@ -203,6 +207,8 @@ class Session:
                 benchmark_service_pb2.RunReferenceResponse,
                 deadline_s=self._limits.measure_seconds,
             )
+            if not self._saw_candidate:
+                self._cache.keep()
             response.report.environment.jail_rung = self.jail_rung
             return response.report
 
@@ -212,6 +218,7 @@ class Session:
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
     ) -> benchmark_service_pb2.ExecutionFault | None:
         self._bench_worker()
+        self._saw_candidate = True
         request = judging_pb2.LoadRequest(program=program, artifact=artifact)
         loaded = self._run_candidate("load", request, max(30.0, self._limits.hang_seconds))
         return loaded if isinstance(loaded, benchmark_service_pb2.ExecutionFault) else None
@@ -293,6 +300,11 @@ class Session:
         cuda = self.task.target == task_pb2.TARGET_CUDA
         environment = _environment(self._descriptor)
         policy = jail.Policy(gpu=cuda)
+        if entry == BENCH:
+            self._cache.renew()
+            self._saw_candidate = False
+            environment |= self._cache.environment()
+            policy = replace(policy, writable=(self._cache.directory,))
         return Worker(entry, policy, rung=self._rung, env=environment, shared_fds=(self._descriptor,))
 
     def _drop_bench(self) -> None:

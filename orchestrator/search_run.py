@@ -131,7 +131,7 @@ class SearchRun:
         self._trials: list[trial_pb2.Trial] = []
         self._history: list[trial_pb2.Trial] = []
         self._device_seconds = 0.0
-        self._last_fault = self._cut_short = self._floor_reason = ""
+        self._last_fault = self._cut_short = self._floor_reason = self._refusal = ""
         self._deadline = float("inf")
 
     def cancel(self) -> None:
@@ -376,7 +376,10 @@ class SearchRun:
         pipeline = Pipeline(
             self._agents, self._gate, self.run.task, retry_pause_seconds=self._effort.retry_pause_seconds
         )
-        judged = finalists.judge(pipeline, finalists.select(self._trials, count))
+        selected = finalists.select(self._trials, count)
+        judged = finalists.judge(pipeline, selected, thrifty=self.run.task.target == task_pb2.TARGET_CPU)
+        refused = [trial.verdict.detail for trial in judged if not passed(trial)]
+        self._refusal = f": {refused[0]}" if refused else ""
         best = finalists.winner(judged)
         if best is not None:
             self.run.best_trial = best.number
@@ -391,7 +394,7 @@ class SearchRun:
         elif self.run.HasField("best"):
             message = f"no faster kernel found: the best reaches {self.run.best.timing.speedup_fastest.median:.2f}x"
         elif self.run.pass_count:
-            message = "no faster kernel found"
+            message = f"no faster kernel found{self._refusal}"
         else:
             message = "no candidate passed"
         message += self._cut_short

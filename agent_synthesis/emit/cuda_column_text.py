@@ -87,6 +87,8 @@ class ColumnKernel:
         self._prologue()
         for stage in self._stages:
             lanes = self._accumulate(stage)
+            if self._overlap and stage is self._stages[-1]:
+                self._root.line("ws::launch_dependents();")
             self._over_depth(stage, lanes)
         if shared:
             self._over_splits(partials, counter)
@@ -113,7 +115,6 @@ class ColumnKernel:
     def _prologue(self) -> None:
         team, root, text = self._team, self._root, self._text
         if self._overlap:
-            root.line("ws::launch_dependents();")
             root.line("ws::wait_for_previous();")
         root.line(f"constexpr int kLanes = {team.lanes}, kDepth = {team.depth}, kUnroll = {team.unroll};")
         root.line(f"constexpr int kRows = {team.rows}, kTiles = {team.tiles};")
@@ -143,7 +144,13 @@ class ColumnKernel:
             root.line(f"const int {self._first} = {self._depth}, {self._end} = kRows;")
         root.learn(axis.name for axis in others)
 
-    def _rows(self, write: Callable[[Scope, list[tuple[Load, str]]], None], roots: Sequence[Expression]) -> None:
+    def _rows(
+        self,
+        write: Callable[[Scope, list[tuple[Load, str]]], None],
+        roots: Sequence[Expression],
+        before: Callable[[Scope], None] = lambda _: None,
+        after: Callable[[Scope], None] = lambda _: None,
+    ) -> None:
         """A loop over this thread's rows, some of which are loaded before any is used."""
         team, root, text = self._team, self._root, self._text
         loop = root.child()
@@ -159,7 +166,9 @@ class ColumnKernel:
             self._unrolled(loop, lambda scope: [
                 scope.line(f"{name}[{self._u}] = {text.pack_load(load, text.begin)};") for load, name in held
             ])  # fmt: skip
+        before(loop)
         self._unrolled(loop, lambda scope: write(scope, [(load, f"{name}[{self._u}]") for load, name in held]))
+        after(loop)
         step = "kUnroll * kDepth"
         root.line(f"for (int {self._chunk} = {self._first}; {self._chunk} < {self._end}; {self._chunk} += {step}) {{")
         root.absorb(loop)
@@ -186,15 +195,25 @@ class ColumnKernel:
             self._root.line(f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}> {name};")
             lanes.append(name)
         roots = [reduction.value for reduction in stage.reductions]
+        parts = [self._function.names.take(f"{reduction.name}_part") for reduction in stage.reductions]
 
         def write(scope: Scope, held: list[tuple[Load, str]]) -> None:
             def body(inner: Scope) -> None:
-                for reduction, name in zip(stage.reductions, lanes, strict=True):
+                for reduction, name in zip(stage.reductions, parts, strict=True):
                     inner.line(f"{name}.take({self._text.lane}, {inner.converted(reduction.value, reduction.type)});")
 
             self._text.elements(scope, roots, body, held=held, known=self._known)
 
-        self._rows(write, roots)
+        def declare(loop: Scope) -> None:  # a sum of sums, so that many rows stay exact
+            for reduction, name in zip(stage.reductions, parts, strict=True):
+                kind = f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}>"
+                loop.line(f"{kind} {name};")
+
+        def join(loop: Scope) -> None:
+            for name, lane in zip(parts, lanes, strict=True):
+                loop.line(f"{lane}.join({name}.pack());")
+
+        self._rows(write, roots, declare, join)
         return lanes
 
     def _over_depth(self, stage: Stage, lanes: Sequence[str]) -> None:

@@ -14,9 +14,6 @@ from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-_STREAMED_BYTES = 32 << 20
-"""Outputs larger than this leave the second-level cache before anybody could read them there."""
-
 
 class CudaPointwise:
     """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may start
@@ -33,16 +30,12 @@ class CudaPointwise:
         return not nest.reductions and shape.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
-        """As wide as memory allows; two packs a thread, but one where that would leave SMs idle."""
+        """As wide as memory allows; one pack a thread."""
         simple, axis = _canonical(nest)
         pack = cuda_shape.widest_pack(simple, axis)
-        packs = simple.row_count * simple.column_count // pack
-        items = 2 if packs >= 2 * 256 * cuda_shape.SM_COUNT * 4 else 1
-        written = sum(b.element_count * b.type.size_bytes for b in nest.buffers if b.written)
         return Parameters(
-            {"loads": "once", "stores": "streaming" if written > _STREAMED_BYTES else "plain", "exp": "accurate",
-             "overlap": "yes"},
-            {"threads": 256, "items": items, "pack": pack},
+            {"loads": "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
+            {"threads": 256, "items": 1, "pack": pack},
         )
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
@@ -109,8 +102,8 @@ def _body(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
     even = packs % (threads * items) == 0
     root = Scope(function, None)
     if parameters.choices["overlap"] == "yes":
-        root.line("ws::launch_dependents();")
         root.line("ws::wait_for_previous();")
+        root.line("ws::launch_dependents();")
     root.line(f"constexpr {text.offset} kPacks = {packs};")
     if items > 1:
         root.line(f"constexpr int kItems = {items};")

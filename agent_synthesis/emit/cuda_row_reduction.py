@@ -20,7 +20,7 @@ _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which a cluster's exchange beats the grid's: the data is read faster than blocks of a grid meet."""
 _LONG_BLOCK_ROW = 16384
-_MOST_HELD_BYTES = 256
+_MOST_HELD_BYTES = 384
 """Bytes of a row that a thread may hold in registers."""
 
 
@@ -55,7 +55,7 @@ class CudaRowReduction:
         rows, columns = simple.row_count, simple.column_count
         found: list[Parameters] = []
         single = len(sweeps.levels(simple)) == 1 and not sweeps.element_stores(simple)
-        if columns <= _SHORT_ROW or (single and rows >= 4 * cuda_shape.SM_COUNT and columns <= 8192):
+        if columns <= _SHORT_ROW or (single and rows >= 4 * cuda_shape.SM_COUNT and columns < 4096):
             found.append(self._short(simple))
         elements = rows * columns
         if rows < cuda_shape.SM_COUNT and columns > _SHORT_ROW:
@@ -71,12 +71,13 @@ class CudaRowReduction:
             if splits > 1:
                 found.append(self._parameters(simple, "two_pass", threads=256, splits=splits, packs=4))
         if single:
-            found.append(self._parameters(simple, "block", threads=256, packs=4))
+            found.append(self._parameters(simple, "block", threads=512 if columns >= 4096 else 256, packs=4))
         if columns <= _LONG_BLOCK_ROW:
             threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
             found.append(self._parameters(simple, "block", threads=threads, min_blocks=1024 // threads, loads="shared"))
         for splits, min_blocks in ((2, 2), (4, 2), (8, 2), (8, 1), (16, 1)):
-            found.append(self._parameters(simple, "cluster", threads=512, splits=splits, min_blocks=min_blocks))
+            found.append(self._parameters(simple, "cluster", threads=512, splits=splits, min_blocks=min_blocks,
+                                          loads="shared" if min_blocks > 1 else "once"))
         if rows < cuda_shape.SM_COUNT:
             splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
             found.append(self._parameters(simple, "two_pass", threads=512, splits=min(128, splits), packs=4))
@@ -136,10 +137,11 @@ class CudaRowReduction:
         )
         team = team_of(simple, draft)
         held = team.packs * pack * size
-        preload = reduce in ("cluster", "grid", "warp") and team.holds_row and held <= 64
-        tight = Parameters(
-            {**draft.choices, "preload": "yes" if preload else "no"}, {**draft.integers, "packs": team.packs}
-        )
+        tight = Parameters(draft.choices, {**draft.integers, "packs": team.packs})
+        if reduce in ("cluster", "grid", "warp") and team.holds_row and held <= 64:
+            eager = shape.changed(tight, "preload", "yes")
+            if cuda_shape.legal([eager], lambda parameters: self._require(simple, parameters)):
+                return eager
         return tight
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
@@ -228,8 +230,6 @@ class CudaRowReduction:
             simple.row_count * splits > cuda_shape.resident_blocks(threads, integers["min_blocks"])
         ):
             raise IllegalMove(f"{nest.name}: {simple.row_count * splits} blocks wait for each other, more than fit the GPU")
-        if reduce == "grid" and parameters.choices["overlap"] == "yes":
-            raise IllegalMove(f"{nest.name}: a cooperative launch does not overlap the previous kernel")
         team = team_of(simple, parameters)
         if (team.splits - 1) * team.slice >= team.columns:
             raise IllegalMove(f"{nest.name}: {splits} blocks are more than a row of {team.columns} can occupy")

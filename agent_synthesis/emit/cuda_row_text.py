@@ -210,10 +210,12 @@ class RowKernel:
             self.team.pack == 1 and cuda_shape.access(load.index, self.text.axis, 1) == "each"
         )
 
+    def _reduction_loads(self) -> list[Load]:
+        return self.text.varying_loads([reduction.value for stage in self.stages for reduction in stage.reductions])
+
     def _row_loads(self) -> list[Load]:
         """What a thread keeps from the first visit on: loads of reductions, and with `preload` those of stores."""
-        roots = [reduction.value for stage in self.stages for reduction in stage.reductions]
-        first = self.text.varying_loads(roots)
+        first = self._reduction_loads()
         later = self.text.varying_loads(store.value for store in self.element_stores) if self._preload else []
         number = self.function.interner.number
         known = {number(load) for load in first}
@@ -222,8 +224,26 @@ class RowKernel:
     def hold_row(self) -> None:
         """Loads the row once, where a thread has registers for its part."""
         if self.team.holds_row:
-            self._held = self._hold(self.root, self._row_loads(), self.first)
+            row = self._row_loads()
+            first = len(self._reduction_loads())
+            self._held = self._hold(self.root, row[:first], self.first)
+            if row[first:]:
+                self._held += self._hold(self.root, row[first:], self.first)
             self.root.line("")
+
+    def wait_for_previous(self) -> None:
+        """Waits for the previous kernel, having asked for this block's part of the rows where all rows fit a cache."""
+        team, axis = self.team, self.text.axis
+        if team.lanes == team.threads and cuda_shape.row_data_bytes(self.nest) <= cuda_shape.L2_BYTES:
+            for load in self._reduction_loads():
+                size = self.text.storage(load.buffer).size_bytes
+                rows = load.index.axes() - {axis}
+                contiguous = load.index.coefficient(axis) == 1 and rows and self.text.access_of(load) == "pack"
+                if contiguous and team.columns % team.slice == 0 and team.pack * size % 16 == 0:
+                    start = f"{self.rank} * {team.slice}" if team.splits > 1 else "0"
+                    address = self.text.address(load.buffer, load, start)
+                    self.root.line(f"if (threadIdx.x == 0) ws::prefetch({address}, {team.slice * size});")
+        self.root.line("ws::wait_for_previous();")
 
     def hold_stores(self) -> None:
         """Loads once what the stores read, for a kernel that only stores."""
@@ -261,16 +281,19 @@ class RowKernel:
 
     def _folds(self, number: int) -> str:
         stage, root = self.stages[number], self.root
-        lanes = []
-        for reduction in stage.reductions:
-            lane = self.function.names.take(f"{reduction.name}_lanes")
-            kind = self.dialect.compute(reduction.type)
-            root.line(f"ws::Lanes<{stage.functor(reduction)}, {kind}, {self.team.pack}> {lane};")
-            lanes.append(lane)
+        state_type = stage.state_type(self.dialect)
+        running = self.function.names.take(f"own_{stage.name}")
+        if not self.team.holds_row:  # a sum of sums, so that long rows stay exact
+            root.line(f"{state_type} {running} = {state_type}::empty();")
+        lanes = [self.function.names.take(f"{reduction.name}_lanes") for reduction in stage.reductions]
         roots = [reduction.value for reduction in stage.reductions]
         keeps = self._declare_kept(self.root, number)
 
         def write(scope: Scope, base: str, held: list[tuple[Load, str]]) -> None:
+            for reduction, lane in zip(stage.reductions, lanes, strict=True):
+                kind = self.dialect.compute(reduction.type)
+                scope.line(f"ws::Lanes<{stage.functor(reduction)}, {kind}, {self.team.pack}> {lane};")
+
             def body(inner: Scope) -> None:
                 self._define_kept(inner)
                 self._keep_in(inner, keeps)
@@ -278,13 +301,12 @@ class RowKernel:
                     inner.line(f"{lane}.take({self.text.lane}, {inner.converted(reduction.value, reduction.type)});")
 
             self._packs(scope, base, lambda s: self.text.elements(s, roots, body, held=held))
+            parts = stage.state_of([f"{lane}.folded()" for lane in lanes])
+            self._finish_chunk(scope, state_type, running, f"{state_type}{parts}")
 
         self._chunks(roots, write)
         self._kept += [(part, f"{name}{self._slot}[{self.text.lane}]") for part, name in keeps]
-        state = self.function.names.take(f"own_{stage.name}")
-        values = [f"{lane}.folded()" for lane in lanes]
-        root.line(f"const {stage.state_type(self.dialect)} {state} = {stage.state_of(values)};")
-        return state
+        return running
 
     def _declare_kept(self, scope: Scope, number: int) -> list[tuple[Expression, str]]:
         keeps = []
@@ -360,8 +382,6 @@ class RowKernel:
         if kept:
             self._rescale = (stage, f"{kept}{self._slot}[{self.text.lane}]", own)
 
-    leavers = ""
-    """Variable with the number of blocks that left the row before this one."""
     _rescale: tuple[Stage, str, str] | None = None
     """Stage, element and thread's own maximum of exponentials that are kept about a thread's own maximum."""
 

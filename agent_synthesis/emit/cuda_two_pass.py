@@ -31,11 +31,11 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
         root, names = kernel.root, kernel.function.names
         base = kernel.text.entry
         entry = base if last else f"{base}_{stages[number].name}"
-        if not last or overlap:
-            root.line("ws::launch_dependents();")
-        if number > 0 or overlap:
-            root.line("ws::wait_for_previous();")
         kernel.prologue()
+        if number > 0:
+            root.line("ws::wait_for_previous();")
+        elif overlap:
+            kernel.wait_for_previous()
         partials = [names.take(f"{stage.name}_partials") for stage in stages[: number + (not last)]]
         for earlier in range(number):
             stage = stages[earlier]
@@ -45,6 +45,8 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
             root.line(f"const {kind} {state} = ws::over_array<kSplits>({place});")
             kernel.learn(earlier, state)
         if last:
+            if overlap:
+                root.line("ws::launch_dependents();")
             kernel.store_row()
             kernel.hold_stores()
             kernel.store_elements()
@@ -52,6 +54,7 @@ def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[St
             stage = stages[number]
             kernel.hold_row()
             own = kernel.accumulate(number)
+            root.line("ws::launch_dependents();")
             kind = stage.state_type(kernel.dialect)
             box, block = names.take(f"{stage.name}_box"), names.take(f"block_{stage.name}")
             root.line(f"__shared__ {kind} {box}[{kernel.team.warps}];")

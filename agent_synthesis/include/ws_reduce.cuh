@@ -206,14 +206,15 @@ template <int kWarps, int kBlocks, class State> WS_INLINE State over_cluster(Sta
   return over_array<kWarps * kBlocks>(box);
 }
 
-// A slot in global memory carries a state from one block to the others of its row: each 32-bit word travels with a flag in
-// one 64-bit word, so there is no fence and no second round trip. Slots are zero between calls.
+// A slot in global memory carries a state from one block to one other of its row: each 32-bit word travels with a flag in one
+// 64-bit word, so there is no fence and no second round trip. A row of kCount blocks has kCount mailboxes of kCount slots; the
+// block that reads a slot clears it, so all slots are zero between calls without anybody waiting for that.
 template <class State> struct Slot {
   static constexpr int kWords = (sizeof(State) / 4 + 1) / 2 * 2;
   uint64 word[kWords];
 };
 
-template <class State> WS_INLINE void publish(Slot<State>* slot, const State& state) {
+template <class State> WS_INLINE void write_slot(Slot<State>* slot, const State& state) {
   constexpr uint64 kFlag = 1ull << 32;
   uint64 word[Slot<State>::kWords];
 #pragma unroll
@@ -224,7 +225,7 @@ template <class State> WS_INLINE void publish(Slot<State>* slot, const State& st
     asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" :: "l"(slot->word + i), "l"(word[i]), "l"(word[i + 1]) : "memory");
 }
 
-template <class State> WS_INLINE State await(const Slot<State>* slot) {
+template <class State> WS_INLINE State take_slot(Slot<State>* slot) {
   State state;
 #pragma unroll
   for (int i = 0; i < Slot<State>::kWords; i += 2) {
@@ -232,25 +233,30 @@ template <class State> WS_INLINE State await(const Slot<State>* slot) {
     do {
       asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(slot->word + i) : "memory");
     } while (((low & high) >> 32) == 0);
+    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %1};" :: "l"(slot->word + i), "l"(0ull) : "memory");
     reinterpret_cast<unsigned*>(&state)[i] = static_cast<unsigned>(low);
     if (i + 1 < int(sizeof(State) / 4)) reinterpret_cast<unsigned*>(&state)[i + 1] = static_cast<unsigned>(high);
   }
   return state;
 }
 
-// Merge of the kCount states of a row once all of them are there. One whole warp calls it.
-template <int kCount, class State> WS_INLINE State over_slots(const Slot<State>* slots) {
+// Over the kCount blocks of a row, all of them resident: the row's state, in every lane of the one warp of each block that
+// calls it. `mailboxes` are the row's.
+template <int kCount, class State> WS_INLINE State over_blocks(const State& mine, Slot<State>* mailboxes, int rank) {
   const int lane = threadIdx.x % 32;
-  State mine = State::empty();
+#pragma unroll
+  for (int i = 0; i < (kCount + 31) / 32; ++i)
+    if (i * 32 + lane < kCount) write_slot(mailboxes + (i * 32 + lane) * kCount + rank, mine);
+  State all = State::empty();
 #pragma unroll
   for (int i = 0; i < (kCount + 31) / 32; ++i) {
     if (i * 32 + lane < kCount) {
-      const State other = await(slots + i * 32 + lane);
-      mine = i == 0 ? other : State::join(mine, other);
+      const State other = take_slot(mailboxes + rank * kCount + i * 32 + lane);
+      all = i == 0 ? other : State::join(all, other);
     }
   }
   __syncwarp();
-  return State::template over_lanes<32>(mine);
+  return State::template over_lanes<32>(all);
 }
 
 // Counts an arrival after all that this block did; the number of arrivals before it.

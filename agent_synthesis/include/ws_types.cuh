@@ -71,8 +71,9 @@ template <Reuse kReuse> WS_INLINE uint4 load_16(const uint4* from) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
   } else if constexpr (kReuse == kShared) {
-    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
+    // Volatile: a load that is written early, to overlap an exchange, stays there.
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
   } else {
     word = *from;
   }
@@ -116,6 +117,12 @@ template <class T, int N> WS_INLINE void store_streaming(T* to, const Pack<T, N>
   } else {
     store(to, pack);
   }
+}
+
+// Brings bytes into the second-level cache; address and count are multiples of 16. It may run before the previous kernel has
+// written there, since that cache is where all writes meet.
+WS_INLINE void prefetch(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
 }
 
 // Programmatic dependent launch: the next kernel may start now; wait for the previous one's memory.
