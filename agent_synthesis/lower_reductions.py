@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.ir import Expression, Type
+from agent_synthesis.ir import Expression, Index, Type
 from agent_synthesis.symbolic import (
     Indices,
     Refused,
@@ -101,9 +101,7 @@ def _prod_handler(
 
 
 def _extreme(operation: str) -> Callable[..., Any]:
-    def handler(
-        tracer: Tracer, out: Any, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
-    ) -> Any:
+    def handler(tracer: Tracer, out: Any, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any) -> Any:
         value = tracer.symbol(x)
         values = out if isinstance(out, torch.Tensor) else out[0]
         type_ = value.type.compute
@@ -154,13 +152,25 @@ handles("all")(_logical("min"))
 
 
 def _moments(value: Symbol, dims: Sequence[int], type_: Type, correction: float) -> tuple[Symbol, Symbol]:
-    """(variance, mean), both with kept dimensions."""
-    mean = _mean(value, dims, type_)
+    """(variance, mean), both with kept dimensions; summed about the first element of each slice.
+
+    The shift makes slices of one constant exact, as PyTorch's running (Welford) mean has them, and keeps the digits of
+    data far from zero.
+    """
     wide = _typed(value, type_)
-    squares = _combine(lambda x, m: op("mul", op("sub", x, m), op("sub", x, m)), wide, mean)
+    folded = {dim % max(1, len(value.shape)) for dim in dims}
+    first = Symbol(
+        tuple(1 if dim in folded else extent for dim, extent in enumerate(value.shape)),
+        type_,
+        lambda index: wide.at(tuple(Index() if dim in folded else at for dim, at in enumerate(index))),
+    )
+    shifted = _combine(lambda x, origin: op("sub", x, origin), wide, first)
+    mean = _mean(shifted, dims, type_)
+    squares = _combine(lambda x, m: op("mul", op("sub", x, m), op("sub", x, m)), shifted, mean)
     count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
     divisor = literal(max(0.0, count - correction), type_)
-    return _combine(lambda s: op("div", s, divisor), _sum(squares, dims, type_)), mean
+    variance = _combine(lambda s: op("div", s, divisor), _sum(squares, dims, type_))
+    return variance, _combine(lambda origin, m: op("add", origin, m), first, mean)
 
 
 def _correction(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
@@ -231,9 +241,7 @@ def _affine(value: Symbol, weight: Symbol | None, bias: Symbol | None) -> Symbol
     return value
 
 
-def _optional(
-    tracer: Tracer, tensor: torch.Tensor | None, shape: Sequence[int] | None = None
-) -> Symbol | None:
+def _optional(tracer: Tracer, tensor: torch.Tensor | None, shape: Sequence[int] | None = None) -> Symbol | None:
     if tensor is None:
         return None
     symbol = tracer.symbol(tensor)
@@ -276,9 +284,7 @@ def _group_norm(
 
 
 @handles("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
-def _batch_norm(
-    tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: Any, *rest: Any
-) -> list[Symbol | None]:
+def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> list[Symbol | None]:
     """Without running statistics to write: batch statistics where there are none, else the stored ones."""
     tensors = [part for part in rest if isinstance(part, torch.Tensor)]
     numbers = [part for part in rest if isinstance(part, bool | float)]
@@ -342,9 +348,7 @@ def _log_softmax(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, _
 
 
 @handles("logsumexp")
-def _logsumexp(
-    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any, _keepdim: bool = False
-) -> Symbol:
+def _logsumexp(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any, _keepdim: bool = False) -> Symbol:
     value = _typed(tracer.symbol(x), type_of(out.dtype).compute)
     dims = _dims(x, dim)
     greatest = fold("max", value, dims, value.type)
@@ -410,16 +414,8 @@ def _addmm(
     value: Symbol = handler(tracer, out, left, right)
     type_ = value.type.compute
     shift = broadcast(_typed(tracer.symbol(bias), value.type), out.shape)
-    scaled = (
-        value
-        if alpha == 1
-        else _combine(lambda v, s: op("mul", v, s), value, constant_symbol(alpha, type_, ()))
-    )
+    scaled = value if alpha == 1 else _combine(lambda v, s: op("mul", v, s), value, constant_symbol(alpha, type_, ()))
     if beta == 0:
         return scaled
-    added = (
-        shift
-        if beta == 1
-        else _combine(lambda v, s: op("mul", v, s), shift, constant_symbol(beta, type_, ()))
-    )
+    added = shift if beta == 1 else _combine(lambda v, s: op("mul", v, s), shift, constant_symbol(beta, type_, ()))
     return _combine(lambda v, s: op("add", v, s), scaled, added)

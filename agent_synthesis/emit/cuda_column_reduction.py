@@ -51,15 +51,22 @@ class CudaColumnReduction:
         others = problem.nest.row_count // problem.axis.extent
         packs = problem.axis.extent // pack
         single = self._is_single(problem.nest)
-        lanes = min(256 if single else 32, cuda_shape.power_of_two_at_least(packs))
-        lanes = max(8, lanes)
+        lanes = min(32, max(8, cuda_shape.power_of_two_at_least(packs)))
+        while not single and lanes > 8 and others * -(-packs // lanes) < cuda_shape.SM_COUNT:
+            lanes //= 2
         tiles = others * -(-packs // lanes)
-        splits = 1
-        if single:
-            splits = max(1, min(2 * cuda_shape.SM_COUNT // tiles, rows // (8 * (256 // lanes))))
+        splits = max(1, min(2 * cuda_shape.SM_COUNT // tiles, rows // (8 * (256 // lanes)))) if single else 1
+        few = not single and tiles < cuda_shape.SM_COUNT
         draft = Parameters(
             {"loads": "once" if single else "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
-            {"threads": 256, "lanes": lanes, "splits": splits, "pack": pack, "unroll": 8, "min_blocks": 2},
+            {
+                "threads": 512 if few else 256,
+                "lanes": lanes,
+                "splits": splits,
+                "pack": pack,
+                "unroll": 8,
+                "min_blocks": 1 if few else 2,
+            },
         )
         for unroll in (8, 4, 2, 1):
             candidate = shape.changed(draft, "unroll", unroll)
@@ -95,7 +102,9 @@ class CudaColumnReduction:
         visits = len(sweeps.levels(problem.nest)) + bool(sweeps.element_stores(problem.nest))
         read = cuda_shape.row_data_bytes(problem.nest)
         team = self._team(problem, parameters)
-        partials = sum(8 * problem.nest.row_count * team.splits * 2 for _ in problem.nest.reductions) if team.splits > 1 else 0
+        partials = (
+            sum(8 * problem.nest.row_count * team.splits * 2 for _ in problem.nest.reductions) if team.splits > 1 else 0
+        )
         again = (visits - 1) * read if read > cuda_shape.L2_BYTES // 2 else 0
         return Footprint(again + partials, team.blocks, 1)
 
@@ -104,7 +113,9 @@ class CudaColumnReduction:
         self._require(nest, parameters)
         problem = _problem(nest)
         simple = sweeps.with_reciprocal(problem.nest)
-        kernel = ColumnKernel(simple, self._team(problem, parameters), parameters, cuda_stages.plan(simple, merge=False))
+        kernel = ColumnKernel(
+            simple, self._team(problem, parameters), parameters, cuda_stages.plan(simple, merge=False)
+        )
         header = shape.header(nest, self.name, parameters)
         return kernel.write(nest, header)
 

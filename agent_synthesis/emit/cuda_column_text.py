@@ -96,14 +96,20 @@ class ColumnKernel:
         kinds = [self._kind(reduction) for reduction in self._nest.reductions]
         types = dict(zip(partials, kinds, strict=False))
         spaces = [
-            cuda_shape.workspace(original, name, -(-self._nest.row_count * team.splits * r.type.compute.size_bytes // 8))
+            cuda_shape.workspace(
+                original, name, -(-self._nest.row_count * team.splits * r.type.compute.size_bytes // 8)
+            )
             for name, r in zip(partials, self._nest.reductions, strict=False)
         ]
         if shared:
             types[counter] = "unsigned"
             spaces.append(cuda_shape.workspace(original, "arrived", -(-team.tiles * team.others // 2), zero=True))
         record = cuda_shape.launch(
-            original, grid=team.blocks, threads=team.threads, workspaces=[s.name for s in spaces], dependent=self._overlap
+            original,
+            grid=team.blocks,
+            threads=team.threads,
+            workspaces=[s.name for s in spaces],
+            dependent=self._overlap,
         )
         signature = self._text.signature(self._text.entry, team.threads, self._min_blocks, workspaces=types)
         text = "\n".join([*header, *signature, *root.lines, "}", ""])
@@ -156,8 +162,10 @@ class ColumnKernel:
         loop = root.child()
         held = []
         for load in text.varying_loads(roots):
-            if self._nest.reduced[0].name in load.index.axes() and text.access_of(load) != "same" and (
-                text.access_of(load) == "pack" or team.pack == 1
+            if (
+                self._nest.reduced[0].name in load.index.axes()
+                and text.access_of(load) != "same"
+                and (text.access_of(load) == "pack" or team.pack == 1)
             ):
                 name = self._function.names.take(f"{self._function.buffers[load.buffer]}_rows")
                 loop.line(f"{text.pack_type(text.storage(load.buffer))} {name}[kUnroll];")
@@ -192,7 +200,9 @@ class ColumnKernel:
         lanes = []
         for reduction in stage.reductions:
             name = self._function.names.take(f"{reduction.name}_lanes")
-            self._root.line(f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}> {name};")
+            self._root.line(
+                f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}> {name};"
+            )
             lanes.append(name)
         roots = [reduction.value for reduction in stage.reductions]
         parts = [self._function.names.take(f"{reduction.name}_part") for reduction in stage.reductions]
@@ -224,7 +234,9 @@ class ColumnKernel:
                 box = self._function.names.take(f"{reduction.name}_box")
                 result = self._function.names.take(f"block_{reduction.name}")
                 kind = f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}>"
-                self._root.line(f"__shared__ ws::Pack<{self._kind(reduction)}, {self._team.pack}> {box}[kDepth * kLanes];")
+                self._root.line(
+                    f"__shared__ ws::Pack<{self._kind(reduction)}, {self._team.pack}> {box}[kDepth * kLanes];"
+                )
                 call = f"ws::over_depth<kDepth, kLanes>({lane}, {box})"
                 self._root.line(f"const {kind} {result} = {call};")
             self._function.reductions[reduction.name] = f"{result}.lane[{self._text.lane}]"

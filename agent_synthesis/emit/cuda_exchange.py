@@ -15,7 +15,9 @@ from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 
 
-def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]) -> Emission:
+def emit(
+    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+) -> Emission:
     """One kernel that reads each row once where registers hold it."""
     kernel = RowKernel(nest, parameters, stages)
     team, root, names = kernel.team, kernel.root, kernel.function.names
@@ -61,7 +63,7 @@ def _exchange(kernel: RowKernel, stage: Stage, own: str, slots: str, offset: int
     team, root, names = kernel.team, kernel.root, kernel.function.names
     kind = stage.state_type(kernel.dialect)
     state = names.take(f"{stage.name}_state")
-    if team.lanes < team.threads or team.threads == 32 == team.lanes and team.splits == 1:
+    if team.lanes < team.threads or (team.threads == 32 == team.lanes and team.splits == 1):
         root.line(f"const {kind} {state} = {kind}::over_lanes<{team.lanes}>({own});")
         return state
     box = names.take(f"{stage.name}_box")
@@ -92,4 +94,3 @@ def _exchange(kernel: RowKernel, stage: Stage, own: str, slots: str, offset: int
 def _slot_words(stage: Stage) -> int:
     """64-bit words of one state's slot: one for each 32-bit word, in pairs."""
     return cuda_shape.round_up(stage.state_bytes() // 4, 2)
-

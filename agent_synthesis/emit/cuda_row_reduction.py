@@ -61,6 +61,14 @@ class CudaRowReduction:
         if rows < cuda_shape.SM_COUNT and columns > _SHORT_ROW:
             if elements <= _CLUSTER_ELEMENTS and columns >= 4096:
                 found.append(self._parameters(simple, "cluster", threads=128, splits=8))
+            # The cluster's exchange is the cheapest that a resident cluster of 8 allows; where blocks that share a row are
+            # many, two kernels that overlap beat one whose blocks meet.
+            if 8192 <= columns <= 65536 and 16 <= rows <= 3 * cuda_shape.RESIDENT_CLUSTERS[8]:
+                found.append(self._parameters(simple, "cluster", threads=256, splits=8, min_blocks=3, loads="shared"))
+            if rows <= 8 and columns <= 8192 * _splits(rows, 1, columns):
+                splits = _splits(rows, 1, columns)
+                if splits > 1:
+                    found.append(self._parameters(simple, "two_pass", threads=512, splits=splits, packs=4))
             # Few slices of 8K to one block an SM; more data, more blocks of smaller slices whose waits overlap.
             for per_sm, threads, longest in ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768)):
                 splits = _splits(rows, per_sm, columns)
@@ -76,8 +84,16 @@ class CudaRowReduction:
             threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
             found.append(self._parameters(simple, "block", threads=threads, min_blocks=1024 // threads, loads="shared"))
         for splits, min_blocks in ((2, 2), (4, 2), (8, 2), (8, 1), (16, 1)):
-            found.append(self._parameters(simple, "cluster", threads=512, splits=splits, min_blocks=min_blocks,
-                                          loads="shared" if min_blocks > 1 else "once"))
+            found.append(
+                self._parameters(
+                    simple,
+                    "cluster",
+                    threads=512,
+                    splits=splits,
+                    min_blocks=min_blocks,
+                    loads="shared" if min_blocks > 1 else "once",
+                )
+            )
         if rows < cuda_shape.SM_COUNT:
             splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
             found.append(self._parameters(simple, "two_pass", threads=512, splits=min(128, splits), packs=4))
@@ -191,7 +207,9 @@ class CudaRowReduction:
         busy = cuda_shape.resident_blocks(team.threads, parameters.integers["min_blocks"])
         in_flight = read if launches > 1 else read * min(1.0, busy / blocks)
         again = rereads * read if in_flight > cuda_shape.L2_BYTES // 2 else 0
-        slots = sum(s.state_bytes() for s in stages) * simple.row_count * team.splits * 2 if team.reduce != "cluster" else 0
+        slots = (
+            sum(s.state_bytes() for s in stages) * simple.row_count * team.splits * 2 if team.reduce != "cluster" else 0
+        )
         return Footprint(again + (slots if team.splits > 1 else 0), blocks, launches)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
@@ -229,7 +247,9 @@ class CudaRowReduction:
         if reduce == "grid" and (
             simple.row_count * splits > cuda_shape.resident_blocks(threads, integers["min_blocks"])
         ):
-            raise IllegalMove(f"{nest.name}: {simple.row_count * splits} blocks wait for each other, more than fit the GPU")
+            raise IllegalMove(
+                f"{nest.name}: {simple.row_count * splits} blocks wait for each other, more than fit the GPU"
+            )
         team = team_of(simple, parameters)
         if (team.splits - 1) * team.slice >= team.columns:
             raise IllegalMove(f"{nest.name}: {splits} blocks are more than a row of {team.columns} can occupy")

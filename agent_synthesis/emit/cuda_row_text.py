@@ -135,8 +135,10 @@ class RowKernel:
         for axis, value in cuda_shape.row_axes(self.nest, self.row).items():
             root.line(f"const {offset} {self.function.axes[axis]} = {value};")
         thread = "threadIdx.x" if team.lanes == team.threads else "threadIdx.x % kLanes"
-        scaled = f"{team.pack} * ({thread})" if team.pack > 1 and "%" in thread else (
-            f"{team.pack} * threadIdx.x" if team.pack > 1 else thread
+        scaled = (
+            f"{team.pack} * ({thread})"
+            if team.pack > 1 and "%" in thread
+            else (f"{team.pack} * threadIdx.x" if team.pack > 1 else thread)
         )
         start = f"{self.rank} * {team.slice} + " if team.splits > 1 else ""
         root.line(f"const int {self.first} = {start}{scaled};")
@@ -232,9 +234,11 @@ class RowKernel:
             self.root.line("")
 
     def wait_for_previous(self) -> None:
-        """Waits for the previous kernel, having asked for this block's part of the rows where all rows fit a cache."""
+        """Waits for the previous kernel, having asked for this block's part of the rows where all rows fit a cache at once."""
         team, axis = self.team, self.text.axis
-        if team.lanes == team.threads and cuda_shape.row_data_bytes(self.nest) <= cuda_shape.L2_BYTES:
+        blocks = self.nest.row_count * team.splits
+        one_wave = team.lanes == team.threads and blocks <= cuda_shape.SM_COUNT * self.min_blocks
+        if one_wave and cuda_shape.row_data_bytes(self.nest) <= cuda_shape.L2_BYTES:
             for load in self._reduction_loads():
                 size = self.text.storage(load.buffer).size_bytes
                 rows = load.index.axes() - {axis}
@@ -340,9 +344,7 @@ class RowKernel:
         else:
             scope.line(f"{running} = {state_type}::join({running}, {parts});")
 
-    def _shifted(
-        self, scope: Scope, base: str, held: list[tuple[Load, str]], number: int, running: str
-    ) -> None:
+    def _shifted(self, scope: Scope, base: str, held: list[tuple[Load, str]], number: int, running: str) -> None:
         stage = self.stages[number]
         top, total = stage.reductions
         names, kind, pack = self.function.names, self.dialect.compute(top.type), self.team.pack
@@ -498,4 +500,3 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     cuda_shape.require_sm90(
         nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=boxes, held_registers=registers
     )
-

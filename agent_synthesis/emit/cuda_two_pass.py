@@ -15,7 +15,9 @@ from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.v1 import candidate_pb2
 
 
-def emit(nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]) -> Emission:
+def emit(
+    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+) -> Emission:
     """One kernel a stage that leaves partial states of slices, then one that merges them and stores."""
     lines = list(header)
     launches: list[candidate_pb2.Launch] = []

@@ -88,11 +88,11 @@ template <class T> struct Moments {
     return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
   }
   template <int kOver> static WS_INLINE Moments over_lanes(Moments mine) {
-    // About one of the means, so that a large common offset costs no bits.
-    const T about = __shfl_sync(kAllLanes, mine.mean, 0, kOver);
+    // The mean in two steps: what the first rounded away, the second adds back.
     const T count = fold_lanes<Sum, kOver>(mine.count);
-    const T shift = fold_lanes<Sum, kOver>(mine.count * (mine.mean - about));
-    const T mean = about + (count > T(0) ? shift / count : T(0));
+    const T share = count > T(0) ? mine.count / count : T(0);
+    const T about = fold_lanes<Sum, kOver>(share * mine.mean);
+    const T mean = about + fold_lanes<Sum, kOver>(share * (mine.mean - about));
     const T apart = mine.mean - mean;
     return {count, mean, fold_lanes<Sum, kOver>(mine.squares + mine.count * apart * apart)};
   }
