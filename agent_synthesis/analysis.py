@@ -47,14 +47,10 @@ def _plan_digest(plan: Plan) -> str:
 def _features(plan: Plan) -> list[str]:
     """How a search tells kinds of plans apart: the partition, the engines and schedules, the strategies."""
     partition = ["+".join(plan.all_nodes(group)) for group in plan.groups if len(plan.all_nodes(group)) > 1]
-    features = (
-        [f"partition:{digest.short(digest.digest(*sorted(partition)))}"] if partition else ["partition:none"]
-    )
+    features = [f"partition:{digest.short(digest.digest(*sorted(partition)))}"] if partition else ["partition:none"]
     features += [f"rewrite:{rule}" for rule in plan.rewrites]
     for group in plan.groups:
         if group.engine == "authored":
             features.append(f"{group.name}:{group.schedule}")
-            features += [
-                f"{group.name}:{key}={value}" for key, value in sorted(group.parameters.choices.items())
-            ]
+            features += [f"{group.name}:{key}={value}" for key, value in sorted(group.parameters.choices.items())]
     return features

@@ -85,9 +85,7 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
     element_values = [r.value for r in nest.reductions]
     element_values += [s.value for s in nest.stores if nest.is_element_store(s)]
     row_values = [s.value for s in nest.stores if not nest.is_element_store(s)]
-    operations = points * (_calls(element_values) + len(nest.reductions)) + nest.row_count * _calls(
-        row_values
-    )
+    operations = points * (_calls(element_values) + len(nest.reductions)) + nest.row_count * _calls(row_values)
     return analysis_pb2.Cost(
         read_bytes=read,
         write_bytes=write,

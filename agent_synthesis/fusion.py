@@ -79,9 +79,7 @@ def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:
     merged = replace(
         group,
         nodes=tuple(sorted((*group.nodes, *other.nodes), key=position)),
-        recomputed=tuple(
-            sorted({*group.recomputed, *other.recomputed} - {*group.nodes, *other.nodes}, key=position)
-        ),
+        recomputed=tuple(sorted({*group.recomputed, *other.recomputed} - {*group.nodes, *other.nodes}, key=position)),
         engine="authored",
     )
     yield _Trial(plan, (group.name, other.name), merged)

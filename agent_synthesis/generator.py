@@ -83,9 +83,7 @@ class _Generator:
     def _append_call(self, node: graph_pb2.Node, group: str) -> None:
         call = candidate_pb2.LibraryCall(target=node.target, args=node.args, kwargs=node.kwargs)
         for result in node.results:
-            wanted = bool(result.name) and (
-                bool(self._index.users(result.name)) or result.name in self._index.outputs
-            )
+            wanted = bool(result.name) and (bool(self._index.users(result.name)) or result.name in self._index.outputs)
             call.results.append(result.name if wanted else "")
             if wanted:
                 self._buffers[result.name] = candidate_pb2.Buffer(

@@ -92,9 +92,7 @@ class GraphIndex:
         if owner in self.sources or self.is_view(self._producer[target]):
             return False
         # Names of the same memory: the target, what came before it in place, and views of those.
-        others = [
-            name for name, root in self.root.items() if root == owner and self._made_at(name) < position
-        ]
+        others = [name for name, root in self.root.items() if root == owner and self._made_at(name) < position]
         if any(name in self.outputs for name in others):
             return False
         return all(self.position[user] <= position for name in others for user in self.users(name))

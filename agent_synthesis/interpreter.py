@@ -139,9 +139,7 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
 
     def call(name: str) -> None:
         node = index.nodes[name]
-        for result, tensor in zip(
-            node.results, aten.call(node.target, node.args, node.kwargs, lookup), strict=False
-        ):
+        for result, tensor in zip(node.results, aten.call(node.target, node.args, node.kwargs, lookup), strict=False):
             if result.name and tensor is not None:
                 values[result.name] = tensor
 

@@ -48,9 +48,7 @@ class Output:
     strides: tuple[int, ...]
 
 
-def build(
-    name: str, outputs: Sequence[Output], tracer: Tracer, buffers: Sequence[BufferRef], comment: str
-) -> Nest:
+def build(name: str, outputs: Sequence[Output], tracer: Tracer, buffers: Sequence[BufferRef], comment: str) -> Nest:
     """The verified nest that stores all outputs.
 
     Raises:
@@ -122,9 +120,7 @@ class _Attempt:
     def _anchor(self, outputs: Sequence[Output]) -> Output:
         """The output whose dimensions become the axes: the largest, one that depends on a reduction if any
         does."""
-        placed = {
-            output.buffer: self._axes_for(f"o{n}", output.symbol.shape) for n, output in enumerate(outputs)
-        }
+        placed = {output.buffer: self._axes_for(f"o{n}", output.symbol.shape) for n, output in enumerate(outputs)}
         refs = {o.buffer: list(_refs(o.symbol.at(placed[o.buffer]))) for o in outputs}
         reducing = [output for output in outputs if refs[output.buffer]] or list(outputs)
         anchor = max(reducing, key=lambda output: output.symbol.element_count)
@@ -327,9 +323,7 @@ def _wanted_splits(nest: Nest) -> dict[str, set[int]]:
             if isinstance(atom, Quotient | Remainder):
                 visit(atom.value)
                 match atom.value.terms:
-                    case ((str(axis), 1),) if (
-                        atom.value.offset == 0 and nest.extents[axis] % atom.divisor == 0
-                    ):
+                    case ((str(axis), 1),) if atom.value.offset == 0 and nest.extents[axis] % atom.divisor == 0:
                         wanted.setdefault(axis, set()).add(atom.divisor)
 
     for index in _indices(nest):

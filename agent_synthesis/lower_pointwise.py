@@ -136,12 +136,8 @@ for _name in ("fmod", "remainder", "atan2"):
     )
 _number("maximum", lambda a, b: op("max", a, b), 2)
 _number("minimum", lambda a, b: op("min", a, b), 2)
-_number(
-    "fmax", lambda a, b: op("where", op("isnan", a), b, op("where", op("isnan", b), a, op("max", a, b))), 2
-)
-_number(
-    "fmin", lambda a, b: op("where", op("isnan", a), b, op("where", op("isnan", b), a, op("min", a, b))), 2
-)
+_number("fmax", lambda a, b: op("where", op("isnan", a), b, op("where", op("isnan", b), a, op("max", a, b))), 2)
+_number("fmin", lambda a, b: op("where", op("isnan", a), b, op("where", op("isnan", b), a, op("min", a, b))), 2)
 
 
 def _pow(base: Expression, exponent: Expression) -> Expression:
@@ -204,9 +200,7 @@ def _choose(tracer: Tracer, out: torch.Tensor, condition: Any, yes: Any, no: Any
     return Symbol(
         tuple(out.shape),
         type_,
-        lambda index: op(
-            "where", cast(test.at(index), Type.BOOL), branch(first, index), branch(second, index)
-        ),
+        lambda index: op("where", cast(test.at(index), Type.BOOL), branch(first, index), branch(second, index)),
     )
 
 

@@ -123,9 +123,7 @@ def _select(tracer: Tracer, out: torch.Tensor, value: torch.Tensor, dim: int, in
 
 
 def _selected(symbol: Symbol, out: torch.Tensor, dim: int, place: int) -> Symbol:
-    return Symbol(
-        tuple(out.shape), symbol.type, lambda index: symbol.at((*index[:dim], Index(place), *index[dim:]))
-    )
+    return Symbol(tuple(out.shape), symbol.type, lambda index: symbol.at((*index[:dim], Index(place), *index[dim:])))
 
 
 @handles("unbind")
@@ -135,9 +133,7 @@ def _unbind(tracer: Tracer, out: Sequence[torch.Tensor], value: torch.Tensor, di
 
 
 @handles("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split")
-def _split(
-    tracer: Tracer, out: Sequence[torch.Tensor], value: torch.Tensor, _: Any, dim: int = 0
-) -> list[Symbol]:
+def _split(tracer: Tracer, out: Sequence[torch.Tensor], value: torch.Tensor, _: Any, dim: int = 0) -> list[Symbol]:
     symbol, dim, parts, first = tracer.symbol(value), dim % value.dim(), [], 0
     for part in out:
         parts.append(_moved(symbol, part, dim, first, 1))

@@ -148,9 +148,7 @@ def _set(plan: Plan, move: Move) -> Plan:
     for part in filter(None, move.choice.split(",")):
         key, equals, value = part.partition("=")
         if not equals or key not in choices:
-            raise IllegalMove(
-                f"schedule {group.schedule} has no choice {part!r}; it has {', '.join(choices)}"
-            )
+            raise IllegalMove(f"schedule {group.schedule} has no choice {part!r}; it has {', '.join(choices)}")
         choices[key] = value
     unknown = move.arguments.keys() - group.parameters.integers.keys()
     if unknown:

@@ -121,9 +121,7 @@ class Plan:
 
 def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType) -> Plan:
     """Every call a library group of its own, in the order of the module."""
-    groups = tuple(
-        Group(node.name, (node.name,)) for node in index.graph.nodes if not index.is_view(node.name)
-    )
+    groups = tuple(Group(node.name, (node.name,)) for node in index.graph.nodes if not index.is_view(node.name))
     return Plan(index, target, groups)
 
 

@@ -92,9 +92,7 @@ class LinearRowSum:
 
     def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
         total = index.nodes[node]
-        reduction = {"aten.sum.dim_IntList": "aten.sum.dim_IntList", "aten.mean.dim": "aten.mean.dim"}.get(
-            total.target
-        )
+        reduction = {"aten.sum.dim_IntList": "aten.sum.dim_IntList", "aten.mean.dim": "aten.mean.dim"}.get(total.target)
         if reduction is None or any(named.name == "dtype" and not named.value.none for named in total.kwargs):
             return None
         product = _only_use(index, total.args[0].tensor, node)
@@ -167,9 +165,7 @@ def _call(
         strides.append(step)
         step *= max(extent, 1)
     spec = tensor_pb2.TensorSpec(dtype=dtype, shape=shape, strides=strides[::-1])
-    return graph_pb2.Node(
-        name=name, target=target, args=args, results=[graph_pb2.NodeResult(name=name, spec=spec)]
-    )
+    return graph_pb2.Node(name=name, target=target, args=args, results=[graph_pb2.NodeResult(name=name, spec=spec)])
 
 
 def _tensor(name: str) -> tensor_pb2.Value:
@@ -181,9 +177,7 @@ def _flag(value: bool) -> tensor_pb2.Value:
 
 
 def _integers(values: Sequence[int]) -> tensor_pb2.Value:
-    return tensor_pb2.Value(
-        list=tensor_pb2.ValueList(values=[tensor_pb2.Value(integer=value) for value in values])
-    )
+    return tensor_pb2.Value(list=tensor_pb2.ValueList(values=[tensor_pb2.Value(integer=value) for value in values]))
 
 
 RULES: tuple[Rule, ...] = (LinearRowSum(),)

@@ -16,9 +16,7 @@ class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
     def __init__(self, synthesizer: Synthesizer | None = None) -> None:
         self._synthesizer = synthesizer or BuiltInSynthesizer()
 
-    def AnalyzePlan(
-        self, request: pb.AnalyzePlanRequest, context: grpc.ServicerContext
-    ) -> pb.AnalyzePlanResponse:
+    def AnalyzePlan(self, request: pb.AnalyzePlanRequest, context: grpc.ServicerContext) -> pb.AnalyzePlanResponse:
         """See the contract."""
         del context
         return pb.AnalyzePlanResponse(analysis=self._synthesizer.analyze(request.task, request.moves))

@@ -129,9 +129,7 @@ def fold(operation: str, value: Symbol, dims: Sequence[int], accumulate: Type) -
 
     extents = tuple(value.shape[dim] for dim in folded)
     if math.prod(extents) == 1:
-        return Symbol(
-            shape, accumulate, lambda index: body(tuple(index[d] for d in kept), (Index(),) * len(folded))
-        )
+        return Symbol(shape, accumulate, lambda index: body(tuple(index[d] for d in kept), (Index(),) * len(folded)))
     made = Fold(operation, extents, body, accumulate)
 
     def refer(index: Indices) -> Expression:
@@ -169,11 +167,7 @@ def unflatten(flat: Index, shape: Sequence[int], extents: Mapping[str, int]) -> 
     for dim in reversed(range(len(shape))):
         quotient = flat.divided(step, extents)
         parts.append(
-            Index()
-            if shape[dim] == 1
-            else quotient
-            if dim == outermost
-            else quotient.modulo(shape[dim], extents)
+            Index() if shape[dim] == 1 else quotient if dim == outermost else quotient.modulo(shape[dim], extents)
         )
         step *= shape[dim]
     return tuple(reversed(parts))
@@ -187,9 +181,7 @@ def broadcast(value: Symbol, shape: Sequence[int]) -> Symbol:
 
     def at(index: Indices) -> Expression:
         inner = index[lead:]
-        return value.at(
-            tuple(Index() if extent == 1 else i for i, extent in zip(inner, value.shape, strict=True))
-        )
+        return value.at(tuple(Index() if extent == 1 else i for i, extent in zip(inner, value.shape, strict=True)))
 
     return Symbol(tuple(shape), value.type, at)
 

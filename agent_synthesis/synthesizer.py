@@ -46,9 +46,7 @@ class Synthesizer(Protocol):
         """
         ...
 
-    def synthesize(
-        self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis
-    ) -> candidate_pb2.Candidate:
+    def synthesize(self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis) -> candidate_pb2.Candidate:
         """Makes the candidate that a hypothesis names. Raises as `analyze` does."""
         ...
 
@@ -85,9 +83,7 @@ class BuiltInSynthesizer:
                     self._analyses.popitem(last=False)
         return known
 
-    def synthesize(
-        self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis
-    ) -> candidate_pb2.Candidate:
+    def synthesize(self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis) -> candidate_pb2.Candidate:
         """See `Synthesizer`."""
         plan = self.plan(task, hypothesis.moves)
         key = _task_key(task)
@@ -140,9 +136,7 @@ class BuiltInSynthesizer:
             try:
                 plan = moves.apply(plan, move)
             except IllegalMove as error:
-                raise IllegalMove(
-                    f"move {number} ({move.operation} {move.group} {move.choice}): {error}"
-                ) from error
+                raise IllegalMove(f"move {number} ({move.operation} {move.group} {move.choice}): {error}") from error
         return plan
 
     def _graph(self, task: task_pb2.Task) -> GraphIndex:

@@ -207,6 +207,8 @@ class SearchRun:
                 raise
             self._cut_short = f"; the search ended early: {error}"
         finally:
+            if not self._cancelled.is_set() and not any(trial.candidate.moves for trial in self._trials):
+                wait(walking, timeout=self._effort.settle_seconds)  # a short budget still tries something
             self._stop_walks.set()
             ended, _ = wait(walking, timeout=self._effort.settle_seconds)
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""CUDA schedule of reductions along a strided axis, such as column sums: threads lie along the contiguous parallel axis.
+"""CUDA schedule of reductions along a strided axis, such as column sums: threads lie along the contiguous axis.
 
-The one idea: neighbouring threads have neighbouring columns, so each row is read in wide pieces; the rows are shared by the
-threads above each other in a block and by blocks, whose partial results the last block to finish adds in a fixed order.
+The one idea: neighbouring threads have neighbouring columns, so each row is read in wide pieces; the rows are shared
+by the threads above each other in a block and by blocks, whose partial results the last block to finish adds in order.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Problem:
 
 
 class CudaColumnReduction:
-    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may start while
-    the previous kernel ends).
+    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may
+    start while the previous kernel ends).
 
-    Integers: `threads` of a block, `lanes` (packs of columns of a block), `splits` (blocks that share the rows of a column),
-    `pack` (columns of a thread), `unroll` (rows in flight in a thread), `min_blocks` (blocks that share an SM).
+    Integers: `threads` of a block, `lanes` (packs of columns of a block), `splits` (blocks that share the rows of a
+    column), `pack` (columns of a thread), `unroll` (rows in flight in a thread), `min_blocks` (blocks an SM shares).
     """
 
     name = "cuda_column_reduction"

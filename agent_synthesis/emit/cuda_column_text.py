@@ -1,4 +1,7 @@
-"""The text of a column reduction on CUDA. See `cuda_column_reduction` for the strategy; this file only writes it down."""
+"""The text of a column reduction on CUDA.
+
+See `cuda_column_reduction` for the strategy; this file only writes it down.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +121,9 @@ class ColumnKernel:
     def _kind(self, reduction: Reduction) -> str:
         return self._function.dialect.compute(reduction.type)
 
+    def _lanes_type(self, stage: Stage, reduction: Reduction) -> str:
+        return f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}>"
+
     def _prologue(self) -> None:
         team, root, text = self._team, self._root, self._text
         if self._overlap:
@@ -171,9 +177,12 @@ class ColumnKernel:
                 loop.line(f"{text.pack_type(text.storage(load.buffer))} {name}[kUnroll];")
                 held.append((load, name))
         if held:
-            self._unrolled(loop, lambda scope: [
-                scope.line(f"{name}[{self._u}] = {text.pack_load(load, text.begin)};") for load, name in held
-            ])  # fmt: skip
+
+            def fill(scope: Scope) -> None:
+                for load, name in held:
+                    scope.line(f"{name}[{self._u}] = {text.pack_load(load, text.begin)};")
+
+            self._unrolled(loop, fill)
         before(loop)
         self._unrolled(loop, lambda scope: write(scope, [(load, f"{name}[{self._u}]") for load, name in held]))
         after(loop)
@@ -216,7 +225,7 @@ class ColumnKernel:
 
         def declare(loop: Scope) -> None:  # a sum of sums, so that many rows stay exact
             for reduction, name in zip(stage.reductions, parts, strict=True):
-                kind = f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}>"
+                kind = self._lanes_type(stage, reduction)
                 loop.line(f"{kind} {name};")
 
         def join(loop: Scope) -> None:
@@ -233,7 +242,7 @@ class ColumnKernel:
             if self._team.depth > 1:
                 box = self._function.names.take(f"{reduction.name}_box")
                 result = self._function.names.take(f"block_{reduction.name}")
-                kind = f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}>"
+                kind = self._lanes_type(stage, reduction)
                 self._root.line(
                     f"__shared__ ws::Pack<{self._kind(reduction)}, {self._team.pack}> {box}[kDepth * kLanes];"
                 )
@@ -271,7 +280,7 @@ class ColumnKernel:
         root.line(f"if (!{last}) return;")
         for reduction, space in zip(stage.reductions, partials, strict=True):
             lane = names.take(f"all_{reduction.name}")
-            kind = f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {team.pack}>"
+            kind = self._lanes_type(stage, reduction)
             root.line(f"{kind} {lane};")
             root.line("#pragma unroll 8")
             root.line(f"for (int s = {self._depth}; s < kSplits; s += kDepth) {{")

@@ -1,7 +1,7 @@
 """How the blocks of one row agree on a stage's result inside one kernel: by lanes, a block, a cluster, or a grid.
 
-The one idea: every exchange takes a thread's own state and gives every thread of the row the row's state. Blocks of a grid
-write to each other's mailboxes in a workspace; who reads a slot clears it, so the workspace is zero between calls.
+The one idea: every exchange takes a thread's own state and gives every thread of the row the row's state. Blocks of a
+grid write to each other's mailboxes in a workspace; who reads a slot clears it, so the workspace is zero between calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Nests put into the form that a CUDA schedule wants, and what a Hopper SM allows.
 
-A CUDA kernel sees a number of rows and one reduced axis, taken in packs of neighbouring elements. This file decides which
-accesses a pack can make at once, and holds each hardware rule as one predicate. It writes no kernel text.
+A CUDA kernel sees a number of rows and one reduced axis, taken in packs of neighbouring elements. This file decides
+which accesses a pack can make at once, and holds each hardware rule as one predicate. It writes no kernel text.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def require_sm90(
         raise IllegalMove(f"{nest.name}: {min_blocks} blocks of {threads} threads, of {SM_THREADS} that an SM holds")
     registers = register_limit(threads, min_blocks)
     if held_registers + KERNEL_OVERHEAD_REGISTERS > registers:
+        wanted = held_registers + KERNEL_OVERHEAD_REGISTERS
         raise IllegalMove(
-            f"{nest.name}: about {held_registers + KERNEL_OVERHEAD_REGISTERS} registers a thread, of {registers} there are "
-            f"for {min_blocks} blocks of {threads}"
+            f"{nest.name}: about {wanted} registers a thread, of {registers} for {min_blocks} blocks of {threads}"
         )
 
 

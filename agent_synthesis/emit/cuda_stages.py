@@ -1,7 +1,7 @@
 """Stages of a row reduction on CUDA: what one visit of the elements computes and one exchange merges.
 
-The one idea: a maximum with the sum of exponentials below it, and a sum with the squares about the mean that it gives, are
-each one stage although they are two reductions, because their partial results merge. Everything else is a stage a sweep.
+The one idea: a maximum with the sum of exponentials below it, and a sum with the squares about its mean, are one stage
+each although they are two reductions, because their partial results merge. Everything else is a stage a sweep.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal as OneOf
 
 from agent_synthesis.emit import sweeps
-from agent_synthesis.emit.expression import Dialect, Interner
+from agent_synthesis.emit.expression import Interner
+from agent_synthesis.emit.spelling import Dialect
 from agent_synthesis.ir import Call, Expression, Literal, Nest, Reduced, Reduction, Type
 
 _FUNCTORS = {"sum": "Sum", "prod": "Product", "max": "Maximum", "min": "Minimum"}

@@ -50,7 +50,7 @@ class KernelText:
         passed = list(self.nest.buffers if buffers is None else buffers)
         arguments = [self._argument(buffer) for buffer in passed]
         arguments += [f"{kind}* {name}" for name, kind in (workspaces or {}).items()]
-        bounds = f"__launch_bounds__({threads}, {min_blocks})" if min_blocks > 1 else f"__launch_bounds__({threads})"
+        bounds = f"__launch_bounds__({threads}, {min_blocks})"
         head = f'extern "C" __global__ void {bounds} {entry}('
         one_line = f"{head}{', '.join(arguments)}) {{"
         return [one_line] if len(one_line) <= 120 else [head, *_wrapped(arguments)]
@@ -171,7 +171,7 @@ class KernelText:
         begin: str = "",
         held: Sequence[tuple[Load, str]] = (),
     ) -> None:
-        """Stores made at every element of the pack at `begin`; `define` may make values known to the element's scope."""
+        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope."""
         wide: dict[str, str] = {}
         for store in stores:
             if self.access_of(store) == "pack":

@@ -1,6 +1,6 @@
 """Row reductions as one kernel a stage and one for the stores, each overlapping the start of the next.
 
-Any row length and any number of splits; the row is read again by each kernel, from the second-level cache where it fits.
+Any row length and any number of splits; each kernel reads the row again, from the second-level cache where it fits.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ WS_INLINE Lanes<Op, T, N> over_depth(const Lanes<Op, T, N>& mine, Pack<T, N>* bo
   box[threadIdx.x] = mine.pack();
   __syncthreads();
   Lanes<Op, T, N> all;
-#pragma unroll
+#pragma unroll 8
   for (int depth = 0; depth < kDepth; ++depth) all.join(box[depth * kLanes + threadIdx.x % kLanes]);
   return all;
 }

@@ -2,7 +2,8 @@
 
     python docs/results/hopper_rows.py --out h200 [--only softmax_4096x16384 …] [--budget 15s]
 
-writes one module a shape, runs `warpsmith bench` over them, and prints the table. Needs a GPU; resumes where it stopped.
+writes one module a shape, runs `warpsmith bench` over them, and prints the results. Needs a GPU; goes on where it
+stopped.
 """
 
 from __future__ import annotations

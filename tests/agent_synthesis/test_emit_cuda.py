@@ -1,0 +1,467 @@
+"""CUDA schedules: what they choose, what they refuse, and that every emission compiles for sm_90a without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_synthesis.emit import INCLUDE_DIRECTORY, cuda_shape, cuda_stages, schedules
+from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda_pointwise import CudaPointwise
+from agent_synthesis.emit.cuda_row_reduction import STRATEGIES, CudaRowReduction
+from agent_synthesis.ir import (
+    OPERATIONS,
+    Axis,
+    BufferRef,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Nest,
+    Quotient,
+    Reduced,
+    Reduction,
+    Store,
+    Type,
+    verify,
+)
+from agent_synthesis.schedule import Emission, Parameters, Schedule
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import task_pb2
+
+F32 = Type.F32
+GOLDEN = Path(__file__).parent.parent / "golden"
+Compile = Callable[[Emission], str]
+
+
+def at(offset: int = 0, **coefficients: int) -> Index:
+    """An index from axis coefficients."""
+    result = Index(offset)
+    for name, coefficient in coefficients.items():
+        result = result + Index.axis(name, coefficient)
+    return result
+
+
+def call(operation: str, *arguments: Expression, type_: Type = F32) -> Call:
+    return Call(operation, arguments, type_)
+
+
+def number(value: float) -> Literal:
+    return Literal(value, F32)
+
+
+def rows_of(name: str, rows: int, columns: int, reductions: tuple[Reduction, ...], value: Expression,
+            storage: Type = F32, loads: tuple[str, ...] = ()) -> Nest:  # fmt: skip
+    """A nest over the rows of a matrix x that stores one value an element; `loads` are vectors along the row."""
+    vectors = tuple(BufferRef(vector, storage, columns) for vector in loads)
+    buffers = (BufferRef("x", storage, rows * columns), *vectors, BufferRef("y", storage, rows * columns, True))
+    place = at(i=columns, j=1)
+    return verify(
+        Nest(name, (Axis("i", rows),), (Axis("j", columns),), reductions, (Store("y", place, value),), buffers)
+    )
+
+
+def softmax(rows: int, columns: int, storage: Type = F32) -> Nest:
+    x = Load("x", at(i=columns, j=1), F32)
+    power = call("exp", call("sub", x, Reduced("row_max", F32)))
+    reductions = (Reduction("row_max", "max", x, F32), Reduction("row_sum", "sum", power, F32))
+    return rows_of("softmax", rows, columns, reductions, call("div", power, Reduced("row_sum", F32)), storage)
+
+
+def layer_norm(rows: int, columns: int, storage: Type = F32) -> Nest:
+    x = Load("x", at(i=columns, j=1), F32)
+    mean = call("div", Reduced("total", F32), number(float(columns)))
+    distance = call("sub", x, mean)
+    variance = call("div", Reduced("squares", F32), number(float(columns)))
+    scaled = call("mul", distance, call("rsqrt", call("add", variance, number(1e-5))))
+    value = call("add", call("mul", scaled, Load("weight", at(j=1), F32)), Load("bias", at(j=1), F32))
+    reductions = (
+        Reduction("total", "sum", x, F32),
+        Reduction("squares", "sum", call("mul", distance, distance), F32),
+    )
+    return rows_of("layer_norm", rows, columns, reductions, value, storage, ("weight", "bias"))
+
+
+def row_dot(rows: int, columns: int) -> Nest:
+    product = call("mul", Load("x", at(i=columns, j=1), F32), Load("s", at(j=1), F32))
+    return verify(Nest(
+        "row_dot", (Axis("i", rows),), (Axis("j", columns),), (Reduction("total", "sum", product, F32),),
+        (Store("y", at(i=1), Reduced("total", F32)),),
+        (BufferRef("x", F32, rows * columns), BufferRef("s", F32, columns), BufferRef("y", F32, rows, True)),
+    ))  # fmt: skip
+
+
+def column_sum(rows: int, columns: int, storage: Type = F32) -> Nest:
+    type_ = storage.compute
+    return verify(Nest(
+        "column_sum", (Axis("m", columns),), (Axis("k", rows),),
+        (Reduction("total", "sum", Load("x", at(k=columns, m=1), type_), type_),),
+        (Store("y", at(m=1), Reduced("total", type_)),),
+        (BufferRef("x", storage, rows * columns), BufferRef("y", storage, columns, True)),
+        "sum of the rows",
+    ))  # fmt: skip
+
+
+def column_softmax(rows: int, columns: int) -> Nest:
+    x = Load("x", at(k=columns, m=1), F32)
+    power = call("exp", call("sub", x, Reduced("top", F32)))
+    return verify(Nest(
+        "column_softmax", (Axis("m", columns),), (Axis("k", rows),),
+        (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32)),
+        (Store("y", at(k=columns, m=1), call("div", power, Reduced("total", F32))),),
+        (BufferRef("x", F32, rows * columns), BufferRef("y", F32, rows * columns, True)),
+    ))  # fmt: skip
+
+
+def batch_norm(batch: int, channels: int, pixels: int) -> Nest:
+    place = at(n=channels * pixels, c=pixels, s=1)
+    x = Load("x", place, F32)
+    mean = call("div", Reduced("total", F32), number(float(batch * pixels)))
+    distance = call("sub", x, mean)
+    scale = call("rsqrt", call("div", Reduced("squares", F32), number(float(batch * pixels))))
+    count = batch * channels * pixels
+    return verify(Nest(
+        "batch_norm", (Axis("c", channels),), (Axis("n", batch), Axis("s", pixels)),
+        (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32)),
+        (Store("y", place, call("mul", distance, scale)), Store("mean", at(c=1), mean)),
+        (BufferRef("x", F32, count), BufferRef("y", F32, count, True), BufferRef("mean", F32, channels, True)),
+    ))  # fmt: skip
+
+
+def gelu(count: int, storage: Type = F32) -> Nest:
+    x = Load("x", at(i=1), F32)
+    value = call("mul", x, call("add", number(1.0), call("erf", call("mul", x, number(0.70710678)))))
+    buffers = (BufferRef("x", storage, count), BufferRef("y", storage, count, True))
+    return verify(Nest("gelu", (Axis("i", count),), (), (), (Store("y", at(i=1), value),), buffers))
+
+
+def first_schedule(nest: Nest) -> Schedule:
+    return next(schedule for schedule in schedules(task_pb2.TARGET_CUDA) if schedule.accepts(nest))
+
+
+def emitted(nest: Nest) -> Emission:
+    schedule = first_schedule(nest)
+    return schedule.emit(nest, schedule.defaults(nest))
+
+
+def with_strategy(nest: Nest, reduce: str, **changes: str | int) -> Parameters:
+    """The first alternative of that strategy (or the default itself), changed further."""
+    schedule = CudaRowReduction()
+    default = schedule.defaults(nest)
+    candidates = [default, *schedule.alternatives(nest, default)]
+    chosen = next((c for c in candidates if c.choices["reduce"] == reduce), None)
+    if chosen is None:
+        integers = {**default.integers, "threads": 64, "lanes": 32 if reduce == "warp" else 64, "splits": 1, "packs": 2}
+        integers["splits"] = 2 if reduce in ("cluster", "grid", "two_pass") else 1
+        chosen = Parameters({**default.choices, "reduce": reduce}, integers)
+    choices = {**chosen.choices, **{key: value for key, value in changes.items() if isinstance(value, str)}}
+    return Parameters(choices, {**chosen.integers, **{k: v for k, v in changes.items() if isinstance(v, int)}})
+
+
+@pytest.fixture(scope="session")
+def compile_cuda() -> Compile:
+    """Compiles an emission to a cubin for sm_90a; gives ptxas's report back."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as missing:
+        pytest.skip(str(missing))
+    names = list(cuda_shape.HEADERS)
+    headers = [(INCLUDE_DIRECTORY / name).read_bytes() for name in names]
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++20", b"--ptxas-options=-v"]
+
+    def compile_one(emission: Emission) -> str:
+        assert set(emission.headers) <= set(names)
+        text = "".join(f'#include "{name}"\n' for name in emission.headers) + emission.text
+        _, program = nvrtc.nvrtcCreateProgram(
+            text.encode(), b"kernel.cu", len(names), headers, [name.encode() for name in names]
+        )
+        (outcome,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        report = log.decode()
+        assert int(outcome) == 0, f"{report}\n{text}"
+        nvrtc.nvrtcDestroyProgram(program)
+        for launch in emission.launches:
+            assert f"'{launch.entry}'" in report
+        return report
+
+    return compile_one
+
+
+def spilled_bytes(report: str) -> int:
+    return max(int(count) for count in re.findall(r"(\d+) bytes spill stores", report))
+
+
+# ---- what compiles -----------------------------------------------------------------------------------
+
+SHAPES = [(1, 1048576), (16, 16384), (16, 262144), (32, 65536), (128, 131072), (4096, 1024), (4096, 16384),
+          (4096, 393216), (1048576, 64), (5, 100003), (7, 1000), (100, 257)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("build", [softmax, layer_norm, row_dot], ids=lambda f: f.__name__)
+def test_default_rows_compile_and_stay_in_registers(
+    compile_cuda: Compile, build: Callable[[int, int], Nest], rows: int, columns: int
+) -> None:
+    assert spilled_bytes(compile_cuda(emitted(build(rows, columns)))) <= 16
+
+
+@pytest.mark.parametrize("reduce", STRATEGIES)
+@pytest.mark.parametrize("merge", ["yes", "no"])
+@pytest.mark.parametrize("nest", [softmax(7, 1003), layer_norm(6, 2048, Type.BF16)], ids=lambda n: n.name)
+def test_every_strategy_compiles(compile_cuda: Compile, nest: Nest, reduce: str, merge: str) -> None:
+    emission = CudaRowReduction().emit(nest, with_strategy(nest, reduce, merge=merge))
+    compile_cuda(emission)
+    assert len(emission.launches) == (1 if reduce != "two_pass" else 2 if merge == "yes" else 3)
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        gelu(1000001), gelu(1 << 20), gelu(1 << 20, Type.F16), column_sum(1000, 1001), column_sum(8192, 4096),
+        column_sum(64, 4096, Type.I64), column_sum(4096, 64, Type.BF16), column_softmax(512, 2048),
+        batch_norm(4, 7, 49), batch_norm(8, 64, 784), softmax(64, 4096, Type.BF16), softmax(1, 1),
+    ],
+    ids=lambda n: f"{n.name}-{n.row_count}x{n.column_count}",
+)  # fmt: skip
+def test_other_nests_compile(compile_cuda: Compile, nest: Nest) -> None:
+    assert spilled_bytes(compile_cuda(emitted(nest))) == 0
+
+
+@pytest.mark.parametrize("type_", [Type.F32, Type.F64, Type.I64, Type.I32, Type.U8, Type.BOOL], ids=lambda t: t.value)
+def test_every_operation_compiles(compile_cuda: Compile, type_: Type) -> None:
+    fit = [name for name in OPERATIONS if _fits(name, type_)]
+    buffers = [BufferRef("a", type_, 256), BufferRef("b", type_, 256)]
+    stores = []
+    for name in fit:
+        arguments = [Load(buffer, at(i=1), type_) for buffer in ("a", "b", "a")[: OPERATIONS[name]]]
+        if name == "where":
+            arguments[0] = call("gt", *arguments[:2], type_=Type.BOOL)  # type: ignore[call-overload]
+        is_truth = name in ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "isnan", "isinf")
+        kind = Type.BOOL if is_truth else type_
+        buffers.append(BufferRef(f"y_{name}", kind, 256, True))
+        stores.append(Store(f"y_{name}", at(i=1), Call(name, tuple(arguments), kind)))
+    nest = verify(Nest("operations", (Axis("i", 256),), (), (), tuple(stores), tuple(buffers)))
+    compile_cuda(emitted(nest))
+
+
+def _fits(name: str, type_: Type) -> bool:
+    if type_ is Type.BOOL:
+        return name in ("and", "or", "xor", "not", "bitwise_not", "bitwise_and", "eq", "max", "where", "cast")
+    if not type_.is_float:
+        return name in (
+            "cast", "neg", "abs", "sign", "add", "sub", "mul", "floor_div", "trunc_div", "fmod", "remainder", "pow",
+            "max", "min", "eq", "lt", "and", "not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "where",
+        )  # fmt: skip
+    return not name.startswith("bitwise")
+
+
+@pytest.mark.parametrize("source", [Type.F32, Type.F64, Type.F16, Type.BF16, Type.I64, Type.U8, Type.BOOL])
+def test_every_conversion_compiles(compile_cuda: Compile, source: Type) -> None:
+    buffers = [BufferRef("x", source, 256)]
+    stores = []
+    for target in Type:
+        buffers.append(BufferRef(f"y_{target.value}", target, 256, True))
+        value = Call("cast", (Load("x", at(i=1), source.compute),), target)
+        stores.append(Store(f"y_{target.value}", at(i=1), value))
+    compile_cuda(emitted(verify(Nest("casts", (Axis("i", 256),), (), (), tuple(stores), tuple(buffers)))))
+
+
+@pytest.mark.parametrize("type_", [Type.F64, Type.I64, Type.I32], ids=lambda t: t.value)
+@pytest.mark.parametrize("reduce", ["warp", "block", "cluster", "grid"])
+def test_reductions_of_other_types_compile(compile_cuda: Compile, type_: Type, reduce: str) -> None:
+    x = Load("x", at(i=512, j=1), type_)
+    names = ("sum", "max", "min", "prod")
+    nest = verify(Nest(
+        "all_four", (Axis("i", 9),), (Axis("j", 512),), tuple(Reduction(name, name, x, type_) for name in names),
+        tuple(Store(f"y_{name}", at(i=1), Reduced(name, type_)) for name in names),
+        (BufferRef("x", type_, 9 * 512), *(BufferRef(f"y_{name}", type_, 9, True) for name in names)),
+    ))  # fmt: skip
+    compile_cuda(CudaRowReduction().emit(nest, with_strategy(nest, reduce)))
+
+
+# ---- what is chosen ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "reduce"),
+    [(1, 1048576, "two_pass"), (16, 16384, "cluster"), (16, 262144, "grid"), (32, 65536, "cluster"),
+     (128, 131072, "cluster"), (4096, 1024, "warp"), (4096, 16384, "block"), (4096, 393216, "cluster"),
+     (1048576, 64, "warp")],
+)  # fmt: skip
+@pytest.mark.parametrize("build", [softmax, layer_norm], ids=lambda f: f.__name__)
+def test_the_measured_rule_chooses_the_team(
+    build: Callable[[int, int], Nest], rows: int, columns: int, reduce: str
+) -> None:
+    assert CudaRowReduction().defaults(build(rows, columns)).choices["reduce"] == reduce
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [softmax(16, 262144), layer_norm(4096, 1024), softmax(5, 1003), gelu(1 << 20), column_sum(4096, 4096)],
+    ids=lambda n: n.name,
+)
+def test_alternatives_are_legal_and_differ(nest: Nest) -> None:
+    schedule = first_schedule(nest)
+    default = schedule.defaults(nest)
+    alternatives = schedule.alternatives(nest, default)
+    assert len(alternatives) >= 5
+    assert default not in alternatives
+    for candidate in alternatives:
+        schedule.emit(nest, candidate)
+
+
+def test_schedules_are_registered_for_the_target() -> None:
+    assert isinstance(first_schedule(gelu(64)), CudaPointwise)
+    assert isinstance(first_schedule(column_sum(64, 64)), CudaColumnReduction)
+    assert isinstance(first_schedule(softmax(64, 64)), CudaRowReduction)
+
+
+def test_emission_does_not_depend_on_what_was_emitted_before() -> None:
+    assert emitted(softmax(16, 262144)) == emitted(softmax(16, 262144))
+
+
+def test_a_running_pair_of_reductions_is_one_stage() -> None:
+    assert [stage.kind for stage in cuda_stages.plan(softmax(4, 64), merge=True)] == ["shifted"]
+    assert [stage.kind for stage in cuda_stages.plan(layer_norm(4, 64), merge=True)] == ["moments"]
+    assert [stage.kind for stage in cuda_stages.plan(softmax(4, 64), merge=False)] == ["folds", "folds"]
+
+
+def test_a_weighted_sum_of_exponentials_merges_with_its_maximum() -> None:
+    x = Load("x", at(i=64, j=1), F32)
+    power = call("mul", call("exp", call("sub", x, Reduced("top", F32))), Load("w", at(j=1), F32))
+    reductions = (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32))
+    nest = rows_of("weighted", 4, 64, reductions, Reduced("total", F32), loads=("w",))
+    assert [stage.kind for stage in cuda_stages.plan(nest, merge=True)] == ["shifted"]
+
+
+def test_squares_about_something_else_than_the_mean_stay_apart() -> None:
+    x = Load("x", at(i=64, j=1), F32)
+    distance = call("sub", x, call("div", Reduced("total", F32), number(63.0)))
+    reductions = (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32))
+    nest = rows_of("apart", 4, 64, reductions, Reduced("squares", F32))
+    assert [stage.kind for stage in cuda_stages.plan(nest, merge=True)] == ["folds", "folds"]
+
+
+def test_blocks_that_wait_for_each_other_launch_cooperatively_with_clean_mailboxes() -> None:
+    emission = emitted(softmax(16, 262144))
+    (launch,) = emission.launches
+    (mailboxes,) = emission.workspaces
+    assert launch.cooperative
+    assert mailboxes.zero_between_calls
+    assert list(launch.writes) == ["y", mailboxes.name]
+    assert mailboxes.spec.shape[0] == 16 * 16 * 16 * 2
+
+
+def test_the_second_pass_is_a_dependent_launch() -> None:
+    first, second = emitted(softmax(1, 1048576)).launches
+    assert second.programmatic_dependent
+    assert [argument.buffer for argument in first.arguments] == ["x", "softmax_row_max_partials"]
+    assert list(first.writes) == ["softmax_row_max_partials"]
+    assert list(second.writes) == ["y"]
+
+
+def test_counters_between_blocks_of_a_column_are_zero_between_calls() -> None:
+    emission = emitted(column_sum(8192, 8192))
+    flags = {space.name: space.zero_between_calls for space in emission.workspaces}
+    assert flags == {"column_sum_total_partials": False, "column_sum_arrived": True}
+
+
+def test_large_buffers_get_64_bit_offsets() -> None:
+    assert "const ws::int64 row = static_cast<ws::int64>(blockIdx.x)" in emitted(softmax(1 << 17, 16384)).text
+    assert "ws::int64" not in emitted(softmax(16, 16384)).text
+
+
+def test_rereading_rows_costs_their_bytes_only_beyond_the_second_level_cache() -> None:
+    schedule = CudaRowReduction()
+    nest = softmax(4096, 16384)
+    kept = schedule.defaults(nest)
+    assert schedule.footprint(nest, kept).extra_bytes == 0
+    reread = with_strategy(nest, "two_pass", threads=256, lanes=256, splits=4, packs=2)
+    assert schedule.footprint(nest, reread).extra_bytes >= 4096 * 16384 * 4
+
+
+# ---- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reduce", "changes", "reason"),
+    [
+        ("grid", {"splits": 512, "min_blocks": 1}, "wait for each other"),
+        ("cluster", {"splits": 3}, "2, 4, 8 or 16"),
+        ("cluster", {"threads": 512, "lanes": 512, "min_blocks": 2, "packs": 16}, "registers"),
+        ("block", {"threads": 2048, "lanes": 2048}, "1024 threads"),
+        ("block", {"pack": 3}, "lie together"),
+        ("warp", {"lanes": 5}, "part of a warp"),
+    ],
+)
+def test_what_does_not_fit_is_refused(reduce: str, changes: dict[str, str | int], reason: str) -> None:
+    nest = softmax(16, 262144)
+    with pytest.raises(IllegalMove, match=reason):
+        CudaRowReduction().emit(nest, with_strategy(nest, reduce, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"splits": 9000}, "cannot share"),
+        ({"lanes": 96}, "no multiple"),
+        ({"threads": 1024, "unroll": 16}, "registers"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(changes: dict[str, int], reason: str) -> None:
+    nest = column_sum(8192, 8192)
+    schedule = CudaColumnReduction()
+    default = schedule.defaults(nest)
+    with pytest.raises(IllegalMove, match=reason):
+        schedule.emit(nest, Parameters(default.choices, {**default.integers, **changes}))
+
+
+def test_shared_columns_need_a_single_visit() -> None:
+    nest = column_softmax(512, 2048)
+    schedule = CudaColumnReduction()
+    default = schedule.defaults(nest)
+    with pytest.raises(IllegalMove, match="one visit"):
+        schedule.emit(nest, Parameters(default.choices, {**default.integers, "splits": 2}))
+
+
+# ---- how packs are read ------------------------------------------------------------------------------
+
+
+def test_neighbours_are_read_together_only_where_every_pack_is_aligned() -> None:
+    assert cuda_shape.access(at(i=64, j=1), "j", 4) == "pack"
+    assert cuda_shape.access(at(2, i=64, j=1), "j", 4) == "each"
+    assert cuda_shape.access(at(i=63, j=1), "j", 4) == "each"
+    assert cuda_shape.access(at(i=64), "j", 4) == "same"
+    assert cuda_shape.access(at(j=2), "j", 4) == "each"
+
+
+def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
+    channel = Index(0, ((Quotient(at(j=1), 16), 1),))
+    assert cuda_shape.access(channel, "j", 4) == "same"
+    assert cuda_shape.access(Index(0, ((Quotient(at(j=1), 6), 1),)), "j", 4) == "each"
+    nest = cuda_shape.canonical(batch_norm(8, 64, 784))
+    assert cuda_shape.widest_pack(nest, nest.reduced[0]) == 4
+    odd = cuda_shape.canonical(batch_norm(8, 64, 49))
+    assert cuda_shape.widest_pack(odd, odd.reduced[0]) == 1
+
+
+# ---- how it reads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [softmax(4096, 16384), layer_norm(16, 262144), row_dot(1, 1048576), column_sum(8192, 8192), gelu(1 << 20)],
+    ids=lambda n: n.name,
+)
+def test_emitted_source_is_the_golden_one(nest: Nest) -> None:
+    text = emitted(nest).text
+    golden = GOLDEN / f"{nest.name}.cu"
+    assert golden.exists(), f"write it with: {golden.name}\n{text}"
+    assert text == golden.read_text()
