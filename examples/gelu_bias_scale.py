@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-ROWS = 4096
-FEATURES = 1024
+ROWS = 2048
+FEATURES = 2048
 
 
 class Model(nn.Module):

@@ -126,9 +126,9 @@ class World:
         self, request: synthesis_service_pb2.AnalyzePlanRequest, /, timeout: float | None = None
     ) -> synthesis_service_pb2.AnalyzePlanResponse:
         """Legal moves of a plan."""
-        self._called("AnalyzePlan")
         if self.bad_module:
             raise BadInput(self.bad_module)
+        self._called("AnalyzePlan")
         self._check(request.moves)
         return synthesis_service_pb2.AnalyzePlanResponse(analysis=self._analysis(request.moves))
 
