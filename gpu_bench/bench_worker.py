@@ -15,7 +15,7 @@ import torch
 from gpu_bench import device, guard, policy
 from gpu_bench.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.guard import GuardedMemory
-from gpu_bench.loaded import Args, LoadedTask
+from gpu_bench.loaded import Args, LoadedTask, release_surplus
 from gpu_bench.sharing import SharedMemory
 from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
@@ -196,6 +196,8 @@ def _execute(request: judging_pb2.ExecuteRequest) -> judging_pb2.Execution:
         return judging_pb2.Execution(observed=_benches[0].execute(request, SharedMemory.inherited()))
     except ProgramFault as fault:
         return judging_pb2.Execution(fault=fault.kind, detail=fault.detail)
+    finally:
+        release_surplus(_benches[0].loaded.device)
 
 
 def _measure(

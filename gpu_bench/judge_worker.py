@@ -16,7 +16,7 @@ import torch
 
 from gpu_bench import comparison, executor, guard
 from gpu_bench.inputs import family_name
-from gpu_bench.loaded import Args, LoadedTask
+from gpu_bench.loaded import Args, LoadedTask, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
 from gpu_bench.terms import terms_floor
 from warpsmith import aten
@@ -194,6 +194,10 @@ class Judge:
             complete.outputs.append(error)
         return complete
 
+    def release_surplus(self) -> None:
+        """Gives cached device memory back for the candidate's process."""
+        release_surplus(self._loaded.device)
+
 
 def _rms(values: torch.Tensor) -> float:
     return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
@@ -208,6 +212,7 @@ def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     _judges.clear()
     _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited()))
     judge = _judges[0]
+    judge.release_surplus()
     return judging_pb2.Preparation(
         regions=judge.regions, total_bytes=judge.total_bytes, eager_seconds=judge.eager_seconds
     )
@@ -221,6 +226,8 @@ def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
         if request.family == verdict_pb2.VALUE_FAMILY_TASK:
             raise
         return judging_pb2.Truth(undefined=f"on values of family {family_name(request.family)}: {cause_of(error)}")
+    finally:
+        _judges[0].release_surplus()
     return judging_pb2.Truth()
 
 

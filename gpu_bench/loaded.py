@@ -38,6 +38,14 @@ def device_of(target: task_pb2.Target.ValueType) -> torch.device:
     return torch.device("cpu")
 
 
+def release_surplus(device: torch.device) -> None:
+    """Gives cached memory back once it is an eighth of the GPU: judge and candidate are two processes on one device."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > total // 8:
+            torch.cuda.empty_cache()
+
+
 def executor_of(target: task_pb2.Target.ValueType) -> Executor:
     """The built-in executor of a target."""
     if target == task_pb2.TARGET_CUDA:
