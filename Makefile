@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard proto/warpsmith/v1/*.proto) 
 
 setup: $(READY) ## creates .venv and installs Warpsmith in it (TORCH_INDEX=URL chooses torch's package index)
 
-run: $(READY) ## optimises three examples in under three minutes (BUDGET=6s of search for each, MODULES=…)
+run: $(READY) ## optimises three examples (BUDGET=6s of search for each, MODULES=…)
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
