@@ -9,7 +9,7 @@ PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-ve
 BUDGET ?= 6s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run test test-gpu check format wheelhouse stubs clean
+.PHONY: help setup run test test-gpu check format wheelhouse baseline stubs clean
 
 help: ## lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,16 +29,20 @@ test: $(READY) ## runs the tests that need no GPU, with coverage
 test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
 	@$(PYTHON) -m pytest -m gpu
 
-check: $(READY) ## lint, formatting, types, import contracts, proto lint, module sizes
+check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, module sizes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/buf lint proto
+	@$(BIN)/buf breaking proto --against proto/baseline.binpb
 	@$(BIN)/python .ci/module_sizes.py
 
 format: $(READY) ## formats the sources
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+baseline: $(READY) ## takes the contract as it is for what `check` compares it with
+	@$(BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
 
 stubs: $(READY) ## generates the gRPC stubs again
 	@$(BIN)/python proto/generate.py

@@ -14,7 +14,7 @@ from agent_compile import policy
 from agent_compile.cache import Cache
 from agent_compile.toolchain import Compiled, Outcome, Rejected, Toolchain
 from warpsmith import digest
-from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
 
@@ -38,8 +38,8 @@ class Compiler:
         """Compiles, or finds what an equal program gave.
 
         Raises:
-            BadInput: the program names no target.
-            Infrastructure: no toolchain for its target is installed.
+            BadInput: the program names no target, or no compiler for it is here; says what to install.
+            Infrastructure: the compiler or its jail does not work.
         """
         program_digest = program.digest or digest.of_program(program)
         if not program.sources:
@@ -66,7 +66,11 @@ class Compiler:
         return Answer(_opened(response, program_digest), cached=False)
 
     def toolchain(self, target: task_pb2.Target.ValueType) -> Toolchain:
-        """The first toolchain of the target that can compile here."""
+        """The first toolchain of the target that can compile here.
+
+        Raises:
+            BadInput: none can; says what each lacks.
+        """
         if target == task_pb2.TARGET_UNSPECIFIED:
             raise BadInput("the program names no target")
         fitting = [toolchain for toolchain in self._toolchains if toolchain.target == target]
@@ -74,7 +78,7 @@ class Compiler:
         for toolchain, lack in zip(fitting, lacking, strict=True):
             if not lack:
                 return toolchain
-        raise Infrastructure("; ".join(lacking) or f"no toolchain for {task_pb2.Target.Name(target)} is installed")
+        raise BadInput("; ".join(lacking) or f"no toolchain for {task_pb2.Target.Name(target)} is installed")
 
     def close(self) -> None:
         """Ends every worker."""

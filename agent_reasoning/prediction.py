@@ -68,7 +68,8 @@ def predictor(
     library = {name: time for name, time in predicted.items() if not plan.units[name].authored}
     slowness = evidence.library_slowness(library)
     eager = next((arm.median_ns for arm in reference.arms if arm.name == "eager" and not arm.failure), 0.0)
-    if slowness is None and len(library) == len(predicted) and eager > 0:
+    # With part of the plan authored, what the library took of it is not known; with all of it, it took all of eager.
+    if slowness is None and len(library) in (0, len(predicted)) and eager > 0:
         slowness = eager / max(sum(predicted.values()), 1.0)
     slowness = min(_MOST_SLOWNESS, max(1.0, slowness or 1.0))
     measured = evidence.measured_groups(analysis.moves)

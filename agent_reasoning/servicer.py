@@ -6,6 +6,7 @@ import grpc
 
 from agent_reasoning.reasoner import Reasoner
 from warpsmith import plugins
+from warpsmith.settings import Settings
 from warpsmith.v1 import reasoning_service_pb2, reasoning_service_pb2_grpc
 
 DEFAULT = "roofline"
@@ -14,8 +15,8 @@ DEFAULT = "roofline"
 class ReasoningServicer(reasoning_service_pb2_grpc.ReasoningServiceServicer):
     """Serves ProposeHypotheses with one reasoner."""
 
-    def __init__(self, reasoner: Reasoner | None = None) -> None:
-        self._reasoner: Reasoner = reasoner or plugins.load("reasoner", DEFAULT)
+    def __init__(self, reasoner: Reasoner) -> None:
+        self._reasoner = reasoner
 
     def ProposeHypotheses(
         self, request: reasoning_service_pb2.ProposeHypothesesRequest, context: grpc.ServicerContext
@@ -23,3 +24,12 @@ class ReasoningServicer(reasoning_service_pb2_grpc.ReasoningServiceServicer):
         """Ranks what to try next."""
         del context
         return self._reasoner.propose(request)
+
+
+def make_servicer(settings: Settings) -> ReasoningServicer:
+    """The servicer of a process, with the reasoner that the settings name.
+
+    Raises:
+        UnknownPlugin: none of that name is installed.
+    """
+    return ReasoningServicer(plugins.load("reasoner", settings.plugins.get("reasoner", DEFAULT)))

@@ -22,6 +22,8 @@ from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
 _INCLUDE = re.compile(r'^\s*#include "([\w.]+)"', re.MULTILINE)
+_WIDEST_ACCESS = {task_pb2.TARGET_CUDA: 16}
+"""Bytes that an authored kernel reads at once, from an address that is a multiple of them; processors need none."""
 _UNIT_NAME = {task_pb2.TARGET_CPU: "kernel.cpp", task_pb2.TARGET_CUDA: "kernel.cu"}
 
 
@@ -100,6 +102,7 @@ class _Generator:
                 self._declare_written(buffer.name)
             else:
                 self._need([buffer.name], group.name)
+                self._buffers[buffer.name].alignment_bytes = _WIDEST_ACCESS.get(self._plan.target, 0)
         names = self._workspaces(nest, emission)
         for launch in emission.launches:
             copy = candidate_pb2.Launch()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from agent_synthesis.element_types import TORCH
 from agent_synthesis.ir import (
     AxisValue,
     Call,
@@ -20,18 +21,11 @@ from agent_synthesis.ir import (
     Nest,
     Quotient,
     Reduced,
-    Type,
 )
 from agent_synthesis.plan import Plan
 from agent_synthesis.symbolic import common_shape
 from warpsmith import aten
 from warpsmith.v1 import graph_pb2
-
-DTYPES: Mapping[Type, torch.dtype] = {
-    Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16,
-    Type.I64: torch.int64, Type.I32: torch.int32, Type.I16: torch.int16, Type.I8: torch.int8,
-    Type.U8: torch.uint8, Type.BOOL: torch.bool,
-}  # fmt: skip
 
 
 def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
@@ -58,7 +52,7 @@ class _Run:
     def run(self) -> None:
         reduced_dims = list(range(self._rank, len(self._shape)))
         for reduction in self._nest.reductions:
-            value = self._value(reduction.value).to(DTYPES[reduction.type]).expand(self._shape)
+            value = self._value(reduction.value).to(TORCH[reduction.type]).expand(self._shape)
             self._reduced[reduction.name] = _fold(reduction.operation, value, reduced_dims)
         # All values before any store: a nest may not see its own writes.
         pending = [(store, self._value(store.value)) for store in self._nest.stores]
@@ -90,18 +84,18 @@ class _Run:
     def _computed(self, node: Expression) -> torch.Tensor:
         match node:
             case Literal(value, type_):
-                return torch.full([1] * len(self._shape), value, dtype=DTYPES[type_])
+                return torch.full([1] * len(self._shape), value, dtype=TORCH[type_])
             case Load(buffer, index, type_):
-                return self._memory[buffer][self._index(index)].to(DTYPES[type_])
+                return self._memory[buffer][self._index(index)].to(TORCH[type_])
             case AxisValue(index, type_):
-                return self._index(index).to(DTYPES[type_])
+                return self._index(index).to(TORCH[type_])
             case Reduced(name, _):
                 return self._reduced[name]
             case Call(operation, arguments, type_):
                 values = [self._value(argument) for argument in arguments]
                 if operation == "cast":
-                    return values[0].to(DTYPES[type_])
-                return OPERATIONS[operation](*values).to(DTYPES[type_])
+                    return values[0].to(TORCH[type_])
+                return OPERATIONS[operation](*values).to(TORCH[type_])
 
 
 def _fold(operation: str, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
@@ -153,7 +147,7 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
             memory = {}
             for buffer in nest.buffers:
                 if buffer.written:
-                    memory[buffer.name] = torch.zeros(buffer.element_count, dtype=DTYPES[buffer.type])
+                    memory[buffer.name] = torch.zeros(buffer.element_count, dtype=TORCH[buffer.type])
                 else:
                     tensor = lookup(buffer.name)
                     memory[buffer.name] = torch.as_strided(tensor, (buffer.element_count,), (1,))

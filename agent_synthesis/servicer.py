@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import grpc
 
-from agent_synthesis.synthesizer import BuiltInSynthesizer, Synthesizer
+from agent_synthesis.synthesizer import Synthesizer
+from warpsmith import plugins
+from warpsmith.settings import Settings
 from warpsmith.v1 import synthesis_service_pb2 as pb
 from warpsmith.v1 import synthesis_service_pb2_grpc
+
+DEFAULT = "builtin"
 
 
 class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
     """Serves one synthesizer; exceptions of `warpsmith.errors` become status codes in the kit."""
 
-    def __init__(self, synthesizer: Synthesizer | None = None) -> None:
-        self._synthesizer = synthesizer or BuiltInSynthesizer()
+    def __init__(self, synthesizer: Synthesizer) -> None:
+        self._synthesizer = synthesizer
 
     def AnalyzePlan(self, request: pb.AnalyzePlanRequest, context: grpc.ServicerContext) -> pb.AnalyzePlanResponse:
         """See the contract."""
@@ -36,3 +40,12 @@ class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
         del context
         hypothesis, candidate = self._synthesizer.repair(request.task, request.failed, request.diagnostics)
         return pb.RepairCandidateResponse(hypothesis=hypothesis, candidate=candidate)
+
+
+def make_servicer(settings: Settings) -> SynthesisServicer:
+    """The servicer of a process, with the synthesizer that the settings name.
+
+    Raises:
+        UnknownPlugin: none of that name is installed.
+    """
+    return SynthesisServicer(plugins.load("synthesizer", settings.plugins.get("synthesizer", DEFAULT)))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from agent_synthesis.element_types import OF_TORCH
 from agent_synthesis.ir import Call, Expression, Index, Literal, Load, Type
 from warpsmith import dtypes
 from warpsmith.v1 import tensor_pb2
@@ -29,12 +30,6 @@ class Refused(Exception):
     """The group cannot be one nest; the message says why, for the list of illegal moves."""
 
 
-_TYPES: Final[Mapping[torch.dtype, Type]] = {
-    torch.float64: Type.F64, torch.float32: Type.F32, torch.float16: Type.F16, torch.bfloat16: Type.BF16,
-    torch.int64: Type.I64, torch.int32: Type.I32, torch.int16: Type.I16, torch.int8: Type.I8,
-    torch.uint8: Type.U8, torch.bool: Type.BOOL,
-}  # fmt: skip
-
 _COMPARISONS: Final = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not", "and", "or", "xor",
 })  # fmt: skip
@@ -43,7 +38,7 @@ _COMPARISONS: Final = frozenset({
 def type_of(dtype: torch.dtype) -> Type:
     """The IR's type of a torch type."""
     try:
-        return _TYPES[dtype]
+        return OF_TORCH[dtype]
     except KeyError:
         raise Refused(f"tensors of type {dtype} are not lowered") from None
 

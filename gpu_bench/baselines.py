@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import signal
 import threading
 import time
@@ -106,7 +107,7 @@ class Baselines:
             with preserved_state(self.module):
                 arm = self._builders()[name]()
         except Exception as error:
-            return Prepared(name, None, failure_text(error), time.perf_counter() - begin)
+            return Prepared(name, None, reason(error), time.perf_counter() - begin)
         return Prepared(name, arm, "", time.perf_counter() - begin)
 
     def _builders(self) -> Mapping[str, Callable[[], Arm]]:
@@ -122,10 +123,11 @@ class Baselines:
         """Compiled for the static shapes of the task; dynamo keeps the modes apart by their backend."""
         compiled = torch.compile(self.module, mode=mode, dynamic=False)
         call = self._calling(compiled)
-        with _time_limit(limit_s):
-            call(0)
-        for index in range(len(self.inputs)):  # a guard that differs between sets would recompile inside a timing
-            call(index)
+        with _compiling_here(self.target):
+            with _time_limit(limit_s):
+                call(0)
+            for index in range(len(self.inputs)):  # a guard that differs between sets would recompile inside a timing
+                call(index)
         return Arm(name, call)
 
     def _graphed(self) -> Arm:
@@ -203,6 +205,28 @@ def preserved_state(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
         if module.training != was_training:
             module.train(was_training)
+
+
+def reason(error: BaseException) -> str:
+    """Why a baseline does not run, in one line; of an error in a compiler's process, that error too."""
+    lines = re.findall(r"^[\w.]*(?:Error|Exception): .+", str(error), re.MULTILINE)
+    told = failure_text(error)
+    return told if not lines or lines[-1] in told else f"{told[:120]} {lines[-1]}"[:300]
+
+
+@contextmanager
+def _compiling_here(target: task_pb2.Target.ValueType) -> Iterator[None]:
+    """Keeps Triton in this process: PyTorch's helper processes may see no GPU in a jail.
+
+    On an H200 under the rung UNSHARE, cuInit gave error 304 in every child process, and tuning a product failed.
+    """
+    if target != task_pb2.TARGET_CUDA:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):  # 1: no helper processes
+        yield
 
 
 def release_compiled() -> None:

@@ -1,12 +1,14 @@
 """The candidate's process: the only one that loads candidate code.
 
-The one idea: a program is run several times on equal inputs in guarded memory, each run differing from the first in
-one thing only (nothing, the poison, the canaries), so every difference names its cause. It sees no truth: outputs go
-to the shared memory for the judge. Served by `warpsmith.worker`; a crash here is the candidate's.
+The one idea: a program is run three times on equal inputs in guarded memory, the second time with nothing changed but
+addresses, the third with other poison and canaries; where that makes a difference, runs that change one thing each
+name the cause. It sees no truth: outputs go to the shared memory for the judge. Served by `warpsmith.worker`; a crash
+here is the candidate's.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +22,8 @@ from gpu_bench.sharing import SharedMemory
 from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
-from warpsmith.v1 import benchmark_service_pb2, judging_pb2, verdict_pb2
+from warpsmith.task_module import seed_generators
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, verdict_pb2
 from warpsmith.worker import Methods
 
 _POISON, _OTHER_POISON = 1000, 1001
@@ -42,6 +45,8 @@ class Bench:
     """A loaded task and the program that was loaded last."""
 
     loaded: LoadedTask
+    ceilings: device.Ceilings | None = None
+    """What the machine can do, where it was measured before."""
     program: LoadedProgram | None = None
     timed: TimedTask | None = None
     """Baselines and buffer sets; made by the first measurement and kept with what they compiled."""
@@ -62,7 +67,7 @@ class Bench:
     def timing(self) -> TimedTask:
         """What measurements of the task share."""
         if self.timed is None:
-            self.timed = TimedTask.of(self.loaded)
+            self.timed = TimedTask.of(self.loaded, self.ceilings)
         return self.timed
 
     def execute(self, request: judging_pb2.ExecuteRequest, shared: SharedMemory) -> verdict_pb2.Comparison:
@@ -87,21 +92,26 @@ class Bench:
         broken += second.memory.broken()
         del second
 
-        other = self._run(args, request.seed, _OTHER_POISON, _CANARY)
+        other = self._run(args, request.seed, _OTHER_POISON, _OTHER_CANARY)
         unwritten = self._unwritten(poisoned, other)
-        unwritten_names = {name for name, count in zip(names, unwritten, strict=True) if count}
-        suspects = [name for name in _different(first, other, names) if name not in unwritten_names]
-        comparison.uninitialized_read_outputs.extend(suspects)
+        written = {name for name, count in zip(names, unwritten, strict=True) if not count}
+        differs = written.intersection(_different(first, other, names))
         broken += other.memory.broken()
         del other
 
-        moved = self._run(args, request.seed, _POISON, _OTHER_CANARY)
-        comparison.stray_read_outputs.extend(_different(first, moved, names))
-        broken += moved.memory.broken()
-        if (suspects or comparison.stray_read_outputs) and not comparison.unrepeatable_outputs:
-            # A rare race looks like either: ask once more with everything equal.
-            again = self._run(args, request.seed, _POISON, _CANARY)
-            comparison.unrepeatable_outputs.extend(_different(first, again, names))
+        if differs:  # which of the two it was, or a race that is too rare for two equal runs
+            poison, canary, again = (
+                self._run(args, request.seed, *seeds)
+                for seeds in ((_OTHER_POISON, _CANARY), (_POISON, _OTHER_CANARY), (_POISON, _CANARY))
+            )
+            suspects = [name for name in _different(first, poison, names) if name in written]
+            comparison.uninitialized_read_outputs.extend(suspects)
+            comparison.stray_read_outputs.extend(_different(first, canary, names))
+            if not comparison.unrepeatable_outputs:
+                comparison.unrepeatable_outputs.extend(_different(first, again, names))
+            broken += canary.memory.broken()
+            if not (suspects or comparison.stray_read_outputs or comparison.unrepeatable_outputs):
+                comparison.unrepeatable_outputs.extend(sorted(differs))
         comparison.broken_canaries.extend(dict.fromkeys(broken))
         for position, count in enumerate(unwritten):
             comparison.outputs.append(verdict_pb2.OutputError(output=position, unwritten_count=count))
@@ -113,7 +123,7 @@ class Bench:
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
         try:
             call = self.program.bind(Sources.from_named(copies), memory)
-            torch.manual_seed(seed)
+            seed_generators(seed)
             outputs = call()
             self.loaded.executor.synchronize()
         except ProgramFault:
@@ -179,7 +189,22 @@ _benches: list[Bench] = []
 
 def _open(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     _benches.clear()
-    _benches.append(Bench(LoadedTask.load(request.task)))
+    ceilings = device.Ceilings.of(request.ceilings) if request.HasField("ceilings") else None
+    _benches.append(Bench(LoadedTask.load(request.task), ceilings))
+    return judging_pb2.Preparation()
+
+
+def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Loads what baselines need, which takes seconds; times nothing, so others may be at work."""
+    del request
+    importlib.import_module("torch._inductor.compile_fx")
+    return judging_pb2.Preparation()
+
+
+def _compile_once(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Preparation:
+    """Lets torch.compile find out about the machine (instruction sets, headers) and keep it in its cache."""
+    place = "cuda" if request.target == task_pb2.TARGET_CUDA else "cpu"
+    torch.compile(torch.relu, dynamic=False)(torch.zeros(64, device=place))
     return judging_pb2.Preparation()
 
 
@@ -207,7 +232,10 @@ def _measure(
     bench = _benches[0]
     assert bench.program is not None
     rewritten = request.rewritten_reference if request.HasField("rewritten_reference") else None
-    return bench.timing().measure(bench.program, request.artifact, request.tier, rewritten)
+    try:
+        return bench.timing().measure(bench.program, request.artifact, request.tier, rewritten)
+    finally:
+        release_surplus(bench.loaded.device)
 
 
 def _reference(
@@ -215,21 +243,24 @@ def _reference(
 ) -> benchmark_service_pb2.RunReferenceResponse:
     """Times the module by itself; the task was given to `open`."""
     del request
-    return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference())
+    try:
+        return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference())
+    finally:
+        release_surplus(_benches[0].loaded.device)
 
 
-def _describe(
-    request: benchmark_service_pb2.DescribeDeviceRequest,
-) -> benchmark_service_pb2.DescribeDeviceResponse:
+def _describe(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Ceilings:
     """Measures the machine; needs no task."""
     target = device.resolve_target(request.target)
-    response = benchmark_service_pb2.DescribeDeviceResponse(device=device.describe(target).device)
-    response.device.environment.CopyFrom(device.environment(target))
-    return response
+    ceilings = device.describe(target).message()
+    ceilings.device.environment.CopyFrom(device.environment(target))
+    return ceilings
 
 
 METHODS: Methods = {
     "open": (judging_pb2.PrepareRequest, _open),
+    "warm_up": (judging_pb2.PrepareRequest, _warm_up),
+    "compile_once": (benchmark_service_pb2.DescribeDeviceRequest, _compile_once),
     "load": (judging_pb2.LoadRequest, _load),
     "execute": (judging_pb2.ExecuteRequest, _execute),
     "measure": (benchmark_service_pb2.MeasureArtifactRequest, _measure),

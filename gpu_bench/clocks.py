@@ -233,15 +233,17 @@ class CudaClock:
                 self._evict()
             self._spin(spin)
             self._events = []
+            begin = time.perf_counter_ns()
             self.stamp()
             held = [call() for call in calls]  # held: freed memory would come back warm within the group
             self.stamp()
+            host_ns = float(time.perf_counter_ns() - begin)
             events = self._events
             host_was_ahead = not events[0].query()
             events[-1].synchronize()
             if host_was_ahead or name in self.host_bound:
                 return events, held[-1]
-            spin *= 3.0
+            spin = 1.5 * max(spin, host_ns)
             if spin > SPIN_LIMIT_NS:
                 self.host_bound.add(name)
                 spin = SPIN_START_NS

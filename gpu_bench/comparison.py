@@ -116,25 +116,29 @@ class _Sums:
         forgiveness: Forgiveness,
     ) -> None:
         rounded = truth.to(self._dtype)
-        wrong = ~(_same_class(candidate, eager, forgiveness) | _same_class(candidate, rounded, forgiveness))
-        count = int(wrong.sum())
-        if count and self._first_mismatch < 0:
-            self._first_mismatch = start + int(wrong.to(torch.uint8).argmax())
-        self._mismatches += count
-        defined = torch.isfinite(rounded)
-        off = _distance(candidate, truth, defined)
-        own = _distance(eager, truth, defined)
-        rounding = _distance(rounded, truth, defined)
-        size = torch.where(defined, truth, 0.0)
-        candidate_valid = (defined & torch.isfinite(candidate)).double()
-        eager_valid = (defined & torch.isfinite(eager)).double()
-        columns = [off**2, candidate_valid, own**2, eager_valid, rounding**2, size**2, defined.double()]
-        self._blocks.append(torch.stack([_by_block(column) for column in columns], dim=1))
-        for position, distance in enumerate((off, own, rounding)):
-            self._largest[position] = max(self._largest[position], float(distance.max()))
-        if float(off.max()) > self._worst:
-            self._worst = float(off.max())
-            self._worst_index = start + int(off.argmax())
+        if all(_all_finite(tensor) for tensor in (candidate, eager, rounded)):
+            off, own, rounding = candidate - truth, eager - truth, rounded - truth
+            squares = [_square_sums(values) for values in (off, own, rounding, truth)]
+            count = _block_counts(truth)
+            columns = [squares[0], count, squares[1], count, squares[2], squares[3], count]
+        else:
+            wrong = ~(_same_class(candidate, eager, forgiveness) | _same_class(candidate, rounded, forgiveness))
+            mismatches = int(wrong.sum())
+            if mismatches and self._first_mismatch < 0:
+                self._first_mismatch = start + int(wrong.to(torch.uint8).argmax())
+            self._mismatches += mismatches
+            defined = torch.isfinite(rounded)
+            off, own, rounding = (_difference(value, truth, defined) for value in (candidate, eager, rounded))
+            seen = [(defined & torch.isfinite(value)).double() for value in (candidate, eager)]
+            size = torch.where(defined, truth, 0.0)
+            counted = (off, seen[0], own, seen[1], rounding, size, defined.double())
+            columns = [_square_sums(values) for values in counted]  # ones are their own squares
+        self._blocks.append(torch.stack(columns, dim=1))
+        largest = [float(torch.linalg.vector_norm(values, math.inf)) for values in (off, own, rounding)]
+        if largest[0] > self._worst:
+            self._worst = largest[0]
+            self._worst_index = start + int(off.abs().argmax())
+        self._largest = [max(pair) for pair in zip(self._largest, largest, strict=True)]
 
     def finish(self, terms_floor: float) -> verdict_pb2.OutputError:
         blocks = torch.cat(self._blocks)
@@ -164,18 +168,29 @@ def _same_class(left: torch.Tensor, right: torch.Tensor, forgiveness: Forgivenes
     return same
 
 
-def _distance(value: torch.Tensor, truth: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
-    """|value − truth| in float64 where both are finite, else 0."""
-    wide = value.double()
-    return torch.where(defined & torch.isfinite(wide), (wide - truth).abs(), 0.0)
+def _all_finite(tensor: torch.Tensor) -> bool:
+    """One pass: an infinity or NaN never leaves a sum. A sum that overflows by itself gives a cautious no."""
+    return math.isfinite(float(tensor.sum(dtype=torch.float64)))
 
 
-def _by_block(column: torch.Tensor) -> torch.Tensor:
-    """Sums of a [n] column over blocks of 4,096: [ceil(n / 4096)]."""
-    padding = -column.numel() % BLOCK
-    if padding:
-        column = torch.nn.functional.pad(column, (0, padding))
-    return column.view(-1, BLOCK).sum(dim=1)
+def _difference(value: torch.Tensor, truth: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+    """value − truth in float64 where both are finite, else 0."""
+    return torch.where(defined & torch.isfinite(value), value - truth, 0.0)
+
+
+def _square_sums(column: torch.Tensor) -> torch.Tensor:
+    """Sums of squares of a [n] float64 column over blocks of 4,096: [ceil(n / 4096)]."""
+    whole = column.numel() // BLOCK * BLOCK
+    sums = torch.linalg.vector_norm(column[:whole].view(-1, BLOCK), dim=1).square()
+    rest = torch.linalg.vector_norm(column[whole:]).square().reshape(1)
+    return sums if whole == column.numel() else torch.cat([sums, rest])
+
+
+def _block_counts(column: torch.Tensor) -> torch.Tensor:
+    """Elements of each block, float64."""
+    counts = torch.full((-(-column.numel() // BLOCK),), float(BLOCK), dtype=torch.float64, device=column.device)
+    counts[-1] -= -column.numel() % BLOCK
+    return counts
 
 
 def _rms(squares: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

@@ -16,15 +16,20 @@ MOST_BYTES = 512 << 20
 
 
 class CompilerCache:
-    """Two directories of one task: the seed, and the working copy that a jailed process may write."""
+    """Two directories of one task: the seed, and the working copy that a jailed process may write.
 
-    def __init__(self) -> None:
+    `start`: another cache, whose seed this one begins with.
+    """
+
+    def __init__(self, start: CompilerCache | None = None) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="warpsmith-compiled-"))
         self._seed = self._root / "seed"
         self.directory = self._root / "work"
         """The working copy; its path stays the same, because compiled code refers to it."""
         self._seed.mkdir()
         self.directory.mkdir()
+        if start is not None:
+            _replace(self._seed, start._seed)
 
     def environment(self) -> dict[str, str]:
         """What tells torch.compile and Triton to use the working copy."""

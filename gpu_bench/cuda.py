@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gpu_bench.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
-from warpsmith.v1 import artifact_pb2, candidate_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 _SCALARS = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 
@@ -106,6 +106,8 @@ class PackedArguments:
 
 class CudaExecutor:
     """Runs programs of the `cuda` target on torch's current device and stream."""
+
+    target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA
 
     def load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, device: torch.device

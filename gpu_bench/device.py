@@ -11,7 +11,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from gpu_bench.clocks import new_event, spin
 from gpu_bench.nvml import gpu_state
 from warpsmith.errors import BadInput
-from warpsmith.v1 import task_pb2, timing_pb2
+from warpsmith.v1 import judging_pb2, task_pb2, timing_pb2
 
 _PHYSICAL_BANDWIDTH: tuple[tuple[str, float], ...] = (
     ("GH200 144G", 4.9e12), ("GH200", 4.0e12), ("H200", 4.8e12), ("H100 NVL", 3.9e12), ("H100 PCIe", 2.04e12),
@@ -48,6 +48,16 @@ class Ceilings:
     """What no fp32-accurate product can exceed; 0 when unknown."""
     physical_convolution_rate: float
     """What no convolution can exceed; 0 when unknown."""
+
+    def message(self) -> judging_pb2.Ceilings:
+        """For another process."""
+        rates = {rate.name: getattr(self, rate.name) for rate in fields(self) if rate.name != "device"}
+        return judging_pb2.Ceilings(device=self.device, **rates)
+
+    @staticmethod
+    def of(message: judging_pb2.Ceilings) -> Ceilings:
+        """The inverse of `message`."""
+        return Ceilings(**{each.name: getattr(message, each.name) for each in fields(Ceilings)})
 
 
 def resolve_target(target: task_pb2.Target.ValueType) -> task_pb2.Target.ValueType:

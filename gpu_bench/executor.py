@@ -16,8 +16,9 @@ import torch
 from torch._ops import OpOverload
 
 from gpu_bench import bindings
+from gpu_bench.host_scalars import host_scalars
 from warpsmith import aten, digest, dtypes
-from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
 """One forward: allocates outputs as eager does, runs every step on torch's current stream, returns the outputs."""
@@ -108,6 +109,8 @@ class LoadedProgram(Protocol):
 class Executor(Protocol):
     """Loads programs of one target."""
 
+    target: task_pb2.Target.ValueType
+
     def load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, device: torch.device
     ) -> LoadedProgram:
@@ -133,13 +136,13 @@ PackLaunch = Callable[[candidate_pb2.Launch], LaunchCode]
 
 def source_tensors(program: candidate_pb2.Program, sources: Sources, device: torch.device) -> dict[str, torch.Tensor]:
     """Buffer name → tensor for every ROLE_SOURCE buffer; constants are made from the program."""
-    named = sources.named()
+    named, host, on_host = sources.named(), torch.device("cpu"), host_scalars(program)
     found: dict[str, torch.Tensor] = {}
     for buffer in program.buffers:
         if buffer.role != candidate_pb2.ROLE_SOURCE:
             continue
         if buffer.source.origin == graph_pb2.ORIGIN_CONSTANT:
-            found[buffer.name] = aten.constant(buffer.source, device)
+            found[buffer.name] = aten.constant(buffer.source, host if buffer.name in on_host else device)
             continue
         name = name_of(buffer.source)
         if name not in named:
@@ -250,7 +253,7 @@ def straighten(
             unmade.discard(name)
         match step.WhichOneof("kind"):
             case "launch":
-                _write_launch(writer, step.launch, fixed, tensors, pack)
+                _write_launch(writer, step.launch, fixed, tensors, pack, specs)
             case "library":
                 _write_library(writer, step.library, memory, device, specs)
             case "memset":
@@ -265,7 +268,8 @@ def straighten(
     defaults = ", ".join(f"{name}={name}" for name in writer.objects)
     scope: dict[str, Any] = dict(writer.objects)
     exec(compile(f"def call({defaults}):\n    {body}", "<program>", "exec"), scope)
-    call: Call = scope["call"]
+    # Taken out: a function in its own globals is a cycle, which would keep the tensors until a garbage collection.
+    call: Call = scope.pop("call")
     return call
 
 
@@ -315,18 +319,39 @@ def _write_launch(
     fixed: frozenset[str],
     tensors: Mapping[str, torch.Tensor],
     pack: PackLaunch,
+    buffers: Mapping[str, candidate_pb2.Buffer],
 ) -> None:
     code = pack(launch)
     place = ""
     for position, argument in enumerate(launch.arguments):
         if argument.WhichOneof("kind") != "buffer":
             continue
-        if argument.buffer in fixed:
-            code.place(position, tensors[argument.buffer].data_ptr())
+        name, alignment = argument.buffer, max(1, buffers[argument.buffer].alignment_bytes)
+        in_place = name in fixed and tensors[name].data_ptr() % alignment == 0
+        if in_place:
+            code.place(position, tensors[name].data_ptr())
             continue
         place = place or writer.keep("p", code.place)
-        writer.lines.append(f"{place}({position}, {writer.variable(argument.buffer)}.data_ptr())")
+        tensor = writer.variable(name)
+        if alignment > 1 and buffers[name].role in (candidate_pb2.ROLE_SOURCE, candidate_pb2.ROLE_LIBRARY):
+            if name in launch.writes:
+                raise ProgramFault(
+                    verdict_pb2.FAILURE_KIND_POLICY_REJECT,
+                    f"{launch.entry} writes {name}, which the module may keep anywhere, and needs it at a multiple of "
+                    f"{alignment} bytes",
+                )
+            # The copy is a variable of the call, so that it lives until the kernel has read it.
+            copy, align = f"a{len(writer.lines)}", writer.keep("f", aligned_copy)
+            writer.lines.append(f"{copy} = {align}({tensor}) if {tensor}.data_ptr() % {alignment} else {tensor}")
+            tensor = copy
+        writer.lines.append(f"{place}({position}, {tensor}.data_ptr())")
     writer.lines.append(f"{writer.keep('k', code.run)}()")
+
+
+def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory of its own, which begins where torch's allocator says; strides kept, overlaps included."""
+    span = dtypes.element_span(dtypes.spec_of(tensor))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
 
 
 def _write_library(

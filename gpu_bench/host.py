@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from gpu_bench.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
-from warpsmith.v1 import artifact_pb2, candidate_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 _SCALARS: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float,
@@ -39,6 +39,8 @@ def share_openmp() -> None:
 
 class HostExecutor:
     """Runs programs of the `cpu` target in this process."""
+
+    target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU
 
     def load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, device: torch.device

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_bench import inputs
 from gpu_bench.executor import Call, Executor, LoadedProgram, Memory, Sources
-from warpsmith import capture, task_module
-from warpsmith.errors import BadInput
+from warpsmith import capture, plugins, task_module
+from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, verdict_pb2
 
 Args = tuple[Any, ...]
@@ -46,15 +46,23 @@ def release_surplus(device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
+EXECUTORS = ("host", "cuda")
+"""Built-in plugins."""
+
+
 def executor_of(target: task_pb2.Target.ValueType) -> Executor:
-    """The built-in executor of a target."""
-    if target == task_pb2.TARGET_CUDA:
-        from gpu_bench.cuda import CudaExecutor
+    """The executor of a target; whoever installs one wants it used.
 
-        return CudaExecutor()
-    from gpu_bench.host import HostExecutor
-
-    return HostExecutor()
+    Raises:
+        UnknownPlugin: none is installed for the target; says which are.
+    """
+    others = [name for name in plugins.names("executor") if name not in EXECUTORS]
+    for name in (*others, *EXECUTORS):
+        executor: Executor = plugins.load("executor", name)
+        if executor.target == target:
+            return executor
+    installed = ", ".join((*others, *EXECUTORS))
+    raise UnknownPlugin(f"no executor runs {task_pb2.Target.Name(target)}; installed: {installed}")
 
 
 @dataclass

@@ -67,12 +67,12 @@ class Bench:
         target: task_pb2.Target.ValueType,
         baselines: Baselines,
         work: floor.Work,
+        ceilings: device.Ceilings,
         *,
         seed: int = 0,
         jail_rung: str = "",
     ) -> Bench:
-        """A bench with the target's clock and the machine's measured ceilings."""
-        ceilings = device.describe(target)
+        """A bench with the target's clock."""
         cache_bytes = ceilings.device.cache_bytes
         cuda = target == task_pb2.TARGET_CUDA
         clock: Clock = CudaClock(cache_bytes) if cuda else HostClock(cache_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from gpu_bench import metrics
-from gpu_bench.session import Sessions
+from gpu_bench.sessions import Sessions
 from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc
 
 

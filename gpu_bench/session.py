@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpu_bench.compiler_cache import CompilerCache
-from warpsmith import digest, jail
+from gpu_bench.machine import BENCH, Machine, worker_environment, worker_policy
+from warpsmith import jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
 from warpsmith.v1 import (
     artifact_pb2,
@@ -30,9 +31,6 @@ from warpsmith.v1 import (
 from warpsmith.worker import Worker
 
 JUDGE = "gpu_bench.judge_worker:METHODS"
-BENCH = "gpu_bench.bench_worker:METHODS"
-_DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"  # as in `sharing`, which needs torch
-
 
 Reply = TypeVar("Reply", judging_pb2.Execution, benchmark_service_pb2.MeasureArtifactResponse)
 
@@ -53,7 +51,9 @@ class Limits:
     """One measurement with all its baselines."""
 
 
-_RUNS = 5
+_AHEAD_BYTES = 512 << 20
+"""Outputs up to which two truths are held at once."""
+_RUNS = 6
 """Guarded runs of one case at most."""
 
 
@@ -66,16 +66,18 @@ class Session:
         *,
         rung: jail.Rung | None = None,
         limits: Limits = Limits(),
+        machine: Machine | None = None,
     ) -> None:
         self.task = task
         self._limits = limits
         self._rung = rung
+        self._machine = machine
         self._descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC)
         self._judge: Worker | None = None
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
         self._undefined: set[int] = set()
-        self._cache = CompilerCache()
+        self._cache: CompilerCache | None = None
         self._saw_candidate = False
         self._lock = threading.Lock()
 
@@ -90,7 +92,8 @@ class Session:
         with self._lock:
             self._drop_bench()
             self._drop_judge()
-            self._cache.close()
+            if self._cache is not None:
+                self._cache.close()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
@@ -112,10 +115,11 @@ class Session:
         with self._lock:
             prepared = self._preparation()
             fault = self._load(program, artifact)
+            defined = self._ahead(cases, prepared)
             for case in cases:
                 if fault is not None:
                     break
-                if not self._is_defined(case):
+                if not next(defined):
                     response.comparisons.add(family=case.family, seed=case.seed)
                     continue
                 fault = self._compare_case(case, prepared, response)
@@ -123,6 +127,21 @@ class Session:
                 response.fault.CopyFrom(fault)
             response.jail_rung = self.jail_rung
         return response
+
+    def _ahead(
+        self, cases: Sequence[benchmark_service_pb2.ComparisonCase], prepared: judging_pb2.Preparation
+    ) -> Iterator[bool]:
+        """Whether the reference is defined on each case. On a GPU the next truth is made while a candidate runs."""
+        if self.task.target != task_pb2.TARGET_CUDA or prepared.total_bytes > _AHEAD_BYTES:
+            yield from map(self._is_defined, cases)
+            return
+        with ThreadPoolExecutor(1) as judging:
+            coming: Future[bool] | None = None
+            for position, case in enumerate(cases):
+                is_defined = coming.result() if coming else self._is_defined(case)
+                following = cases[position + 1 : position + 2]
+                coming = judging.submit(self._is_defined, following[0]) if following else None
+                yield is_defined
 
     def _compare_case(
         self,
@@ -198,16 +217,22 @@ class Session:
 
     def run_reference(self) -> timing_pb2.ReferenceReport:
         """Times the module by itself in the candidate's process, where its baselines stay for later measurements."""
-        with self._lock:
-            self._preparation()  # refuses a module that is no reference
-            worker = self._bench_worker()
+        with self._lock, ThreadPoolExecutor(1) as beside:
+            judge = beside.submit(self._preparation)
+            try:
+                if self._cache is None and self._machine is not None:
+                    self._cache = CompilerCache(self._machine.compiled(self.task.target))
+                worker = self._bench_worker()
+                self._call_bench("warm_up")
+            finally:
+                judge.result()  # refuses a module that is no reference; nothing is timed beside it
             response = worker.call(
                 "reference",
                 benchmark_service_pb2.RunReferenceRequest(task=self.task),
                 benchmark_service_pb2.RunReferenceResponse,
                 deadline_s=self._limits.measure_seconds,
             )
-            if not self._saw_candidate:
+            if self._cache is not None and not self._saw_candidate:
                 self._cache.keep()
             response.report.environment.jail_rung = self.jail_rung
             return response.report
@@ -279,13 +304,14 @@ class Session:
             self._drop_bench()
             self._bench = self._spawn(BENCH)
             with self._dropping_on_failure():
-                self._bench.call(
-                    "open",
-                    judging_pb2.PrepareRequest(task=self.task),
-                    judging_pb2.Preparation,
-                    deadline_s=self._limits.prepare_seconds,
-                )
+                self._call_bench("open")
         return self._bench
+
+    def _call_bench(self, method: str) -> None:
+        assert self._bench is not None
+        ceilings = self._machine.known_ceilings(self.task.target) if self._machine is not None else None
+        request = judging_pb2.PrepareRequest(task=self.task, ceilings=ceilings)
+        self._bench.call(method, request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
 
     @contextlib.contextmanager
     def _dropping_on_failure(self) -> Iterator[None]:
@@ -297,10 +323,10 @@ class Session:
             raise
 
     def _spawn(self, entry: str) -> Worker:
-        cuda = self.task.target == task_pb2.TARGET_CUDA
-        environment = _environment(self._descriptor)
-        policy = jail.Policy(gpu=cuda)
+        environment = worker_environment(self._descriptor)
+        policy = worker_policy(self.task.target)
         if entry == BENCH:
+            self._cache = self._cache or CompilerCache()
             self._cache.renew()
             self._saw_candidate = False
             environment |= self._cache.environment()
@@ -316,12 +342,6 @@ class Session:
         if self._judge is not None:
             self._judge.close()
             self._judge = None
-
-
-def _environment(descriptor: int) -> dict[str, str]:
-    """What a worker sees of our environment: which devices and how many threads, and its shared memory."""
-    passed = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
-    return passed | {_DESCRIPTOR_VARIABLE: str(descriptor)}
 
 
 def _fault(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> benchmark_service_pb2.ExecutionFault:
@@ -343,65 +363,3 @@ def _crash(crash: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
         number, code = crash.signal_number, crash.exit_code
         cause = f"signal {number}" if number else f"an exit with code {code}"
     return _fault(verdict_pb2.FAILURE_KIND_CRASH, f"the process of the program ended by {cause}")
-
-
-class Sessions:
-    """The tasks at hand: the last two keep their workers, because a search stays with its task."""
-
-    def __init__(self, *, rung: jail.Rung | None = None, limits: Limits = Limits(), most: int = 2) -> None:
-        self._rung = rung
-        self._limits = limits
-        self._most = most
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._users: Counter[str] = Counter()
-        self._devices: dict[int, benchmark_service_pb2.DescribeDeviceResponse] = {}
-        self._describing = threading.Lock()
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def using(self, task: task_pb2.Task) -> Iterator[Session]:
-        """The session of a task, by the digest of what it carries; it stays open at least as long as the block."""
-        key = digest.of_task(task)
-        with self._lock:
-            if key not in self._sessions:
-                self._sessions[key] = Session(task, rung=self._rung, limits=self._limits)
-            session = self._sessions[key]
-            self._sessions.move_to_end(key)
-            self._users[key] += 1
-        try:
-            yield session
-        finally:
-            with self._lock:
-                self._users[key] -= 1
-                idle = [name for name in self._sessions if not self._users[name]]
-                surplus = max(0, len(self._sessions) - self._most)
-                old = [self._sessions.pop(name) for name in idle[:surplus]]
-            for each in old:
-                each.close()
-
-    def describe(
-        self, request: benchmark_service_pb2.DescribeDeviceRequest
-    ) -> benchmark_service_pb2.DescribeDeviceResponse:
-        """The device of a target, measured once in a process of its own and remembered.
-
-        Raises BadInput: the target is not on this machine.
-        """
-        with self._describing:
-            if request.target not in self._devices:
-                policy = jail.Policy(gpu=request.target != task_pb2.TARGET_CPU)
-                with Worker(BENCH, policy, rung=self._rung, env=_environment(-1)) as worker:
-                    self._devices[request.target] = worker.call(
-                        "describe",
-                        request,
-                        benchmark_service_pb2.DescribeDeviceResponse,
-                        deadline_s=self._limits.measure_seconds,
-                    )
-            return self._devices[request.target]
-
-    def close(self) -> None:
-        """Ends every worker."""
-        with self._lock:
-            sessions = list(self._sessions.values())
-            self._sessions.clear()
-        for session in sessions:
-            session.close()

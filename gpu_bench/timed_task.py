@@ -21,6 +21,7 @@ from gpu_bench.executor import LoadedProgram, ProgramFault
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing import buffer_set_count
+from warpsmith.task_module import seed_generators
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -49,8 +50,8 @@ class TimedTask:
     """Whether outputs depend on the inputs alone, so that those of timed calls can be checked."""
 
     @staticmethod
-    def of(loaded: LoadedTask) -> TimedTask:
-        """Captures the module, draws the buffer sets, measures the machine.
+    def of(loaded: LoadedTask, ceilings: device.Ceilings | None = None) -> TimedTask:
+        """Captures the module and draws the buffer sets; measures the machine where `ceilings` are not known.
 
         Raises:
             BadInput: the module cannot be captured.
@@ -58,11 +59,10 @@ class TimedTask:
         target = loaded.task.target
         first = loaded.user.inputs(SEED, loaded.device)
         graph = loaded.capture(first)
-        count = buffer_set_count(
-            _set_bytes(graph), device.describe(target).device.cache_bytes, free_bytes(target) // _MEMORY_SHARE
-        )
+        ceilings = ceilings or device.describe(target)
+        count = buffer_set_count(_set_bytes(graph), ceilings.device.cache_bytes, free_bytes(target) // _MEMORY_SHARE)
         sets = [first, *loaded.input_sets(count - 1, SEED + 1)]
-        bench = Bench.of(target, Baselines(loaded.module, sets, target), floor.work_of(graph), seed=SEED)
+        bench = Bench.of(target, Baselines(loaded.module, sets, target), floor.work_of(graph), ceilings, seed=SEED)
         changes_state = any(node.mutates for node in graph.nodes)
         return TimedTask(loaded, bench, not changes_state and not any(node.random for node in graph.nodes))
 
@@ -148,7 +148,7 @@ class TimedTask:
     def _run_leaves(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One eager forward, seeded, from flattened inputs to flattened outputs."""
         user = self.loaded.user
-        torch.manual_seed(SEED)
+        seed_generators(SEED)
         with torch.no_grad():
             args = user.with_leaves(self.bench.baselines.inputs[0], list(leaves))
             return self.loaded.output_leaves(self.loaded.module(*args))

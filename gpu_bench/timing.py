@@ -28,7 +28,7 @@ GROUP_NS = 100_000.0
 SLOW_ARM = 4.0
 """A baseline this many times slower than the fastest one leaves after the least number of blocks."""
 INSPECT_CHANCE = 0.1
-"""Chance that a block's outputs are inspected; the first block's always are."""
+"""Chance that the outputs of a block's first visits are inspected; the first block's always are."""
 
 Inspect = Callable[[str, int, Any], None]
 """Called outside the timed region with arm name, buffer set and the outputs of a call that was just timed."""
@@ -54,6 +54,8 @@ class Plan:
     """Readings taken apart from the headline: WARM, CALL."""
     extra_count: int = 7
     seed: int = 0
+    enough_within: float = 0.0
+    """Relative standard error of every arm's median at which blocks may end before the budget does; 0 for never."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_blocks <= self.most_blocks or self.set_count < 1:
@@ -64,6 +66,7 @@ def plan_for(tier: timing_pb2.Tier.ValueType, target: task_pb2.Target.ValueType,
     """The plan of a tier: screening takes about 0.15 s on a GPU and 0.8 s on a CPU, a final a few seconds.
 
     A task whose calls take seconds gets fewer blocks, down to one at the ceiling: then nothing is called faster.
+    Screening of what repeats within half a percent, as most kernels on a GPU do, ends as soon as that shows.
     """
     cuda = target == task_pb2.TARGET_CUDA
     drift = 0.04 if cuda else 0.3
@@ -71,7 +74,8 @@ def plan_for(tier: timing_pb2.Tier.ValueType, target: task_pb2.Target.ValueType,
         extra = (Reading.WARM, Reading.CALL) if cuda else (Reading.WARM,)
         seconds, least = (2.0, 12) if cuda else (5.0, 24)
         return Plan(seconds, 90.0, least, 400, set_count, 0.3, drift, extra, seed=seed)
-    return Plan(0.12 if cuda else 0.7, 15.0, 6, 60, set_count, 0.02 if cuda else 0.1, drift, seed=seed)
+    budget, warmup = (0.12, 0.01) if cuda else (0.7, 0.1)
+    return Plan(budget, 15.0, 6, 60, set_count, warmup, drift, seed=seed, enough_within=0.004)
 
 
 def buffer_set_count(set_bytes: int, cache_bytes: int, limit_bytes: int) -> int:
@@ -213,11 +217,24 @@ class _Session:
         for number in range(self.plan.most_blocks):
             spent = self.clock.now_s() - begin
             enough = self.plan.least_blocks if spent < self.plan.ceiling_s else 1
-            if not self.active or (number >= enough and spent >= self.plan.budget_s):
+            if not self.active or (number >= enough and (spent >= self.plan.budget_s or self._is_precise())):
                 return
             self._run_block(inspected=number == 0 or self._random.random() < INSPECT_CHANCE)
             if number + 1 == self.plan.least_blocks:
                 self._retire_slow_arms()
+
+    def _is_precise(self) -> bool:
+        """Whether every arm's median is known as well as the plan wants."""
+        if not self.plan.enough_within:
+            return False
+        for arm in self.active:
+            readings = np.array(self.rows[arm.name], dtype=np.float64)
+            readings = readings[np.isfinite(readings)]
+            # The median of a normal sample has 1.25 times the standard error of its mean.
+            error = 1.25 * readings.std() / math.sqrt(max(len(readings), 1))
+            if not len(readings) or error > self.plan.enough_within * np.median(readings):
+                return False
+        return True
 
     def extra_readings(self) -> dict[str, dict[Reading, float]]:
         """Median of each extra reading of each arm that runs; slow arms that retired have none."""
@@ -237,9 +254,9 @@ class _Session:
         self._random.shuffle(order)
         visits: dict[str, list[float]] = {arm.name: [] for arm in order}
         before = self.clock.sentinel_ns()
-        for arm in order + order[::-1]:
+        for place, arm in enumerate(order + order[::-1]):
             if arm.name not in self.failures:
-                reading = self._take(arm, Reading.COLD, inspected=inspected)
+                reading = self._take(arm, Reading.COLD, inspected=inspected and place < len(order))
                 if reading is not None:
                     visits[arm.name].append(reading)
         self.sentinels.append((before, self.clock.sentinel_ns()))

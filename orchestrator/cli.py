@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,7 +21,7 @@ from rich.console import Console
 from orchestrator import budgets, client, directory_bench, doctor, intake, report
 from orchestrator.local import MODULES, LocalServices
 from orchestrator.progress import Progress
-from warpsmith import plugins
+from warpsmith import jail, plugins, settings
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
@@ -56,11 +57,21 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing althoug
 RunId = Annotated[str, typer.Argument(help="A run's identifier, its beginning, or `last`.")]
 Agent = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="ROLE=NAME", help="Another plugin for a role, such as reasoner=oracle."),
+    typer.Option(
+        "--plugin", metavar="ROLE=NAME", help="Another reasoner or synthesizer than the built-in: reasoner=oracle."
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-input", help="Where this machine offers no jail: run the module unconfined instead of refusing."
+    ),
 ]
 
 DEFAULT_RUNS = Path("runs")
 INSPECTED_AT_ONCE = 2
+
+MadeT = TypeVar("MadeT")
 
 
 @app.command(
@@ -85,22 +96,41 @@ def optimize(
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
+    trust_input: Trust = False,
     as_json: Json = False,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
     limits = _budget(budget, trials, device_time)
-    environment = _environment(plugin or [], search, server)
+    environment = _environment(plugin or [], search, server, trust_input)
     requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
-    tasks = [intake.read(request) for request in requests]
+    tasks = _all(partial(intake.read, request) for request in requests)
     progress = Progress()
     with ThreadPoolExecutor(INSPECTED_AT_ONCE) as pool:
         inspected = [pool.submit(intake.inspect, task) for task in tasks]
         with client.searching(server, runs, environment) as orchestrator:
-            ended = _optimise_all(orchestrator, [each.result() for each in inspected], limits, search, fresh, progress)
-    _print_results(ended, as_json)
+            ready = _all(each.result for each in inspected)
+            ended = _optimise_all(orchestrator, ready, limits, search, fresh, progress)
+    errors = list(filter(None, map(report.error_text, ended)))
+    if as_json or len(errors) < len(ended):
+        _print_results(ended, as_json)
+    for text in errors:
+        _print_error(text)
     raise typer.Exit(report.exit_code(ended))
+
+
+def _all(calls: Iterable[Callable[[], MadeT]]) -> list[MadeT]:
+    """What every call gives; where some are refused, one BadInput with a line for each."""
+    made, refused = [], []
+    for call in calls:
+        try:
+            made.append(call())
+        except BadInput as error:
+            refused.append(str(error))
+    if refused:
+        raise BadInput("\n".join(refused))
+    return made
 
 
 def _optimise_all(
@@ -151,6 +181,7 @@ def bench(
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
+    trust_input: Trust = False,
     as_json: Json = False,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
@@ -161,7 +192,7 @@ def bench(
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
     limits = _budget(budget, trials, "")
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
-    environment = _environment(plugin or [], search, server)
+    environment = _environment(plugin or [], search, server, trust_input)
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with client.searching(server, runs, environment) as orchestrator:
@@ -183,7 +214,9 @@ def bench(
         for result in found:
             speedup = result.get("speedup_fastest") or {}
             shown = f"{speedup['median']:.2f}x" if speedup else "-"
-            print(f"{result['verdict']:<12}{shown:>8}  {result['file']}  {' '.join(result.get('labels', []))}")
+            went_wrong = result["verdict"] in ("BAD_INPUT", "FAILED")
+            note = result["message"] if went_wrong else " ".join(result.get("labels", []))
+            print(f"{result['verdict']:<12}{shown:>8}  {result['file']}  {note}")
     print(directory_bench.summary(found), file=sys.stderr)
 
 
@@ -286,10 +319,11 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
 def up(
     port: Annotated[int, typer.Option("--port", help="Port of the orchestrator; 0 for any.")] = 50051,
     plugin: Agent = None,
+    trust_input: Trust = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Keeps the services up until Ctrl-C, for commands with --server 127.0.0.1:PORT."""
-    environment = _environment(plugin or [], "", "")
+    environment = _environment(plugin or [], "", "", trust_input)
     with (
         client.ending_on_sigterm(),
         LocalServices(runs, ports={"orchestrator": port}, environment=environment) as services,
@@ -325,13 +359,16 @@ def _budget(wall: str, trials: int, device_time: str) -> run_pb2.Budget:
     )
 
 
-def _environment(chosen: list[str], search: str, server: str) -> dict[str, str]:
-    """Environment of local services for the chosen plugins, each of which is installed.
+def _environment(chosen: list[str], search: str, server: str, trust_input: bool) -> dict[str, str]:
+    """Environment of local services; the chosen plugins are installed. Trust holds for this process too.
 
     Raises:
-        BadInput: an unknown role; UnknownPlugin: says which are installed.
+        BadInput: an unknown role, or an unknown plugin: says which are installed.
     """
     environment: dict[str, str] = {}
+    if trust_input:
+        jail.trust_input()
+        environment["WARPSMITH_TRUST_INPUT"] = "1"
     if server:
         if chosen:
             raise BadInput("--plugin is for services that the command starts; set it where the server runs")
@@ -340,6 +377,8 @@ def _environment(chosen: list[str], search: str, server: str) -> dict[str, str]:
         _require("search", search)
     for text in chosen:
         role, _, name = text.partition("=")
+        if role not in settings.CHOSEN_ROLES:
+            raise BadInput(f"--plugin {text}: write ROLE=NAME; a role is one of {', '.join(settings.CHOSEN_ROLES)}")
         _require(role, name)
         environment[f"WARPSMITH_{role.upper()}"] = name
     return environment
@@ -360,15 +399,20 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
     console.print(report.table(ended))
 
 
+def _print_error(text: str) -> None:
+    for line in text.splitlines():
+        print(f"warpsmith: {line}", file=sys.stderr)
+
+
 def main() -> None:
     """Entry point of `warpsmith`: every error of ours is one line and an exit code."""
     try:
         app()
     except (BadInput, NotFound) as error:
-        print(f"warpsmith: {error}", file=sys.stderr)
+        _print_error(str(error))
         raise SystemExit(2) from None
     except WarpsmithError as error:
-        print(f"warpsmith: {error}", file=sys.stderr)
+        _print_error(str(error))
         raise SystemExit(3) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

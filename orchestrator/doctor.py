@@ -92,7 +92,10 @@ def confinement() -> Finding:
     """The rungs of the jail that work here."""
     rungs = [rung.value for rung in jail.probe()]
     if not rungs:
-        fix = "install bubblewrap (Debian: apt-get install bubblewrap), or use Linux 6.2 or newer with Landlock"
+        fix = (
+            "install bubblewrap (Debian: apt-get install bubblewrap), or use Linux 6.2 or newer with Landlock; "
+            "--trust-input runs modules unconfined that you trust as your own shell"
+        )
         return Finding("jail", Health.BAD, "untrusted code cannot be confined here", fix)
     return Finding("jail", Health.GOOD, f"uses {rungs[0]}" + (f"; also {', '.join(rungs[1:])}" if rungs[1:] else ""))
 

@@ -1,15 +1,18 @@
 """Writes the winner as one Python file: `ModelNew`, a subclass of the user's own class, guarded.
 
 The file stands alone (torch, and a compiler or the CUDA driver). `ModelNew` takes the same constructor arguments and
-state_dict; a call that is not the one that was verified (another shape, dtype, layout, device, training mode, or
-a gradient wanted) runs the original forward. This module writes what both flavours share; it runs nothing.
+state_dict; a call that is not the one that was verified (see `exported.guard`) runs the original forward. This module
+writes what both flavours share; it runs nothing.
 """
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol
 
 from warpsmith.errors import BadInput, NotFound
@@ -54,22 +57,35 @@ def require_winner(run: run_pb2.Run) -> candidate_pb2.Program:
     return run.best.candidate.program
 
 
-def header(run: run_pb2.Run) -> str:
-    """The comment at the top: what this is, how fast, how it was checked, and the moves that made it."""
+def header(run: run_pb2.Run, needs: str) -> str:
+    """The comment at the top: what this is, what it `needs`, how fast, how it was checked, the moves that made it."""
     timing, verdict = run.best.timing, run.best.verdict
     speedup = timing.speedup_fastest
     moves = [_move_text(move) for move in run.best.candidate.moves]
+    failed = [f"{arm.name} could not run, so a faster baseline may exist." for arm in timing.arms if arm.failure]
     lines = [
-        f"{run.task.name}, made faster by Warpsmith (run {run.id}).",
+        f"{run.task.name}, made faster by Warpsmith (run {run.id}). Needs {needs}.",
         "",
-        f"{speedup.median:.2f}x over {timing.fastest_baseline}, the fastest baseline "
+        f"{speedup.median:.2f}x over {timing.fastest_baseline}, the fastest baseline that ran "
         f"(95 % interval {speedup.low:.2f} to {speedup.high:.2f}); {timing.speedup_eager.median:.2f}x over eager.",
+        *failed,
         f"Measured on {timing.environment.device}, torch {timing.environment.torch}.",
         f"Checked against fp64 truth: error {verdict.worst_rms_ratio:.2f} times PyTorch's own (4 allowed).",
         f"Program {run.best.candidate.program.digest[:12]}, task {run.task.digest[:12]}. Moves:",
         *[f"  {number}. {text}" for number, text in enumerate(moves, start=1)],
     ]
     return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+def pasted(modules: Iterable[ModuleType], *imports: str) -> str:
+    """The code of `exported` modules, without their docstrings and with all imports, and `imports`, at the top."""
+    found, bodies = {"import torch", *imports}, []
+    for module in modules:
+        lines = inspect.getsource(module).split('"""\n', 1)[1].splitlines()
+        found |= {line for line in lines if line.startswith(("import ", "from "))}
+        bodies.append("\n".join(line for line in lines if line not in found).strip())
+    head = sorted(found, key=lambda line: (line.startswith("from "), line))
+    return "\n".join(head) + "\n\n\n" + "\n\n\n".join(bodies)
 
 
 def _move_text(move: analysis_pb2.Move) -> str:
@@ -81,7 +97,7 @@ def _move_text(move: analysis_pb2.Move) -> str:
 
 
 def reference(task: task_pb2.Task) -> str:
-    """Python that defines `_WsReference`, the user's class, from the sources embedded as text.
+    """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`.
 
     Kept apart in a namespace of its own: the file that it came from may be loaded beside it.
     """
@@ -91,15 +107,15 @@ def reference(task: task_pb2.Task) -> str:
 }}
 
 
-def _ws_reference_class():
-    """The original class, from its embedded source."""
+def _ws_original(entry, class_name):
+    """The original class, and what it was constructed from when the kernel was verified."""
     for path, text in _WS_REFERENCE.items():
         name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        if path != {task.entry_path!r}:
+        if path != entry:
             _ws_install(name, path, text)
     namespace = {{"__name__": "warpsmith_reference"}}
-    exec(compile(_WS_REFERENCE[{task.entry_path!r}], {task.entry_path!r}, "exec"), namespace)
-    return namespace[{task.class_name!r}]
+    exec(compile(_WS_REFERENCE[entry], entry, "exec"), namespace)
+    return namespace[class_name], namespace.get("get_init_inputs", tuple)()
 
 
 def _ws_install(name, path, text):
@@ -110,7 +126,7 @@ def _ws_install(name, path, text):
     exec(compile(text, path, "exec"), module.__dict__)
 
 
-_WsReference = _ws_reference_class()
+_WsReference, _ws_arguments = _ws_original({task.entry_path!r}, {task.class_name!r})
 '''
 
 
@@ -132,47 +148,66 @@ class Names:
     """Python names for a program's buffers: as in the captured module where that is a legal name."""
 
     def __init__(self, program: candidate_pb2.Program) -> None:
-        self._names: dict[str, str] = {}
-        taken = {"torch", "module", "leaves", "self"}
-        for buffer in program.buffers:
-            name = re.sub(r"\W", "_", buffer.name)
-            if not name or name[0].isdigit() or keyword.iskeyword(name):
-                name = f"t_{name}"
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            self._names[buffer.name] = name
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self._taken = {"torch", "leaves", "device", "stream"}
+        self._names = {name: self._free(name) for name in self.buffers}
 
     def __getitem__(self, buffer: str) -> str:
         return self._names[buffer]
 
+    def _free(self, wanted: str) -> str:
+        name = re.sub(r"\W", "_", wanted)
+        if not name or name[0].isdigit() or keyword.iskeyword(name):
+            name = f"t_{name}"
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
 
-def bindings(program: candidate_pb2.Program, names: Names) -> list[str]:
+    def placed(self, launch: candidate_pb2.Launch) -> tuple[list[str], list[str]]:
+        """Statements before a launch, and its buffers' names in order: a library's result may lie anywhere."""
+        statements, names = [], []
+        for argument in launch.arguments:
+            if argument.WhichOneof("kind") != "buffer":
+                continue
+            buffer = self.buffers[argument.buffer]
+            name = self._names[buffer.name]
+            if buffer.role == candidate_pb2.ROLE_LIBRARY and buffer.alignment_bytes > 1:
+                copy = self._free(f"{name}_placed")
+                statements.append(f"{copy} = _ws_aligned({name}, {buffer.alignment_bytes})")
+                name = copy
+            names.append(name)
+        return statements, names
+
+
+def members(program: candidate_pb2.Program) -> list[str]:
+    """Qualified names of the parameters and state that a program reads, each once."""
+    origins = (graph_pb2.ORIGIN_PARAMETER, graph_pb2.ORIGIN_STATE)
+    found = [buffer.source.qualified_name for buffer in program.buffers if buffer.source.origin in origins]
+    return list(dict.fromkeys(found))
+
+
+def bindings(program: candidate_pb2.Program, names: Names, input_count: int) -> list[str]:
     """Statements that bind every source and allocate every output and workspace."""
+    places = {name: place for place, name in enumerate(members(program), start=input_count)}
     lines = []
     for buffer in program.buffers:
+        spec, name = buffer.spec, names[buffer.name]
         match buffer.role:
+            case candidate_pb2.ROLE_SOURCE if buffer.source.origin == graph_pb2.ORIGIN_INPUT:
+                lines.append(f"{name} = leaves[{buffer.source.input_index}]")
+            case candidate_pb2.ROLE_SOURCE if buffer.source.origin == graph_pb2.ORIGIN_CONSTANT:
+                kind = f"{dtype(spec.dtype)}, {tuple(spec.shape)}"
+                lines.append(f"{name} = _ws_constant({buffer.source.content.hex()!r}, {kind}, device)")
             case candidate_pb2.ROLE_SOURCE:
-                lines.append(f"{names[buffer.name]} = {_source(buffer.source)}")
+                lines.append(f"{name} = leaves[{places[buffer.source.qualified_name]}]")
+            case candidate_pb2.ROLE_WORKSPACE if buffer.zero_between_calls:
+                kind = f"{tuple(spec.shape)}, {dtype(spec.dtype)}"
+                lines.append(f"{name} = _ws_zeros({buffer.name!r}, {kind}, device, stream)")
             case candidate_pb2.ROLE_OUTPUT | candidate_pb2.ROLE_WORKSPACE:
-                spec = buffer.spec
-                shape, strides = tuple(spec.shape), tuple(spec.strides)
-                place = f"dtype={dtype(spec.dtype)}, device=device"
-                lines.append(f"{names[buffer.name]} = torch.empty_strided({shape}, {strides}, {place})")
+                kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, dtype={dtype(spec.dtype)}"
+                lines.append(f"{name} = torch.empty_strided({kind}, device=device)")
     return lines
-
-
-def _source(source: graph_pb2.Source) -> str:
-    match source.origin:
-        case graph_pb2.ORIGIN_INPUT:
-            return f"leaves[{source.input_index}]"
-        case graph_pb2.ORIGIN_PARAMETER | graph_pb2.ORIGIN_STATE:
-            return f"_ws_member(module, {source.qualified_name!r})"
-        case graph_pb2.ORIGIN_CONSTANT:
-            shape = tuple(source.spec.shape)
-            return f"_ws_constant({source.content.hex()!r}, {dtype(source.spec.dtype)}, {shape}, device)"
-        case _:
-            raise BadInput(f"buffer {source.name} of the program has no origin")
 
 
 def library_call(call: candidate_pb2.LibraryCall, names: Names) -> str:
@@ -186,6 +221,11 @@ def library_call(call: candidate_pb2.LibraryCall, names: Names) -> str:
     return f"{', '.join(results)} = {text}"
 
 
+def fill(step: candidate_pb2.Memset, names: Names) -> str:
+    """The statement of one fill."""
+    return f"{names[step.buffer]}.view(torch.uint8).fill_({step.byte})"
+
+
 def outputs(program: candidate_pb2.Program, names: Names) -> str:
     """The expression that the forward returns."""
     if len(program.outputs) == 1 and '"builtins.' not in program.output_tree:
@@ -194,84 +234,76 @@ def outputs(program: candidate_pb2.Program, names: Names) -> str:
     return f"torch.utils._pytree.tree_unflatten([{', '.join(names[name] for name in program.outputs)}], {tree})"
 
 
-def guard(task: task_pb2.Task) -> str:
-    """Python that defines `_ws_fits(module, leaves)`: whether a call is the one that was verified."""
-    expected = [(tuple(spec.shape), tuple(spec.strides), dtype(spec.dtype)) for spec in task.inputs]
-    rows = "".join(f"    ({shape}, {strides}, {kind}),\n" for shape, strides, kind in expected)
-    literals = [text for text in task.input_literals if text]
+def guard(run: run_pb2.Run) -> str:
+    """Python that makes `_ws_guard`, which knows a call that was verified."""
+    task, program = run.task, run.best.candidate.program
+    specs = {buffer.source.qualified_name: buffer.spec for buffer in program.buffers}
+    tensors = iter(task.inputs)
+    leaves = [f"({text},)" if text else _kind(next(tensors)) for text in task.input_literals]
+    leaves += map(_kind, tensors)
+    leaf_rows = "".join(f"        {leaf},\n" for leaf in leaves)
+    member_rows = "".join(f"        {name!r}: {_kind(specs[name])},\n" for name in members(program))
     mode_dependent = any(MODE_DEPENDENT.search(source.content.decode()) for source in task.sources)
-    mode = "module.training" if mode_dependent else "True"
-    device = "cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"
-    return f'''_WS_INPUTS = (
-{rows})
-_WS_LITERALS = ({"".join(f"{text}, " for text in literals)})
+    cooperative = any(step.launch.cooperative for step in program.steps)
+    return f'''_ws_guard = _WsGuard(
+    _WsReference,
+    _ws_arguments,
+    device="{"cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"}",
+    leaves=(
+{leaf_rows}    ),
+    members={{
+{member_rows}    }},
+    by_mode={mode_dependent},
+    units={run.device.unit_count if cooperative else 0},
+)'''
 
 
-def _ws_fits(module, tensors, literals):
-    """Whether a call is the one that was verified: otherwise the original forward answers."""
-    return (
-        len(tensors) == len(_WS_INPUTS)
-        and literals == _WS_LITERALS
-        and {mode}
-        and all(
-            tuple(tensor.shape) == shape
-            and tensor.stride() == strides
-            and tensor.dtype is dtype
-            and tensor.device.type == "{device}"
-            for tensor, (shape, strides, dtype) in zip(tensors, _WS_INPUTS, strict=True)
-        )
-        and _ws_members_fit(module)
-        and not (torch.is_grad_enabled() and _ws_wants_gradient(module, tensors))
-    )
+def _kind(spec: tensor_pb2.TensorSpec) -> str:
+    return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)})"
 
 
-def _ws_wants_gradient(module, tensors):
-    return any(tensor.requires_grad for tensor in (*tensors, *module.parameters()))
+def forward(run: run_pb2.Run, names: Names, steps: Iterable[str]) -> str:
+    """Python that defines `_ws_forward(leaves)` from the statements of its steps.
 
-
-def _ws_members_fit(module):
-    """Whether the parameters that the program reads are where and what they were when it was verified."""
-    return all(
-        member.device.type == "{device}" and member.dtype is dtype and member.is_contiguous()
-        for member, dtype in ((_ws_member(module, name), dtype) for name, dtype in _WS_MEMBERS.items())
-    )
-
-
-def _ws_member(module, name):
-    """A parameter or buffer by its qualified name."""
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
-
-
-def _ws_constant(content, dtype, shape, device):
-    """A constant of the forward, from its bytes."""
-    return torch.frombuffer(bytearray.fromhex(content), dtype=dtype).reshape(shape).to(device)
-'''
-
-
-def members(program: candidate_pb2.Program) -> str:
-    """Python that defines `_WS_MEMBERS`: the dtype of each parameter and state that the program reads."""
-    rows = [
-        f"    {buffer.source.qualified_name!r}: {dtype(buffer.spec.dtype)},\n"
-        for buffer in program.buffers
-        if buffer.source.origin in (graph_pb2.ORIGIN_PARAMETER, graph_pb2.ORIGIN_STATE)
+    `leaves` are the inputs and then the members.
+    """
+    program = run.best.candidate.program
+    on_gpu = program.target == task_pb2.TARGET_CUDA
+    body = [
+        '"""The verified program, step by step."""',
+        "device = leaves[0].device",
+        f"stream = {'_ws_stream(device.index)' if on_gpu else 0}",
+        *bindings(program, names, len(run.task.inputs)),
+        *steps,
+        f"return {outputs(program, names)}",
     ]
-    return f"_WS_MEMBERS = {{\n{''.join(rows)}}}\n"
+    return "\n".join(["def _ws_forward(leaves):", *(f"    {line}" for line in body)])
 
 
-MODEL = '''class ModelNew(_WsReference):
+ANSWER = """
+        if tensors is None or _ws_wants_gradient(self, tensors):
+            return super().forward(*args, **kwargs)
+        return _ws_forward(tensors)
+"""
+"""What the forward does with the tensors of a verified call, or None for any other call."""
+
+
+def model(answer: str = ANSWER) -> str:
+    """Python that defines the class that a user imports."""
+    return f'''class ModelNew(_WsReference):
     """The module with the kernel above. Same constructor, same state_dict."""
 
+    _ws_settings = None
+
+    @functools.wraps(_WsReference.__init__)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._ws_settings = _ws_guard.settings(self, args, kwargs)
+
     def forward(self, *args, **kwargs):
-        flat = torch.utils._pytree.tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
-        literals = tuple(leaf for leaf in flat if not isinstance(leaf, torch.Tensor))
-        if not _ws_fits(self, tensors, literals):
-            return super().forward(*args, **kwargs)
-        return _ws_forward(self, tensors)
-'''
-"""The class that a user imports."""
+        tensors = _ws_guard.read(self, args, kwargs)
+        {answer.strip()}'''
+
 
 _DTYPES = {
     tensor_pb2.DTYPE_FLOAT64: "torch.float64",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+import struct
 
 from orchestrator import export
 from orchestrator.export import Exported, Names
-from orchestrator.exported import cpu_runtime, cuda_runtime
+from orchestrator.exported import cpu_runtime, cuda_runtime, guard
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
-_INTEGERS = {"int32": "ctypes.c_int32", "int64": "ctypes.c_int64", "float32": "ctypes.c_float"}
+_FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f"}
 
 
 class ModuleExporter:
@@ -20,37 +20,29 @@ class ModuleExporter:
         program = export.require_winner(run)
         names = Names(program)
         on_gpu = program.target == task_pb2.TARGET_CUDA
-        runtime = inspect.getsource(cuda_runtime if on_gpu else cpu_runtime).split('"""\n', 1)[1]
-        sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
-        launch = _cuda_launch if on_gpu else _cpu_launch
-        body = export.bindings(program, names)
-        for step in program.steps:
+        launches, steps = [], []
+        for number, step in enumerate(program.steps):
             match step.WhichOneof("kind"):
+                case "launch" if on_gpu:
+                    statements, buffers = names.placed(step.launch)
+                    launches.append(f"_ws_launch_{number} = {_cuda_launch(step.launch)}")
+                    steps += [*statements, f"_ws_launch_{number}({', '.join(_arguments(step.launch, buffers))})"]
                 case "launch":
-                    body.append(launch(step.launch, names))
+                    statements, buffers = names.placed(step.launch)
+                    steps += [*statements, f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"]
                 case "library":
-                    body.append(export.library_call(step.library, names))
+                    steps.append(export.library_call(step.library, names))
                 case "memset":
-                    body.append(f"{names[step.memset.buffer]}.view(torch.uint8).fill_({step.memset.byte})")
-        body.append(f"return {export.outputs(program, names)}")
-        device = "tensors[0].device"
-        forward = "\n".join(
-            [
-                "def _ws_forward(module, leaves):",
-                '    """The verified program, step by step."""',
-                f"    device = {device.replace('tensors', 'leaves')}",
-                *[f"    {line}" for line in body],
-            ]
-        )
+                    steps.append(export.fill(step.memset, names))
+        sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
         parts = [
-            export.header(run),
-            "import importlib.util\nimport sys\n" + runtime.strip(),
+            export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),
+            export.pasted([cuda_runtime if on_gpu else cpu_runtime, guard], "import importlib.util", "import sys"),
             export.reference(run.task).strip(),
-            f"_WS_SOURCES = {{\n{sources}}}\n_ws_kernels = _WsKernels(_WS_SOURCES)",
-            export.members(program).strip(),
-            export.guard(run.task).strip(),
-            forward,
-            export.MODEL.strip(),
+            "\n".join([f"_WS_SOURCES = {{\n{sources}}}", "_ws_kernels = _WsKernels(_WS_SOURCES)", *launches]),
+            export.guard(run),
+            export.forward(run, names, steps),
+            export.model(),
         ]
         return Exported(f"{run.task.name}_warpsmith.py", "\n\n\n".join(parts) + "\n")
 
@@ -61,22 +53,24 @@ def _raw(text: str) -> str:
     return f"'''{text}'''"
 
 
-def _cpu_launch(launch: candidate_pb2.Launch, names: Names) -> str:
-    tensors = [names[argument.buffer] for argument in launch.arguments]
-    return f"_ws_kernels.launch({', '.join([repr(launch.entry), *tensors])})"
-
-
-def _cuda_launch(launch: candidate_pb2.Launch, names: Names) -> str:
-    arguments = [_argument(argument, names) for argument in launch.arguments]
+def _cuda_launch(launch: candidate_pb2.Launch) -> str:
     shapes = ", ".join(str(extents(extent)) for extent in (launch.grid, launch.block, launch.cluster))
-    settings = f"{launch.shared_bytes}, {launch.cooperative}, {launch.programmatic_dependent}"
-    return f"_ws_kernels.launch({launch.entry!r}, {shapes}, {settings}, ({', '.join(arguments)},))"
+    settings = f"{launch.shared_bytes}, {launch.cooperative}, {launch.programmatic_dependent}, {len(launch.arguments)}"
+    return f"_WsLaunch(_ws_kernels, {launch.entry!r}, {shapes}, {settings})"
 
 
-def _argument(argument: candidate_pb2.LaunchArgument, names: Names) -> str:
-    kind = argument.WhichOneof("kind") or "buffer"
-    value = getattr(argument, kind)
-    return names[value] if kind == "buffer" else f"{_INTEGERS[kind]}({value})"
+def _arguments(launch: candidate_pb2.Launch, buffers: list[str]) -> list[str]:
+    """What a CUDA launch is called with: where, and each argument as the number in its 64 bits."""
+    addresses = iter(f"{name}.data_ptr()" for name in buffers)
+    found = ["device.index", "stream"]
+    for argument in launch.arguments:
+        kind = argument.WhichOneof("kind") or "buffer"
+        if kind == "buffer":
+            found.append(next(addresses))
+        else:
+            packed = struct.pack(_FORMATS[kind], getattr(argument, kind))
+            found.append(str(int.from_bytes(packed, "little")))
+    return found
 
 
 def extents(extent: candidate_pb2.Extent3) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """Judges the best candidates of a search again, from nothing and with all care. Only they are ever reported.
 
-The one idea: a screening result is a reason to look, never a claim. Each finalist is compiled (from the cache),
-verified and timed against every arm in a fresh process; the winner is the fastest of those that are right and whose
-lower bound clears the noise. It does not search.
+The one idea: a screening result is a reason to look, never a claim, and the best of many is partly luck. So the
+best are timed once more, and in the order of that, each is compiled (from the cache), verified and timed against
+every arm in a fresh process, until one is right and faster beyond the noise. It does not search.
 """
 
 from __future__ import annotations
@@ -36,31 +36,43 @@ def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_
     return [trial for place, trial in enumerate(ranked[:count]) if place == 0 or score(trial) > 1.0]
 
 
-def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial], *, thrifty: bool = False) -> list[trial_pb2.Trial]:
-    """The finalists as judged again, in order; those that a fault kept from judgement are left out.
-
-    `thrifty` stops at the first that is right and faster: on a CPU a final takes as long as a search.
+def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[trial_pb2.Trial]:
+    """Finalists as judged again, up to the first that is right and faster; those that a fault kept from judgement
+    are left out.
 
     Raises:
         Infrastructure: there were finalists and none could be judged.
     """
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
-    for finalist in finalists:
-        again = trial_pb2.Trial()
-        again.CopyFrom(finalist)
-        for field in ("artifact", "verdict", "timing"):
-            again.ClearField(field)
+    for finalist in _ranked_again(pipeline, finalists):
+        again = _bare(finalist)
         match pipeline.walk(again, timing_pb2.TIER_FINAL, rewritten_reference(pipeline, finalist.candidate)):
             case Judged(trial):
                 judged.append(trial)
-                if thrifty and passed(trial) and trial.timing.faster:
+                if passed(trial) and trial.timing.faster:
                     break
             case outcome:
                 faults.append(getattr(outcome, "reason", "interrupted"))
     if finalists and not judged:
         raise Infrastructure(f"no finalist could be judged: {faults[0]}")
     return judged
+
+
+def _ranked_again(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[trial_pb2.Trial]:
+    """The finalists, best first by a timing of their own; what that cannot time keeps its place at the end."""
+    if len(finalists) < 2:
+        return list(finalists)
+    return sorted(finalists, key=lambda finalist: score(pipeline.time_again(_bare(finalist))), reverse=True)
+
+
+def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:
+    """A copy with nothing but what was proposed."""
+    bare = trial_pb2.Trial()
+    bare.CopyFrom(trial)
+    for field in ("artifact", "verdict", "timing"):
+        bare.ClearField(field)
+    return bare
 
 
 def winner(judged: Sequence[trial_pb2.Trial]) -> trial_pb2.Trial | None:

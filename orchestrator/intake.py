@@ -85,23 +85,27 @@ def read(request: Request) -> task_pb2.Task:
     return task
 
 
-def inspect(task: task_pb2.Task) -> task_pb2.Task:
+def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
     """The task with input and output specs, precision and digest: built and run once in a jail.
+
+    `worker`: one of `WORKER_ENTRY` for many tasks of one owner; without it, each gets a process of its own.
 
     Raises:
         BadInput: the module does not import, build or run, or get_inputs gives no tensor.
         Infrastructure: no jail can be built here.
     """
-    with Worker(WORKER_ENTRY, Policy(), env={"OMP_NUM_THREADS": "2"}) as worker:
-        try:
-            seen = worker.call("inspect", task, task_pb2.Task, deadline_s=INSPECT_SECONDS)
-        except WorkerRaised as error:
-            raise BadInput(f"{task.entry_path}: {error}") from error
-        except WorkerTimeout as error:
-            raise BadInput(f"{task.entry_path}: one forward did not end within {INSPECT_SECONDS:.0f} s") from error
-        except WorkerCrashed as error:
-            tail = error.stderr_tail.strip().splitlines()[-1:] or ["no message"]
-            raise BadInput(f"{task.entry_path}: the module ended the process: {tail[0]}") from error
+    if worker is None:
+        with Worker(WORKER_ENTRY, Policy(), env={"OMP_NUM_THREADS": "2"}) as own:
+            return inspect(task, own)
+    try:
+        seen = worker.call("inspect", task, task_pb2.Task, deadline_s=INSPECT_SECONDS)
+    except WorkerRaised as error:
+        raise BadInput(f"{task.entry_path}: {error}") from error
+    except WorkerTimeout as error:
+        raise BadInput(f"{task.entry_path}: one forward did not end within {INSPECT_SECONDS:.0f} s") from error
+    except WorkerCrashed as error:
+        tail = error.stderr_tail.strip().splitlines()[-1:] or ["no message"]
+        raise BadInput(f"{task.entry_path}: the module ended the process: {tail[0]}") from error
     # The worker ran the user's code: only the specs are taken from it.
     inspected = task_pb2.Task()
     inspected.CopyFrom(task)

@@ -7,11 +7,13 @@ fake ones (it looks at values), real ones. An error counts only when real tensor
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from warpsmith import dtypes, task_module
 from warpsmith.errors import BadInput
@@ -45,8 +47,19 @@ def _run(task: task_pb2.Task, module: task_module.TaskModule) -> task_pb2.Task:
     seen = task_pb2.Task()
     seen.CopyFrom(task)
     seen.inputs.extend(dtypes.spec_of(leaf) for leaf in task_module.tensor_leaves(arguments))
+    seen.input_literals.extend(map(_literal, pytree.tree_leaves(arguments)))
     seen.outputs.extend(dtypes.spec_of(leaf) for leaf in outputs)
     return seen
+
+
+def _literal(leaf: object) -> str:
+    """The Python that makes an argument that is no tensor; empty for a tensor. An export compares calls with it."""
+    if isinstance(leaf, torch.Tensor):
+        return ""
+    if isinstance(leaf, float) and not math.isfinite(leaf):
+        return f"float('{leaf}')"
+    known = leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype)
+    return repr(leaf) if known else "object()"
 
 
 METHODS: Methods = {"inspect": (task_pb2.Task, inspect)}

@@ -1,6 +1,6 @@
-"""What is found out before a search: the device, the plan, the reference's times, and whether there is headroom.
+"""What is found out before a search: the device, the plan, the reference's times, a compiler, and the headroom.
 
-The one idea: these three calls do not need each other, so they are made at once and the device gate orders those
+The one idea: these calls do not need each other, so they are made at once and the device gate orders those
 that must be alone. Outside every search budget. It decides nothing but `AT_FLOOR`.
 """
 
@@ -19,6 +19,8 @@ from orchestrator.device_gate import DeviceGate
 from warpsmith.v1 import (
     analysis_pb2,
     benchmark_service_pb2,
+    candidate_pb2,
+    compile_service_pb2,
     synthesis_service_pb2,
     task_pb2,
     timing_pb2,
@@ -62,15 +64,29 @@ def analyze(
         return agents.synthesis.AnalyzePlan(request, timeout=deadlines.ANALYZE_SECONDS).analysis
 
 
+def require_compiler(agents: Agents, gate: DeviceGate, target: task_pb2.Target.ValueType) -> None:
+    """Compiles an empty source: what is missing for a kernel is known before anything is timed.
+
+    Raises:
+        BadInput: no compiler for the target is installed.
+    """
+    name = "empty.cu" if target == task_pb2.TARGET_CUDA else "empty.cpp"
+    program = candidate_pb2.Program(target=target, sources=[candidate_pb2.DeviceSource(name=name)])
+    request = compile_service_pb2.CompileCandidateRequest(program=program)
+    with gate.working(target), metrics.timed("compile"):
+        agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+
+
 def prepare(
     agents: Agents, gate: DeviceGate, task: task_pb2.Task, go_on: Callable[[], bool] = lambda: True
 ) -> Prepared | None:
-    """Makes the three calls for a task whose target is set; None where `go_on` became false before they ended.
+    """Makes these calls for a task whose target is set; None where `go_on` became false before they ended.
 
     The first failure ends it at once: what still waits for the device is dropped.
 
     Raises:
-        BadInput: the module cannot be captured, does not run, is not deterministic, or the target is absent.
+        BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
+            compiler is absent.
         Infrastructure: a service failed.
     """
     dropped = threading.Event()
@@ -80,21 +96,26 @@ def prepare(
 
     def run_reference() -> timing_pb2.ReferenceReport:
         request = benchmark_service_pb2.RunReferenceRequest(task=task)
+        device.result()  # in this order: were both to wait at the gate, chance would choose
         with gate.timing() as benchmark, metrics.timed("reference"):
             if dropped.is_set():
                 return timing_pb2.ReferenceReport()
             return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
 
-    pool = ThreadPoolExecutor(3, thread_name_prefix="prepare")
+    pool = ThreadPoolExecutor(4, thread_name_prefix="prepare")
     try:
         # The plan first: a module that cannot be captured is known before anything is timed.
         analysis = pool.submit(analyze, agents, gate, task, [])
+        compiler = pool.submit(require_compiler, agents, gate, task.target)
         device = pool.submit(describe)
         reference = pool.submit(run_reference)
-        futures: set[Future[Any]] = {analysis, device, reference}
+        futures: set[Future[Any]] = {analysis, compiler, device, reference}
         while futures:
             ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
             for future in ended:
+                if future is compiler and future.exception():
+                    dropped.set()
+                    device.result()  # a device that is absent explains more than its compiler
                 future.result()
             if not go_on():
                 return None

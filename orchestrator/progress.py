@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from orchestrator.pipeline import passed
-from orchestrator.report import funnel, speedup_text, state_name, trial_line
+from orchestrator.report import error_text, funnel, speedup_text, state_name, trial_line
 from orchestrator.search import score
 from warpsmith.v1 import run_pb2, trial_pb2
 
@@ -32,7 +32,8 @@ class _Seen:
 
     def take(self, event: run_pb2.RunEvent) -> None:
         if event.HasField("run"):
-            self.state, self.message = state_name(event.run.state), event.run.message
+            # The command itself says at its end what went wrong, once for all of its modules.
+            self.state, self.message = state_name(event.run.state), "" if error_text(event.run) else event.run.message
             if event.run.HasField("best"):
                 self.best = event.run.best
         elif event.HasField("trial"):

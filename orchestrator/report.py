@@ -35,6 +35,11 @@ def arms_of(run: run_pb2.Run) -> dict[str, timing_pb2.Arm]:
     return {arm.name: arm for arm in arms}
 
 
+def failures_of(run: run_pb2.Run) -> dict[str, str]:
+    """Why each arm that could not run could not, by name."""
+    return {name: arm.failure for name, arm in arms_of(run).items() if arm.failure}
+
+
 def gain_split(run: run_pb2.Run) -> tuple[float, float] | None:
     """(algebra, kernels): fastest baseline ÷ rewritten reference, rewritten reference ÷ ours; None without a rewrite.
 
@@ -98,6 +103,7 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "message": run.message,
         "fastest_baseline": timing.fastest_baseline if timing else run.reference.fastest,
         "arms_ns": {name: arm.median_ns for name, arm in arms_of(run).items() if not arm.failure},
+        "arms_failed": failures_of(run),
         "gain": gain_text(run),
         "trials": {"total": run.trial_count, "passed": run.pass_count},
         "phase_seconds": [round(seconds, 2) for seconds in run.phase_seconds],
@@ -128,7 +134,8 @@ def row(run: run_pb2.Run) -> list[str]:
     headline = run.message if timing is None else speedup_text(timing.speedup_fastest)
     if timing is not None and not timing.faster:
         headline = f"no faster kernel found ({headline})"
-    notes = "; ".join(filter(None, [gain_text(run), " ".join(labels_of(run))]))
+    failed = [f"{name} could not run: {_first_line(reason)}" for name, reason in failures_of(run).items()]
+    notes = "; ".join(filter(None, [gain_text(run), *failed, " ".join(labels_of(run))]))
     return [
         run.task.name,
         time_text(arms["eager"].median_ns) if "eager" in arms else "-",
@@ -160,7 +167,7 @@ def trial_line(trial: trial_pb2.Trial) -> str:
         ended = f"{speedup_text(trial.timing.speedup_fastest)} against {trial.timing.fastest_baseline}"
     else:
         kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
-        ended = f"{kind}: {_first_line(trial.verdict.detail)}"
+        ended = f"{kind}: {_first_line(trial.verdict.detail)[:160]}"
     return f"#{trial.number} (from {trial.parent or 'plan zero'}) {did}: {ended}"
 
 
@@ -184,6 +191,14 @@ def time_text(nanoseconds: float) -> str:
     return f"{nanoseconds:.0f} ns"
 
 
+def error_text(run: run_pb2.Run) -> str:
+    """Why a run could not be made to its end, in one line that names the file; empty when it was."""
+    if run.state not in (run_pb2.RUN_STATE_BAD_INPUT, run_pb2.RUN_STATE_FAILED):
+        return ""
+    file, message = run.task.entry_path, _first_line(run.message)
+    return message if message.startswith(file) else f"{file}: {message}"
+
+
 def exit_code(runs: Sequence[run_pb2.Run]) -> int:
     """0 done, 1 nothing passed anywhere, 2 bad input, 3 infrastructure."""
     states = [run.state for run in runs]
@@ -195,4 +210,4 @@ def exit_code(runs: Sequence[run_pb2.Run]) -> int:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:160] if text.strip() else "no reason given"
+    return text.strip().splitlines()[0] if text.strip() else "no reason given"

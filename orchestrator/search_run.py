@@ -83,6 +83,8 @@ class Effort:
     """Trials that walk at once."""
     refill_at: int = 1
     """Asks the strategy for more when so few trials are under way."""
+    proposal_count: int = 4
+    """How many it is asked for: enough that no thread waits for a strategy."""
     repair_count: int = 2
     """How often one line of failures is repaired."""
     fault_count: int = 3
@@ -93,10 +95,12 @@ class Effort:
 
     @staticmethod
     def of(target: task_pb2.Target.ValueType, processor_count: int) -> Effort:
-        """Two at once on a CPU, which also runs the candidates; more where a GPU does."""
+        """Two at once on a CPU, which also runs the candidates; more where a GPU does, half of them waiting for it."""
         if target == task_pb2.TARGET_CUDA:
-            return Effort(parallel_trials=max(2, min(8, processor_count)), refill_at=3)
-        return Effort(parallel_trials=min(2, processor_count))
+            count = max(2, min(12, processor_count))
+            return Effort(parallel_trials=count, refill_at=count // 2, proposal_count=count)
+        count = min(2, processor_count)
+        return Effort(parallel_trials=count, proposal_count=2 * count)
 
 
 _Walking = dict[Future[Outcome], int]
@@ -238,8 +242,7 @@ class SearchRun:
         dry = False  # the strategy had nothing, and nothing has ended since
         while not self._spent():
             if not waiting and not dry and len(walking) <= self._effort.refill_at:
-                # Twice what can walk at once, so that no thread waits for a strategy.
-                proposed = self._search.next(self._state(2 * self._effort.parallel_trials))
+                proposed = self._search.next(self._state(self._effort.proposal_count))
                 waiting = [each for each in proposed if of_moves(each.hypothesis.moves) not in self._tried]
                 dry = not waiting
             while waiting and len(walking) < 2 * self._effort.parallel_trials and self._may_start(walking):
@@ -379,7 +382,7 @@ class SearchRun:
             self._agents, self._gate, self.run.task, retry_pause_seconds=self._effort.retry_pause_seconds
         )
         selected = finalists.select(self._trials, count)
-        judged = finalists.judge(pipeline, selected, thrifty=self.run.task.target == task_pb2.TARGET_CPU)
+        judged = finalists.judge(pipeline, selected)
         refused = [trial.verdict.detail for trial in judged if not passed(trial)]
         self._refusal = f": {refused[0]}" if refused else ""
         best = finalists.winner(judged)

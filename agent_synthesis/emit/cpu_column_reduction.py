@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agent_synthesis.element_types import CONTRACT
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.column_text import ColumnWriter
-from agent_synthesis.ir import Nest, Type
+from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
@@ -19,11 +20,6 @@ from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 _SMALLEST_VECTOR_EXTENT = 8
 _PIECES = 16
 """Pieces of the reduced axis when it is split: fixed, so that the bits do not depend on the number of threads."""
-_DTYPES = {
-    Type.F64: tensor_pb2.DTYPE_FLOAT64, Type.F32: tensor_pb2.DTYPE_FLOAT32, Type.I64: tensor_pb2.DTYPE_INT64,
-    Type.I32: tensor_pb2.DTYPE_INT32, Type.I16: tensor_pb2.DTYPE_INT16, Type.I8: tensor_pb2.DTYPE_INT8,
-    Type.U8: tensor_pb2.DTYPE_UINT8, Type.BOOL: tensor_pb2.DTYPE_BOOL,
-}  # fmt: skip
 
 
 class CpuColumnReduction:
@@ -92,7 +88,7 @@ class CpuColumnReduction:
             candidate_pb2.Buffer(
                 name=name,
                 role=candidate_pb2.ROLE_WORKSPACE,
-                spec=tensor_pb2.TensorSpec(dtype=_DTYPES[type_], shape=[count], strides=[1]),
+                spec=tensor_pb2.TensorSpec(dtype=CONTRACT[type_], shape=[count], strides=[1]),
                 alignment_bytes=64,
             )
             for name, type_, count in workspaces

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agent_synthesis.element_types import CONTRACT
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.row_text import RowWriter
 from agent_synthesis.ir import Nest, Type
@@ -23,7 +24,6 @@ _SPLIT_ROWS = 8
 _SPLIT_COLUMNS = 1 << 16
 _MOST_PIECES = 4096
 """Blocks of a split row: their results lie on the stack and are joined by one thread."""
-_DTYPES = {Type.F32: tensor_pb2.DTYPE_FLOAT32, Type.F64: tensor_pb2.DTYPE_FLOAT64}
 
 
 class CpuRowReduction:
@@ -99,7 +99,7 @@ class CpuRowReduction:
             candidate_pb2.Buffer(
                 name=name,
                 role=candidate_pb2.ROLE_WORKSPACE,
-                spec=tensor_pb2.TensorSpec(dtype=_DTYPES[type_], shape=[count], strides=[1]),
+                spec=tensor_pb2.TensorSpec(dtype=CONTRACT[type_], shape=[count], strides=[1]),
                 alignment_bytes=64,
             )
             for name, type_, count in workspaces
@@ -129,7 +129,7 @@ class CpuRowReduction:
     @staticmethod
     def _kept_bytes(nest: Nest) -> int:
         kept = [part for parts in sweeps.worth_keeping(nest).values() for part in parts]
-        if any(part.type not in _DTYPES for part in kept):
+        if any(part.type not in (Type.F32, Type.F64) for part in kept):
             return 0
         return nest.column_count * sum(part.type.size_bytes for part in kept)
 

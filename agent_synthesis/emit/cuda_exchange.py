@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape
 from agent_synthesis.emit.cuda_row_text import RowKernel
-from agent_synthesis.emit.cuda_stages import Stage
+from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 
@@ -38,7 +38,7 @@ def emit(
         if team.reduce == "cluster" and number == 0:
             root.line("ws::cluster_wait();")
         kernel.learn(number, _exchange(kernel, stage, own, slots, offset))
-        offset += _slot_words(stage) * nest.row_count * team.splits**2
+        offset += slot_words(stage) * nest.row_count * team.splits**2
         root.line("")
     kernel.store_row()
     kernel.store_elements()
@@ -89,8 +89,3 @@ def _exchange(kernel: RowKernel, stage: Stage, own: str, slots: str, offset: int
         root.line("__syncthreads();")
         root.line(f"const {kind} {state} = {shared};")
     return state
-
-
-def _slot_words(stage: Stage) -> int:
-    """64-bit words of one state's slot: one for each 32-bit word, in pairs."""
-    return cuda_shape.round_up(stage.state_bytes() // 4, 2)

@@ -169,6 +169,22 @@ class RowKernel:
                 self._held += self._hold(self.root, row[first:], self.first)
             self.root.line("")
 
+    def hold_common(self) -> None:
+        """Loads once what no row changes, for a block that takes many rows; with `preload` only."""
+        if self._preload:
+            roots = [reduction.value for stage in self.stages for reduction in stage.reductions]
+            found = self.text.varying_loads([*roots, *(store.value for store in self.element_stores)])
+            common = [load for load in found if not self.text.varies_by_row(load)]
+            self._held = self._hold(self.root, common, self.first)
+
+    def keep_nothing(self) -> None:
+        """Parts are computed again where they are needed again."""
+        self._keep = {}
+
+    def each_pack(self, scope: Scope, write: object) -> None:
+        """`write(scope)` for every pack that this thread has of a row."""
+        self._packs(scope, self.first, write)
+
     def wait_for_previous(self) -> None:
         """Waits for the previous kernel, having asked for this block's part of rows that fit a cache all at once."""
         team, axis = self.team, self.text.axis

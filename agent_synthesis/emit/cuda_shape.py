@@ -26,6 +26,8 @@ SHARED_BYTES = 227 << 10
 """Shared memory that one block may take (CUDA programming guide, compute capability 9.0)."""
 STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may declare with a constant size (same place)."""
+RESERVED_SHARED_BYTES = 1 << 10
+"""Shared memory of an SM that every resident block takes besides its own (same place)."""
 SM_THREADS = 2048
 """Threads of an SM (same place)."""
 SM_REGISTERS = 65536
@@ -52,7 +54,7 @@ def require_sm90(
     """
     if threads < 32 or threads > 1024 or threads % 32:
         raise IllegalMove(f"{nest.name}: threads = {threads}; a block has whole warps, from 32 to 1024 threads")
-    if shared_bytes * min_blocks > SHARED_BYTES:
+    if (shared_bytes + RESERVED_SHARED_BYTES) * min_blocks > SHARED_BYTES + RESERVED_SHARED_BYTES:
         raise IllegalMove(
             f"{nest.name}: {min_blocks} x {shared_bytes} bytes of shared memory, of {SHARED_BYTES} an SM has"
         )

@@ -7,7 +7,7 @@ each although they are two reductions, because their partial results merge. Ever
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal as OneOf
 
 from agent_synthesis.emit import sweeps
@@ -27,6 +27,8 @@ class Stage:
     """In order; two, where two are merged."""
     shared: Expression | None = field(default=None, compare=False)
     """`shifted`: the exponential; `moments`: the mean."""
+    even: bool = field(default=False, compare=False)
+    """`moments`: whether the lanes of every exchange have equally many elements."""
 
     @property
     def name(self) -> str:
@@ -39,7 +41,7 @@ class Stage:
         if self.kind == "shifted":
             return f"ws::ShiftedSum<{kinds[0]}, {'true' if dialect.functions.get('exp') else 'false'}>"
         if self.kind == "moments":
-            return f"ws::Moments<{kinds[0]}>"
+            return f"ws::Moments<{kinds[0]}{', true' if self.even else ''}>"
         folds = [f"ws::Fold<ws::{_FUNCTORS[r.operation]}, {k}>" for r, k in zip(self.reductions, kinds, strict=True)]
         text = folds[-1]
         for fold in reversed(folds[:-1]):
@@ -81,8 +83,8 @@ class Stage:
         return found
 
 
-def plan(nest: Nest, *, merge: bool) -> list[Stage]:
-    """The stages in order; with `merge`, pairs whose partial results merge share one."""
+def plan(nest: Nest, *, merge: bool, even: bool = False) -> list[Stage]:
+    """The stages in order; with `merge`, pairs whose partial results merge share one. `even` as in `Stage`."""
     levels = sweeps.levels(nest)
     stages: list[Stage] = []
     position = 0
@@ -90,7 +92,7 @@ def plan(nest: Nest, *, merge: bool) -> list[Stage]:
         pair = None
         if merge and position + 1 < len(levels) and len(levels[position]) == len(levels[position + 1]) == 1:
             pair = _merged(nest, levels[position][0], levels[position + 1][0])
-        stages.append(pair or Stage("folds", levels[position]))
+        stages.append(replace(pair, even=even) if pair else Stage("folds", levels[position]))
         position += 2 if pair else 1
     return stages
 
@@ -100,12 +102,16 @@ def can_merge(nest: Nest) -> bool:
     return any(stage.kind != "folds" for stage in plan(nest, merge=True))
 
 
+def exponentials(nest: Nest) -> list[Call]:
+    """Every distinct exponential."""
+    roots = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
+    return [p for p in Interner().parts(roots).values() if isinstance(p, Call) and p.operation == "exp"]
+
+
 def distance_exponentials_only(nest: Nest) -> bool:
     """Whether every exponential is of a distance from a maximum, where an approximate one weighs little."""
-    interner = Interner()
     maxima = {reduction.name for reduction in nest.reductions if reduction.operation == "max"}
-    roots = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
-    found = [p for p in interner.parts(roots).values() if isinstance(p, Call) and p.operation == "exp"]
+    found = exponentials(nest)
 
     def is_distance(part: Call) -> bool:
         match part.arguments[0]:
@@ -171,3 +177,9 @@ def kept_parts(nest: Nest, stages: Sequence[Stage]) -> Mapping[int, Sequence[Exp
     for level, parts in sweeps.worth_keeping(nest).items():
         found.setdefault(where[levels[level][0].name], []).extend(p for p in parts if p.type in (Type.F32, Type.F64))
     return found
+
+
+def slot_words(stage: Stage) -> int:
+    """64-bit words of one state's slot in a mailbox: one for each 32-bit word, in pairs."""
+    words = -(-stage.state_bytes() // 4)
+    return words + words % 2

@@ -35,6 +35,8 @@ class KernelText:
         self._once = once
         self._loaded = {load.buffer for load in cuda_shape.loads(nest)}
         self._rows = {a.name for a in nest.parallel if a.name != axis}
+        self.places: dict[int, str] = {}
+        """Number of a load → text of the place on chip where its pack lies."""
 
     # -- signature
 
@@ -68,12 +70,18 @@ class KernelText:
         """Type of a buffer's elements."""
         return self.nest.buffer(buffer).type
 
+    def varies_by_row(self, load: Load) -> bool:
+        """Whether rows differ in what they load."""
+        return bool(load.index.axes() & self._rows)
+
     def pack_type(self, type_: Type) -> str:
         """A pack of stored elements."""
         return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.pack}>"
 
     def pack_load(self, load: Load, begin: str) -> str:
         """The pack that begins at element `begin` of the axis."""
+        if place := self.places.get(self.function.interner.number(load)):
+            return place
         if self.nest.buffer(load.buffer).written:
             reuse = "ws::kWritten"
         elif self._once and (load.index.axes() & self._rows or not self._rows):
@@ -84,7 +92,9 @@ class KernelText:
 
     def address(self, buffer: str, access: Load | Store, begin: str) -> str:
         """The address of an access by the element `begin`."""
-        return f"{self.function.buffers[buffer]} + {self.function.index(access.index, {self.axis: begin})}"
+        index = self.function.index(access.index, {self.axis: begin})
+        # One sum, so that packs a constant apart share one address: 0 instead of 16 spilled bytes at 4096x16384.
+        return f"{self.function.buffers[buffer]} + {f'({index})' if ' + ' in index else index}"
 
     def element(self, load: Load, pack: str) -> str:
         """One element of a loaded pack, widened."""

@@ -78,7 +78,8 @@ template <class T, bool kFast> struct ShiftedSum {
 };
 
 // Count, mean, and sum of squares about the mean (Chan, Golub, LeVeque 1979).
-template <class T> struct Moments {
+// kEven: the lanes of an exchange have equally many elements each, so counts need not travel.
+template <class T, bool kEven = false> struct Moments {
   T count, mean, squares;
   static WS_INLINE Moments empty() { return {T(0), T(0), T(0)}; }
   static WS_INLINE Moments join(Moments a, Moments b) {
@@ -88,15 +89,34 @@ template <class T> struct Moments {
     return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
   }
   template <int kOver> static WS_INLINE Moments over_lanes(Moments mine) {
-    // The mean in two steps: what the first rounded away, the second adds back.
-    const T count = fold_lanes<Sum, kOver>(mine.count);
-    const T share = count > T(0) ? mine.count / count : T(0);
-    const T about = fold_lanes<Sum, kOver>(share * mine.mean);
-    const T mean = about + fold_lanes<Sum, kOver>(share * (mine.mean - about));
+    T count, mean;
+    if constexpr (kEven) {
+      // About one of the means, so that a large common offset costs no bits.
+      const T about = __shfl_sync(kAllLanes, mine.mean, 0, kOver);
+      count = mine.count * kOver;
+      mean = about + fold_lanes<Sum, kOver>(mine.mean - about) * (T(1) / kOver);
+    } else {
+      // The mean in two steps: what the first rounded away, the second adds back.
+      count = fold_lanes<Sum, kOver>(mine.count);
+      const T share = count > T(0) ? mine.count / count : T(0);
+      const T about = fold_lanes<Sum, kOver>(share * mine.mean);
+      mean = about + fold_lanes<Sum, kOver>(share * (mine.mean - about));
+    }
     const T apart = mine.mean - mean;
     return {count, mean, fold_lanes<Sum, kOver>(mine.squares + mine.count * apart * apart)};
   }
 };
+
+// `all` holds `count` states, of as many elements each as `next` where states are even.
+template <class State> WS_INLINE State join_next(const State& all, const State& next, int count) {
+  (void)count;
+  return State::join(all, next);
+}
+template <class T>
+WS_INLINE Moments<T, true> join_next(const Moments<T, true>& all, const Moments<T, true>& next, int count) {
+  const T apart = next.mean - all.mean, share = T(1) / (count + 1);  // a constant where the loop is unrolled
+  return {all.count + next.count, all.mean + apart * share, all.squares + next.squares + apart * apart * all.count * share};
+}
 
 // Two states that travel together.
 template <class First, class Second> struct Both {
@@ -150,7 +170,7 @@ template <int kCount, class State> WS_INLINE State over_array(const State* state
     State mine = State::empty();
 #pragma unroll
     for (int i = 0; i < (kCount + 31) / 32; ++i)
-      if (i * 32 + lane < kCount) mine = i == 0 ? states[lane] : State::join(mine, states[i * 32 + lane]);
+      if (i * 32 + lane < kCount) mine = i == 0 ? states[lane] : join_next(mine, states[i * 32 + lane], i);
     __syncwarp();
     return State::template over_lanes<32>(mine);
   }
@@ -214,33 +234,49 @@ template <class State> struct Slot {
   uint64 word[kWords];
 };
 
-template <class State> WS_INLINE void write_slot(Slot<State>* slot, const State& state) {
-  constexpr uint64 kFlag = 1ull << 32;
+template <class State> WS_INLINE void write_slot(Slot<State>* slot, const State& state, unsigned flag = 1) {
   uint64 word[Slot<State>::kWords];
 #pragma unroll
   for (int i = 0; i < Slot<State>::kWords; ++i)
-    word[i] = kFlag | (i < int(sizeof(State) / 4) ? reinterpret_cast<const unsigned*>(&state)[i] : 0u);
+    word[i] = uint64(flag) << 32 | (i < int(sizeof(State) / 4) ? reinterpret_cast<const unsigned*>(&state)[i] : 0u);
 #pragma unroll
   for (int i = 0; i < Slot<State>::kWords; i += 2)
     asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" :: "l"(slot->word + i), "l"(word[i]), "l"(word[i + 1]) : "memory");
 }
 
-template <class State> WS_INLINE State take_slot(Slot<State>* slot) {
+// Reads all words of a slot at once, as they are now.
+template <class State> WS_INLINE void look_into(const Slot<State>* slot, uint64* word) {
+#pragma unroll
+  for (int i = 0; i < Slot<State>::kWords; i += 2)
+    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                 : "=l"(word[i]), "=l"(word[i + 1]) : "l"(slot->word + i) : "memory");
+}
+
+// Whether the words carry the flag, all of them.
+template <class State> WS_INLINE bool is_complete(const uint64* word, unsigned flag = 1) {
+  bool complete = true;
+#pragma unroll
+  for (int i = 0; i < Slot<State>::kWords; ++i) complete &= word[i] >> 32 == flag;
+  return complete;
+}
+
+template <class State> WS_INLINE State state_in(const uint64* word) {
   State state;
 #pragma unroll
-  for (int i = 0; i < Slot<State>::kWords; i += 2) {
-    uint64 low, high;
-    do {
-      asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(slot->word + i) : "memory");
-    } while (((low & high) >> 32) == 0);
-    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %1};" :: "l"(slot->word + i), "l"(0ull) : "memory");
-    reinterpret_cast<unsigned*>(&state)[i] = static_cast<unsigned>(low);
-    if (i + 1 < int(sizeof(State) / 4)) reinterpret_cast<unsigned*>(&state)[i + 1] = static_cast<unsigned>(high);
-  }
+  for (int i = 0; i < int(sizeof(State) / 4); ++i) reinterpret_cast<unsigned*>(&state)[i] = static_cast<unsigned>(word[i]);
   return state;
 }
 
-// Over the kCount blocks of a row, all of them resident: the row's state, in every lane of the one warp of each block that
+template <class State> WS_INLINE void clear_slot(Slot<State>* slot) {
+#pragma unroll
+  for (int i = 0; i < Slot<State>::kWords; i += 2)
+    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %1};" :: "l"(slot->word + i), "l"(0ull) : "memory");
+}
+
+// Lanes of a warp over which kCount states are merged, one or more a lane.
+template <int kCount> inline constexpr int lanes_of = kCount < 32 && (kCount & (kCount - 1)) == 0 ? kCount : 32;
+
+// Over the kCount blocks of a row, all of them resident: the row's state, in the first lanes of the one warp of each block that
 // calls it. `mailboxes` are the row's.
 template <int kCount, class State> WS_INLINE State over_blocks(const State& mine, Slot<State>* mailboxes, int rank) {
   const int lane = threadIdx.x % 32;
@@ -251,12 +287,17 @@ template <int kCount, class State> WS_INLINE State over_blocks(const State& mine
 #pragma unroll
   for (int i = 0; i < (kCount + 31) / 32; ++i) {
     if (i * 32 + lane < kCount) {
-      const State other = take_slot(mailboxes + rank * kCount + i * 32 + lane);
-      all = i == 0 ? other : State::join(all, other);
+      Slot<State>* slot = mailboxes + rank * kCount + i * 32 + lane;
+      uint64 word[Slot<State>::kWords];
+      do look_into(slot, word);
+      while (!is_complete<State>(word));
+      clear_slot(slot);
+      const State other = state_in<State>(word);
+      all = i == 0 ? other : join_next(all, other, i);
     }
   }
   __syncwarp();
-  return State::template over_lanes<32>(all);
+  return State::template over_lanes<lanes_of<kCount>>(all);
 }
 
 // Counts an arrival after all that this block did; the number of arrivals before it.

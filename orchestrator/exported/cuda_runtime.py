@@ -12,50 +12,16 @@ class _WsKernels:
 
     def __init__(self, sources):
         self._sources = sources
-        self._module = None
-        self._functions = {}
+        self._code = b""
+        self._modules = {}
 
-    def launch(self, entry, grid, block, cluster, shared_bytes, cooperative, overlapping, arguments):
-        """Launches one kernel on PyTorch's current stream. Tensors are given by their addresses."""
-        function = self._functions.get(entry) or self._load(entry, cluster, shared_bytes)
-        config = _ws_driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = shared_bytes
-        config.hStream = torch.cuda.current_stream().cuda_stream
-        attributes = []
-        if cluster != (1, 1, 1):
-            value = _ws_driver.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster
-            attributes.append((_ws_driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
-        if cooperative:
-            value = _ws_driver.CUlaunchAttributeValue()
-            value.cooperative = 1
-            attributes.append((_ws_driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
-        if overlapping:
-            value = _ws_driver.CUlaunchAttributeValue()
-            value.programmaticStreamSerializationAllowed = 1
-            name = _ws_driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attributes.append((name, value))
-        config.attrs = [_ws_attribute(name, value) for name, value in attributes]
-        config.numAttrs = len(attributes)
-        values = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a.value for a in arguments)
-        kinds = tuple(ctypes.c_void_p if isinstance(a, torch.Tensor) else type(a) for a in arguments)
-        _ws_check(_ws_driver.cuLaunchKernelEx(config, function, (values, kinds), 0))
-
-    def _load(self, entry, cluster, shared_bytes):
-        if self._module is None:
+    def function(self, device, entry):
+        """A kernel on a device, which is the current one."""
+        if device not in self._modules:
             torch.cuda.current_stream().synchronize()  # makes PyTorch's context current on this thread
-            self._module = _ws_check(_ws_driver.cuModuleLoadData(self._compile()))
-        function = _ws_check(_ws_driver.cuModuleGetFunction(self._module, entry.encode()))
-        if shared_bytes:
-            name = _ws_driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _ws_check(_ws_driver.cuFuncSetAttribute(function, name, shared_bytes))
-        if cluster[0] * cluster[1] * cluster[2] > 8:
-            name = _ws_driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            _ws_check(_ws_driver.cuFuncSetAttribute(function, name, 1))
-        self._functions[entry] = function
-        return function
+            self._code = self._code or self._compile()
+            self._modules[device] = _ws_check(_ws_driver.cuModuleLoadData(self._code))
+        return _ws_check(_ws_driver.cuModuleGetFunction(self._modules[device], entry.encode()))
 
     def _compile(self):
         names = list(self._sources)
@@ -74,11 +40,69 @@ class _WsKernels:
         return cubin
 
 
-def _ws_attribute(name, value):
-    attribute = _ws_driver.CUlaunchAttribute()
-    attribute.id = name
-    attribute.value = value
-    return attribute
+class _WsLaunch:
+    """One launch of one kernel, with everything packed but the arguments, since a call should cost little."""
+
+    def __init__(self, kernels, entry, grid, block, cluster, shared_bytes, cooperative, overlapping, argument_count):
+        self._kernels, self._entry, self._grid, self._block, self._cluster = kernels, entry, grid, block, cluster
+        self._shared_bytes, self._cooperative, self._overlapping = shared_bytes, cooperative, overlapping
+        self._values = ctypes.c_uint64 * argument_count
+        self._pointers = ctypes.c_void_p * argument_count
+        self._offsets = range(0, 8 * argument_count, 8)
+        self._ready = {}
+
+    def __call__(self, device, stream, *arguments):
+        """Launches on a stream of the current device. Tensors are given by their addresses, numbers by their bits."""
+        place = self._ready.get((device, stream))
+        if place is None:
+            place = self._ready[device, stream] = self._prepare(device, stream)
+        launch, config, function, _ = place
+        values = self._values(*arguments)
+        start = ctypes.addressof(values)
+        error = launch(config, function, self._pointers(*[start + offset for offset in self._offsets]), None)
+        if error:
+            _ws_check((_ws_driver.CUresult(error),))
+
+    def _prepare(self, device, stream):
+        function = self._kernels.function(device, self._entry)
+        if self._shared_bytes:
+            name = _ws_driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _ws_check(_ws_driver.cuFuncSetAttribute(function, name, self._shared_bytes))
+        if self._cluster[0] * self._cluster[1] * self._cluster[2] > 8:
+            name = _ws_driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _ws_check(_ws_driver.cuFuncSetAttribute(function, name, 1))
+        config = _ws_driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self._grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._block
+        config.sharedMemBytes = self._shared_bytes
+        config.hStream = stream
+        config.attrs = self._attributes()
+        config.numAttrs = len(config.attrs)
+        launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        launch.argtypes = [ctypes.c_void_p] * 4
+        return launch, int(config.getPtr()), int(function), config
+
+    def _attributes(self):
+        known = _ws_driver.CUlaunchAttributeID
+        found = []
+        if self._cluster != (1, 1, 1):
+            value = _ws_driver.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self._cluster
+            found.append((known.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+        if self._cooperative:
+            value = _ws_driver.CUlaunchAttributeValue()
+            value.cooperative = 1
+            found.append((known.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+        if self._overlapping:
+            value = _ws_driver.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            found.append((known.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+        made = []
+        for name, value in found:
+            attribute = _ws_driver.CUlaunchAttribute()
+            attribute.id, attribute.value = name, value
+            made.append(attribute)
+        return made
 
 
 def _ws_check(result):

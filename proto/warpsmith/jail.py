@@ -47,6 +47,7 @@ __all__ = [
     "package_paths",
     "probe",
     "run",
+    "trust_input",
 ]
 
 
@@ -257,14 +258,23 @@ def probe() -> tuple[Rung, ...]:
     return tuple(rung for rung in (Rung.BUBBLEWRAP, Rung.UNSHARE, Rung.LANDLOCK) if _confines(rung))
 
 
-def choose(*, trust_input: bool = False) -> Rung:
+_input_is_trusted = False
+
+
+def trust_input() -> None:
+    """Declares for this process that its user trusts the input, as `--trust-input` says."""
+    global _input_is_trusted
+    _input_is_trusted = True
+
+
+def choose() -> Rung:
     """The strongest rung that works here. With none, only trusted input may run, and then on `Rung.NONE`.
 
     Raises JailUnavailable otherwise.
     """
     if rungs := probe():
         return rungs[0]
-    if trust_input:
+    if _input_is_trusted:
         return Rung.NONE
     raise JailUnavailable(
         "untrusted code cannot be confined on this machine: install bubblewrap (Debian: apt-get install bubblewrap), "

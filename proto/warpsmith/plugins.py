@@ -5,8 +5,10 @@ A package adds one with, for example,
     [project.entry-points."warpsmith.reasoner"]
     oracle = "my_package:OracleReasoner"
 
-and a user names it with `--reasoner oracle` or `WARPSMITH_REASONER=oracle`. The object is called without
-arguments to make the plugin. Roles are Protocols; `warpsmith.testing` says whether a plugin fits.
+The object is called without arguments to make the plugin. Of a reasoner and a synthesizer a service has one, which
+`--plugin reasoner=oracle` or `WARPSMITH_REASONER=oracle` names; a search and an exporter are named in each call; of
+toolchains and executors the first that fits the target is used, installed ones before built-in ones; every check is
+made. Roles are Protocols; `warpsmith.testing` says whether a plugin fits.
 """
 
 from __future__ import annotations

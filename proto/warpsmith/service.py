@@ -29,6 +29,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from warpsmith import jail
 from warpsmith import settings as settings_module
 from warpsmith.errors import BadInput, WarpsmithError, from_status, to_status
 from warpsmith.settings import Settings
@@ -207,6 +208,8 @@ def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Se
         signal.signal(number, lambda *_: stop_asked.set())
     try:
         settings = settings_module.read()
+        if settings.trust_input:
+            jail.trust_input()
         serving = start(name, add, make(settings), settings)
     except WarpsmithError as error:
         print(f"{name}: {error}", file=sys.stderr)

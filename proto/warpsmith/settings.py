@@ -14,6 +14,8 @@ from warpsmith.errors import BadInput
 
 SERVICES = ("reasoning", "synthesis", "compile", "correctness", "benchmark", "orchestrator")
 """Names of the services, as in addresses and metrics."""
+CHOSEN_ROLES = ("reasoner", "synthesizer")
+"""Roles that one plugin fills for a whole process; `WARPSMITH_<ROLE>` names another than the built-in one."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Settings:
     """SQLAlchemy URL of the orchestrator's database; empty for SQLite in the runs directory."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Service name → address of the peer."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """Role of `CHOSEN_ROLES` → name of the plugin that fills it instead of the built-in one."""
+    trust_input: bool = False
+    """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
     def address(self, service: str) -> str:
         """Address of a peer.
@@ -73,6 +79,12 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
         database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
         addresses={name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))},
+        plugins={
+            role: environment[f"WARPSMITH_{role.upper()}"]
+            for role in CHOSEN_ROLES
+            if environment.get(f"WARPSMITH_{role.upper()}")
+        },
+        trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 
 

@@ -291,6 +291,8 @@ def _import_paths(*modules: str) -> tuple[list[Path], list[Path]]:
             raise WorkerFault(f"a worker's module cannot be found: {module}")
         for place in map(Path, places):
             roots[place.parent.resolve()] = packages[place.resolve()] = None
+            # Which plugins there are is read from the distribution's entry points, inside as outside.
+            packages |= dict.fromkeys(place.parent.resolve().glob(f"{module}-*.dist-info"))
     return list(roots), list(packages)
 
 

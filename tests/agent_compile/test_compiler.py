@@ -13,7 +13,7 @@ from agent_compile.gxx import Gxx
 from agent_compile.servicer import CompileServicer
 from agent_compile.toolchain import Compiled, Outcome, Rejected
 from warpsmith import testing
-from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 
@@ -112,9 +112,9 @@ def test_the_first_toolchain_that_can_compile_is_used(program: Any) -> None:
 
 
 def test_no_toolchain_is_the_machines_fault_and_no_target_the_callers(program: Any) -> None:
-    with pytest.raises(Infrastructure, match="no NVRTC"):
+    with pytest.raises(BadInput, match="no NVRTC"):
         Compiler([Counting(lack="no NVRTC library")], None).compile(program("int a;\n"))
-    with pytest.raises(Infrastructure, match="TARGET_CPU"):
+    with pytest.raises(BadInput, match="TARGET_CPU"):
         Compiler([], None).compile(program("int a;\n"))
     made = program("int a;\n")
     made.target = task_pb2.TARGET_UNSPECIFIED

@@ -286,3 +286,16 @@ def test_every_hypothesis_begins_with_the_moves_of_its_parent() -> None:
 def test_a_request_without_groups_is_bad_input() -> None:
     with pytest.raises(BadInput, match="AnalyzePlan"):
         RooflineReasoner().propose(Request(analysis=analysis_pb2.Analysis()))
+
+
+def test_going_back_to_the_library_is_not_predicted_faster_than_eager_was() -> None:
+    cost = pointwise(100 * MB)
+    kernel = analysis_pb2.Group(name="norm", engine="authored", operations=["aten.layer_norm.default"], cost=cost)
+    back = legal("library", "norm", before=cost, after=cost)
+    author = Move(operation="author", group="norm")
+    timing = timing_pb2.Timing(arms=[timing_pb2.Arm(name="candidate", median_ns=200_000)])
+    timed = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=[author]), timing=timing)
+    timed.candidate.moves.append(author)
+    faster = legal("set", "norm", "stores=streaming", before=cost, after=cost)
+    request = ask([kernel], [back, faster], eager_ns=1_200_000, floor_ns=100_000, history=[timed], before=[author])
+    assert [move[0] for hypothesis in propose(request) for move in new_moves(hypothesis)] == ["set"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
 from agent_reasoning import wording
 from agent_reasoning.roofline_reasoner import RooflineReasoner
-from agent_reasoning.servicer import ReasoningServicer
-from warpsmith import testing
-from warpsmith.v1 import analysis_pb2
+from agent_reasoning.servicer import ReasoningServicer, make_servicer
+from warpsmith import plugins, testing
+from warpsmith.errors import UnknownPlugin
+from warpsmith.settings import Settings, read
+from warpsmith.v1 import analysis_pb2, reasoning_service_pb2
 
 Move = analysis_pb2.Move
 
@@ -20,6 +23,25 @@ def test_the_service_answers_what_its_reasoner_says() -> None:
     request = testing.reasoning_request()
     answer = ReasoningServicer(RooflineReasoner()).ProposeHypotheses(request, context)
     assert answer == RooflineReasoner().propose(request)
+
+
+class Oracle:
+    """A reasoner of another package."""
+
+    def propose(
+        self, request: reasoning_service_pb2.ProposeHypothesesRequest
+    ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+        return reasoning_service_pb2.ProposeHypothesesResponse(at_floor=f"{request.limit} are written")
+
+
+def test_the_environment_names_the_reasoner(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [EntryPoint("oracle", f"{__name__}:Oracle", "warpsmith.reasoner")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [each for each in installed if each.group == group])
+    context: Any = None
+    servicer = make_servicer(read({"WARPSMITH_REASONER": "oracle"}))
+    assert servicer.ProposeHypotheses(testing.reasoning_request(), context).at_floor == "4 are written"
+    with pytest.raises(UnknownPlugin, match="no reasoner is called 'roofline'; installed: oracle"):
+        make_servicer(Settings())
 
 
 @pytest.mark.parametrize(

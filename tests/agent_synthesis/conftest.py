@@ -12,17 +12,11 @@ import pytest
 import torch
 
 from agent_compile.gxx import FLAGS
+from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit import INCLUDE_DIRECTORY
 from agent_synthesis.ir import BufferRef, Nest, Type, verify
 from agent_synthesis.schedule import Emission, Parameters, Schedule
-from warpsmith.v1 import tensor_pb2
-
-DTYPES = {
-    Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16,
-    Type.I64: torch.int64, Type.I32: torch.int32, Type.I16: torch.int16, Type.I8: torch.int8,
-    Type.U8: torch.uint8, Type.BOOL: torch.bool,
-}  # fmt: skip
-WORKSPACE_DTYPES = {tensor_pb2.DTYPE_FLOAT32: torch.float32, tensor_pb2.DTYPE_FLOAT64: torch.float64}
+from warpsmith import dtypes
 
 Job = tuple[Nest, Schedule, Parameters | None]
 Kernel = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -35,7 +29,7 @@ class _Compiled:
         self._nest, self._launch = nest, emission.launches[0]
         self._function = getattr(library, self._launch.entry)
         self._workspaces = {
-            buffer.name: torch.full(tuple(buffer.spec.shape), 7, dtype=WORKSPACE_DTYPES[buffer.spec.dtype])
+            buffer.name: torch.full(tuple(buffer.spec.shape), 7, dtype=dtypes.to_torch(buffer.spec.dtype))
             for buffer in emission.workspaces
         }
 
@@ -51,9 +45,9 @@ class _Compiled:
     def _tensor(buffer: BufferRef, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if buffer.name in inputs:
             given = inputs[buffer.name].contiguous().flatten()
-            assert (given.dtype, given.numel()) == (DTYPES[buffer.type], buffer.element_count)
+            assert (given.dtype, given.numel()) == (TORCH[buffer.type], buffer.element_count)
             return given.clone() if buffer.written else given
-        return torch.full((buffer.element_count,), 0 if buffer.type is Type.BOOL else 77, dtype=DTYPES[buffer.type])
+        return torch.full((buffer.element_count,), 0 if buffer.type is Type.BOOL else 77, dtype=TORCH[buffer.type])
 
 
 @pytest.fixture(scope="session")

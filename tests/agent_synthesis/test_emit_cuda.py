@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent_synthesis.emit import INCLUDE_DIRECTORY, cuda_shape, cuda_stages, schedules
+from agent_synthesis.emit import INCLUDE_DIRECTORY, cuda_shape, cuda_stages, cuda_stream, schedules
 from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_row_reduction import STRATEGIES, CudaRowReduction
@@ -17,9 +18,7 @@ from agent_synthesis.ir import (
     Axis,
     BufferRef,
     Call,
-    Expression,
     Index,
-    Literal,
     Load,
     Nest,
     Quotient,
@@ -30,113 +29,25 @@ from agent_synthesis.ir import (
     verify,
 )
 from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.testing import (
+    F32,
+    at,
+    batch_norm,
+    call,
+    column_softmax,
+    column_sum,
+    gelu,
+    layer_norm,
+    number,
+    row_dot,
+    rows_of,
+    softmax,
+)
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-F32 = Type.F32
 GOLDEN = Path(__file__).parent.parent / "golden"
 Compile = Callable[[Emission], str]
-
-
-def at(offset: int = 0, **coefficients: int) -> Index:
-    """An index from axis coefficients."""
-    result = Index(offset)
-    for name, coefficient in coefficients.items():
-        result = result + Index.axis(name, coefficient)
-    return result
-
-
-def call(operation: str, *arguments: Expression, type_: Type = F32) -> Call:
-    return Call(operation, arguments, type_)
-
-
-def number(value: float) -> Literal:
-    return Literal(value, F32)
-
-
-def rows_of(name: str, rows: int, columns: int, reductions: tuple[Reduction, ...], value: Expression,
-            storage: Type = F32, loads: tuple[str, ...] = ()) -> Nest:  # fmt: skip
-    """A nest over the rows of a matrix x that stores one value an element; `loads` are vectors along the row."""
-    vectors = tuple(BufferRef(vector, storage, columns) for vector in loads)
-    buffers = (BufferRef("x", storage, rows * columns), *vectors, BufferRef("y", storage, rows * columns, True))
-    place = at(i=columns, j=1)
-    return verify(
-        Nest(name, (Axis("i", rows),), (Axis("j", columns),), reductions, (Store("y", place, value),), buffers)
-    )
-
-
-def softmax(rows: int, columns: int, storage: Type = F32) -> Nest:
-    x = Load("x", at(i=columns, j=1), F32)
-    power = call("exp", call("sub", x, Reduced("row_max", F32)))
-    reductions = (Reduction("row_max", "max", x, F32), Reduction("row_sum", "sum", power, F32))
-    return rows_of("softmax", rows, columns, reductions, call("div", power, Reduced("row_sum", F32)), storage)
-
-
-def layer_norm(rows: int, columns: int, storage: Type = F32) -> Nest:
-    x = Load("x", at(i=columns, j=1), F32)
-    mean = call("div", Reduced("total", F32), number(float(columns)))
-    distance = call("sub", x, mean)
-    variance = call("div", Reduced("squares", F32), number(float(columns)))
-    scaled = call("mul", distance, call("rsqrt", call("add", variance, number(1e-5))))
-    value = call("add", call("mul", scaled, Load("weight", at(j=1), F32)), Load("bias", at(j=1), F32))
-    reductions = (
-        Reduction("total", "sum", x, F32),
-        Reduction("squares", "sum", call("mul", distance, distance), F32),
-    )
-    return rows_of("layer_norm", rows, columns, reductions, value, storage, ("weight", "bias"))
-
-
-def row_dot(rows: int, columns: int) -> Nest:
-    product = call("mul", Load("x", at(i=columns, j=1), F32), Load("s", at(j=1), F32))
-    return verify(Nest(
-        "row_dot", (Axis("i", rows),), (Axis("j", columns),), (Reduction("total", "sum", product, F32),),
-        (Store("y", at(i=1), Reduced("total", F32)),),
-        (BufferRef("x", F32, rows * columns), BufferRef("s", F32, columns), BufferRef("y", F32, rows, True)),
-    ))  # fmt: skip
-
-
-def column_sum(rows: int, columns: int, storage: Type = F32) -> Nest:
-    type_ = storage.compute
-    return verify(Nest(
-        "column_sum", (Axis("m", columns),), (Axis("k", rows),),
-        (Reduction("total", "sum", Load("x", at(k=columns, m=1), type_), type_),),
-        (Store("y", at(m=1), Reduced("total", type_)),),
-        (BufferRef("x", storage, rows * columns), BufferRef("y", storage, columns, True)),
-        "sum of the rows",
-    ))  # fmt: skip
-
-
-def column_softmax(rows: int, columns: int) -> Nest:
-    x = Load("x", at(k=columns, m=1), F32)
-    power = call("exp", call("sub", x, Reduced("top", F32)))
-    return verify(Nest(
-        "column_softmax", (Axis("m", columns),), (Axis("k", rows),),
-        (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32)),
-        (Store("y", at(k=columns, m=1), call("div", power, Reduced("total", F32))),),
-        (BufferRef("x", F32, rows * columns), BufferRef("y", F32, rows * columns, True)),
-    ))  # fmt: skip
-
-
-def batch_norm(batch: int, channels: int, pixels: int) -> Nest:
-    place = at(n=channels * pixels, c=pixels, s=1)
-    x = Load("x", place, F32)
-    mean = call("div", Reduced("total", F32), number(float(batch * pixels)))
-    distance = call("sub", x, mean)
-    scale = call("rsqrt", call("div", Reduced("squares", F32), number(float(batch * pixels))))
-    count = batch * channels * pixels
-    return verify(Nest(
-        "batch_norm", (Axis("c", channels),), (Axis("n", batch), Axis("s", pixels)),
-        (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32)),
-        (Store("y", place, call("mul", distance, scale)), Store("mean", at(c=1), mean)),
-        (BufferRef("x", F32, count), BufferRef("y", F32, count, True), BufferRef("mean", F32, channels, True)),
-    ))  # fmt: skip
-
-
-def gelu(count: int, storage: Type = F32) -> Nest:
-    x = Load("x", at(i=1), F32)
-    value = call("mul", x, call("add", number(1.0), call("erf", call("mul", x, number(0.70710678)))))
-    buffers = (BufferRef("x", storage, count), BufferRef("y", storage, count, True))
-    return verify(Nest("gelu", (Axis("i", count),), (), (), (Store("y", at(i=1), value),), buffers))
 
 
 def first_schedule(nest: Nest) -> Schedule:
@@ -170,7 +81,7 @@ def compile_cuda() -> Compile:
         nvrtc.nvrtcVersion()
     except RuntimeError as missing:
         pytest.skip(str(missing))
-    names = list(cuda_shape.HEADERS)
+    names = list(cuda_stream.HEADERS)
     headers = [(INCLUDE_DIRECTORY / name).read_bytes() for name in names]
     options = [b"--gpu-architecture=sm_90a", b"--std=c++20", b"--ptxas-options=-v"]
 
@@ -212,13 +123,50 @@ def test_default_rows_compile_and_stay_in_registers(
     assert spilled_bytes(compile_cuda(emitted(build(rows, columns)))) <= 16
 
 
-@pytest.mark.parametrize("reduce", STRATEGIES)
+@pytest.mark.parametrize("reduce", [strategy for strategy in STRATEGIES if strategy != "stream"])
 @pytest.mark.parametrize("merge", ["yes", "no"])
 @pytest.mark.parametrize("nest", [softmax(7, 1003), layer_norm(6, 2048, Type.BF16)], ids=lambda n: n.name)
 def test_every_strategy_compiles(compile_cuda: Compile, nest: Nest, reduce: str, merge: str) -> None:
     emission = CudaRowReduction().emit(nest, with_strategy(nest, reduce, merge=merge))
     compile_cuda(emission)
     assert len(emission.launches) == (1 if reduce != "two_pass" else 2 if merge == "yes" else 3)
+
+
+def streaming(nest: Nest, **changes: str | int) -> Parameters:
+    """Parameters of the strategy stream, from the defaults of whatever the nest would get."""
+    default = CudaRowReduction().defaults(nest)
+    choices = {"reduce": "stream", "merge": "yes", "preload": "yes"}
+    integers = {"threads": 256, "splits": 4, "min_blocks": 1, "depth": 4, "lag": 1}
+    integers |= {key: value for key, value in changes.items() if isinstance(value, int)}
+    choices |= {key: value for key, value in changes.items() if isinstance(value, str)}
+    return Parameters({**default.choices, **choices}, {**default.integers, **integers, "lanes": integers["threads"]})
+
+
+@pytest.mark.parametrize(
+    ("nest", "changes"),
+    [
+        (softmax(999, 16384), {}),
+        (softmax(999, 16384), {"splits": 1, "depth": 2}),
+        (softmax(999, 16384), {"splits": 3, "lag": 2, "depth": 6}),
+        (layer_norm(4096, 20004), {}),
+        (layer_norm(4096, 20004), {"splits": 3, "lag": 2, "depth": 6}),
+        (layer_norm(4096, 20004), {"preload": "no"}),
+        (layer_norm(4096, 8192), {"splits": 1}),
+        (layer_norm(1 << 17, 32768, Type.BF16), {}),
+        (layer_norm(1 << 17, 32768, Type.BF16), {"preload": "no"}),
+        (row_dot(999, 16384), {}),
+        (row_dot(999, 16384), {"splits": 1, "depth": 3}),
+    ],
+    ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
+)
+def test_rows_that_stream_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]) -> None:
+    emission = CudaRowReduction().emit(nest, streaming(nest, **changes))
+    assert spilled_bytes(compile_cuda(emission)) == 0
+    (launch,) = emission.launches
+    splits = changes.get("splits", 4)
+    assert launch.cooperative == (splits != 1)
+    assert launch.grid.x == 132 // int(splits) * int(splits)
+    assert [space.zero_between_calls for space in emission.workspaces] == [True] * (splits != 1)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +247,21 @@ def test_reductions_of_other_types_compile(compile_cuda: Compile, type_: Type, r
 def test_the_measured_rule_chooses_the_team(
     build: Callable[[int, int], Nest], rows: int, columns: int, reduce: str
 ) -> None:
+    if build is layer_norm and rows >= 128 and columns > 16384:
+        reduce = "stream"  # rows share the weight, which blocks that stay keep
     assert CudaRowReduction().defaults(build(rows, columns)).choices["reduce"] == reduce
+
+
+def test_settings_without_effect_are_no_alternatives() -> None:
+    schedule = CudaRowReduction()
+    nest = layer_norm(4096, 16384)
+    default = schedule.defaults(nest)
+    found = schedule.alternatives(nest, default)
+    assert {candidate.choices["exp"] for candidate in found} == {"accurate"}
+    sizes = {(c.integers["threads"], c.integers["packs"]) for c in found if c.choices["reduce"] == "block"}
+    assert {(256, 16), (1024, 4)} <= sizes, "a team of another size holds the same row"
+    assert all(threads * packs <= 512 * 8 or c.integers["pack"] < 4 for c in found for threads, packs in
+               [(c.integers["threads"], c.integers["packs"])] if c.choices["reduce"] == "block")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -408,6 +370,35 @@ def test_what_does_not_fit_is_refused(reduce: str, changes: dict[str, str | int]
 
 
 @pytest.mark.parametrize(
+    ("nest", "changes", "reason"),
+    [
+        (softmax(999, 16384), {"merge": "no"}, "one exchange"),
+        (softmax(999, 1003), {}, "16 bytes"),
+        (softmax(999, 16384), {"depth": 2}, "reach ahead"),
+        (softmax(999, 16384), {"depth": 20}, "shared memory"),
+        (softmax(999, 16384), {"lag": 5, "depth": 8}, "1 to 4 turns"),
+        (softmax(999, 262144), {"splits": 140, "depth": 3}, "more than fit"),
+    ],
+)
+def test_rows_that_cannot_stream_are_refused(nest: Nest, changes: dict[str, str | int], reason: str) -> None:
+    with pytest.raises(IllegalMove, match=reason):
+        CudaRowReduction().emit(nest, streaming(nest, **changes))
+
+
+def test_rows_overwritten_in_place_do_not_stream() -> None:
+    nest = softmax(999, 16384)
+    place = at(i=16384, j=1)
+    x = Load("y", place, F32)
+    doubled = call("mul", x, Reduced("row_sum", F32))
+    own = Nest(
+        "in_place", nest.parallel, nest.reduced, (Reduction("row_sum", "sum", x, F32),),
+        (Store("y", place, doubled),), (BufferRef("y", F32, 999 * 16384, True),),
+    )  # fmt: skip
+    with pytest.raises(IllegalMove, match="in place"):
+        CudaRowReduction().emit(verify(own), streaming(own))
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"splits": 9000}, "cannot share"),
@@ -457,9 +448,10 @@ def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
 
 @pytest.mark.parametrize(
     "nest",
-    [softmax(4096, 16384), layer_norm(16, 262144), row_dot(1, 1048576), column_sum(8192, 8192), gelu(1 << 20)],
+    [softmax(4096, 16384), layer_norm(16, 262144), row_dot(1, 1048576), column_sum(8192, 8192), gelu(1 << 20),
+     replace(layer_norm(4096, 393216), name="layer_norm_stream")],
     ids=lambda n: n.name,
-)
+)  # fmt: skip
 def test_emitted_source_is_the_golden_one(nest: Nest) -> None:
     text = emitted(nest).text
     golden = GOLDEN / f"{nest.name}.cu"

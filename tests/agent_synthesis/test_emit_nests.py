@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from agent_synthesis import interpreter
+from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit import schedules
 from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
 from agent_synthesis.emit.cpu_pointwise import CpuPointwise
@@ -34,31 +35,12 @@ from agent_synthesis.ir import (
     Type,
 )
 from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.testing import F32, at, call, number
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-F32 = Type.F32
 GOLDEN = Path(__file__).parent.parent / "golden"
 Compile = Callable[..., list[Callable[..., dict[str, torch.Tensor]]]]
-DTYPES = interpreter.DTYPES
-
-
-def at(offset: int = 0, **coefficients: int) -> Index:
-    """An index from axis coefficients."""
-    result = Index(offset)
-    for name, coefficient in coefficients.items():
-        result = result + Index.axis(name, coefficient)
-    return result
-
-
-def call(operation: str, *arguments: Expression, type_: Type = F32) -> Call:
-    """An operation in f32 unless said."""
-    return Call(operation, arguments, type_)
-
-
-def number(value: float) -> Literal:
-    """An f32 constant."""
-    return Literal(value, F32)
 
 
 def softmax(rows: int, columns: int, *, storage: Type = F32, name: str = "softmax") -> Nest:
@@ -206,9 +188,9 @@ def memory_of(nest: Nest, seed: int = 0) -> dict[str, torch.Tensor]:
         if buffer.type is Type.BOOL:
             memory[buffer.name] = torch.randint(0, 2, shape, generator=generator).bool()
         elif buffer.type.is_float:
-            memory[buffer.name] = torch.randn(shape, generator=generator).to(DTYPES[buffer.type])
+            memory[buffer.name] = torch.randn(shape, generator=generator).to(TORCH[buffer.type])
         else:
-            memory[buffer.name] = torch.randint(0, 3, shape, generator=generator).to(DTYPES[buffer.type])
+            memory[buffer.name] = torch.randint(0, 3, shape, generator=generator).to(TORCH[buffer.type])
     return memory
 
 
@@ -312,7 +294,7 @@ def test_softmax_of_infinities_and_nans_is_torchs(visits: str, compile_jobs: Com
 def test_half_precision_rows_round_once(compile_jobs: Compile) -> None:
     nests = [softmax(16, 333, storage=t, name=f"softmax_{t.value}") for t in (Type.F16, Type.BF16)]
     for nest, kernel in zip(nests, compile_jobs([(nest, CpuRowReduction(), None) for nest in nests]), strict=True):
-        x = torch.randn(16, 333).to(DTYPES[nest.buffers[0].type])
+        x = torch.randn(16, 333).to(TORCH[nest.buffers[0].type])
         got = kernel({"x": x})["y"].reshape(16, 333)
         assert (got != x.double().softmax(-1).to(x.dtype)).double().mean() < 0.01
 

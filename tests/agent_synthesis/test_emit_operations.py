@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
+from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.cpu_pointwise import CpuPointwise
 from agent_synthesis.ir import (
     OPERATIONS,
@@ -23,12 +24,6 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
-
-DTYPES = {
-    Type.F64: torch.float64, Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16,
-    Type.I64: torch.int64, Type.I32: torch.int32, Type.I16: torch.int16, Type.I8: torch.int8,
-    Type.U8: torch.uint8, Type.BOOL: torch.bool,
-}  # fmt: skip
 
 Torch = Callable[..., torch.Tensor]
 FLOAT: Mapping[str, Torch] = {
@@ -72,7 +67,7 @@ SPECIAL = [
 def values(type_: Type, count: int, seed: int) -> torch.Tensor:
     """Special values, then random ones over many magnitudes."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = DTYPES[type_]
+    dtype = TORCH[type_]
     if type_ is Type.BOOL:
         return torch.randint(0, 2, (count,), generator=generator).bool()
     if not type_.is_float:
@@ -166,7 +161,7 @@ def special_cases() -> list[Case]:
             low, high = (0, 255) if target is Type.U8 else (-6e4, 6e4)
             operand = torch.nan_to_num(operand.float(), 0, 0, 0).clamp(low, high).to(operand.dtype)
         nest = nest_of(name, lambda x, t=target: Call("cast", (x,), t), [source], target)
-        cases.append((name, nest, [operand], lambda x, t=target: x.to(DTYPES[t])))
+        cases.append((name, nest, [operand], lambda x, t=target: x.to(TORCH[t])))
     for constant in (0.5, -0.5, 1.0, -1.0, 2.0, 3.0, -2.0, 0.0, 2.5):
         name = f"pow_{str(constant).replace('-', 'm').replace('.', '_')}"
         nest = nest_of(

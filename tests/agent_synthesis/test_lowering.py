@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from agent_synthesis import interpreter
+from agent_synthesis.element_types import TORCH
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import Refusal, lower
@@ -57,7 +58,7 @@ def assert_means(function: Callable[..., Any], *args: torch.Tensor, rtol: float 
     memory = {}
     for buffer in nest.buffers:
         if buffer.written:
-            memory[buffer.name] = torch.full((buffer.element_count,), 77).to(interpreter.DTYPES[buffer.type])
+            memory[buffer.name] = torch.full((buffer.element_count,), 77).to(TORCH[buffer.type])
         elif buffer.name in sources:
             tensor = sources[buffer.name]
             memory[buffer.name] = torch.as_strided(tensor, (buffer.element_count,), (1,))

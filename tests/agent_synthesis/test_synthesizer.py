@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from agent_synthesis.capture_worker import capture_task
-from agent_synthesis.servicer import SynthesisServicer
+from agent_synthesis.servicer import SynthesisServicer, make_servicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer, capture_in_worker
-from warpsmith import testing
-from warpsmith.errors import BadInput, IllegalMove, NotFound
+from warpsmith import plugins, testing
+from warpsmith.errors import BadInput, IllegalMove, NotFound, UnknownPlugin
+from warpsmith.settings import Settings, read
 from warpsmith.v1 import analysis_pb2, graph_pb2, hypothesis_pb2, task_pb2, trial_pb2, verdict_pb2
 from warpsmith.v1 import synthesis_service_pb2 as pb
 
@@ -54,6 +57,38 @@ def test_it_fits_the_role() -> None:
     analyze = lambda request: servicer.AnalyzePlan(request, None)  # type: ignore[arg-type]  # noqa: E731
     synthesize = lambda request: servicer.SynthesizeCandidate(request, None)  # type: ignore[arg-type]  # noqa: E731
     assert testing.check_synthesis(analyze, synthesize) == []
+
+
+@pytest.mark.parametrize(("target", "alignment"), [(task_pb2.TARGET_CPU, 0), (task_pb2.TARGET_CUDA, 16)])
+def test_what_a_cuda_kernel_reads_is_declared_to_be_aligned(target: task_pb2.Target.ValueType, alignment: int) -> None:
+    task = task_of()
+    task.target = target
+    synthesizer = BuiltInSynthesizer(capture_task)
+    hypothesis = hypothesis_pb2.Hypothesis(moves=[move("author", "mul")])
+    program = synthesizer.synthesize(task, hypothesis).program
+    assert {buffer.name: buffer.alignment_bytes for buffer in program.buffers} == {
+        "x": 0,
+        "softmax": alignment,
+        "mul": 0,
+    }
+
+
+class Idle(BuiltInSynthesizer):
+    """A synthesizer of another package: it knows no moves."""
+
+    def analyze(self, task: task_pb2.Task, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
+        del task, moves
+        return analysis_pb2.Analysis(groups=[analysis_pb2.Group(name="idle")])
+
+
+def test_the_environment_names_the_synthesizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [EntryPoint("idle", f"{__name__}:Idle", "warpsmith.synthesizer")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [each for each in installed if each.group == group])
+    servicer = make_servicer(read({"WARPSMITH_SYNTHESIZER": "idle"}))
+    reply = servicer.AnalyzePlan(pb.AnalyzePlanRequest(task=task_of()), None)  # type: ignore[arg-type]
+    assert reply.analysis.groups[0].name == "idle"
+    with pytest.raises(UnknownPlugin, match="no synthesizer is called 'builtin'; installed: idle"):
+        make_servicer(Settings())
 
 
 def test_a_candidate_is_its_task_and_moves() -> None:

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) column_sum(
     #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int k = k_chunk + u * kDepth;
-      x_rows[u] = ws::load<4, ws::kOnce>(x + 8192 * k + m_begin);
+      x_rows[u] = ws::load<4, ws::kOnce>(x + (8192 * k + m_begin));
     }
     ws::Lanes<ws::Sum, float, 4> total_part;
     #pragma unroll

@@ -3,7 +3,7 @@
 //   total = sum(x[262144 i + j])
 //   squares = sum((x[262144 i + j] - (total / 262144)) * (x[262144 i + j] - (total / 262144)))
 //   y[262144 i + j] = (((x[262144 i + j] - (total / 262144)) * rsqrt(((squares / 262144) + 1e-05))) * weight[j]) + bias[j]
-// cuda_row_reduction: reduce = grid, merge = yes, loads = once, stores = plain, preload = no, overlap = no, exp = accurate, threads = 512, lanes = 512, splits = 16, pack = 4, packs = 8, min_blocks = 2
+// cuda_row_reduction: reduce = grid, merge = yes, loads = once, stores = plain, preload = no, overlap = no, exp = accurate, threads = 512, lanes = 512, splits = 16, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0
 extern "C" __global__ void __launch_bounds__(512, 2) layer_norm(
     const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ y, ws::uint64* mailboxes) {
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) layer_norm(
   #pragma unroll
   for (int v = 0; v < kPacks; ++v) {
     const int j_begin = first + v * 2048;
-    x_row[v] = ws::load<4, ws::kOnce>(x + 262144 * i + j_begin);
+    x_row[v] = ws::load<4, ws::kOnce>(x + (262144 * i + j_begin));
   }
 
   ws::Lanes<ws::Sum, float, 4> total_lanes;
@@ -42,17 +42,17 @@ extern "C" __global__ void __launch_bounds__(512, 2) layer_norm(
       squares_lanes.take(e, difference * difference);
     }
   }
-  const ws::Moments<float> own_total = ws::Moments<float>{count2, thread_mean, squares_lanes.folded()};
-  __shared__ ws::Moments<float> total_box[16];
-  const ws::Moments<float> block_total = ws::over_block<16>(own_total, total_box);
-  auto* total_mailboxes = reinterpret_cast<ws::Slot<ws::Moments<float>>*>(mailboxes) + row * (kSplits * kSplits);
-  __shared__ ws::Moments<float> shared_total;
+  const ws::Moments<float, true> own_total = ws::Moments<float, true>{count2, thread_mean, squares_lanes.folded()};
+  __shared__ ws::Moments<float, true> total_box[16];
+  const ws::Moments<float, true> block_total = ws::over_block<16>(own_total, total_box);
+  auto* total_mailboxes = reinterpret_cast<ws::Slot<ws::Moments<float, true>>*>(mailboxes) + row * (kSplits * kSplits);
+  __shared__ ws::Moments<float, true> shared_total;
   if (threadIdx.x < 32) {
-    const ws::Moments<float> whole_total = ws::over_blocks<kSplits>(block_total, total_mailboxes, rank);
+    const ws::Moments<float, true> whole_total = ws::over_blocks<kSplits>(block_total, total_mailboxes, rank);
     if (threadIdx.x == 0) shared_total = whole_total;
   }
   __syncthreads();
-  const ws::Moments<float> total_state = shared_total;
+  const ws::Moments<float, true> total_state = shared_total;
   const float total = total_state.mean * total_state.count;
   const float squares = total_state.squares;
 
@@ -68,6 +68,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) layer_norm(
       const float total2 = (((x_row[v][e] - total_state.mean) * rsqrt) * weight_pack[e]) + bias_pack[e];
       y_pack[e] = total2;
     }
-    ws::store(y + 262144 * i + j_begin, y_pack);
+    ws::store(y + (262144 * i + j_begin), y_pack);
   }
 }

@@ -2,7 +2,7 @@
 // for all i:1; over j:1048576
 //   total = sum(x[1048576 i + j] * s[j])
 //   y[i] = total
-// cuda_row_reduction: reduce = two_pass, merge = no, loads = once, stores = plain, preload = no, overlap = yes, exp = accurate, threads = 512, lanes = 512, splits = 128, pack = 4, packs = 4, min_blocks = 1
+// cuda_row_reduction: reduce = two_pass, merge = no, loads = shared, stores = plain, preload = no, overlap = yes, exp = accurate, threads = 512, lanes = 512, splits = 128, pack = 4, packs = 4, min_blocks = 1, depth = 0, lag = 0
 extern "C" __global__ void __launch_bounds__(512, 1) row_dot_total(
     const float* __restrict__ x, const float* __restrict__ s, ws::Fold<ws::Sum, float>* total_partials) {
   constexpr int kColumns = 1048576;
@@ -17,8 +17,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) row_dot_total(
   #pragma unroll
   for (int v = 0; v < kPacks; ++v) {
     const int j_begin = first + v * 2048;
-    x_row[v] = ws::load<4, ws::kOnce>(x + j_begin);
-    s_row[v] = ws::load<4, ws::kOnce>(s + j_begin);
+    x_row[v] = ws::load<4, ws::kShared>(x + j_begin);
+    s_row[v] = ws::load<4, ws::kShared>(s + j_begin);
   }
 
   ws::Lanes<ws::Sum, float, 4> total_lanes;

@@ -3,7 +3,7 @@
 //   row_max = max(x[16384 i + j])
 //   row_sum = sum(exp((x[16384 i + j] - row_max)))
 //   y[16384 i + j] = exp((x[16384 i + j] - row_max)) / row_sum
-// cuda_row_reduction: reduce = block, merge = yes, loads = shared, stores = plain, preload = no, overlap = yes, exp = fast, threads = 512, lanes = 512, splits = 1, pack = 4, packs = 8, min_blocks = 2
+// cuda_row_reduction: reduce = block, merge = yes, loads = shared, stores = plain, preload = no, overlap = yes, exp = fast, threads = 512, lanes = 512, splits = 1, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0
 extern "C" __global__ void __launch_bounds__(512, 2) softmax(const float* __restrict__ x, float* __restrict__ y) {
   constexpr int kColumns = 16384;
   constexpr int kPacks = 8;
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) softmax(const float* __rest
   #pragma unroll
   for (int v = 0; v < kPacks; ++v) {
     const int j_begin = first + v * 2048;
-    x_row[v] = ws::load<4, ws::kShared>(x + 16384 * i + j_begin);
+    x_row[v] = ws::load<4, ws::kShared>(x + (16384 * i + j_begin));
   }
 
   ws::Lanes<ws::Maximum, float, 4> row_max_lanes;
@@ -57,6 +57,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) softmax(const float* __rest
     for (int e = 0; e < 4; ++e) {
       y_pack[e] = (shifted[v][e] * rescale) * reciprocal;
     }
-    ws::store(y + 16384 * i + j_begin, y_pack);
+    ws::store(y + (16384 * i + j_begin), y_pack);
   }
 }

@@ -95,6 +95,24 @@ def test_preparing_has_a_time_limit():
         time.sleep(5)
 
 
+def test_the_reason_of_a_failure_names_the_error_of_a_helper_process():
+    told = "An exception occurred in a subprocess:\n\nName=k\nTraceback ...\nRuntimeError: no active GPU\n\nSet X=1"
+    assert baselines.reason(OSError(told)) == (
+        "OSError: An exception occurred in a subprocess: RuntimeError: no active GPU"
+    )
+    assert baselines.reason(ValueError("")) == "ValueError: "
+
+
+def test_triton_is_compiled_in_the_process_that_has_the_gpu():
+    from torch._inductor import config
+
+    before = config.compile_threads
+    with baselines._compiling_here(task_pb2.TARGET_CUDA):
+        assert config.compile_threads == 1
+    with baselines._compiling_here(task_pb2.TARGET_CPU):
+        assert config.compile_threads == before
+
+
 def test_a_compiled_module_computes_what_eager_does(monkeypatch):
     compile_module = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module, **_options: compile_module(module, backend="eager"))

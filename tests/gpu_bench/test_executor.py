@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 import torch
 
 from gpu_bench import cuda, inputs
-from gpu_bench.executor import ProgramFault, Sources
+from gpu_bench.executor import ProgramFault, Sources, aligned_copy
 from gpu_bench.guard import GuardedMemory, same_bits
 from gpu_bench.host import HostExecutor
-from warpsmith import digest
-from warpsmith.v1 import candidate_pb2, tensor_pb2, verdict_pb2
+from gpu_bench.loaded import executor_of
+from warpsmith import digest, plugins
+from warpsmith.errors import UnknownPlugin
+from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 CPU = torch.device("cpu")
 
 
 def sources(small: Any) -> Sources:
     return Sources([torch.rand(small.rows, small.columns)])
+
+
+class OtherHost(HostExecutor):
+    """An executor of another package."""
+
+
+def test_executors_are_plugins_and_an_installed_one_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(executor_of(task_pb2.TARGET_CPU)) is HostExecutor
+    assert type(executor_of(task_pb2.TARGET_CUDA)) is cuda.CudaExecutor
+    found = plugins.entry_points
+    other = EntryPoint("other", f"{__name__}:OtherHost", "warpsmith.executor")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [*found(group=group), other])
+    assert type(executor_of(task_pb2.TARGET_CPU)) is OtherHost
+    assert type(executor_of(task_pb2.TARGET_CUDA)) is cuda.CudaExecutor
+    with pytest.raises(UnknownPlugin, match="installed: other, host, cuda"):
+        executor_of(task_pb2.TARGET_UNSPECIFIED)
 
 
 def test_a_library_program_gives_what_eager_gives(small: Any) -> None:
@@ -35,6 +56,63 @@ def test_a_kernel_gets_fresh_outputs_in_every_call(small: Any) -> None:
     assert first.data_ptr() != second.data_ptr()
     torch.testing.assert_close(first, torch.softmax(given.inputs[0], -1))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", ["kernel", "library"])
+def test_a_dropped_call_gives_its_memory_back_at_once(small: Any, kind: str) -> None:
+    program = small.kernel_program(small.softmax) if kind == "kernel" else small.library_program()
+    loaded, memory = HostExecutor().load(program, small.compiled(program), CPU), GuardedMemory(CPU, 1, 0)
+    gc.collect()
+    gc.disable()
+    try:
+        given = memory.copy_of("x", torch.rand(small.rows, small.columns))
+        call = loaded.bind(Sources([given]), memory)
+        outputs = call()
+        held = [weakref.ref(tensor) for tensor in (given, *outputs)]
+        del given, call, outputs, memory
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("library_result", [False, True])
+def test_a_kernel_that_needs_alignment_gets_a_copy_of_what_lies_elsewhere(small: Any, library_result: bool) -> None:
+    body = "for (long i = 0; i < ROWS * COLUMNS; ++i) y[i] = reinterpret_cast<unsigned long>(x) % 16 ? -1 : x[i];"
+    program = small.kernel_program(body)
+    (x,) = (buffer for buffer in program.buffers if buffer.name == "x")
+    if library_result:  # the kernel reads what a view of the input gives
+        x.name = "base"
+        view = tensor_pb2.Value(tensor="base")
+        call = candidate_pb2.LibraryCall(target="aten.alias.default", args=[view], results=["x"])
+        program.buffers.add(name="x", role=candidate_pb2.ROLE_LIBRARY, spec=x.spec, alignment_bytes=16)
+        program.steps.insert(0, candidate_pb2.Step(group="x", library=call))
+    else:
+        x.alignment_bytes = 16
+    everything = torch.rand(small.rows * small.columns + 1)
+    for offset in (0, 1):
+        given = Sources([everything[offset:][: small.rows * small.columns].view(small.rows, small.columns)])
+        assert (given.inputs[0].data_ptr() % 16 == 0) == (offset == 0)
+        call_ = HostExecutor().load(program, small.compiled(program), CPU).bind(given)
+        assert torch.equal(call_()[0], given.inputs[0])
+        given.inputs[0].mul_(2)  # each call reads what is there now
+        assert torch.equal(call_()[0], given.inputs[0])
+
+
+def test_what_a_kernel_writes_in_place_is_not_copied(small: Any) -> None:
+    program = small.kernel_program("y[0] = 1;")
+    program.buffers[0].alignment_bytes = 16
+    program.steps[0].launch.writes.append("x")
+    given = Sources([torch.rand(small.rows * small.columns + 1)[1:].view(small.rows, small.columns)])
+    with pytest.raises(ProgramFault, match="run writes x"):
+        HostExecutor().load(program, small.compiled(program), CPU).bind(given)
+
+
+def test_copies_keep_strides_and_overlaps() -> None:
+    for tensor in (torch.rand(9)[1:].view(2, 4).t(), torch.rand(3)[1:].view(2, 1).expand(2, 5), torch.rand(3)[3:]):
+        copy = aligned_copy(tensor)
+        assert torch.equal(copy, tensor)
+        assert copy.stride() == tensor.stride()
+        assert copy.data_ptr() % 16 == 0
 
 
 def test_openmp_kernels_load_without_a_runtime_of_their_own(small: Any) -> None:

@@ -110,6 +110,14 @@ def test_a_floor_that_was_measured_under_load_is_measured_again(bench, monkeypat
     assert timing.faster
 
 
+@pytest.mark.parametrize(("rate_again", "floor_ns"), [(1e12, 4e3), (1e10, 0.0)])
+def test_a_floor_that_pytorch_beats_is_measured_again_and_else_is_none(bench, monkeypatch, rate_again, floor_ns):
+    bench.work = Work(4_000_000, 0, 0, 0, 0, 0, 0)
+    again = timing_pb2.Device(read_bytes_per_second=rate_again)
+    monkeypatch.setattr(device, "_describe_cpu", lambda: device.Ceilings(again, 1e12, 1e12, 0.0, 0.0))
+    assert reference.measure_reference(bench).floor_ns == pytest.approx(floor_ns)
+
+
 def test_a_time_below_the_physical_floor_is_flagged_and_not_faster(bench, monkeypatch):
     monkeypatch.setattr(device, "_describe_cpu", lambda: bench.ceilings)
     bench.work = Work(4_000_000, 0, 0, 0, 0, 0, 0)

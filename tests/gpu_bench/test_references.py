@@ -131,6 +131,31 @@ def test_a_reference_whose_graph_is_not_the_module_is_refused(desk: MakeDesk) ->
         desk("x * (1.0 if torch.compiler.is_exporting() else 2.0)")
 
 
+AMPLIFIES = ("torch.sin(x * 1e9)", "[torch.rand(64, 32)]")
+"""Rounding decides every digit of it."""
+
+
+def test_a_module_that_amplifies_rounding_is_judged_by_eagers_own_bits(desk: MakeDesk) -> None:
+    place = desk(*AMPLIFIES)
+    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    assert torch.equal(answer.truth[0], answer.eager[0].double())
+    (error,) = place.compare(place.plan_zero(), verdict_pb2.VALUE_FAMILY_TASK).outputs
+    assert (error.rms_ratio, error.max_ratio) == (0.0, 0.0)
+    with pytest.raises(BadInput, match="eager differs"):
+        place.judge.answer(verdict_pb2.VALUE_FAMILY_NORMAL, 3)
+
+
+def test_another_rounding_of_such_a_module_is_wrong(desk: MakeDesk) -> None:
+    place = desk(*AMPLIFIES)
+    program = place.plan_zero()
+    for step in program.steps:
+        if step.library.target == "aten.mul.Tensor":
+            step.library.args[1].real = 1e9 * (1 + 2**-22)
+    program.digest = "another rounding"
+    (error,) = place.compare(program, verdict_pb2.VALUE_FAMILY_TASK).outputs
+    assert error.rms_ratio > 1000
+
+
 def test_a_module_that_takes_another_path_on_other_values_says_nothing_there(desk: MakeDesk) -> None:
     place = desk("x * (2.0 if torch.compiler.is_exporting() or float(x.max()) <= 1.0 else 3.0)")
     with pytest.raises(BadInput, match="not what the module computes"):

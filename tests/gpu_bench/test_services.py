@@ -9,7 +9,8 @@ import pytest
 
 from agent_correctness.servicer import CorrectnessServicer
 from gpu_bench.servicer import BenchmarkServicer
-from gpu_bench.session import Limits, Sessions
+from gpu_bench.session import Limits
+from gpu_bench.sessions import Sessions
 from warpsmith import service
 from warpsmith.errors import BadInput
 from warpsmith.settings import Settings

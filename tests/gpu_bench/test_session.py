@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_bench.session import Limits, Session, Sessions
+from gpu_bench.session import Limits, Session
+from gpu_bench.sessions import Sessions
 from warpsmith.errors import BadInput
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, verdict_pb2
 

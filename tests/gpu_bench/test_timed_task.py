@@ -12,9 +12,13 @@ from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 
 @pytest.fixture
-def timed(small, monkeypatch) -> TimedTask:
+def _no_compiling(monkeypatch) -> None:
     """torch.compile is replaced by the module itself: compiling takes seconds and has its own test."""
     monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
+
+
+@pytest.fixture
+def timed(small, _no_compiling) -> TimedTask:
     return TimedTask.of(LoadedTask.load(small.task()))
 
 
@@ -46,6 +50,23 @@ def test_an_authored_kernel_is_screened_against_eager(timed, small):
     timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
     assert [arm.name for arm in timing.arms] == ["candidate", "eager"]
     assert timing.arms[0].median_ns > 500
+
+
+@pytest.mark.usefixtures("_no_compiling")
+def test_inputs_at_odd_addresses_are_copied_for_a_kernel_that_reads_sixteen_bytes_at_once(small):
+    shape = f"{small.rows}, {small.columns}"
+    offset_view = f"torch.rand({small.rows * small.columns + 1})[1:].view({shape})"
+    timed = TimedTask.of(LoadedTask.load(small.task(small.module.replace(f"torch.rand({shape})", offset_view))))
+    (given,) = timed.loaded.user.inputs(0)
+    assert given.data_ptr() % 16
+    body = f"if (reinterpret_cast<unsigned long>(x) % 16) {{ y[0] = NAN; return; }}\n{small.softmax}"
+    program = small.kernel_program(body)
+    artifact = small.compiled(program)
+    found = timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_SCREENING)
+    assert found.fault.kind == verdict_pb2.FAILURE_KIND_WRONG_VALUE
+    program.buffers[0].alignment_bytes = 16
+    found = timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_SCREENING)
+    assert found.timing.arms[0].median_ns > 0
 
 
 def test_a_timed_output_that_is_wrong_is_a_fault(timed, small):

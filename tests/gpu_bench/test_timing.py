@@ -51,6 +51,13 @@ def test_medians_are_the_true_times():
     assert len(samples.arms["a"].samples_ns) == 2 * samples.block_count
 
 
+def test_what_repeats_exactly_needs_no_more_blocks_than_the_least():
+    plan = replace(PLAN, enough_within=0.002)
+    assert simulated({"a": 1e5, "b": 2e5}, plan)[0].block_count == plan.least_blocks
+    noisy, _ = simulated({"a": 1e5, "b": 2e5}, plan, replace(QUIET, jitter=0.2))
+    assert noisy.block_count > plan.least_blocks
+
+
 def test_short_calls_are_grouped_over_distinct_buffers_for_all_arms():
     samples, calls = simulated({"a": 1e4, "b": 1e5}, replace(PLAN, set_count=16))
     assert samples.group_length == 10

@@ -15,6 +15,7 @@ from orchestrator.device_gate import DeviceGate
 from orchestrator.hosting import Story
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
+from warpsmith import jail
 from warpsmith.errors import BadInput
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2
@@ -49,7 +50,7 @@ def kept(tmp_path: Path) -> Path:
         (["optimize", "missing.py"], "missing.py: no such file"),
         (["optimize", "missing.py", "--budget", "soon"], "--budget soon: write a time such as 60s, 5m or 1h"),
         (["optimize", "missing.py", "--search", "magic"], "no search is called 'magic'; installed: beam, random"),
-        (["optimize", "missing.py", "--plugin", "poet=x"], "no role is called 'poet'"),
+        (["optimize", "missing.py", "--plugin", "poet=x"], "a role is one of reasoner, synthesizer"),
         (["bench", "nowhere"], "nowhere: no such directory"),
         (["bench", ".", "--shard", "5/4"], "--shard 5/4"),
         (["runs", "--runs", "nowhere"], "nowhere: no runs are kept here"),
@@ -164,6 +165,13 @@ def test_the_doctor_names_a_remedy_for_what_is_missing(tmp_path: Path, monkeypat
     found = list(doctor.gpu())
     assert found[0].detail == "driver for CUDA 12.4"
     assert "nvidia-cuda-nvrtc>=12.0,<13" in found[1].fix
+
+
+def test_declared_trust_holds_here_and_in_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jail, "probe", lambda: ())
+    monkeypatch.setattr(jail, "_input_is_trusted", False)
+    assert cli._environment([], "", "", trust_input=True) == {"WARPSMITH_TRUST_INPUT": "1"}
+    assert jail.choose() is jail.Rung.NONE
 
 
 def test_the_reader_starts_nothing(kept: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from orchestrator.export_kernelbench import KernelBenchExporter, inline_headers
+from orchestrator.export_kernelbench import KernelBenchExporter, inline_headers, refusals
 from orchestrator.export_module import ModuleExporter
+from orchestrator.exported import gradient
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
@@ -21,12 +24,13 @@ import torch
 class Model(torch.nn.Module):
     """Scales and shifts."""
 
-    def __init__(self, width):
+    def __init__(self, width, offset=0.0):
         super().__init__()
+        self.offset = offset
         self.weight = torch.nn.Parameter(torch.randn(width))
 
     def forward(self, x, gain):
-        return torch.relu(x * self.weight * gain)
+        return torch.relu(x * self.weight * gain + self.offset)
 
 
 def get_inputs():
@@ -54,9 +58,10 @@ extern "C" __global__ void scaled(const float* __restrict__ x, const float* weig
 """
 
 CHECK = """
-import sys, types, torch
+import sys, torch
 sys.path.insert(0, {directory!r})
-import scale_warpsmith as made
+import {module} as made
+torch.set_default_device({device!r})
 torch.manual_seed(0)
 ours = made.ModelNew(8)
 torch.manual_seed(0)
@@ -70,11 +75,25 @@ with torch.no_grad():
     x = torch.randn(4, 8)
     torch.testing.assert_close(ours(x, 2.0), theirs(x, 2.0))
     assert len(calls) == 1, "the verified call runs the program"
-    for arguments in ((torch.randn(3, 8), 2.0), (x, 3.0), (x.double(), 2.0), (x.t().contiguous().t(), 2.0)):
+    torch.testing.assert_close(ours(gain=2.0, x=x), theirs(x, 2.0))
+    assert len(calls) == 2, "arguments by name are the same call"
+    unaligned = torch.empty(33)[1:].view(4, 8).copy_(x)
+    others = [(torch.randn(3, 8), 2.0), (x, 3.0), (x.double(), 2.0), (x.t().contiguous().t(), 2.0), (unaligned, 2.0)]
+    for arguments in others:
         torch.testing.assert_close(ours(*arguments), theirs(*arguments))
-    assert len(calls) == 1, "any other call runs the original forward"
+    with torch.autocast({device!r}, torch.bfloat16):
+        ours(x, 2.0)
+    shifted = made.ModelNew(8, offset=1.0)
+    torch.testing.assert_close(shifted(x, 2.0), torch.relu(x * shifted.weight * 2.0 + 1.0))
+    theirs.offset = ours.offset = 1.0
+    torch.testing.assert_close(ours(x, 2.0), theirs(x, 2.0))
+    assert len(calls) == 2, "any other call runs the original forward"
+    ours.offset = 0.0
+    assert made.ModelNew(width=8)(x, 2.0).shape == ours(x, 2.0).shape and len(calls) == 4
 ours(x, 2.0).sum().backward()
-assert ours.weight.grad is not None and len(calls) == 1
+torch.relu(x * theirs.weight * 2.0).sum().backward()
+torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+assert len(calls) == {calls}, "who answers where a gradient is wanted depends on the flavour"
 """
 
 
@@ -126,14 +145,31 @@ def test_the_exported_module_gives_the_modules_results_and_falls_back(tmp_path: 
     assert exported.file_name == "scale_warpsmith.py"
     (tmp_path / exported.file_name).write_text(exported.text)
     environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    subprocess.run([sys.executable, "-c", CHECK.format(directory=str(tmp_path))], check=True, env=environment)
+    check = CHECK.format(directory=str(tmp_path), module="scale_warpsmith", device="cpu", calls=4)
+    subprocess.run([sys.executable, "-c", check], check=True, env=environment)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("flavour", [ModuleExporter, KernelBenchExporter])
+def test_the_exported_cuda_file_gives_the_modules_results_and_falls_back(
+    tmp_path: Path, flavour: type[ModuleExporter] | type[KernelBenchExporter]
+) -> None:
+    exported = flavour().export(_run(task_pb2.TARGET_CUDA, CUDA_KERNEL))
+    (tmp_path / exported.file_name).write_text(exported.text)
+    calls = 5 if flavour is KernelBenchExporter else 4
+    module = exported.file_name.removesuffix(".py")
+    check = CHECK.format(directory=str(tmp_path), module=module, device="cuda", calls=calls)
+    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    subprocess.run([sys.executable, "-c", check], check=True, env=environment)
 
 
 def test_the_exported_cuda_module_is_valid_python_that_names_its_moves() -> None:
     text = ModuleExporter().export(_run(task_pb2.TARGET_CUDA, CUDA_KERNEL)).text
     compile(text, "scale_warpsmith.py", "exec")
     assert "#   1. author mul" in text
-    assert "_ws_kernels.launch('scaled', (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, False, False, (x, weight, mul,))" in text
+    assert (
+        "_ws_launch_0 = _WsLaunch(_ws_kernels, 'scaled', (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, False, False, 3)" in text
+    )
 
 
 def test_the_kernelbench_flavour_has_what_its_checker_wants_and_nothing_it_refuses() -> None:
@@ -142,8 +178,96 @@ def test_the_kernelbench_flavour_has_what_its_checker_wants_and_nothing_it_refus
     assert "__global__" in text
     assert "load_inline(" in text
     assert "compute_90a,code=sm_90a" in text
-    assert not re.search(r"\btry\s*:|\bexcept\b|\bpass\b|threading|__future__", text)
-    assert "reinterpret_cast<const float*>(t0.data_ptr())" in text
+    assert "__future__" not in text
+    assert refusals(text) == []
+    assert "reinterpret_cast<const float*>(t0)" in text
+    assert all(line.startswith(("_ws_", "_Ws", "_WS_", "ModelNew")) for line in _names_bound_by(text))
+
+
+def _names_bound_by(text: str) -> list[str]:
+    """Names that a file defines for itself: its harness runs it where the reference's own names are."""
+    found = []
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    try:", "    except ValueError:", "x = 'one pass'", "import threading", "from multiprocessing import Pool",
+        "class Lazy(torch.Tensor): ...", "torch.cuda.synchronize = print", "time.perf_counter = lambda: 0",
+    ],
+)  # fmt: skip
+def test_what_the_static_checker_of_kernelbench_refuses_is_known(line: str) -> None:
+    assert len(refusals(line)) == 1
+    assert refusals(f"x = 1  # {line}") == []
+
+
+def test_a_module_whose_docstrings_speak_of_a_forward_pass_exports_without_them() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    wordy = MODULE.replace("Scales and shifts.", "One forward pass.") + "\n\ndef later():\n    pass\n"
+    run.task.sources[0].content = wordy.encode()
+    text = KernelBenchExporter().export(run).text
+    assert refusals(text) == []
+    assert "def later():" in text
+    assert "One forward pass." in ModuleExporter().export(run).text
+
+
+def test_a_module_that_catches_exceptions_is_refused_with_the_reason() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    run.task.sources[0].content = (MODULE + "\ntry:\n    import numpy\nexcept ImportError:\n    ...\n").encode()
+    with pytest.raises(BadInput, match="a try statement, an except clause; export with --flavour module"):
+        KernelBenchExporter().export(run)
+
+
+def test_counters_between_blocks_are_zeroed_once_and_kept() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_INT64, shape=[4], strides=[1])
+    run.best.candidate.program.buffers.add(
+        name="flags", role=candidate_pb2.ROLE_WORKSPACE, spec=spec, zero_between_calls=True
+    )
+    for exporter in (ModuleExporter(), KernelBenchExporter()):
+        assert "flags = _ws_zeros('flags', (4,), torch.int64, device, stream)" in exporter.export(run).text
+
+
+def test_a_cooperative_launch_wants_as_many_multiprocessors_as_it_was_verified_on() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    run.device.unit_count = 132
+    assert "units=0," in ModuleExporter().export(run).text
+    run.best.candidate.program.steps[0].launch.cooperative = True
+    assert "units=132," in ModuleExporter().export(run).text
+
+
+def test_the_header_names_a_baseline_that_could_not_run() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    run.best.timing.arms.add(name="compile_max_autotune", failure="InductorError: no")
+    text = ModuleExporter().export(run).text
+    assert "# compile_max_autotune could not run, so a faster baseline may exist." in text
+
+
+def test_a_program_can_be_differentiated_by_way_of_the_original() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    x = torch.randn(4, 3, requires_grad=True)
+    y = (2 * x).detach().requires_grad_()
+    expected = torch.autograd.grad((module(x) * y[:, :2]).sum(), [x, y, *module.parameters()])
+
+    def original() -> tuple[torch.Tensor, torch.Tensor]:
+        return module(x) * y[:, :2], torch.arange(3)
+
+    def program() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            return torch.nn.functional.batch_norm(module[0](x), None, None, training=True) * y[:, :2], torch.arange(3)
+
+    result, indices = gradient._ws_differentiable(module, (x, y, *module.parameters()), program, original)
+    torch.testing.assert_close(result, original()[0])
+    statistics = module[1].running_mean.clone()
+    assert not indices.requires_grad
+    for mine, theirs in zip(torch.autograd.grad(result.sum(), [x, y, *module.parameters()]), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert torch.equal(module[1].running_mean, statistics), "running statistics are those of the forward"
 
 
 def test_headers_are_inlined_once_and_without_their_pragma() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from orchestrator import intake, intake_worker, module_entry
 from warpsmith.errors import BadInput
+from warpsmith.jail import Policy
 from warpsmith.v1 import task_pb2, tensor_pb2
+from warpsmith.worker import Worker
 
 GOOD = """
 import torch
@@ -86,6 +88,13 @@ def test_a_module_that_looks_at_values_is_run_on_real_tensors(tmp_path: Path) ->
     assert len(seen.inputs) == 2
 
 
+def test_arguments_that_are_no_tensors_are_kept_as_python(tmp_path: Path) -> None:
+    text = GOOD.replace("forward(self, x, index)", "forward(self, x, index, rest)")
+    text = text.replace("torch.arange(3)]", "torch.arange(3), [0.5, float('inf'), 'sum', None, object]]")
+    seen = intake_worker.inspect(read(tmp_path / "numbers.py", text))
+    assert list(seen.input_literals) == ["", "", "0.5", "float('inf')", "'sum'", "None", "object()"]
+
+
 def test_a_module_that_ends_the_process_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"die\.py"):
         intake.inspect(read(tmp_path / "die.py", "import os\nos._exit(3)\n" + GOOD))
@@ -99,6 +108,15 @@ def test_files_beside_a_module_are_carried_as_far_as_it_imports_them(tmp_path: P
     (tmp_path / "package" / "__init__.py").write_text("")
     task = read(tmp_path / "main.py", "import used\nfrom package import x\n" + GOOD)
     assert sorted(source.path for source in task.sources) == ["deeper.py", "main.py", "package/__init__.py", "used.py"]
+
+
+def test_tasks_of_one_owner_can_share_a_worker_after_a_bad_one(tmp_path: Path) -> None:
+    with Worker(intake.WORKER_ENTRY, Policy()) as worker:
+        first = intake.inspect(read(tmp_path / "one.py", GOOD), worker)
+        with pytest.raises(BadInput, match=r"bad\.py"):
+            intake.inspect(read(tmp_path / "bad.py", GOOD + "1 / 0\n"), worker)
+        second = intake.inspect(read(tmp_path / "two.py", GOOD), worker)
+    assert list(first.outputs) == list(second.outputs)
 
 
 def test_too_large_sources_are_refused(tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def test_a_service_that_does_not_start_stops_the_others_and_says_why(tmp_path: P
         LocalServices(tmp_path / "runs", modules={"benchmark": "late"}).start()
 
 
+@pytest.mark.usefixtures("modules")
+def test_declared_trust_reaches_services_on_a_machine_without_a_jail(tmp_path: Path) -> None:
+    body = "from warpsmith import jail; jail.probe = lambda: (); print('rung', jail.choose().value, flush=True)"
+    (tmp_path / "jailless.py").write_text(STAND_IN.format(note=tmp_path / "note", body=body))
+    runs = tmp_path / "runs"
+    with LocalServices(runs, modules={"benchmark": "jailless"}, environment={"WARPSMITH_TRUST_INPUT": "1"}):
+        assert "rung none" in (runs / "logs" / "benchmark.log").read_text()
+    with pytest.raises(BadInput, match="pass --trust-input"):
+        LocalServices(runs, modules={"benchmark": "jailless"}).start()
+
+
 def test_a_service_that_ends_is_noticed(tmp_path: Path, modules: dict[str, str]) -> None:
     with LocalServices(tmp_path / "runs", modules=modules) as services:
         os.kill(pids(tmp_path)[0], signal.SIGKILL)

@@ -68,6 +68,14 @@ def test_a_run_at_its_floor_shows_the_reference() -> None:
     assert report.as_json(run)["speedup_fastest"] is None
 
 
+def test_an_arm_that_could_not_run_is_printed_with_its_reason() -> None:
+    run = faster_run()
+    run.best.timing.arms.add(name="compile_max_autotune", failure="RuntimeError: no GPU")
+    assert report.as_json(run)["arms_failed"] == {"compile_max_autotune": "RuntimeError: no GPU"}
+    assert "compile_max_autotune" not in report.as_json(run)["arms_ns"]
+    assert "compile_max_autotune could not run: RuntimeError: no GPU; algebra" in report.row(run)[6]
+
+
 def test_looser_precision_and_a_failing_kernelbench_check_are_labels() -> None:
     run = faster_run()
     run.task.precision = task_pb2.PRECISION_TF32
@@ -124,3 +132,16 @@ def test_the_table_has_a_row_for_each_run() -> None:
     Console(file=output, width=180).print(report.table([faster_run()]))
     assert "8.00x [7.50, 8.50]" in output.getvalue()
     assert "72 %" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "text"),
+    [
+        (run_pb2.RUN_STATE_BAD_INPUT, "softmax.py:3: forward failed", "softmax.py:3: forward failed"),
+        (run_pb2.RUN_STATE_FAILED, "a worker ended\nTraceback", "softmax.py: a worker ended"),
+        (run_pb2.RUN_STATE_NO_FASTER, "no faster kernel found", ""),
+    ],
+)
+def test_an_error_is_one_line_that_names_the_file(state: run_pb2.RunState.ValueType, message: str, text: str) -> None:
+    run = run_pb2.Run(task=testing.task("softmax"), state=state, message=message)
+    assert report.error_text(run) == text

@@ -64,11 +64,14 @@ def test_without_a_rung_only_declared_trust_runs_anything(monkeypatch: pytest.Mo
     monkeypatch.setattr(jail, "probe", lambda: ())
     with pytest.raises(JailUnavailable, match="bubblewrap"):
         jail.choose()
-    assert jail.choose(trust_input=True) is Rung.NONE
+    monkeypatch.setattr(jail, "_input_is_trusted", False)
+    jail.trust_input()
+    assert jail.choose() is Rung.NONE
 
 
-def test_trust_does_not_lower_a_rung_that_works() -> None:
-    assert jail.choose(trust_input=True) is jail.probe()[0]
+def test_trust_does_not_lower_a_rung_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jail, "_input_is_trusted", True)
+    assert jail.choose() is jail.probe()[0]
 
 
 @pytest.mark.parametrize("path", [Path("relative"), Path("/")])

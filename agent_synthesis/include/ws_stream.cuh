@@ -1,0 +1,80 @@
+// Rows that stream through shared memory: asynchronous copies, and exchanges whose answer is fetched some rows later.
+// The one idea: while a row's blocks agree on its result, the next rows are on their way. Nothing here knows a row's layout.
+#pragma once
+#include "ws_reduce.cuh"
+
+namespace ws {
+
+// Copies a pack to the caller's place in shared memory (PTX ISA: cp.async); it is there once its group has been waited for.
+template <class T, int N> WS_INLINE void copy_async(Pack<T, N>* to, const T* from) {
+  constexpr int kBytes = sizeof(T) * N;
+  static_assert(kBytes % 16 == 0, "asynchronous copies are of 16 bytes");
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+#pragma unroll
+  for (int i = 0; i < kBytes / 16; ++i)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(place + 16 * i), "l"(reinterpret_cast<const uint4*>(from) + i) : "memory");
+}
+// Copies one element, of 4 or 8 bytes, to the caller's place.
+template <class T> WS_INLINE void copy_async(T* to, const T* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(sizeof(T)) : "memory");
+}
+// Ends a group of copies; it may be empty.
+WS_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of the caller's groups, the youngest, are under way.
+template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
+
+// Mailboxes of one turn: kCount for each of the kCount blocks of a row. A slot's flag is the turn that it belongs to, so slots
+// are used again without being cleared; a call clears its own at its end. By one warp.
+template <int kCount, class State>
+WS_INLINE void send_to_blocks(const State& mine, Slot<State>* mailboxes, int rank, unsigned turn) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < (kCount + 31) / 32; ++i)
+    if (i * 32 + lane < kCount) write_slot(mailboxes + (i * 32 + lane) * kCount + rank, mine, turn + 1);
+}
+
+// What lay in a lane's slots when they were looked at.
+template <int kCount, class State> struct Mail {
+  static constexpr int kSlots = (kCount + 31) / 32;
+  uint64 word[kSlots][Slot<State>::kWords];
+};
+
+// Looks without waiting, so that the answer is on its way while the warp does something else.
+template <int kCount, class State> WS_INLINE Mail<kCount, State> look(const Slot<State>* mailboxes, int rank) {
+  const int lane = threadIdx.x % 32;
+  Mail<kCount, State> mail;
+#pragma unroll
+  for (int i = 0; i < mail.kSlots; ++i)
+    if (i * 32 + lane < kCount) look_into(mailboxes + rank * kCount + i * 32 + lane, mail.word[i]);
+  return mail;
+}
+
+// The row's state, in the first lanes of the warp; waits for what had not come when the warp looked.
+template <int kCount, class State>
+WS_INLINE State take_from_blocks(Mail<kCount, State>& mail, const Slot<State>* mailboxes, int rank, unsigned turn) {
+  const int lane = threadIdx.x % 32;
+  State all = State::empty();
+#pragma unroll
+  for (int i = 0; i < mail.kSlots; ++i) {
+    if (i * 32 + lane < kCount) {
+      const Slot<State>* slot = mailboxes + rank * kCount + i * 32 + lane;
+      while (!is_complete<State>(mail.word[i], turn + 1)) look_into(slot, mail.word[i]);
+      const State other = state_in<State>(mail.word[i]);
+      all = i == 0 ? other : join_next(all, other, i);
+    }
+  }
+  __syncwarp();
+  return State::template over_lanes<lanes_of<kCount>>(all);
+}
+
+// Leaves a block's mailboxes of one turn as a call finds them: zero. Nobody writes there any more.
+template <int kCount, class State> WS_INLINE void clear_mailboxes(Slot<State>* mailboxes, int rank) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < (kCount + 31) / 32; ++i)
+    if (i * 32 + lane < kCount) clear_slot(mailboxes + rank * kCount + i * 32 + lane);
+}
+
+}  // namespace ws

@@ -1,0 +1,135 @@
+"""Loop nests to try a schedule on, ours or a plugin's: rows, columns, several axes, pointwise.
+
+The one idea: a schedule is tested on the IR itself, so that no capture and no lowering stands between a test and what
+it means.
+"""
+
+from __future__ import annotations
+
+from agent_synthesis.ir import (
+    Axis,
+    BufferRef,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Nest,
+    Reduced,
+    Reduction,
+    Store,
+    Type,
+    verify,
+)
+
+F32 = Type.F32
+
+
+def at(offset: int = 0, **coefficients: int) -> Index:
+    """An index from axis coefficients."""
+    result = Index(offset)
+    for name, coefficient in coefficients.items():
+        result = result + Index.axis(name, coefficient)
+    return result
+
+
+def call(operation: str, *arguments: Expression, type_: Type = F32) -> Call:
+    """An operation of one type."""
+    return Call(operation, arguments, type_)
+
+
+def number(value: float) -> Literal:
+    """A constant in fp32."""
+    return Literal(value, F32)
+
+
+def rows_of(name: str, rows: int, columns: int, reductions: tuple[Reduction, ...], value: Expression,
+            storage: Type = F32, loads: tuple[str, ...] = ()) -> Nest:  # fmt: skip
+    """A nest over the rows of a matrix x that stores one value an element; `loads` are vectors along the row."""
+    vectors = tuple(BufferRef(vector, storage, columns) for vector in loads)
+    buffers = (BufferRef("x", storage, rows * columns), *vectors, BufferRef("y", storage, rows * columns, True))
+    place = at(i=columns, j=1)
+    return verify(
+        Nest(name, (Axis("i", rows),), (Axis("j", columns),), reductions, (Store("y", place, value),), buffers)
+    )
+
+
+def softmax(rows: int, columns: int, storage: Type = F32) -> Nest:
+    """Softmax of each row of [rows, columns]."""
+    x = Load("x", at(i=columns, j=1), F32)
+    power = call("exp", call("sub", x, Reduced("row_max", F32)))
+    reductions = (Reduction("row_max", "max", x, F32), Reduction("row_sum", "sum", power, F32))
+    return rows_of("softmax", rows, columns, reductions, call("div", power, Reduced("row_sum", F32)), storage)
+
+
+def layer_norm(rows: int, columns: int, storage: Type = F32) -> Nest:
+    """Layer norm of each row of [rows, columns], with weight and bias."""
+    x = Load("x", at(i=columns, j=1), F32)
+    mean = call("div", Reduced("total", F32), number(float(columns)))
+    distance = call("sub", x, mean)
+    variance = call("div", Reduced("squares", F32), number(float(columns)))
+    scaled = call("mul", distance, call("rsqrt", call("add", variance, number(1e-5))))
+    value = call("add", call("mul", scaled, Load("weight", at(j=1), F32)), Load("bias", at(j=1), F32))
+    reductions = (
+        Reduction("total", "sum", x, F32),
+        Reduction("squares", "sum", call("mul", distance, distance), F32),
+    )
+    return rows_of("layer_norm", rows, columns, reductions, value, storage, ("weight", "bias"))
+
+
+def row_dot(rows: int, columns: int) -> Nest:
+    """[rows, columns] times a vector."""
+    product = call("mul", Load("x", at(i=columns, j=1), F32), Load("s", at(j=1), F32))
+    return verify(Nest(
+        "row_dot", (Axis("i", rows),), (Axis("j", columns),), (Reduction("total", "sum", product, F32),),
+        (Store("y", at(i=1), Reduced("total", F32)),),
+        (BufferRef("x", F32, rows * columns), BufferRef("s", F32, columns), BufferRef("y", F32, rows, True)),
+    ))  # fmt: skip
+
+
+def column_sum(rows: int, columns: int, storage: Type = F32) -> Nest:
+    """Sum of the rows of [rows, columns]."""
+    type_ = storage.compute
+    return verify(Nest(
+        "column_sum", (Axis("m", columns),), (Axis("k", rows),),
+        (Reduction("total", "sum", Load("x", at(k=columns, m=1), type_), type_),),
+        (Store("y", at(m=1), Reduced("total", type_)),),
+        (BufferRef("x", storage, rows * columns), BufferRef("y", storage, columns, True)),
+        "sum of the rows",
+    ))  # fmt: skip
+
+
+def column_softmax(rows: int, columns: int) -> Nest:
+    """Softmax of each column of [rows, columns]."""
+    x = Load("x", at(k=columns, m=1), F32)
+    power = call("exp", call("sub", x, Reduced("top", F32)))
+    return verify(Nest(
+        "column_softmax", (Axis("m", columns),), (Axis("k", rows),),
+        (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32)),
+        (Store("y", at(k=columns, m=1), call("div", power, Reduced("total", F32))),),
+        (BufferRef("x", F32, rows * columns), BufferRef("y", F32, rows * columns, True)),
+    ))  # fmt: skip
+
+
+def batch_norm(batch: int, channels: int, pixels: int) -> Nest:
+    """[batch, channels, pixels] normalised by channel, and the means."""
+    place = at(n=channels * pixels, c=pixels, s=1)
+    x = Load("x", place, F32)
+    mean = call("div", Reduced("total", F32), number(float(batch * pixels)))
+    distance = call("sub", x, mean)
+    scale = call("rsqrt", call("div", Reduced("squares", F32), number(float(batch * pixels))))
+    count = batch * channels * pixels
+    return verify(Nest(
+        "batch_norm", (Axis("c", channels),), (Axis("n", batch), Axis("s", pixels)),
+        (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32)),
+        (Store("y", place, call("mul", distance, scale)), Store("mean", at(c=1), mean)),
+        (BufferRef("x", F32, count), BufferRef("y", F32, count, True), BufferRef("mean", F32, channels, True)),
+    ))  # fmt: skip
+
+
+def gelu(count: int, storage: Type = F32) -> Nest:
+    """GELU without its half, pointwise."""
+    x = Load("x", at(i=1), F32)
+    value = call("mul", x, call("add", number(1.0), call("erf", call("mul", x, number(0.70710678)))))
+    buffers = (BufferRef("x", storage, count), BufferRef("y", storage, count, True))
+    return verify(Nest("gelu", (Axis("i", count),), (), (), (Store("y", at(i=1), value),), buffers))

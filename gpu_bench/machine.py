@@ -1,0 +1,82 @@
+"""What is known of this machine whatever the task: its ceilings, and what torch.compile found out about it.
+
+The one idea: both take seconds, need no user's code, and are the same for every task; so each is made once, in a
+worker of its own, and handed to the workers that time. It knows no task.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+
+from gpu_bench.compiler_cache import CompilerCache
+from warpsmith import jail
+from warpsmith.errors import WorkerFault
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2
+from warpsmith.worker import Worker
+
+BENCH = "gpu_bench.bench_worker:METHODS"
+_DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"  # as in `sharing`, which needs torch
+_DEADLINE_SECONDS = 300.0
+
+
+class Machine:
+    """This machine, measured at first use. From any thread."""
+
+    def __init__(self, rung: jail.Rung | None = None) -> None:
+        self._rung = rung
+        self._ceilings: dict[int, judging_pb2.Ceilings] = {}
+        self._compiled: dict[int, CompilerCache] = {}
+        self._lock = threading.Lock()
+
+    def describe(self, target: task_pb2.Target.ValueType) -> judging_pb2.Ceilings:
+        """Ceilings of a target; of the best one here where it is unspecified.
+
+        Raises BadInput: the target is not on this machine.
+        """
+        with self._lock:
+            if target not in self._ceilings:
+                with Worker(BENCH, worker_policy(target), rung=self._rung, env=worker_environment(-1)) as worker:
+                    request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
+                    found = worker.call("describe", request, judging_pb2.Ceilings, deadline_s=_DEADLINE_SECONDS)
+                self._ceilings[target] = self._ceilings[found.device.target] = found
+            return self._ceilings[target]
+
+    def known_ceilings(self, target: task_pb2.Target.ValueType) -> judging_pb2.Ceilings | None:
+        """Those that `describe` found; None before."""
+        return self._ceilings.get(target)
+
+    def compiled(self, target: task_pb2.Target.ValueType) -> CompilerCache | None:
+        """A cache that holds what torch.compile needs for any module; None where torch.compile does not work."""
+        with self._lock:
+            if target not in self._compiled:
+                cache = self._compiled[target] = CompilerCache()
+                policy = replace(worker_policy(target), writable=(cache.directory,))
+                environment = worker_environment(-1) | cache.environment()
+                request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
+                try:
+                    with Worker(BENCH, policy, rung=self._rung, env=environment) as worker:
+                        worker.call("compile_once", request, judging_pb2.Preparation, deadline_s=_DEADLINE_SECONDS)
+                    cache.keep()
+                except WorkerFault:
+                    return None  # a baseline that cannot run says so itself
+            return self._compiled[target]
+
+    def close(self) -> None:
+        """Removes what was compiled."""
+        with self._lock:
+            for cache in self._compiled.values():
+                cache.close()
+            self._compiled.clear()
+
+
+def worker_policy(target: task_pb2.Target.ValueType) -> jail.Policy:
+    """What the jail of a worker lets it use."""
+    return jail.Policy(gpu=target != task_pb2.TARGET_CPU)
+
+
+def worker_environment(descriptor: int) -> dict[str, str]:
+    """What a worker sees of our environment: which devices and how many threads, and its shared memory."""
+    passed = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    return passed | {_DESCRIPTOR_VARIABLE: str(descriptor)}

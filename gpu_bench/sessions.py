@@ -1,0 +1,69 @@
+"""The tasks at hand on one machine: each keeps its workers as long as it is one of the last two.
+
+The one idea: a search stays with its task, so what was loaded and compiled for it is kept; what is true of the machine
+is found out once for all tasks. It judges and times nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+from gpu_bench.machine import Machine
+from gpu_bench.session import Limits, Session
+from warpsmith import digest, jail
+from warpsmith.v1 import benchmark_service_pb2, task_pb2
+
+
+class Sessions:
+    """Sessions by task. From any thread."""
+
+    def __init__(self, *, rung: jail.Rung | None = None, limits: Limits | None = None, most: int = 2) -> None:
+        self._rung = rung
+        self._limits = limits or Limits()
+        self._most = most
+        self._machine = Machine(rung)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def using(self, task: task_pb2.Task) -> Iterator[Session]:
+        """The session of a task, by the digest of what it carries; it stays open at least as long as the block."""
+        key = digest.of_task(task)
+        with self._lock:
+            if key not in self._sessions:
+                self._sessions[key] = Session(task, rung=self._rung, limits=self._limits, machine=self._machine)
+            session = self._sessions[key]
+            self._sessions.move_to_end(key)
+            self._users[key] += 1
+        try:
+            yield session
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+                idle = [name for name in self._sessions if not self._users[name]]
+                surplus = max(0, len(self._sessions) - self._most)
+                old = [self._sessions.pop(name) for name in idle[:surplus]]
+            for each in old:
+                each.close()
+
+    def describe(
+        self, request: benchmark_service_pb2.DescribeDeviceRequest
+    ) -> benchmark_service_pb2.DescribeDeviceResponse:
+        """The device of a target, measured once and remembered.
+
+        Raises BadInput: the target is not on this machine.
+        """
+        return benchmark_service_pb2.DescribeDeviceResponse(device=self._machine.describe(request.target).device)
+
+    def close(self) -> None:
+        """Ends every worker."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+        self._machine.close()

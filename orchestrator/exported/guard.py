@@ -1,0 +1,181 @@
+"""Whether a call is the one that was verified: all that the program takes for granted is looked at first."""
+
+import functools
+import inspect
+
+import torch
+
+
+class _WsGuard:
+    """What was verified; any other call is the original forward's.
+
+    `reference` is the original class and `arguments` what it was constructed from. `leaves` are the flattened
+    arguments of a call: a tensor's (shape, strides, dtype), or (value,); so are the values of `members`, parameters
+    and buffers by qualified name. `by_mode`: train and eval differ. `units`: multiprocessors that a cooperative launch
+    needs, 0 for any number. A look costs a few microseconds.
+    """
+
+    def __init__(self, reference, arguments, *, device, leaves, members, by_mode, units):
+        self._signature = inspect.signature(reference)
+        self._forward = inspect.signature(reference.forward)
+        self._arguments = self._bound(*((), arguments) if isinstance(arguments, dict) else (arguments, {}))
+        self._device = device
+        self._pattern = [torch.Tensor if len(leaf) == 3 else (type(leaf[0]), leaf[0]) for leaf in leaves]
+        self._members = tuple(members)
+        self._kinds = [leaf for leaf in (*leaves, *members.values()) if len(leaf) == 3]
+        self._by_mode = by_mode
+        self._units = units
+
+    def settings(self, module, args, kwargs):
+        """What a module constructed so must look like at every call; None when it was verified otherwise."""
+        if not _ws_equal(self._bound(args, kwargs), self._arguments):
+            return None
+        return _WsSettings(module, self._members, self._by_mode)
+
+    def read(self, module, args, kwargs):
+        """The tensors that the program reads, inputs first, or None when the call is not the verified one."""
+        if kwargs:
+            bound = self._forward.bind(module, *args, **kwargs)
+            args, kwargs = bound.args[1:], bound.kwargs
+        for value in args:
+            if isinstance(value, (tuple, list, dict)):
+                args = torch.utils._pytree.tree_leaves(args)
+                break
+        pattern = [torch.Tensor if isinstance(value, torch.Tensor) else (type(value), value) for value in args]
+        settings = module._ws_settings
+        if kwargs or pattern != self._pattern or settings is None or not settings.hold():
+            return None
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        tensors += settings.read()
+        here = tensors[0].get_device()
+        return tensors if self._runs_on(here) and self._fit(tensors, here) else None
+
+    def inputs(self, tensors):
+        """The inputs among what `read` gave."""
+        return tensors[: len(tensors) - len(self._members)]
+
+    def _bound(self, args, kwargs):
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _fit(self, tensors, here):
+        for tensor, (shape, strides, dtype) in zip(tensors, self._kinds, strict=True):
+            if (
+                type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+                or tensor.layout is not torch.strided
+                or tensor.dtype is not dtype
+                or not (tensor.is_cpu if here < 0 else tensor.is_cuda)
+                or tensor.get_device() != here
+                or tensor.shape != shape
+                or tensor.stride() != strides
+                or tensor.data_ptr() % 16 != 0  # the widest access of a kernel
+            ):
+                return False
+        return True
+
+    def _runs_on(self, index):
+        if torch.is_autocast_enabled(self._device):
+            return False
+        if self._device == "cpu" or index < 0:
+            return self._device == "cpu" and index < 0
+        return index == torch.cuda.current_device() and _ws_runs_on(index, self._units)
+
+
+class _WsSettings:
+    """What a forward may depend on beside tensors, as it was when the module was constructed."""
+
+    def __init__(self, module, members, by_mode):
+        self._parts = list(module.modules())
+        self._plain = [
+            (part, name, list(value) if isinstance(value, list) else value)
+            for part in self._parts
+            for name, value in vars(part).items()
+            if (name == "training" and by_mode)
+            or (not name.startswith("_") and name != "training" and _ws_plain(value))
+        ]
+        places = [name.rpartition(".") for name in members]
+        self._members = [(module.get_submodule(owner), name) for owner, _, name in places]
+        self._children = [(part, list(part._modules.values())) for part in self._parts if part._modules]
+
+    def hold(self):
+        """Whether all is as it was and nobody listens to an inner part."""
+        for part, name, value in self._plain:
+            if getattr(part, name, None) != value:
+                return False
+        for part, children in self._children:
+            if list(part._modules.values()) != children:
+                return False
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in self._parts[1:])
+
+    def read(self):
+        """The parameters and buffers that the program reads, as they are now."""
+        return [
+            part._parameters[name] if name in part._parameters else getattr(part, name) for part, name in self._members
+        ]
+
+    def parameters(self):
+        """All parameters of the module."""
+        return [each for part in self._parts for each in part._parameters.values() if each is not None]
+
+
+def _ws_plain(value):
+    """Whether two values of this kind can be compared."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_ws_plain, value))
+    return isinstance(value, (bool, int, float, complex, str, type(None), torch.dtype))
+
+
+@functools.cache
+def _ws_runs_on(index, units):
+    """Whether a GPU runs machine code for sm_90a, and all blocks of a cooperative launch at once."""
+    properties = torch.cuda.get_device_properties(index)
+    return (properties.major, properties.minor) == (9, 0) and properties.multi_processor_count >= units
+
+
+def _ws_wants_gradient(module, tensors):
+    """Whether somebody may ask for a derivative of this call."""
+    return torch.is_grad_enabled() and (
+        any(each.requires_grad for each in tensors)
+        or any(each.requires_grad for each in module._ws_settings.parameters())
+    )
+
+
+def _ws_equal(left, right):
+    """Whether two trees of arguments are equal: tensors by value, all else as it prints."""
+    mine, structure = torch.utils._pytree.tree_flatten(left)
+    theirs, other = torch.utils._pytree.tree_flatten(right)
+    return structure == other and all(map(_ws_equal_leaves, mine, theirs))
+
+
+def _ws_equal_leaves(left, right):
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype is right.dtype and torch.equal(left.detach().cpu(), right.detach().cpu())
+    return repr(left) == repr(right)
+
+
+@functools.cache
+def _ws_constant(content, dtype, shape, device):
+    """A constant of the forward, from its bytes in hexadecimal; made once for a device."""
+    return torch.frombuffer(bytearray.fromhex(content), dtype=dtype).reshape(shape).to(device)
+
+
+def _ws_aligned(tensor, alignment):
+    """The tensor, or a copy of it with the same strides where it does not begin at a multiple of `alignment` bytes."""
+    if tensor.data_ptr() % alignment == 0:
+        return tensor
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+
+
+def _ws_stream(index):
+    """The handle of PyTorch's current stream on a GPU; its own name for it where there is one is the quickest."""
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick(index) if quick else torch.cuda.current_stream(index).cuda_stream
+
+
+@functools.cache
+def _ws_zeros(name, shape, dtype, device, stream):
+    """Memory that every call finds zero and leaves zero (counters between blocks); calls of a stream share it."""
+    del name, stream
+    return torch.zeros(shape, dtype=dtype, device=device)
