@@ -185,7 +185,7 @@ class Judge:
             if second is None or first.shape != second.shape or not guard.same_bits(first, second):
                 raise BadInput(
                     f"{self._loaded.user.entry_path}: the module is not deterministic: tensor {position} of its "
-                    "results differs between two runs from one generator state"
+                    "results differs between two runs from one generator state; draw with torch's own generator"
                 )
 
     def _doubts(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> dict[int, str]:

@@ -301,7 +301,7 @@ class SearchRun:
                 self._device_seconds += trial.timing.device_seconds
                 self.run.trial_count = len(self._trials)
                 self.run.pass_count += passed(trial)
-                metrics.funnel.labels(_stage_reached(trial)).inc()
+                metrics.record_trial(self.run.task.digest, _stage_reached(trial), trial)
                 self._observer.trial_ended(kept)
                 self._observer.run_changed(self.run)
             case Refused():
@@ -395,7 +395,8 @@ class SearchRun:
         if faster:
             speedup = self.run.best.timing.speedup_fastest
             metrics.best_speedup.observe(speedup.median)
-            message = f"{speedup.median:.2f}x the fastest baseline [{speedup.low:.2f}, {speedup.high:.2f}]"
+            that_ran = " that ran" if any(arm.failure for arm in self.run.best.timing.arms) else ""
+            message = f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]"
         elif self.run.HasField("best"):
             message = f"no faster kernel found: the best reaches {self.run.best.timing.speedup_fastest.median:.2f}x"
         elif self.run.pass_count:
