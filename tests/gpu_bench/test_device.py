@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpu_bench import device, nvml
+from gpu_bench.machine import Machine
 from warpsmith.errors import BadInput
 from warpsmith.v1 import task_pb2, timing_pb2
 
@@ -26,6 +27,23 @@ def test_a_cpu_is_described_quickly_and_once():
     assert found.physical_bytes_per_second >= 1.5 * found.read_bytes_per_second
     assert found.environment.torch
     assert device.describe(task_pb2.TARGET_CPU) is ceilings
+
+
+def test_ceilings_cross_to_another_process_unchanged():
+    described = timing_pb2.Device(read_bytes_per_second=2.0, name="x")
+    ceilings = device.Ceilings(described, 1.0, 2.0, 3.0, 4.0)
+    assert device.Ceilings.of(ceilings.message()) == ceilings
+
+
+def test_a_machine_is_measured_once_whatever_the_target_is_called():
+    machine = Machine()
+    try:
+        assert machine.known_ceilings(task_pb2.TARGET_CPU) is None
+        found = machine.describe(task_pb2.TARGET_UNSPECIFIED)
+        assert machine.describe(found.device.target) is found
+        assert machine.known_ceilings(found.device.target) is found
+    finally:
+        machine.close()
 
 
 def test_load_can_only_lower_a_ceiling():

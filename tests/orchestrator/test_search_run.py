@@ -7,12 +7,12 @@ import threading
 import time
 from collections import Counter
 
-from orchestrator import testing
+from orchestrator import finalists, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.search.beam import Beam
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
-from warpsmith.v1 import run_pb2, task_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 EFFORT = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
 
@@ -122,6 +122,14 @@ def test_what_passes_only_screening_does_not_win() -> None:
     world = testing.World(gains={"author": 3.0, "tile": 1.5}, choices={"author": ["flattering"]})
     run = search_run(world).execute()
     assert [move.operation for move in run.best.candidate.moves] == ["tile"]
+
+
+def test_finalists_are_timed_again_and_only_the_best_of_them_gets_a_final() -> None:
+    notebook, world = Notebook(), testing.World(gains={"author": 3.0, "tile": 1.5})
+    run = search_run(world, notebook).execute()
+    assert run.best.timing.tier == timing_pb2.TIER_FINAL
+    assert world.calls["MeasureArtifact"] == len(notebook.trials) + finalists.COUNT + 1
+    assert world.calls["VerifyArtifact"] == len(notebook.trials) + 1
 
 
 def test_one_fault_of_a_service_is_tried_again_and_not_charged() -> None:
