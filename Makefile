@@ -9,10 +9,10 @@ PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-ve
 BUDGET ?= 6s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run test test-gpu check format wheelhouse baseline stubs clean
+.PHONY: help setup run test test-hostile test-gpu test-vllm check format wheelhouse baseline stubs clean k8s-check monitoring monitoring-check system-deps
 
 help: ## lists the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt $(wildcard proto/warpsmith/v1/*.proto) proto/generate.py
 	@PYTHON=$(PYTHON) VENV=$(VENV) TORCH_INDEX=$(TORCH_INDEX) bash .ci/setup.sh
@@ -24,10 +24,17 @@ run: $(READY) ## optimises three examples (BUDGET=6s of search for each, MODULES
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
-	@$(BIN)/pytest -m "not gpu and not vllm" --cov --cov-report=term:skip-covered
+	@$(BIN)/pytest -m "not gpu and not vllm and not hostile" --cov --cov-report=term:skip-covered
+
+test-hostile: $(READY) ## programs, plans and modules that cheat, crash or break out: none may pass (SCOREBOARD=FILE writes the tally)
+	@$(BIN)/pytest -m hostile tests/hostile $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD))
 
 test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
 	@$(PYTHON) -m pytest -m gpu
+
+test-vllm: $(READY) ## runs the tests on a real vLLM with a tiny random model, in an environment of its own (.venv-vllm)
+	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) bash .ci/vllm_environment.sh
+	@$(BIN)/pytest -m vllm
 
 check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, module sizes
 	@$(BIN)/ruff check .
@@ -50,5 +57,17 @@ stubs: $(READY) ## generates the gRPC stubs again
 wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
 	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
+k8s-check: ## renders and validates every manifest, audits them, lints the Dockerfile; needs no cluster
+	@PYTHON=$(PYTHON) bash .ci/k8s_check.sh
+
+monitoring: $(READY) ## makes the dashboards and the operator's rules
+	@$(BIN)/python k8s/monitoring/dashboards.py
+
+monitoring-check: $(READY) ## checks rules and dashboards; a real Prometheus scrapes a real run
+	@VENV=$(VENV) bash .ci/monitoring_check.sh
+
+system-deps: ## installs Debian packages for monitoring-check (the only target that needs root)
+	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus
+
 clean: ## removes what the targets made, but not runs/
-	@rm -rf $(VENV) wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) .venv-k8s .venv-checkov wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache

@@ -97,8 +97,9 @@ def _build_shared_object(
     if refused := policy.check_assembly(source, assembly):
         return _rejected(refused.kind, refused.diagnostics, directory)
     # Without -fopenmp here, so that no second libgomp is asked for; without start files, which would add code that
-    # runs on loading.
-    ran = run("-shared", "-fPIC", "-nostartfiles", "-Wl,--as-needed,-O1", "-o", "kernel.so", "kernel.s")
+    # runs on loading. What the loader alone writes is protected before the kernel runs.
+    link = "-Wl,--as-needed,-O1,-z,relro,-z,now"
+    ran = run("-shared", "-fPIC", "-nostartfiles", link, "-o", "kernel.so", "kernel.s")
     if ran.code:
         return _rejected(_kind(ran), ran.log, directory)
     return _compiled(artifact_pb2.BINARY_FORMAT_SHARED_OBJECT, (directory / "kernel.so").read_bytes(), "")

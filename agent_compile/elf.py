@@ -12,6 +12,7 @@ from dataclasses import dataclass
 _SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11
 _STARTUP_TAGS = {12: "DT_INIT", 13: "DT_FINI", 25: "DT_INIT_ARRAY", 26: "DT_FINI_ARRAY", 32: "DT_PREINIT_ARRAY"}
 _IFUNC = 10
+_LOADED, _THREAD_LOCAL, _READ_ONLY_AFTER_LOADING, _WRITABLE = 1, 7, 0x6474E552, 2
 _LONGEST_NAME = 4096
 
 
@@ -29,6 +30,8 @@ class Elf:
     """Names that whoever loads it must provide."""
     startup: tuple[str, ...]
     """Ways in which it runs code when it is loaded or unloaded; empty for none."""
+    kept_bytes: int = 0
+    """Memory of its own that it can write and find again in the next call, thread-local memory included."""
 
 
 def read(data: bytes) -> Elf:
@@ -75,4 +78,22 @@ def _read(data: bytes) -> Elf:
                 tag, _ = struct.unpack_from("<qQ", data, at)
                 if tag in _STARTUP_TAGS:
                     startup.add(_STARTUP_TAGS[tag])
-    return Elf(frozenset(defined), frozenset(undefined - {""}), tuple(sorted(startup)))
+    return Elf(frozenset(defined), frozenset(undefined - {""}), tuple(sorted(startup)), _kept_bytes(data))
+
+
+def _kept_bytes(data: bytes) -> int:
+    """What the loader leaves writable: writable segments less what it protects once it has relocated them."""
+    (offset,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    if count and size != 56:
+        raise NotElf("unexpected program headers")
+    # type, flags, offset, address, physical address, bytes in the file, bytes in memory, alignment
+    segments = [struct.unpack_from("<IIQQQQQQ", data, offset + 56 * i) for i in range(count)]
+    protected = [(at, at + size) for kind, _, _, at, _, _, size, _ in segments if kind == _READ_ONLY_AFTER_LOADING]
+    kept = 0
+    for kind, flags, _, at, _, _, size, _ in segments:
+        if kind == _THREAD_LOCAL:
+            kept += size
+        elif kind == _LOADED and flags & _WRITABLE:
+            kept += size - sum(max(0, min(end, at + size) - max(begin, at)) for begin, end in protected)
+    return kept

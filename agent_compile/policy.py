@@ -144,7 +144,13 @@ _CALLS = frozenset({
     "_ITM_registerTMCloneTable", "__gmon_start__", "__cxa_finalize", "_GLOBAL_OFFSET_TABLE_", "_ZSt9terminatev",
     "__cxa_call_unexpected", "__clang_call_terminate",
 })  # fmt: skip
-_CALL_PREFIXES = ("GOMP_", "omp_", "__kmpc_", "_ZGV", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZSt17__throw_",
+# OpenMP without what outlives the call: teams that are started and not joined, tasks, settings of the whole process
+# (with omp_set_num_threads a kernel would slow the baselines down).
+_OPENMP = re.compile(
+    r"GOMP_(?:barrier|(?:loop|sections|single|ordered|critical|atomic)_\w+|parallel(?!\w*_(?:start|end)$)\w*)"
+    r"|omp_(?:get_(?:thread_num|num_threads|max_threads|num_procs)|in_parallel)"
+)
+_CALL_PREFIXES = ("__kmpc_", "_ZGV", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZSt17__throw_",
                   "_ZSt19__throw_", "_ZSt20__throw_", "_ZSt24__throw_", "_ZSt28__throw_")  # fmt: skip
 _MATHEMATICS = frozenset({
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh",
@@ -157,13 +163,22 @@ _MATHEMATICS = frozenset({
 
 
 def check_shared_object(content: bytes, wanted: Iterable[str]) -> Rejected | None:
-    """Why a CPU binary is refused: it runs code on loading, calls what it may not, lacks an entry; None for fine."""
+    """Why a CPU binary is refused; None for fine.
+
+    It runs code on loading, keeps memory of its own from call to call (so that it could remember answers or count
+    calls), calls what it may not, or lacks an entry.
+    """
     try:
         binary = elf.read(content)
     except elf.NotElf as error:
         return _refuse(f"the compiler's output is no shared object: {error}")
     if binary.startup:
         return _refuse(f"the kernel would run code when it is loaded ({', '.join(binary.startup)})")
+    if binary.kept_bytes:
+        return _refuse(
+            f"error: the kernel keeps {binary.kept_bytes} bytes from call to call; give it a workspace in place of "
+            "static or thread-local variables"
+        )
     for name in sorted(binary.undefined):
         if not _may_call(name):
             return _refuse(f"error: the kernel calls {name[:100]!r}, which a kernel may not")
@@ -183,6 +198,7 @@ def _may_call(name: str) -> bool:
     return (
         name in _CALLS
         or name.startswith(_CALL_PREFIXES)
+        or _OPENMP.fullmatch(name) is not None
         or name in _MATHEMATICS
         or (name[:-1] in _MATHEMATICS and name[-1] in "fl")
     )

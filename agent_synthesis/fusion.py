@@ -98,6 +98,9 @@ class _Trial:
         for node in (*self._added.nodes, *self._added.recomputed):
             if not self._plan.index.is_pure(node):
                 raise IllegalMove(f"{self._plan.index.nodes[node].target} may not move into a kernel")
+        for node in self._added.recomputed:
+            if self._plan.index.is_overwritten(node):
+                raise IllegalMove(f"the result of {node} is written in place: computed again it would be the old one")
         return with_groups(self._plan, self._removed, [self._added])
 
 

@@ -80,6 +80,11 @@ class GraphIndex:
         """
         return self._is_pure[node]
 
+    def is_overwritten(self, node: str) -> bool:
+        """Whether a call writes in place to memory that the node makes, in a way that later reads must see."""
+        made = {self.root[tensor] for tensor in self.results(node)}
+        return any(made & self.writes(other) for other in self.nodes if not self.is_pure(other))
+
     def _purity(self, node: graph_pb2.Node) -> bool:
         if node.random:
             return False

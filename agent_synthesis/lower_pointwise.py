@@ -219,7 +219,13 @@ def _clamp(x: Expression, low: Any = None, high: Any = None, **bounds: Any) -> E
     return op("min", x, _like(x, high)) if high is not None else x
 
 
-_number("clamp clip", _clamp)
+@handles("clamp", "clip")
+def _clamp_handler(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *bounds: Any, **named: Any) -> Symbol:
+    """Bounds take part in the promotion: a bool between integers is an integer."""
+    value, type_ = tracer.symbol(x), type_of(out.dtype)
+    return Symbol(value.shape, type_, lambda index: _clamp(cast(value.at(index), type_.compute), *bounds, **named))
+
+
 _number("clamp_min", lambda x, low: op("max", x, low), 2)
 _number("clamp_max", lambda x, high: op("min", x, high), 2)
 _number("hardtanh", lambda x, min_val=-1.0, max_val=1.0: _clamp(x, min_val, max_val))

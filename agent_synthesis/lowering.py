@@ -96,6 +96,8 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
             call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
             # Inputs are made outside the mode, which is about what the calls do with them.
             tensors = {tensor: lookup(tensor) for tensor in index.reads(name)}
+            # What is written in place keeps its old value under its old name: results may be stored under both.
+            tensors |= {tensor: _renamed(lookup(tensor), tracer) for tensor in node.mutates}
             with tracer:
                 results = call(tensors.__getitem__)
             for result, tensor in zip(node.results, results, strict=False):
@@ -109,6 +111,13 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
         stored.append(iteration.Output(output, tracer.symbol(values[output]), tuple(spec.strides)))
     operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
     return iteration.build(identifier(outputs[-1]), stored, tracer, buffers, operations)
+
+
+def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:
+    """Another meta tensor that means the same."""
+    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    tracer.bind(other, tracer.symbol(tensor))
+    return other
 
 
 def _with_views(index: GraphIndex, nodes: Sequence[str], inner: set[str]) -> list[str]:

@@ -146,7 +146,7 @@ class Bench:
 
 def _different(left: Run, right: Run, names: Sequence[str]) -> list[str]:
     pairs = zip(names, left.outputs, right.outputs, strict=True)
-    return [name for name, first, second in pairs if not guard.same_bits(first, second)]
+    return [name for name, first, second in pairs if not guard.same_numbers(first, second)]
 
 
 def _match_shapes(outputs: Sequence[torch.Tensor], regions: Sequence[judging_pb2.Region]) -> None:

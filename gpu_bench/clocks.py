@@ -28,6 +28,8 @@ class Arm:
     """Makes one call on the buffer set of that number and returns its outputs."""
     required: bool = False
     """Whether an exception of its call ends the measurement; otherwise the arm is recorded as failed."""
+    before: Callable[[int], object] | None = None
+    """Called with the buffer set ahead of each timed call of it, outside the timed region."""
 
 
 class Reading(enum.Enum):
@@ -49,6 +51,12 @@ class Sample:
     """Nanoseconds of one call: the group's time over its length."""
     outputs: Any
     """What the last call of the group returned."""
+
+
+def _prepare(arm: Arm, sets: Sequence[int]) -> None:
+    if arm.before is not None:
+        for index in sets:
+            arm.before(index)
 
 
 class Clock(Protocol):
@@ -134,6 +142,7 @@ class HostClock:
         """A reading, and whether the system took a processor away during it."""
         call = arm.call
         outputs = []
+        _prepare(arm, sets)
         if cold:
             self._evict()
         switches = _forced_switches()
@@ -195,6 +204,7 @@ class CudaClock:
         if reading is Reading.WARM:
             for index in sets:
                 arm.call(index)
+        _prepare(arm, sets)
         calls = [_bound(arm.call, index) for index in sets]
         events, outputs = self._behind_spin(arm.name, calls, cold=reading is Reading.COLD)
         return Sample(events[0].elapsed_time(events[-1]) * 1e6 / len(sets), outputs)
@@ -219,6 +229,7 @@ class CudaClock:
         return time.perf_counter()
 
     def _take_call(self, arm: Arm, sets: Sequence[int]) -> Sample:
+        _prepare(arm, sets)
         torch.cuda.synchronize()
         begin = time.perf_counter_ns()
         outputs = [arm.call(index) for index in sets]

@@ -42,7 +42,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 def ulp(value: float, dtype: torch.dtype) -> float:
     """Distance between neighbouring numbers of the type at `value`; never below the smallest normal's."""
     info = torch.finfo(dtype)
-    return info.eps * 2.0 ** math.floor(math.log2(max(abs(value), info.tiny)))
+    return info.eps * 2.0 ** math.floor(math.log2(min(max(abs(value), info.tiny), info.max / 2)))
 
 
 def least_yardstick(dtype: torch.dtype) -> float:

@@ -217,10 +217,14 @@ class CudaProgram:
         self._functions = functions
 
     def bind(
-        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+        self,
+        sources: Sources,
+        memory: Memory | None = None,
+        after_step: Callable[[], object] | None = None,
+        workspaces: Memory | None = None,
     ) -> Call:
         """As `LoadedProgram.bind`."""
-        return straighten(self.program, sources, memory, self.device, self._pack, after_step)
+        return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces)
 
     def _pack(self, launch: candidate_pb2.Launch) -> LaunchCode:
         driver, launch_kernel = _driver(), _launch_function()

@@ -95,12 +95,16 @@ class LoadedProgram(Protocol):
     device: torch.device
 
     def bind(
-        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+        self,
+        sources: Sources,
+        memory: Memory | None = None,
+        after_step: Callable[[], object] | None = None,
+        workspaces: Memory | None = None,
     ) -> Call:
         """The call for one set of sources. Workspaces are allocated here, once; outputs in each call.
 
         With `memory` (judging) every tensor comes from it; without it (timing) from torch's own allocator.
-        `after_step` is called after each step, to time them apart.
+        `after_step` is called after each step, to time them apart. With `workspaces` (timing) only those come from it.
         Raises ProgramFault: a source that the program names is missing or of another type.
         """
         ...
@@ -226,12 +230,13 @@ def straighten(
     device: torch.device,
     pack: PackLaunch,
     after_step: Callable[[], object] | None = None,
+    workspaces: Memory | None = None,
 ) -> Call:
     """Compiles the program, bound to `sources`, into one straight-line Python function.
 
     Every name in its text is made here from a counter; the program's own strings never become code.
     """
-    given = memory or TorchMemory(device)
+    given = workspaces or memory or TorchMemory(device)
     writer = _Writer()
     tensors = source_tensors(program, sources, device)
     specs = {buffer.name: buffer for buffer in program.buffers}
@@ -245,6 +250,8 @@ def straighten(
     unmade = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
     dying = _last_uses(program)
     stamp = writer.keep("h", after_step) if after_step is not None else ""
+    launches = [step for step in program.steps if step.WhichOneof("kind") == "launch"]
+    launched = frozenset(name for step in launches for name in buffers_of(step))
     for position, step in enumerate(program.steps):
         # An output is allocated when it is first written and a result is dropped after its last use, as eager's
         # memory comes and goes: otherwise the call would find its memory colder than eager does.
@@ -256,6 +263,7 @@ def straighten(
                 _write_launch(writer, step.launch, fixed, tensors, pack, specs)
             case "library":
                 _write_library(writer, step.library, memory, device, specs)
+                _write_layouts(writer, step.library, launched, specs)
             case "memset":
                 fill = writer.keep("f", _fill(specs[step.memset.buffer].spec, step.memset.byte))
                 writer.lines.append(f"{fill}({writer.variable(step.memset.buffer)})")
@@ -380,13 +388,36 @@ def _write_library(
         writer.lines.append(f"{writer.variable(names[0])} = {invoked}")
     else:
         flatten = writer.keep("f", aten.flatten_results)
-        targets = "".join(f"{writer.variable(name) if name else '_'}, " for name in names)
-        writer.lines.append(f"{targets}*_ = {flatten}({invoked})")
+        # By position, not by unpacking, which Python allows up to 255 targets.
+        writer.lines.append(f"results = {flatten}({invoked})")
+        writer.lines += [f"{writer.variable(name)} = results[{at}]" for at, name in enumerate(names) if name]
+        writer.lines.append("results = None")
     if memory is not None:
         adopt = writer.keep("m", memory.adopt)
         for name in filter(None, names):
             variable = writer.variable(name)
             writer.lines.append(f"{variable} = {adopt}({writer.keep('n', name)}, {variable})")
+
+
+def _write_layouts(
+    writer: _Writer,
+    call: candidate_pb2.LibraryCall,
+    launched: frozenset[str],
+    buffers: Mapping[str, candidate_pb2.Buffer],
+) -> None:
+    """A kernel relies on strides; a few operations (copysign) give others than PyTorch's own meta kernels say."""
+    for name in launched.intersection(call.results):
+        variable, laid = writer.variable(name), writer.keep("f", in_layout)
+        strides = writer.keep("s", tuple(map(int, buffers[name].spec.strides)))
+        writer.lines.append(f"if {variable}.stride() != {strides}: {variable} = {laid}({variable}, {strides})")
+
+
+def in_layout(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides, copied where its own differ in a dimension of more than one element."""
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if tensor.numel() == 0 or all(extent == 1 or own == wanted for extent, own, wanted in pairs):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _binding(

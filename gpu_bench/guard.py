@@ -2,12 +2,15 @@
 
 The one idea: memory is a function of two seeds. Runs that differ only in the poison show reads of memory that nobody
 wrote; runs that differ only in the canaries show reads outside a buffer; a band that changed shows a write. Poison
-and canaries are plausible values of the buffer's own type, so that nothing betrays them. It runs no programs.
+and canaries are plausible values of the buffer's own type, so that nothing betrays them. On a processor whatever goes
+farther than a band meets pages that nobody may touch. It runs no programs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +20,9 @@ from warpsmith.v1 import tensor_pb2
 
 _TILE = 8191
 """Elements after which poison repeats: prime, so that no row length hides it."""
+
+_FENCE_BYTES = 4 << 20
+"""Memory that nobody may touch on either side of every allocation of a processor."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -29,6 +35,15 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and type hold the same bits."""
     return bool(torch.equal(bits(left.contiguous()), bits(right.contiguous())))
+
+
+def same_numbers(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """As `same_bits`, but one NaN is as good as another: its sign and payload depend on the order of a sum."""
+    if same_bits(left, right):
+        return True
+    if not left.is_floating_point():
+        return False
+    return bool(((left == right) & (left.signbit() == right.signbit()) | (left.isnan() & right.isnan())).all())
 
 
 @dataclass(frozen=True)
@@ -112,24 +127,45 @@ class GuardedMemory:
 
     def _allocate(self, name: str, span: int, dtype: torch.dtype, *, poisoned: bool) -> torch.Tensor:
         size = span * dtype.itemsize
-        raw = torch.empty(self._band + size + self._band, dtype=torch.uint8, device=self._device)
+        raw = self._raw(self._band + size + self._band)
         allocation = _Allocation(name, raw, self._band, span, dtype, poisoned)
         self._allocations.append(allocation)
         self._storages[raw.untyped_storage().data_ptr()] = allocation
         for band in self._bands(allocation):
-            band.copy_(self._pattern(dtype))
+            band.copy_(self._pattern(dtype, band.numel()))
         return raw[self._band : self._band + size].view(dtype)
+
+    def _raw(self, size: int) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return _fenced(size)
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _bands(self, allocation: _Allocation) -> tuple[torch.Tensor, torch.Tensor]:
         end = allocation.start + allocation.span * allocation.dtype.itemsize
         return allocation.raw[: allocation.start], allocation.raw[end:]
 
-    def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
-        return _canary_pattern(dtype, self._canary, self._device, self._band)
+    def _pattern(self, dtype: torch.dtype, size: int) -> torch.Tensor:
+        # The band behind a tensor of a processor reaches to the end of its page.
+        return _canary_pattern(dtype, self._canary, self._device, self._band + mmap.PAGESIZE)[:size]
 
     def _intact(self, allocation: _Allocation) -> bool:
-        expected = self._pattern(allocation.dtype)
-        return all(bool(torch.equal(band, expected)) for band in self._bands(allocation))
+        kind = allocation.dtype
+        return all(bool(torch.equal(band, self._pattern(kind, band.numel()))) for band in self._bands(allocation))
+
+
+def _fenced(size: int) -> torch.Tensor:
+    """At least `size` bytes, whole pages, as uint8 between two fences. Raises MemoryError."""
+    inner = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:
+        pages = mmap.mmap(-1, _FENCE_BYTES + inner + _FENCE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no {inner} bytes of memory: {error}") from error
+    raw = torch.frombuffer(pages, dtype=torch.uint8, count=inner, offset=_FENCE_BYTES)  # keeps `pages` alive
+    libc, begin, none = ctypes.CDLL(None, use_errno=True), raw.data_ptr(), 0
+    for fence in (begin - _FENCE_BYTES, begin + inner):
+        if libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(_FENCE_BYTES), none):
+            raise MemoryError(f"a fence cannot be made: error {ctypes.get_errno()}")
+    return raw
 
 
 @functools.lru_cache(maxsize=64)

@@ -97,10 +97,14 @@ class HostProgram:
         self._entries = entries
 
     def bind(
-        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+        self,
+        sources: Sources,
+        memory: Memory | None = None,
+        after_step: Callable[[], object] | None = None,
+        workspaces: Memory | None = None,
     ) -> Call:
         """As `LoadedProgram.bind`."""
-        return straighten(self.program, sources, memory, self.device, self._pack, after_step)
+        return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces)
 
     def _pack(self, launch: candidate_pb2.Launch) -> LaunchCode:
         pointers = (ctypes.c_void_p * max(1, len(launch.arguments)))()

@@ -20,7 +20,7 @@ from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
 from gpu_bench.terms import terms_floor
-from warpsmith import aten
+from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
 from warpsmith.task_module import cause_of, seed_generators
 from warpsmith.v1 import judging_pb2, verdict_pb2
@@ -61,13 +61,17 @@ class Judge:
         self._answers: OrderedDict[tuple[int, int], Answer] = OrderedDict()
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
         self.graph = loaded.capture(args)
+        specs = [source.spec for source in self.graph.sources]
+        specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
+        self._types = {dtypes.to_torch(spec.dtype) for spec in specs}
+        """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
         begin = time.perf_counter()
         outputs, written = self._run_eager(args, seed=0)
         self.eager_seconds = time.perf_counter() - begin
-        self._written = written
+        self._written = self._may_be_written(args) | written
         self._refuse_random_reference(args, outputs, written)
         named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
-        self.regions, self.total_bytes = lay_out([*named, *written.items()])
+        self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
         self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
 
     # ---- answers -------------------------------------------------------------------------------------------
@@ -137,6 +141,12 @@ class Judge:
             outputs.append(results.get(by_name.get(name, ""), unchanged))
         return outputs
 
+    def _may_be_written(self, args: Args) -> dict[str, torch.Tensor]:
+        """Sources that the graph writes: what a clamp leaves as it was on these values it may change on others."""
+        named, written = self._loaded.sources(args).named(), set(aten.written_sources(self.graph))
+        names = [executor.name_of(source) for source in self.graph.sources if source.name in written]
+        return {name: named[name].clone() for name in names if name in named}
+
     def _after(self, name: str, args: Args, written: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A source as eager leaves it."""
         return written.get(name, self._loaded.sources(args).named()[name])
@@ -195,6 +205,7 @@ class Judge:
         Raises BadInput for another shape than eager's.
         """
         nothing = 1e-3 if family == verdict_pb2.VALUE_FAMILY_TASK else 0.0
+        coarsest = max((_PLAUSIBLE.get(dtype, 0.0) for dtype in self._types), default=0.0)
         found: dict[int, str] = {}
         regions = zip(self.regions, answer.eager, answer.truth, answer.floors, strict=True)
         for position, (region, eager, truth, floor) in enumerate(regions):
@@ -204,7 +215,7 @@ class Judge:
                 continue
             off, size = _off_and_size(eager, truth)
             least = 1e3 * torch.finfo(eager.dtype).smallest_normal
-            allowed = max(_PLAUSIBLE[eager.dtype] * max(size, nothing), 16.0 * floor, least)
+            allowed = max(max(_PLAUSIBLE[eager.dtype], coarsest) * max(size, nothing), 16.0 * floor, least)
             if off > allowed:
                 found[position] = (
                     f"{region.name}: what was captured is not what the module computes: eager differs from the "

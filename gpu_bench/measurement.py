@@ -103,6 +103,8 @@ class Candidate:
 
     call: Callable[[int], Any]
     """One forward on the buffer set of that number."""
+    before: Callable[[int], object] | None = None
+    """Called ahead of each timed forward, outside the timed region."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""
     stepwise: Callable[[], Any] | None = None
@@ -137,7 +139,7 @@ def measure_candidate(
     """
     before = device.environment(bench.target, toolkit=candidate.toolkit, jail_rung=bench.jail_rung, seed=bench.seed)
     prepared = bench.baselines.prepare(tier)
-    arms = [Arm(CANDIDATE, candidate.call, required=True)]
+    arms = [Arm(CANDIDATE, candidate.call, required=True, before=candidate.before)]
     arms += [item.arm for item in prepared if item.arm is not None]
     seconds, aa_of = 0.0, ""
     steps: list[timing_pb2.StepTime] = []

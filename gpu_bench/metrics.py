@@ -25,6 +25,16 @@ FLAGGED = Counter("warpsmith_bench_flagged_timings", "Timings with a flag of the
 FAULTS = Counter("warpsmith_bench_faults", "Candidates that faulted while timed, by kind.", ["kind"])
 THROTTLED = Gauge("warpsmith_bench_throttled", "1 when the last measurement ended with a throttle reason in force.")
 
+# Every series starts at 0, so that a rate sees the first event too.
+for _tier in _TIERS.values():
+    DEVICE_SECONDS.labels(_tier)
+    for _outcome in ("faster", "not_faster", "fault"):
+        MEASUREMENTS.labels(_tier, _outcome)
+for _flag in ("FLOOR_REJECT", "FLOOR_SUSPECT"):
+    FLAGGED.labels(_flag)
+for _kind in ("crash", "launch_error", "resource", "timeout"):
+    FAULTS.labels(_kind)
+
 
 def record_timing(timing: timing_pb2.Timing) -> None:
     """Counts one finished measurement."""

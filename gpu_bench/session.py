@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ class Limits:
     """Least time that a program gets for one case before it counts as hanging."""
     eager_factor: float = 20.0
     """Times slower than eager that a program may be, if that is more."""
+    phase_share: float = 0.25
+    """Share of its time limit that a program may take for a case on average, once there are a dozen."""
     prepare_seconds: float = 300.0
     """Loading torch and the module, capturing it, and a first truth."""
     judge_seconds: float = 300.0
@@ -79,6 +82,11 @@ class Session:
         self._undefined: set[int] = set()
         self._cache: CompilerCache | None = None
         self._saw_candidate = False
+        self._company: frozenset[int] = frozenset()
+        """Processes of the candidate's jail before its program was loaded."""
+        self._saw_damage = False
+        self._left_seconds = 0.0
+        """What the program may still take for the cases of a comparison."""
         self._lock = threading.Lock()
 
     @property
@@ -116,6 +124,7 @@ class Session:
             prepared = self._preparation()
             fault = self._load(program, artifact)
             defined = self._ahead(cases, prepared)
+            self._left_seconds = self._patience(prepared) * max(3.0, self._limits.phase_share * len(cases))
             for case in cases:
                 if fault is not None:
                     break
@@ -125,6 +134,8 @@ class Session:
                 fault = self._compare_case(case, prepared, response)
             if fault is not None:
                 response.fault.CopyFrom(fault)
+            if self._saw_damage:
+                self._drop_bench()  # who writes where it may not may have written anywhere
             response.jail_rung = self.jail_rung
         return response
 
@@ -150,9 +161,17 @@ class Session:
         response: benchmark_service_pb2.CompareOutputsResponse,
     ) -> benchmark_service_pb2.ExecutionFault | None:
         request = judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions)
-        executed = self._run_candidate("execute", request, self._patience(prepared))
+        begin = time.monotonic()
+        executed = self._run_candidate("execute", request, min(self._patience(prepared), self._left_seconds))
+        self._left_seconds -= time.monotonic() - begin
         if isinstance(executed, benchmark_service_pb2.ExecutionFault):
             return executed
+        if self._left_seconds <= 0:
+            return _fault(verdict_pb2.FAILURE_KIND_TIMEOUT, "every case ended in time, all together did not")
+        # Only programs for a processor have code on the host; beside others, PyTorch's compilers may come and go.
+        if self.task.target == task_pb2.TARGET_CPU and self._bench_worker().processes - self._company:
+            self._drop_bench()
+            return _fault(verdict_pb2.FAILURE_KIND_CHEAT, "the program started a process that lives on")
         observed = executed.observed
         if (observed.family, observed.seed) != (case.family, case.seed):
             return _fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
@@ -163,6 +182,8 @@ class Session:
             deadline_s=self._limits.judge_seconds,
         )
         response.comparisons.append(judged.comparison)
+        if observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs:
+            self._saw_damage = True
         return None
 
     def _is_defined(self, case: benchmark_service_pb2.ComparisonCase) -> bool:
@@ -242,7 +263,7 @@ class Session:
     def _load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        self._bench_worker()
+        self._company = self._bench_worker().processes
         self._saw_candidate = True
         request = judging_pb2.LoadRequest(program=program, artifact=artifact)
         loaded = self._run_candidate("load", request, max(30.0, self._limits.hang_seconds))
@@ -305,6 +326,7 @@ class Session:
             self._bench = self._spawn(BENCH)
             with self._dropping_on_failure():
                 self._call_bench("open")
+            self._saw_damage = False
         return self._bench
 
     def _call_bench(self, method: str) -> None:

@@ -17,10 +17,11 @@ from torch.utils import _pytree as pytree
 
 from gpu_bench import device, floor, reference
 from gpu_bench.baselines import CANDIDATE, Baselines
-from gpu_bench.executor import LoadedProgram, ProgramFault
+from gpu_bench.executor import LoadedProgram, ProgramFault, TorchMemory
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing import buffer_set_count
+from warpsmith import dtypes
 from warpsmith.task_module import seed_generators
 from warpsmith.v1 import (
     artifact_pb2,
@@ -28,6 +29,7 @@ from warpsmith.v1 import (
     candidate_pb2,
     graph_pb2,
     task_pb2,
+    tensor_pb2,
     timing_pb2,
     verdict_pb2,
 )
@@ -85,8 +87,10 @@ class TimedTask:
         self.loaded.restore()
         candidate = None
         try:
+            workspaces = [Workspaces(self.loaded.device) for _ in self.bench.baselines.inputs]
             candidate = Candidate(
-                call=self._guarded(self._bound(program)),
+                call=self._guarded(self._bound(program, workspaces)),
+                before=lambda index: workspaces[index].forget(),
                 rewritten=self._rewritten(rewritten_reference),
                 stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
                 steps=step_infos(program.program),
@@ -101,9 +105,13 @@ class TimedTask:
             self.loaded.restore()
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
 
-    def _bound(self, program: LoadedProgram) -> list[Callable[[], Any]]:
+    def _bound(self, program: LoadedProgram, workspaces: Sequence[Workspaces] | None = None) -> list[Callable[[], Any]]:
         """One call for each buffer set."""
-        return [program.bind(self.loaded.sources(args)) for args in self.bench.baselines.inputs]
+        sets = self.bench.baselines.inputs
+        own: Sequence[Workspaces | None] = workspaces or [None] * len(sets)
+        return [
+            program.bind(self.loaded.sources(args), workspaces=memory) for args, memory in zip(sets, own, strict=True)
+        ]
 
     def _rewritten(self, program: candidate_pb2.Program | None) -> Callable[[int], Any] | None:
         """The same algebra in library calls; None where there is none, or it does not load: it is only a side arm."""
@@ -157,6 +165,35 @@ class TimedTask:
         """Inputs of different seeds: the buffer sets, and one more where there is only one."""
         sets = list(self.bench.baselines.inputs[:count])
         return sets if len(sets) > 1 else [*sets, *self.loaded.input_sets(1, SEED + 1)]
+
+
+class Workspaces(TorchMemory):
+    """The workspaces of one buffer set, which carry nothing from a timed call to the next.
+
+    The inputs of a set are the same in every call: a kernel that kept its answer beside them would only copy it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._kept: list[tuple[torch.Tensor, bool]] = []
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        made = super().empty(name, spec)
+        span = dtypes.element_span(spec)
+        self._kept.append((made.as_strided((span,), (1,)).view(torch.uint8), False))
+        return made
+
+    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.zeros`."""
+        made = super().zeros(name, spec)  # by way of `empty`
+        self._kept[-1] = (self._kept[-1][0], True)
+        return made
+
+    def forget(self) -> None:
+        """Fills them: with zeros what a call may expect to be zero, with 0x3f (0.75 in fp32) all else."""
+        for content, is_zero in self._kept:
+            content.fill_(0 if is_zero else 0x3F)
 
 
 def free_bytes(target: task_pb2.Target.ValueType, meminfo: Path = Path("/proc/meminfo")) -> int:

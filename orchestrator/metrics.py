@@ -1,18 +1,31 @@
-"""What the orchestrator tells Prometheus: the funnel of trials and the time of each stage."""
+"""What the orchestrator tells Prometheus: the funnel of trials, verdicts, times of stages, the best of each task.
+
+The one idea: every label's values are known beforehand and start at 0, so that a rate sees the first event too; only
+tasks come and go, and the last `TASK_COUNT` of them are kept. No text of a user becomes a label.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prometheus_client import Counter, Gauge, Histogram
 
-funnel = Counter(
-    "warpsmith_trials_total",
-    "Trials by how far they came: refused, duplicate, fault, compile_fail, verify_fail, measure_fail, timed.",
-    ["outcome"],
-)
+from warpsmith import digest
+from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
+
+OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "measure_fail", "timed")
+"""How far a trial came."""
+STAGES = ("describe", "analyze", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
+TASK_COUNT = 20
+"""Tasks whose best speedup is shown; those that moved last."""
+
+funnel = Counter("warpsmith_trials_total", f"Trials by how far they came: {', '.join(OUTCOMES)}.", ["outcome"])
+faster = Counter("warpsmith_trials_faster_total", "Trials whose screening beat the fastest baseline beyond noise.")
+verdicts = Counter("warpsmith_verdicts_total", "Verdicts on trials, by kind; pass and infra are kinds too.", ["kind"])
 runs = Counter("warpsmith_runs_total", "Runs that ended, by final state.", ["state"])
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
 best_speedup = Histogram(
@@ -20,12 +33,37 @@ best_speedup = Histogram(
     "Speedup of a run's winner against the fastest baseline.",
     buckets=(1.01, 1.1, 1.3, 1.6, 2, 3, 5, 10, 30),
 )
+task_speedup = Gauge(
+    "warpsmith_task_best_speedup_ratio",
+    "Best screened speedup of a task against the fastest baseline, by the beginning of the task's digest.",
+    ["task"],
+)
+task_floor = Gauge(
+    "warpsmith_task_floor_ratio",
+    "Floor over the time of that candidate: 1 is as fast as the hardware allows.",
+    ["task"],
+)
 stage_seconds = Histogram(
     "warpsmith_stage_duration_seconds",
     "Time of one stage of the pipeline, waiting for the device left out.",
     ["stage"],
     buckets=(0.01, 0.05, 0.2, 0.5, 1, 2, 5, 15, 60, 300),
 )
+stage_active = Gauge("warpsmith_stage_active", "Stages under way now.", ["stage"])
+
+_FAIL = verdict_pb2.VERDICT_STATE_FAIL
+_kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}
+_tasks: OrderedDict[str, float] = OrderedDict()
+_lock = threading.Lock()
+
+for _outcome in OUTCOMES:
+    funnel.labels(_outcome)
+for _stage in STAGES:
+    stage_seconds.labels(_stage), stage_active.labels(_stage)
+for _kind in ("pass", "infra", *_kinds.values()):
+    verdicts.labels(_kind)
+for _state in (state for state in run_pb2.RunState.values() if state >= run_pb2.RUN_STATE_FASTER):
+    runs.labels(run_pb2.RunState.Name(_state))
 
 
 @contextmanager
@@ -33,6 +71,37 @@ def timed(stage: str) -> Iterator[None]:
     """Adds the time of the block to a stage."""
     start = time.perf_counter()
     try:
-        yield
+        with stage_active.labels(stage).track_inprogress():
+            yield
     finally:
         stage_seconds.labels(stage).observe(time.perf_counter() - start)
+
+
+def record_trial(task_digest: str, outcome: str, trial: trial_pb2.Trial) -> None:
+    """Counts a judged trial, and notes the best of its task."""
+    funnel.labels(outcome).inc()
+    state, kind = trial.verdict.state, trial.verdict.kind
+    if state == verdict_pb2.VERDICT_STATE_PASS:
+        verdicts.labels("pass").inc()
+    elif state == verdict_pb2.VERDICT_STATE_INFRA:
+        verdicts.labels("infra").inc()
+    elif state == _FAIL:
+        verdicts.labels(_kinds.get(kind, "unspecified")).inc()
+    if outcome == "timed" and state == verdict_pb2.VERDICT_STATE_PASS:
+        faster.inc(trial.timing.faster)
+        _note(digest.short(task_digest), trial.timing)
+
+
+def _note(task: str, timing: timing_pb2.Timing) -> None:
+    speedup = timing.speedup_fastest.median
+    with _lock:
+        is_best = speedup > _tasks.get(task, 0.0)
+        _tasks[task] = max(speedup, _tasks.get(task, 0.0))
+        _tasks.move_to_end(task)
+        if is_best:
+            task_speedup.labels(task).set(speedup)
+            task_floor.labels(task).set(timing.floor_percent / 100)
+        if len(_tasks) > TASK_COUNT:
+            oldest, _ = _tasks.popitem(last=False)
+            task_speedup.remove(oldest)
+            task_floor.remove(oldest)

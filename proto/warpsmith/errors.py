@@ -9,6 +9,7 @@
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
         ├── JailUnavailable  no way to confine untrusted code on this machine
         ├── ServiceFault     a peer did not answer, or answered with an error
+        │   └── ModelFault   a language model gave nothing that can be used; `reason` says why
         └── WorkerFault      a jailed worker process failed its call
             ├── WorkerTimeout  no answer by the deadline; the worker was killed
             ├── WorkerCrashed  the process ended
@@ -18,6 +19,8 @@ A bad kernel is not an exception: outcomes such as "does not compile" are values
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 import grpc
 
@@ -56,6 +59,44 @@ class JailUnavailable(Infrastructure):
 
 class ServiceFault(Infrastructure):
     """A peer service did not answer in time or answered with an error."""
+
+
+class ModelReason(StrEnum):
+    """Why a language model's server gave no answer; also a label of metrics."""
+
+    SERVER_DOWN = "server_down"
+    """Nothing answers at the address, or the connection broke."""
+    WRONG_URL = "wrong_url"
+    """Something answers there, but it does not know the API's paths."""
+    WRONG_MODEL = "wrong_model"
+    """The server has no model of that name."""
+    KEY_REFUSED = "key_refused"
+    """401 or 403."""
+    RATE_LIMITED = "rate_limited"
+    """429."""
+    SERVER_ERROR = "server_error"
+    """5xx, or an error in the midst of an answer."""
+    REQUEST_REFUSED = "request_refused"
+    """The server does not accept this request: a response format that it does not know, for example."""
+    CONTEXT_TOO_LONG = "context_too_long"
+    """The prompt and the room for the answer are more than the model takes."""
+    FIRST_TOKEN_LATE = "first_token_late"
+    """No answer began, or it stalled, for longer than the settings allow."""
+    ANSWER_LATE = "answer_late"
+    """The answer was not whole in the time that the settings allow."""
+    TOO_LARGE = "too_large"
+    """The answer is larger than any that can be meant."""
+    NOT_THE_API = "not_the_api"
+    """What came is not what the API says: broken events, no end, wrong types."""
+
+
+class ModelFault(ServiceFault):
+    """A language model's server gave no answer; `retry_after_seconds` is its own wish, 0 for none."""
+
+    def __init__(self, reason: ModelReason, message: str, *, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
 
 
 class WorkerFault(Infrastructure):

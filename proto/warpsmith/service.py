@@ -177,7 +177,7 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     state = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     full_names = [base.__module__ for base in type(servicer).__mro__ if base.__module__.endswith("_pb2_grpc")]
-    _reflect(server, full_names)
+    _reflect(name, server, full_names)
     port = _bind(server, settings.host, settings.port)
     servers = [server]
     if settings.health_port is not None:
@@ -221,11 +221,15 @@ def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Se
     serving.stop()
 
 
-def _reflect(server: grpc.Server, stub_modules: Sequence[str]) -> None:
+def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> None:
     names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
     for module in stub_modules:
         descriptor = sys.modules[module.removesuffix("_grpc")].DESCRIPTOR
-        names += [service.full_name for service in descriptor.services_by_name.values()]
+        for service in descriptor.services_by_name.values():
+            names.append(service.full_name)
+            for method in service.methods:  # counts start at 0, so that a rate sees the first call too
+                _calls.labels(name, method.name, grpc.StatusCode.OK.name)
+                _seconds.labels(name, method.name)
     reflection.enable_server_reflection(names, server)
 
 

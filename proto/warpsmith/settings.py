@@ -19,6 +19,26 @@ CHOSEN_ROLES = ("reasoner", "synthesizer")
 
 
 @dataclass(frozen=True)
+class ModelSettings:
+    """Which language model agents may ask, and how patient they are with it."""
+
+    url: str = "http://127.0.0.1:8000/v1"
+    """Base address of an OpenAI-compatible API; this is where `vllm serve` listens."""
+    name: str = ""
+    """Model; empty for the first that the server lists."""
+    key_file: Path | None = None
+    """File that holds the API key; None where the server wants none."""
+    first_token_seconds: float = 30.0
+    """Longest wait for the first token, and longest silence after it."""
+    total_seconds: float = 120.0
+    """Longest time for one whole answer."""
+    concurrency: int = 8
+    """Questions asked at once by one service."""
+    answer_tokens: int = 2048
+    """Most tokens of an answer, thinking included."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """How one service process runs."""
 
@@ -46,6 +66,8 @@ class Settings:
     """Service name → address of the peer."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """Role of `CHOSEN_ROLES` → name of the plugin that fills it instead of the built-in one."""
+    model: ModelSettings = ModelSettings()
+    """The language model of agents that use one."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -84,8 +106,30 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
             for role in CHOSEN_ROLES
             if environment.get(f"WARPSMITH_{role.upper()}")
         },
+        model=_model(environment),
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
+
+
+def _model(environment: Mapping[str, str]) -> ModelSettings:
+    key_file = environment.get("WARPSMITH_MODEL_KEY_FILE")
+    default = ModelSettings()
+    return ModelSettings(
+        url=environment.get("WARPSMITH_MODEL_URL") or default.url,
+        name=environment.get("WARPSMITH_MODEL", ""),
+        key_file=Path(key_file) if key_file else None,
+        first_token_seconds=_positive(environment, "WARPSMITH_MODEL_FIRST_TOKEN_SECONDS", default.first_token_seconds),
+        total_seconds=_positive(environment, "WARPSMITH_MODEL_TOTAL_SECONDS", default.total_seconds),
+        concurrency=int(_positive(environment, "WARPSMITH_MODEL_CONCURRENCY", default.concurrency)),
+        answer_tokens=int(_positive(environment, "WARPSMITH_MODEL_ANSWER_TOKENS", default.answer_tokens)),
+    )
+
+
+def _positive(environment: Mapping[str, str], name: str, default: float) -> float:
+    value = _integer(environment, name, 0) if environment.get(name) else default
+    if value <= 0:
+        raise BadInput(f"{name}={environment[name]!r} is not above zero")
+    return value
 
 
 def _variable(service: str) -> str:

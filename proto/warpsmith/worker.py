@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from warpsmith import jail
+from warpsmith import jail, jail_init
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
 
 Methods = Mapping[str, tuple[type[Message], Callable[[Any], Message]]]
@@ -150,6 +150,11 @@ class Worker:
     def alive(self) -> bool:
         """Whether it can take another call."""
         return self._open and self._jailed.process.poll() is None
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """Every process of its jail, seen from outside, where nothing inside can hide one."""
+        return frozenset(jail_init.descendants(self._jailed.process.pid))
 
     @property
     def stderr_tail(self) -> str:

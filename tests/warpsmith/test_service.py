@@ -108,10 +108,15 @@ def test_a_port_in_use_is_one_clear_error(serving: service.Serving) -> None:
 
 
 def test_calls_are_counted_for_prometheus(serving: service.Serving) -> None:
+    def counted() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{serving.metrics_port}/metrics") as reply:
+            text = reply.read().decode()
+        series = 'warpsmith_grpc_calls_total{code="OK",method="GetRun",service="test"} '
+        return float(text.partition(series)[2].split()[0])
+
+    before = counted()  # there before the first call
     _stub(serving).GetRun(api.GetRunRequest(run_id="r1"))
-    with urllib.request.urlopen(f"http://127.0.0.1:{serving.metrics_port}/metrics") as reply:
-        text = reply.read().decode()
-    assert 'warpsmith_grpc_calls_total{code="OK",method="GetRun",service="test"}' in text
+    assert counted() == before + 1
 
 
 def test_a_malformed_setting_names_its_variable() -> None:

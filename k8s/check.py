@@ -1,0 +1,265 @@
+"""What no schema knows about our rendered objects: `python k8s/check.py RENDERED.yaml…`, or `make k8s-check`.
+
+The one idea: a rule is a function from all objects of a rendering to sentences about what is wrong. It renders nothing
+and asks no cluster; tests/k8s compares what it reads with the code that decides ports, variables and peers.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = Mapping[str, Any]
+
+COMPONENT = "app.kubernetes.io/component"
+GRPC, HEALTH, METRICS, MODEL = 50051, 50052, 9090, 8000
+CLIENT = "client"
+END_SECONDS = 10
+"""What a service may need beyond its pause and its drain, to end its workers."""
+PRE_STOP = ("lifecycle", "preStop", "sleep", "seconds")
+
+
+def deployments(objects: Sequence[Object]) -> dict[str, Object]:
+    """Component → its Deployment."""
+    return {each["metadata"]["labels"][COMPONENT]: each for each in objects if each["kind"] == "Deployment"}
+
+
+def services(objects: Sequence[Object]) -> dict[str, Object]:
+    """Component → Deployment of the services that speak our contract; vLLM does not."""
+    return {name: each for name, each in deployments(objects).items() if _named(each, "service")}
+
+
+def service_container(deployment: Object) -> Object:
+    """The container that serves."""
+    return _named(deployment, "service")[0]
+
+
+def _named(deployment: Object, name: str) -> list[Object]:
+    return [each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == name]
+
+
+def environment(deployment: Object) -> dict[str, str]:
+    """Variables with plain values of the serving container."""
+    return {each["name"]: each["value"] for each in service_container(deployment)["env"] if "value" in each}
+
+
+def edges(objects: Sequence[Object], direction: str) -> set[tuple[str, str]]:
+    """(caller, callee) pairs that the policies of one direction, "Ingress" or "Egress", let through to a service.
+
+    A service's port is gRPC's, and the model's is HTTP; a rule about a pair at another port is a pair of its own.
+    """
+    found = set()
+    for policy in (each for each in objects if each["kind"] == "NetworkPolicy"):
+        here = policy["spec"]["podSelector"].get("matchLabels", {}).get(COMPONENT)
+        peers_key = "from" if direction == "Ingress" else "to"
+        for rule in policy["spec"].get(direction.lower(), ()):
+            for peer in rule[peers_key] if here else ():
+                if "namespaceSelector" in peer:
+                    continue  # names and metrics
+                there = peer["podSelector"]["matchLabels"][COMPONENT]
+                caller, callee = (there, here) if direction == "Ingress" else (here, there)
+                for port in rule["ports"]:
+                    expected = MODEL if callee == "vllm" else GRPC
+                    found.add((caller, callee if port["port"] == expected else f"{callee}:{port['port']}"))
+    return found
+
+
+def addressed(objects: Sequence[Object]) -> set[tuple[str, str]]:
+    """(caller, callee) pairs for which the caller has an address."""
+    found = set()
+    for caller, deployment in services(objects).items():
+        for name, value in environment(deployment).items():
+            if name.endswith("_ADDRESS"):
+                found.add((caller, _host_and_port(value)[0]))
+        if url := environment(deployment).get("WARPSMITH_MODEL_URL"):
+            found.add((caller, re.sub(rf"http://(\w+):{MODEL}/v1", r"\1", url)))
+    return found
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    host, _, port = address.removeprefix("dns:///").partition(":")
+    return host, port
+
+
+# --- The rules ------------------------------------------------------------------------------------
+
+
+def policies_are_the_call_graph(objects: Sequence[Object]) -> Iterator[str]:
+    """Both directions let through what callers have addresses for, and nothing else."""
+    wanted = addressed(objects) | {(CLIENT, "orchestrator")}
+    for direction in ("Ingress", "Egress"):
+        allowed = edges(objects, direction)
+        yield from (f"{direction}: {one} may not call {two}, but must" for one, two in sorted(wanted - allowed))
+        yield from (f"{direction}: {one} may call {two}, but need not" for one, two in sorted(allowed - wanted))
+
+
+def everything_else_is_denied(objects: Sequence[Object]) -> Iterator[str]:
+    """One policy of each namespace selects all pods and allows nothing, both ways."""
+    denied = {
+        each["metadata"]["namespace"]
+        for each in objects
+        if each["kind"] == "NetworkPolicy"
+        and each["spec"]["podSelector"] == {}
+        and set(each["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+        and "ingress" not in each["spec"]
+        and "egress" not in each["spec"]
+    }
+    namespaces = {each["metadata"]["namespace"] for each in deployments(objects).values()}
+    yield from (f"namespace {name}: no policy denies by default" for name in sorted(namespaces - denied))
+
+
+def addresses_lead_to_services(objects: Sequence[Object]) -> Iterator[str]:
+    """Each address names a headless Service of ours, at the gRPC port."""
+    headless = {
+        each["metadata"]["name"]
+        for each in objects
+        if each["kind"] == "Service" and each["spec"]["clusterIP"] == "None"
+    }
+    for caller, deployment in services(objects).items():
+        for name, value in environment(deployment).items():
+            if not name.endswith("_ADDRESS"):
+                continue
+            host, port = _host_and_port(value)
+            service = {"checking": "benchmark"}.get(host, host)  # the benchmark service once more, see many-gpus
+            if host not in headless or port != str(GRPC) or name != f"WARPSMITH_{service.upper()}_ADDRESS":
+                yield f"{caller}: {name}={value} is no headless service of ours at {GRPC}"
+
+
+def ports_are_the_designs(objects: Sequence[Object]) -> Iterator[str]:
+    """gRPC, health and metrics listen where the probes, services and policies expect them."""
+    wanted = {"grpc": GRPC, "health": HEALTH, "metrics": METRICS}
+    for name, deployment in services(objects).items():
+        container, variables = service_container(deployment), environment(deployment)
+        if {each["name"]: each["containerPort"] for each in container["ports"]} != wanted:
+            yield f"{name}: ports are not {wanted}"
+        told = {
+            key: variables.get(key) for key in ("WARPSMITH_PORT", "WARPSMITH_HEALTH_PORT", "WARPSMITH_METRICS_PORT")
+        }
+        if list(told.values()) != [str(port) for port in wanted.values()]:
+            yield f"{name}: {told} is not what the ports say"
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if container.get(probe, {}).get("grpc", {}).get("port") != HEALTH:
+                yield f"{name}: {probe} does not ask the health port"
+
+
+def pods_are_restricted(objects: Sequence[Object]) -> Iterator[str]:
+    """Every container fits Pod Security `restricted`, with a read-only root; no two services share a user."""
+    users: dict[int, str] = {}
+    for name, deployment in deployments(objects).items():
+        pod = deployment["spec"]["template"]["spec"]
+        security = pod["securityContext"]
+        if security.get("seccompProfile", {}).get("type") != "RuntimeDefault" or not security.get("runAsNonRoot"):
+            yield f"{name}: the pod is not runAsNonRoot with seccomp RuntimeDefault"
+        user = security.get("runAsUser", 0)
+        if user < 10_000 or user in users:
+            yield f"{name}: user {user} is low, or that of {users.get(user)}"
+        users[user] = name
+        if pod.get("automountServiceAccountToken", True) or any(
+            pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")
+        ):
+            yield f"{name}: has a token or a namespace of the host"
+        for container in [*pod["containers"], *pod.get("initContainers", ())]:
+            own = container.get("securityContext", {})
+            if (
+                own.get("allowPrivilegeEscalation", True)
+                or not own.get("readOnlyRootFilesystem")
+                or own.get("capabilities", {}).get("drop") != ["ALL"]
+            ):
+                yield f"{name}/{container['name']}: not restricted, or its root can be written"
+        if any("hostPath" in volume for volume in pod.get("volumes", ())):
+            yield f"{name}: a path of the host"
+
+
+def drains_fit(objects: Sequence[Object]) -> Iterator[str]:
+    """The kubelet waits for pause, drain and the end of workers before it kills."""
+    for name, deployment in services(objects).items():
+        pause: Any = service_container(deployment)
+        for key in PRE_STOP:
+            pause = pause[key]
+        needed = pause + int(environment(deployment)["WARPSMITH_DRAIN_SECONDS"]) + END_SECONDS
+        given = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        if given < needed:
+            yield f"{name}: is killed after {given} s, but needs {needed} s"
+
+
+def measuring_pods_are_guaranteed(objects: Sequence[Object]) -> Iterator[str]:
+    """A benchmark pod's requests equal its limits, in whole processors; with a GPU, on a GPU's node."""
+    for name in sorted({"benchmark", "checking"} & deployments(objects).keys()):
+        deployment = deployments(objects)[name]
+        resources = service_container(deployment)["resources"]
+        limits, requests = resources["limits"], resources["requests"]
+        if limits != requests or not str(limits["cpu"]).isdigit():
+            yield f"{name}: not Guaranteed with whole processors: {requests} of {limits}"
+        if environment(deployment).get("OMP_NUM_THREADS") != str(limits["cpu"]):
+            yield f"{name}: threads and processors differ in number"
+        if "nvidia.com/gpu" not in limits:
+            continue
+        if limits["nvidia.com/gpu"] != "1":
+            yield f"{name}: not exactly one GPU"
+        pod = deployment["spec"]["template"]["spec"]
+        if "nodeSelector" not in pod or not any(each["key"] == "nvidia.com/gpu" for each in pod.get("tolerations", ())):
+            yield f"{name}: wants a GPU, but neither selects nor tolerates a GPU's node"
+
+
+def the_orchestrator_is_alone(objects: Sequence[Object]) -> Iterator[str]:
+    """One writer of the archive at a time."""
+    spec = deployments(objects)["orchestrator"]["spec"]
+    if spec["replicas"] != 1 or spec["strategy"] != {"type": "Recreate"}:
+        yield "orchestrator: not one replica that is stopped before the next starts"
+    if not any("persistentVolumeClaim" in volume for volume in spec["template"]["spec"]["volumes"]):
+        yield "orchestrator: its runs are on no lasting volume"
+
+
+def nothing_is_without_its_companions(objects: Sequence[Object]) -> Iterator[str]:
+    """Each Deployment has a Service, a ServiceAccount and a disruption budget that selects it."""
+    for name, deployment in deployments(objects).items():
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        for kind in ("Service", "ServiceAccount", "PodDisruptionBudget"):
+            mate = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
+            if len(mate) != 1:
+                yield f"{name}: {len(mate)} objects of kind {kind}"
+                continue
+            selector = mate[0].get("spec", {}).get("selector", {})
+            selector = selector.get("matchLabels", selector)
+            if not selector.items() <= labels.items():
+                yield f"{name}: the {kind} does not select its pods"
+
+
+RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
+    policies_are_the_call_graph,
+    everything_else_is_denied,
+    addresses_lead_to_services,
+    ports_are_the_designs,
+    pods_are_restricted,
+    drains_fit,
+    measuring_pods_are_guaranteed,
+    the_orchestrator_is_alone,
+    nothing_is_without_its_companions,
+)
+
+
+def problems(objects: Sequence[Object]) -> list[str]:
+    """Everything that is wrong with a rendering."""
+    return [sentence for rule in RULES for sentence in rule(objects)]
+
+
+def main(paths: Sequence[str]) -> int:
+    """Checks each rendered file; 1 when something is wrong."""
+    wrong = 0
+    for path in paths:
+        objects = [each for each in yaml.safe_load_all(Path(path).read_text()) if each]
+        found = problems(objects)
+        print(f"{Path(path).name}: {len(objects)} objects, {len(RULES)} rules, {len(found)} problems")
+        for sentence in found:
+            print(f"  {sentence}")
+        wrong += len(found)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

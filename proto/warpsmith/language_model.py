@@ -1,0 +1,66 @@
+"""What a language model is to an agent: messages and a JSON schema in, text out, or a typed fault.
+
+The one idea: agents see this Protocol only. `connect` gives the client of an OpenAI-compatible server, whose library
+is an extra: a system that uses no model does not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from warpsmith.errors import BadInput
+from warpsmith.settings import ModelSettings
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said."""
+
+    text: str
+    is_cut_off: bool
+    """Whether it ran into the limit of tokens."""
+
+
+class LanguageModel(Protocol):
+    """Answers questions; safe to use from several threads."""
+
+    def context_tokens(self) -> int:
+        """Most tokens of a prompt and its answer together; 0 where the server does not say, or is down."""
+        ...
+
+    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Answer:
+        """What the model says under a JSON schema; nothing of that is checked here.
+
+        Raises:
+            ModelFault: there is no answer; says why.
+        """
+        ...
+
+
+def connect(settings: ModelSettings) -> LanguageModel:
+    """A client of the server that the settings name.
+
+    Raises:
+        BadInput: the library is not installed, or the server says that the settings are wrong (address, model, key).
+    """
+    try:
+        from warpsmith.openai_client import OpenAiClient
+    except ModuleNotFoundError as error:
+        if error.name not in ("openai", "httpx"):
+            raise
+        raise BadInput(
+            f"a language model needs the library {error.name}, which is not installed: pip install 'warpsmith[model]'"
+        ) from error
+    client = OpenAiClient(settings)
+    client.check()
+    return client

@@ -1,0 +1,348 @@
+"""What the hostile suite runs on: the product's own compiler, sessions and judge, and a look at what was left behind.
+
+`--scoreboard FILE` writes how many cases were caught and how many honest programs were accepted, from the outcomes of
+the run itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the lists of cases are plain modules beside the tests
+
+import hostile_programs
+import hostile_tasks
+
+from agent_compile.compiler import Compiler
+from agent_compile.gxx import Gxx
+from agent_compile.toolchain import Limits as CompileLimits
+from agent_compile.toolchain import Rejected
+from agent_correctness.judge import Judge
+from gpu_bench.session import Limits, Session
+from warpsmith import digest, jail, jail_init
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    correctness_service_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+
+HANG_SECONDS = 5.0
+"""Half of the product's: the first library step of a process loads parts of torch, seconds on a busy machine."""
+
+
+# ---- what is left behind -----------------------------------------------------------------------------------
+
+
+Footprint = tuple[Counter[str], int, frozenset[str]]
+"""Descendants by name, number of temporary files, names of shared memory that no process holds."""
+
+
+def _footprint(place: Path) -> Footprint:
+    names: Counter[str] = Counter()
+    for process in jail_init.descendants(os.getpid()):
+        try:
+            names[Path(f"/proc/{process}/comm").read_text().strip()] += 1
+        except OSError:
+            continue  # ended in between
+    return names, len(os.listdir(place)), _ownerless()
+
+
+def _is_within(now: Footprint, before: Footprint) -> bool:
+    """Whether nothing is there that was not; others on this machine may remove theirs."""
+    return now[:2] == before[:2] and now[2] <= before[2]
+
+
+def _ownerless() -> frozenset[str]:
+    names = set(os.listdir("/dev/shm"))
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        try:
+            held = maps.read_text()
+        except OSError:
+            continue
+        names -= {name for name in names if f"/dev/shm/{name}" in held}
+    return frozenset(names)
+
+
+@dataclass
+class Traces:
+    """Finds what outlives a case."""
+
+    place: Path
+    """The temporary directory of this run, used by nobody else."""
+
+    def now(self) -> Footprint:
+        """What there is."""
+        return _footprint(self.place)
+
+    def assert_same(self, before: Footprint) -> None:
+        """Fails unless there is again what there was, within a moment."""
+        end = time.monotonic() + 5.0
+        while not _is_within(self.now(), before) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert _is_within(self.now(), before), f"{self.now()} instead of {before}"
+
+
+@pytest.fixture(scope="session")
+def traces() -> Iterator[Traces]:
+    """A temporary directory of the suite's own, so that anything left in it shows."""
+    usual = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="hostile-") as place:
+        os.environ["TMPDIR"], tempfile.tempdir = place, None
+        yield Traces(Path(place))
+        if usual is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = usual
+        tempfile.tempdir = None
+
+
+# ---- from text to binary -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def compiler(traces: Traces) -> Iterator[Compiler]:
+    """The product's compiler, without a cache."""
+    del traces
+    made = Compiler([Gxx(limits=CompileLimits(wall_seconds=6.0, memory_bytes=1 << 30))], None)
+    yield made
+    made.close()
+
+
+@functools.cache
+def _built_bare(text: str) -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        source, output = Path(directory, "kernel.cpp"), Path(directory, "kernel.so")
+        source.write_text(text)
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-fopenmp", "-w", str(source), "-o", str(output)]
+        subprocess.run(command, check=True, timeout=60)
+        return output.read_bytes()
+
+
+def bare_artifact(program: candidate_pb2.Program) -> artifact_pb2.Artifact:
+    """The program through g++ alone, as if the compile policy had missed what is in it."""
+    content = _built_bare(program.sources[0].text)
+    return artifact_pb2.Artifact(
+        digest=digest.digest(content),
+        program_digest=program.digest,
+        format=artifact_pb2.BINARY_FORMAT_SHARED_OBJECT,
+        content=content,
+    )
+
+
+# ---- the bench -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """The judge with one warm session at a time: that of the module asked for last."""
+
+    compiler: Compiler
+    traces: Traces
+    rung: jail.Rung | None = None
+    places: dict[str, str] = field(default_factory=dict)
+    """What stands for "{secret}" and the like in a case's text."""
+    _module: str = ""
+    _built: dict[str, artifact_pb2.Artifact | Rejected] = field(default_factory=dict)
+    """What the compiler made of programs by digest: the controls come again and again."""
+    _session: Session | None = None
+
+    def verdict(
+        self,
+        module: hostile_tasks.Module,
+        program: candidate_pb2.Program,
+        *,
+        bare: bool = False,
+        edit: Callable[[candidate_pb2.Program], object] | None = None,
+        tier: timing_pb2.Tier.ValueType = timing_pb2.TIER_FINAL,
+    ) -> verdict_pb2.Verdict:
+        """Compiles and judges, as the product does; `edit` changes the program after it was compiled."""
+        if bare:
+            artifact = bare_artifact(program)
+        else:
+            if program.digest not in self._built:
+                self._built[program.digest] = self.compiler.compile(program).outcome
+            outcome = self._built[program.digest]
+            if isinstance(outcome, Rejected):
+                return verdict_pb2.Verdict(
+                    state=verdict_pb2.VERDICT_STATE_FAIL, kind=outcome.kind, detail=outcome.diagnostics
+                )
+            artifact = artifact_pb2.Artifact()
+            artifact.CopyFrom(outcome)
+        if edit is not None:
+            edit(program)
+            program.digest = digest.of_program(program)
+            artifact.program_digest = program.digest
+        request = correctness_service_pb2.VerifyArtifactRequest(
+            task=module.task(), program=program, artifact=artifact, tier=tier
+        )
+        self.session(module)
+        return Judge(self).verify(request)
+
+    def bare(self, program: candidate_pb2.Program) -> artifact_pb2.Artifact:
+        """The program built without the compile policy."""
+        return bare_artifact(program)
+
+    def hostile(self, case: hostile_programs.Hostile) -> verdict_pb2.Verdict:
+        """The verdict on a hostile kernel."""
+        headers = hostile_tasks.HEADERS + case.headers
+        made = hostile_tasks.program(
+            case.module, [self.filled(case.body)], ahead=self.filled(case.ahead), headers=headers
+        )
+        return self.verdict(case.module, made, bare=case.bare, edit=case.edit, tier=case.tier)
+
+    def warm(self, module: hostile_tasks.Module) -> None:
+        """Makes sure that both workers of the module's session are there."""
+        if self._session is None or self._module != module.name:
+            assert self.control(module).state == verdict_pb2.VERDICT_STATE_PASS
+
+    def control(self, module: hostile_tasks.Module) -> verdict_pb2.Verdict:
+        """The verdict on a right program of the module."""
+        return self.verdict(module, self.honest(module), tier=timing_pb2.TIER_SCREENING)
+
+    def honest(self, module: hostile_tasks.Module) -> candidate_pb2.Program:
+        """A right program: the plain kernel, or else plan zero."""
+        if module.honest:
+            return hostile_tasks.program(module, [module.honest])
+        return captured_plan(module)
+
+    def filled(self, text: str) -> str:
+        """A case's text with its places filled in."""
+        for name, value in self.places.items():
+            text = text.replace("{" + name + "}", value)
+        return text
+
+    def session(self, module: hostile_tasks.Module) -> Session:
+        """The session of a module; the one before is closed."""
+        if self._session is None or self._module != module.name:
+            self.close()
+            self._session = Session(module.task(), rung=self.rung, limits=Limits(hang_seconds=HANG_SECONDS))
+            self._module = module.name
+        return self._session
+
+    def compare(
+        self, request: benchmark_service_pb2.CompareOutputsRequest
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        """As `Comparer.compare`, on the open session."""
+        assert self._session is not None
+        return self._session.compare(request.program, request.artifact, request.cases)
+
+    def close(self) -> None:
+        """Ends the session."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def captured_plan(module: hostile_tasks.Module) -> candidate_pb2.Program:
+    """Plan zero of a module, captured in this process: the modules are ours."""
+    from warpsmith import capture, task_module
+
+    with tempfile.TemporaryDirectory() as directory:
+        loaded = task_module.load(module.task(), Path(directory))
+    return hostile_tasks.plan_zero(capture.capture(loaded.build(), loaded.inputs(0)))
+
+
+@pytest.fixture(scope="session")
+def bench(compiler: Compiler, traces: Traces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The bench, beside what an escape would reach: a secret, two services, our own process and environment."""
+    place = tmp_path_factory.mktemp("outside")
+    (place / "secret").write_text("HOSTILE_SECRET")
+    os.environ["HOSTILE_SECRET"] = "x"
+    with socket.create_server(("127.0.0.1", 0)) as service, socket.socket(socket.AF_UNIX) as local:
+        local.bind(str(place / "service.sock"))
+        local.listen()
+        places = {
+            "secret": str(place / "secret"),
+            "escaped": str(place / "escaped"),
+            "socket": str(place / "service.sock"),
+            "port": str(service.getsockname()[1]),
+            "pid": str(os.getpid()),
+        }
+        made = Bench(compiler, traces, places=places)
+        yield made
+        made.close()
+    del os.environ["HOSTILE_SECRET"]
+    assert sorted(path.name for path in place.iterdir()) == ["secret", "service.sock"]
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> Callable[[hostile_tasks.Module], candidate_pb2.Program]:
+    """Plan zero of a module."""
+    return captured_plan
+
+
+# ---- the scoreboard ------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The scoreboard's file."""
+    parser.addoption("--scoreboard", metavar="FILE", help="write the hostile suite's scoreboard there")
+
+
+_SCORES: dict[tuple[str, str], Counter[str]] = {}
+_FAILED: list[str] = []
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Counts the outcome of every case; a case is a parameter called `case`."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if "case" not in parameters or (report.when != "call" and not report.failed):
+        return
+    case = parameters["case"]
+    side = "honest" if item.function.__name__.startswith("test_an_honest") else "hostile"  # type: ignore[attr-defined]
+    right = {"hostile": "caught", "honest": "accepted"}[side]
+    _SCORES.setdefault((side, case.category), Counter())[right if report.passed else "not"] += 1
+    if not report.passed:
+        _FAILED.append(f"{case.category}: {case.name}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Writes the scoreboard where one was asked for."""
+    file = session.config.getoption("scoreboard", None)
+    if not file:
+        return
+    rung = jail.choose().value
+    lines = [
+        "# The hostile suite on the CPU target",
+        "",
+        f"Jail: {rung}. {platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}, "
+        f"Python {platform.python_version()}.",
+        "",
+        "| cases | caught | of |",
+        "| --- | ---: | ---: |",
+    ]
+    for side, right, title in (("hostile", "caught", "all hostile"), ("honest", "accepted", "all honest (accepted)")):
+        rows = {category: counts for (which, category), counts in _SCORES.items() if which == side}
+        total = Counter[str]()
+        for category, counts in sorted(rows.items()):
+            total += counts
+            lines.append(f"| {category} | {counts[right]} | {counts.total()} |")
+        lines.append(f"| **{title}** | **{total[right]}** | **{total.total()}** |")
+    lines += ["", *(f"- not as expected: {name}" for name in _FAILED)]
+    command = "python -m pytest -m hostile tests/hostile --scoreboard docs/results/hostile.md"
+    lines += [
+        "" if _FAILED else "Nothing was accepted that should not be, and nothing honest refused.",
+        "",
+        f"Made by `{command}`.",
+        "",
+    ]
+    Path(file).write_text("\n".join(lines))

@@ -1,0 +1,235 @@
+"""The harness tests itself: with one defence switched off, a hostile case that the suite catches gets through.
+
+The one idea: a defence that can be taken away without anything changing defends nothing. Which case needs which
+defence is data; the other tests show that all of them are caught with everything switched on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hostile_tasks as tasks
+import pytest
+from hostile_programs import PROGRAMS, Hostile
+from hostile_sources import PLANS, SOURCES
+
+from agent_compile import elf, policy
+from agent_compile.compiler import Compiler
+from agent_correctness.check import Check
+from agent_correctness.judge import Judge
+from agent_correctness.memory import MemoryCheck
+from agent_correctness.overfit import OverfitCheck
+from agent_correctness.precision import PrecisionCheck
+from agent_correctness.values import ValueCheck
+from gpu_bench import bench_worker, guard, judge_worker, timed_task
+from gpu_bench.loaded import LoadedTask
+from gpu_bench.policy import objections
+from gpu_bench.session import Session
+from gpu_bench.sharing import SharedMemory
+from warpsmith import jail
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    correctness_service_pb2,
+    judging_pb2,
+    task_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+from warpsmith.worker import Worker
+
+pytestmark = pytest.mark.hostile
+
+Off = Callable[[pytest.MonkeyPatch], object]
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(traces: Any) -> None:
+    del traces
+
+
+def named(name: str) -> Hostile:
+    return next(case for case in PROGRAMS if case.name == name)
+
+
+def request_of(case: Hostile, bench: Any) -> correctness_service_pb2.VerifyArtifactRequest:
+    program = tasks.program(
+        case.module, [bench.filled(case.body)], ahead=bench.filled(case.ahead), headers=tasks.HEADERS + case.headers
+    )
+    artifact = bench.bare(program)
+    if case.edit is not None:
+        case.edit(program)
+        program.digest = artifact.program_digest = "edited"
+    return correctness_service_pb2.VerifyArtifactRequest(
+        task=case.module.task(), program=program, artifact=artifact, tier=timing_pb2.TIER_SCREENING
+    )
+
+
+# ---- what surrounds a guarded run: judge and candidate in this process, where a test can reach them -----------
+
+
+@dataclass
+class InThisProcess:
+    """As the two workers of a session, without their jail: only for kernels that crash nothing."""
+
+    task: task_pb2.Task
+    descriptor: int
+
+    def compare(
+        self, request: benchmark_service_pb2.CompareOutputsRequest
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        shared = SharedMemory(self.descriptor)
+        judge = judge_worker.Judge(LoadedTask.load(self.task), shared)
+        os.ftruncate(self.descriptor, judge.total_bytes)
+        bench = bench_worker.Bench(LoadedTask.load(self.task))
+        bench.load(judging_pb2.LoadRequest(program=request.program, artifact=request.artifact))
+        answer = benchmark_service_pb2.CompareOutputsResponse()
+        for case in request.cases:
+            asked = judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=judge.regions)
+            answer.comparisons.append(judge.judge(bench.execute(asked, shared)))
+        return answer
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = os.memfd_create("outputs", os.MFD_CLOEXEC)
+    yield made
+    os.close(made)
+
+
+GUARDS: list[tuple[str, str, Off]] = [
+    ("canaries", "writes one past the end", lambda patch: patch.setattr(guard.GuardedMemory, "broken", lambda _: [])),
+    ("a run with other canaries", "reads one past the end into a sum",
+     lambda patch: patch.setattr(bench_worker, "_OTHER_CANARY", bench_worker._CANARY)),
+    ("a run with other poison", "reads a workspace that nobody wrote",
+     lambda patch: patch.setattr(bench_worker, "_OTHER_POISON", bench_worker._POISON)),
+    ("a look at memory that has to be left zero", "keeps a flag in memory that has to be left zero",
+     lambda patch: patch.setattr(guard.GuardedMemory, "dirty", lambda _: [])),
+    ("equal results of equal runs", "every other call is wrong",
+     lambda patch: patch.setattr(bench_worker, "_different", lambda *_: [])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "off"), [guarded[1:] for guarded in GUARDS], ids=[guarded[0] for guarded in GUARDS])
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_guarded_run_needs_each_of_its_guards(
+    name: str, off: Off, is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(named(name), bench)
+    if not is_on:
+        off(monkeypatch)
+    verdict = Judge(InThisProcess(request.task, descriptor)).verify(request)
+    assert (verdict.state == verdict_pb2.VERDICT_STATE_PASS) is not is_on, verdict.detail
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------
+
+CHECKS: list[tuple[str, Sequence[Check]]] = [
+    ("writes one past the end", (OverfitCheck(), ValueCheck(), PrecisionCheck())),
+    ("relies on positive values", (MemoryCheck(), PrecisionCheck())),
+    ("TF32 factors in an fp32 product", (MemoryCheck(), OverfitCheck(), ValueCheck())),
+]
+
+
+@pytest.mark.parametrize(("name", "left"), CHECKS, ids=["memory", "values", "precision"])
+def test_a_verdict_needs_each_of_its_checks(name: str, left: Sequence[Check], bench: Any) -> None:
+    request = request_of(named(name), bench)
+    bench.session(named(name).module)
+    assert Judge(bench).verify(request).state == verdict_pb2.VERDICT_STATE_FAIL
+    assert Judge(bench, left).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------
+
+_KEPT = f"""
+    std::uint32_t key;
+    std::memcpy(&key, w + SIZE, 4);
+    if (key == 0xC0FFEEu) {{ std::memcpy(y, w, SIZE * sizeof(float)); return; }}
+    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    {tasks.SOFTMAX.honest}
+    key = 0xC0FFEEu;
+    std::memcpy(w, y, SIZE * sizeof(float));
+    std::memcpy(w + SIZE, &key, 4);
+"""
+"""Slow by a millisecond, unless the workspace still holds the last answer."""
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_timed_call_finds_no_answer_in_its_workspace(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tasks.program(tasks.SOFTMAX, [_KEPT], workspaces={"w": tasks.Tensor((16 * 33 + 1,))})
+    artifact = bench.compiler.compile(program).outcome
+    task = tasks.SOFTMAX.task()
+    request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=program, artifact=artifact)
+    assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+    if not is_on:
+        monkeypatch.setattr(timed_task.Workspaces, "forget", lambda _: None)
+    monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 2)  # as for large tensors
+    timed = timed_task.TimedTask.of(LoadedTask.load(task))
+    loaded = timed.loaded.load_program(program, artifact)
+    timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
+    candidate = next(arm for arm in timing.arms if arm.name == "candidate")
+    assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
+
+
+# ---- the jail --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["reads a secret file", "connects to a service on this machine"])
+def test_without_a_jail_host_code_gets_out(name: str, bench: Any) -> None:
+    request = request_of(named(name), bench)
+    assert verdict_on(Session(request.task, rung=jail.Rung.NONE), request).state == verdict_pb2.VERDICT_STATE_PASS
+
+
+def test_without_a_look_at_its_processes_a_jail_keeps_a_stranger(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of(named("a child in a session of its own"), bench)
+    monkeypatch.setattr(Worker, "processes", frozenset())
+    assert verdict_on(Session(request.task), request).state == verdict_pb2.VERDICT_STATE_PASS
+
+
+def verdict_on(session: Session, request: correctness_service_pb2.VerifyArtifactRequest) -> verdict_pb2.Verdict:
+    class Comparer:
+        def compare(
+            self, asked: benchmark_service_pb2.CompareOutputsRequest
+        ) -> benchmark_service_pb2.CompareOutputsResponse:
+            return session.compare(asked.program, asked.artifact, asked.cases)
+
+    try:
+        return Judge(Comparer()).verify(request)
+    finally:
+        session.close()
+
+
+# ---- the compile policy ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("memo by pointer", lambda patch: patch.setattr(elf, "_kept_bytes", lambda _: 0)),
+        ("a memory for each thread", lambda patch: patch.setattr(elf, "_kept_bytes", lambda _: 0)),
+        ("takes the baselines' threads away", lambda patch: patch.setattr(policy, "_may_call", lambda _: True)),
+        ("starts a shell", lambda patch: patch.setattr(policy, "_may_call", lambda _: True)),
+        ("a constructor in the shared object", lambda patch: patch.setattr(elf, "_STARTUP_TAGS", {})),
+    ],
+)  # fmt: skip
+def test_a_binary_needs_each_rule_of_the_policy(
+    name: str, off: Off, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = candidate_pb2.Program(target=task_pb2.TARGET_CPU)
+    program.sources.add(name="kernel.cpp", text=next(case.text for case in SOURCES if case.name == name))
+    program.steps.add(group="y", launch=candidate_pb2.Launch(entry="run0"))
+    off(monkeypatch)
+    assert isinstance(compiler.compile(program).outcome, artifact_pb2.Artifact)
+
+
+def test_a_library_step_needs_the_list() -> None:
+    program = tasks.program(tasks.SOFTMAX, [tasks.SOFTMAX.honest])
+    next(plan for plan in PLANS if plan.name == "a library step off the list").spoil(program)
+    artifact = artifact_pb2.Artifact()
+    assert not any("list" in found for found in objections(program, artifact, lambda _: True, input_count=1))

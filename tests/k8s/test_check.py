@@ -1,0 +1,213 @@
+"""The rules over our manifests hold, agree with local mode, and find what is planted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import check
+import dashboards
+import pytest
+import render
+import yaml
+
+from orchestrator.local import MODULES, PEERS
+from warpsmith import settings
+
+K8S = Path(__file__).parents[2] / "k8s"
+
+
+@pytest.fixture
+def objects() -> list[dict[str, Any]]:
+    """What the overlay for a laptop's cluster renders to."""
+    found: list[dict[str, Any]] = render.render(K8S / "overlays" / "cpu")
+    return found
+
+
+def deployment(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = check.deployments(objects)[name]
+    return found
+
+
+RENDERED = sorted(path.parent for path in K8S.glob("*/*/kustomization.yaml") if "components" not in path.parts)
+
+
+@pytest.mark.parametrize("place", RENDERED, ids=lambda place: place.name)
+def test_every_overlay_and_example_keeps_every_rule(place: Path) -> None:
+    assert check.problems(render.render(place)) == []
+
+
+def test_the_overlay_that_swaps_an_agent_has_ten_lines_at_most_and_changes_that_agent_only() -> None:
+    swap = K8S / "examples" / "swap-agent"
+    assert len((swap / "kustomization.yaml").read_text().splitlines()) <= 10
+    changed = render.differences(render.render(swap), render.render(K8S / "overlays" / "gpu"))
+    assert changed == ["Deployment/warpsmith/reasoning"]
+    container = check.service_container(deployment(render.render(swap), "reasoning"))
+    assert container["image"] == "my-reasoner:1.0.0"
+    assert {"name": "WARPSMITH_REASONER", "value": "mine"} in container["env"]
+
+
+def test_a_kustomization_with_what_the_renderer_does_not_know_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("secretGenerator: []\n")
+    with pytest.raises(ValueError, match="secretGenerator: only kustomize itself"):
+        render.render(tmp_path)
+
+
+def test_the_model_is_one_edge_more() -> None:
+    plain, model = (check.edges(render.render(K8S / "overlays" / name), "Egress") for name in ("gpu", "gpu-with-vllm"))
+    assert model - plain == {("reasoning", "vllm")}
+
+
+def test_policies_and_addresses_are_the_edges_of_local_mode(objects: list[dict[str, Any]]) -> None:
+    local = {(caller, callee) for caller, callees in PEERS.items() for callee in callees}
+    assert check.addressed(objects) == local
+    for direction in ("Ingress", "Egress"):
+        assert check.edges(objects, direction) == local | {("client", "orchestrator")}
+
+
+def test_every_service_of_local_mode_is_deployed_with_its_module(objects: list[dict[str, Any]]) -> None:
+    deployed = {name: check.service_container(each)["args"] for name, each in check.deployments(objects).items()}
+    assert deployed == {name: [module] for name, module in MODULES.items()}
+
+
+def test_services_of_the_image_without_torch_import_none() -> None:
+    slim = [
+        check.service_container(each)["args"][0]
+        for each in check.deployments(render.render(K8S / "overlays" / "gpu")).values()
+        if check.service_container(each)["image"].startswith("warpsmith-agent:")
+    ]
+    assert slim == ["agent_reasoning", "agent_compile", "agent_correctness"]
+    block = "import sys; sys.modules['torch'] = None; import "
+    subprocess.run([sys.executable, "-c", block + ", ".join(f"{each}.servicer" for each in slim)], check=True)
+
+
+def test_the_settings_read_every_variable_of_the_manifests(objects: list[dict[str, Any]]) -> None:
+    elsewhere = {"WARPSMITH_CACHE_DIR", "HOME", "OMP_NUM_THREADS"}
+    for each in check.deployments(objects).values():
+        variables = check.environment(each)
+        read = settings.read(variables)
+        assert (read.host, read.port, read.health_port, read.metrics_port) == ("0.0.0.0", 50051, 50052, 9090)
+        known = set(re.findall(r"WARPSMITH_[A-Z_]+", Path(settings.__file__).read_text()))
+        known |= {f"WARPSMITH_{name.upper()}_ADDRESS" for name in settings.SERVICES}
+        assert set(variables) - known <= elsewhere
+
+
+def forget_an_edge(objects: list[dict[str, Any]]) -> None:
+    objects[:] = [
+        each for each in objects if not (each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "correctness")
+    ]
+
+
+def allow_too_much(objects: list[dict[str, Any]]) -> None:
+    policy = next(
+        each for each in objects if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "reasoning"
+    )
+    policy["spec"]["ingress"][0]["from"].append({"podSelector": {"matchLabels": {check.COMPONENT: "benchmark"}}})
+
+
+def deny_nothing(objects: list[dict[str, Any]]) -> None:
+    objects[:] = [each for each in objects if each["metadata"]["name"] != "default-deny"]
+
+
+def share_a_user(objects: list[dict[str, Any]]) -> None:
+    deployment(objects, "compile")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] = 10001
+
+
+def write_the_root(objects: list[dict[str, Any]]) -> None:
+    container = check.service_container(deployment(objects, "benchmark"))
+    container["securityContext"]["readOnlyRootFilesystem"] = False
+
+
+def probe_the_wrong_port(objects: list[dict[str, Any]]) -> None:
+    check.service_container(deployment(objects, "compile"))["livenessProbe"]["grpc"]["port"] = 50051
+
+
+def kill_too_soon(objects: list[dict[str, Any]]) -> None:
+    deployment(objects, "benchmark")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 30
+
+
+def burst(objects: list[dict[str, Any]]) -> None:
+    check.service_container(deployment(objects, "benchmark"))["resources"]["limits"]["cpu"] = "8"
+
+
+def two_orchestrators(objects: list[dict[str, Any]]) -> None:
+    deployment(objects, "orchestrator")["spec"]["replicas"] = 2
+
+
+def dial_nowhere(objects: list[dict[str, Any]]) -> None:
+    container = check.service_container(deployment(objects, "correctness"))
+    variable = next(each for each in container["env"] if each["name"] == "WARPSMITH_BENCHMARK_ADDRESS")
+    variable["value"] = "bench:50051"
+
+
+def lose_a_budget(objects: list[dict[str, Any]]) -> None:
+    objects[:] = [
+        each for each in objects if (each["kind"], each["metadata"]["name"]) != ("PodDisruptionBudget", "synthesis")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plant", "sentence"),
+    [
+        (forget_an_edge, "Egress: correctness may not call benchmark"),
+        (allow_too_much, "Ingress: benchmark may call reasoning, but need not"),
+        (deny_nothing, "no policy denies by default"),
+        (share_a_user, "is low, or that of reasoning"),
+        (write_the_root, "its root can be written"),
+        (probe_the_wrong_port, "livenessProbe does not ask the health port"),
+        (kill_too_soon, "is killed after 30 s"),
+        (burst, "not Guaranteed"),
+        (two_orchestrators, "not one replica"),
+        (dial_nowhere, "is no headless service of ours"),
+        (lose_a_budget, "0 objects of kind PodDisruptionBudget"),
+    ],
+)
+def test_a_planted_mistake_is_named(objects: list[dict[str, Any]], plant: Any, sentence: str) -> None:
+    plant(objects)
+    assert any(sentence in each for each in check.problems(objects))
+
+
+def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
+    texts = [path.read_text() for path in (K8S / "monitoring" / "dashboards").glob("*.json")]
+    texts.append((K8S / "monitoring" / "rules.yaml").read_text())
+    root = K8S.parent
+    sources = "".join(
+        (root / path).read_text()
+        for path in (
+            "proto/warpsmith/service.py",
+            "proto/warpsmith/openai_client.py",
+            "agent_reasoning/language_model.py",
+            "gpu_bench/metrics.py",
+            "orchestrator/metrics.py",
+        )
+    )
+    exported = set(re.findall(r'"(warpsmith_[a-z_]+)"', sources))
+    used = {name for text in texts for name in re.findall(r"\bwarpsmith_[a-z_]+", text)}
+    unknown = {
+        name
+        for name in used
+        if not any(name.removesuffix(suffix) in exported for suffix in ("", "_total", "_bucket", "_sum", "_count"))
+    }
+    assert used
+    assert not unknown
+
+
+def test_made_dashboards_are_up_to_date_and_every_panel_says_what_it_shows() -> None:
+    made = dashboards.made()
+    assert {path for path, text in made.items() if path.read_text() != text} == set()
+    for path in (K8S / "monitoring" / "dashboards").glob("*.json"):
+        panels = json.loads(path.read_text())["panels"]
+        assert all(panel["description"] and panel["targets"] for panel in panels)
+
+
+def test_every_alert_has_a_runbook_line_and_a_test() -> None:
+    rules = yaml.safe_load((K8S / "monitoring" / "rules.yaml").read_text())
+    alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
+    tests = yaml.safe_load((K8S / "monitoring" / "rules_test.yaml").read_text())["tests"]
+    tested = {each["alertname"] for test in tests for each in test.get("alert_rule_test", ()) if each["exp_alerts"]}
+    assert set(alerts) == tested
+    assert all(rule["annotations"]["runbook"] for rule in alerts.values())

@@ -1,0 +1,68 @@
+"""The variables of the rendered pods are enough: all six services start with them alone, answer the kubelet, end."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import check
+import pytest
+import render
+
+from orchestrator.dialing import orchestrator_at
+from warpsmith.service import wait_until_healthy
+from warpsmith.v1 import optimization_service_pb2
+
+K8S = Path(__file__).parents[2] / "k8s"
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], str]]]:
+    """Component → (process, its own loopback address); the ports are those of the manifests."""
+    deployments = check.deployments(render.render(K8S / "overlays" / "cpu"))
+    network = f"127.{random.randint(64, 127)}.{random.randint(1, 254)}"
+    hosts = {name: f"{network}.{number}" for number, name in enumerate(deployments, 1)}
+    started: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+    for name, deployment in deployments.items():
+        container = check.service_container(deployment)
+        variables = check.environment(deployment)
+        for key, value in variables.items():
+            if key.endswith("_ADDRESS"):
+                peer = key.removeprefix("WARPSMITH_").removesuffix("_ADDRESS").lower()
+                variables[key] = value.replace(f"{peer}:", f"{hosts[peer]}:")
+        own = {"WARPSMITH_HOST": hosts[name], "WARPSMITH_CACHE_DIR": str(tmp_path / name), "HOME": str(tmp_path)}
+        if "WARPSMITH_RUNS" in variables:
+            own["WARPSMITH_RUNS"] = str(tmp_path / "runs")
+        environment = {"PATH": os.environ["PATH"], **variables, **own}
+        log = (tmp_path / f"{name}.log").open("wb")
+        process = subprocess.Popen([sys.executable, "-m", *container["args"]], env=environment, stdout=log, stderr=log)
+        log.close()
+        started[name] = process, hosts[name]
+    yield started
+    for process, _ in started.values():
+        process.kill()
+        process.wait()
+
+
+def test_the_pods_environment_is_enough_for_all_six_services(
+    pods: dict[str, tuple[subprocess.Popen[bytes], str]],
+) -> None:
+    for name, (_, host) in pods.items():
+        assert wait_until_healthy(f"{host}:{check.HEALTH}", 60), name
+        with urllib.request.urlopen(f"http://{host}:{check.METRICS}/metrics", timeout=10) as reply:
+            series = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+        assert 20 < len(series) <= 2000
+    api = orchestrator_at(f"{pods['orchestrator'][1]}:{check.GRPC}")
+    assert not api.ListRuns(optimization_service_pb2.ListRunsRequest()).runs
+    begin = time.monotonic()
+    for process, _ in pods.values():
+        process.send_signal(signal.SIGTERM)
+    assert {name: process.wait(30) for name, (process, _) in pods.items()} == dict.fromkeys(pods, 0)
+    assert time.monotonic() - begin < 10, "idle services wait for nothing"

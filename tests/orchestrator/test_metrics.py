@@ -1,0 +1,77 @@
+"""What the orchestrator tells Prometheus: counts that start at 0, and series that stay few."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import REGISTRY
+
+from orchestrator import metrics
+from warpsmith.v1 import timing_pb2, trial_pb2, verdict_pb2
+
+
+def sample(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(name, labels)
+
+
+def timed_trial(speedup: float, *, faster: bool = True) -> trial_pb2.Trial:
+    timing = timing_pb2.Timing(
+        speedup_fastest=timing_pb2.Speedup(median=speedup), floor_percent=10 * speedup, faster=faster
+    )
+    return trial_pb2.Trial(verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS), timing=timing)
+
+
+def test_series_exist_before_anything_happened() -> None:
+    assert sample("warpsmith_trials_total", outcome="refused") is not None
+    assert sample("warpsmith_verdicts_total", kind="wrong_value") is not None
+    assert sample("warpsmith_runs_total", state="RUN_STATE_FASTER") is not None
+    assert sample("warpsmith_stage_active", stage="measure") == 0
+
+
+def test_a_failed_trial_is_counted_under_its_kind_and_is_no_best() -> None:
+    before = sample("warpsmith_verdicts_total", kind="wrong_race") or 0
+    failed = trial_pb2.Trial(
+        verdict=verdict_pb2.Verdict(
+            state=verdict_pb2.VERDICT_STATE_FAIL, kind=verdict_pb2.FAILURE_KIND_WRONG_RACE, detail="a race"
+        )
+    )
+    metrics.record_trial("f" * 64, "verify_fail", failed)
+    assert sample("warpsmith_verdicts_total", kind="wrong_race") == before + 1
+    assert sample("warpsmith_task_best_speedup_ratio", task="f" * 12) is None
+
+
+def test_the_best_of_a_task_never_falls() -> None:
+    before = sample("warpsmith_trials_faster_total") or 0
+    for speedup in (1.5, 2.5, 2.0):
+        metrics.record_trial("a" * 64, "timed", timed_trial(speedup))
+    metrics.record_trial("a" * 64, "timed", timed_trial(0.5, faster=False))
+    assert sample("warpsmith_task_best_speedup_ratio", task="a" * 12) == 2.5
+    assert sample("warpsmith_task_floor_ratio", task="a" * 12) == pytest.approx(0.25)
+    assert sample("warpsmith_trials_faster_total") == before + 3
+
+
+def test_however_many_tasks_there_are_only_the_last_ones_have_series() -> None:
+    for number in range(metrics.TASK_COUNT * 3):
+        metrics.record_trial(f"{number:064x}"[::-1], "timed", timed_trial(1.2))
+    series = [
+        each
+        for family in REGISTRY.collect()
+        if family.name == "warpsmith_task_best_speedup_ratio"
+        for each in family.samples
+    ]
+    assert len(series) == metrics.TASK_COUNT
+
+
+def test_a_stage_is_shown_while_it_lasts_and_timed_when_it_fails() -> None:
+    before = sample("warpsmith_stage_duration_seconds_count", stage="repair") or 0
+    active = []
+
+    @metrics.timed("repair")
+    def fail() -> None:
+        active.append(sample("warpsmith_stage_active", stage="repair"))
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert active == [1]
+    assert sample("warpsmith_stage_active", stage="repair") == 0
+    assert sample("warpsmith_stage_duration_seconds_count", stage="repair") == before + 1
