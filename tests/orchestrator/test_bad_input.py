@@ -144,7 +144,7 @@ def test_files_that_are_no_modules_are_all_named_before_anything_starts(shell: S
 
 def test_an_unknown_plugin_is_told_which_are_installed(shell: Shell) -> None:
     said = shell.run("optimize", "missing.py", "--plugin", "reasoner=oracle")
-    assert said == Said(2, "", ["no reasoner is called 'oracle'; installed: roofline"], [])
+    assert said == Said(2, "", ["no reasoner is called 'oracle'; installed: roofline, vllm"], [])
 
 
 def test_modules_that_fail_when_run_are_all_named_with_their_lines(shell: Shell) -> None:
