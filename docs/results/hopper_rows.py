@@ -131,7 +131,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{row['speedup_eager']['median']:.2f}x",
             f"{row['floor_percent']:.0f} %",
             f"{row['trials']['passed'] / row['phase_seconds'][1]:.1f}",
-            ", ".join(row["labels"]) or "-",
+            ", ".join([*([row["gain"].split(";")[0]] if "rewritten" in arms else []), *row["labels"]]) or "-",
             missed,
         ]
         lines.append(f"| {' | '.join(cells)} |")
