@@ -6,6 +6,7 @@ worker of its own, and handed to the workers that time. It knows no task.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import replace
@@ -47,20 +48,18 @@ class Machine:
         """Those that `describe` found; None before."""
         return self._ceilings.get(target)
 
-    def compiled(self, target: task_pb2.Target.ValueType) -> CompilerCache | None:
-        """A cache that holds what torch.compile needs for any module; None where torch.compile does not work."""
+    def compiled(self, target: task_pb2.Target.ValueType) -> CompilerCache:
+        """A cache that holds what torch.compile needs for any module; empty where torch.compile does not work."""
         with self._lock:
             if target not in self._compiled:
                 cache = self._compiled[target] = CompilerCache()
                 policy = replace(worker_policy(target), writable=(cache.directory,))
                 environment = worker_environment(-1) | cache.environment()
                 request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
-                try:
+                with contextlib.suppress(WorkerFault):  # a baseline that cannot run says so itself
                     with Worker(BENCH, policy, rung=self._rung, env=environment) as worker:
                         worker.call("compile_once", request, judging_pb2.Preparation, deadline_s=_DEADLINE_SECONDS)
                     cache.keep()
-                except WorkerFault:
-                    return None  # a baseline that cannot run says so itself
             return self._compiled[target]
 
     def close(self) -> None:

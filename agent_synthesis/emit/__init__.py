@@ -1,7 +1,6 @@
 """Schedules: the ways to run a nest on a target, one file a schedule and target.
 
 `schedules(target)` lists the built-ins in order of preference; the first that accepts a nest is the default.
-Others join through the entry-point group `warpsmith.schedule`.
 """
 
 from __future__ import annotations
