@@ -7,6 +7,7 @@ is found out once for all tasks. It judges and times nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from gpu_bench.machine import Machine
 from gpu_bench.session import Limits, Session
 from warpsmith import digest, jail
 from warpsmith.v1 import benchmark_service_pb2, task_pb2
+
+_LARGE_ELEMENTS = 1 << 28
+"""Elements of a task's inputs and outputs above which it shares the machine's memory with no idle task."""
 
 
 class Sessions:
@@ -39,16 +43,23 @@ class Sessions:
             session = self._sessions[key]
             self._sessions.move_to_end(key)
             self._users[key] += 1
+            too_large = [name for name in self._idle() if _is_large(task) or _is_large(self._sessions[name].task)]
+            old = [self._sessions.pop(name) for name in too_large]
+        for each in old:
+            each.close()
         try:
             yield session
         finally:
             with self._lock:
                 self._users[key] -= 1
-                idle = [name for name in self._sessions if not self._users[name]]
                 surplus = max(0, len(self._sessions) - self._most)
-                old = [self._sessions.pop(name) for name in idle[:surplus]]
+                old = [self._sessions.pop(name) for name in self._idle()[:surplus]]
             for each in old:
                 each.close()
+
+    def _idle(self) -> list[str]:
+        """Tasks in no block now, the one used longest ago first."""
+        return [name for name in self._sessions if not self._users[name]]
 
     def describe(
         self, request: benchmark_service_pb2.DescribeDeviceRequest
@@ -67,3 +78,7 @@ class Sessions:
         for session in sessions:
             session.close()
         self._machine.close()
+
+
+def _is_large(task: task_pb2.Task) -> bool:
+    return sum(math.prod(spec.shape) for spec in (*task.inputs, *task.outputs)) > _LARGE_ELEMENTS

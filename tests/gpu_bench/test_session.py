@@ -220,3 +220,16 @@ def test_a_task_goes_when_others_come_and_its_workers_with_it(small: Any) -> Non
     with sessions.using(small.task()) as again:
         assert again is not first
     sessions.close()
+
+
+def test_a_large_task_shares_the_machine_with_no_idle_one(small: Any) -> None:
+    large = small.task(small.module + "# large")
+    large.inputs.add(shape=[1 << 15, 1 << 15])
+    sessions = Sessions(most=2)
+    with sessions.using(small.task()) as first, sessions.using(large) as second:
+        pass
+    with sessions.using(small.task()) as again:
+        assert again is first
+    with sessions.using(large) as other:
+        assert other is not second
+    sessions.close()
