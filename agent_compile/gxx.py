@@ -26,6 +26,8 @@ FLAGS = (
     # None of these changes a value: products may fuse with sums (as on the GPU), and nobody reads errno or traps.
     # -ffast-math is absent: it would drop NaN, infinities and the order of sums.
     "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+    # Nothing throws: the tables of exceptions would bring a writable word along.
+    "-fno-exceptions",
     "-w",
 )  # fmt: skip
 """Time is headers, not optimisation: -O0 saves 15 ms of 250, leaving out <algorithm> saves 85 (g++ 12, a softmax)."""

@@ -92,6 +92,19 @@ def test_kernels_that_do_more_than_arithmetic_are_refused(gxx: Gxx, program: Any
     assert words in outcome.diagnostics
 
 
+def test_calls_within_a_parallel_region_keep_no_memory(gxx: Gxx, program: Any) -> None:
+    # A call that might throw within it would bring tables of exceptions along, with a writable word.
+    text = """static void triple(float* x) { *x *= 3; }
+extern "C" void kernel(void* const* a) {
+  void (*volatile call)(float*) = triple;
+#pragma omp parallel
+  call(static_cast<float*>(a[0]));
+}
+"""
+    outcome = gxx.compile(program(text))
+    assert isinstance(outcome, Compiled)
+
+
 def test_a_launched_function_that_is_not_defined_is_a_compile_error(gxx: Gxx, program: Any) -> None:
     outcome = rejected(gxx, program('extern "C" void other() {}\n'))
     assert outcome.kind == verdict_pb2.FAILURE_KIND_COMPILE_ERROR
