@@ -50,7 +50,9 @@ Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout
 Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
 TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
 DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device, such as 30s.")]
-Strategy = Annotated[str, typer.Option("--search", help="Search strategy: beam, random, or a plugin's.")]
+Strategy = Annotated[
+    str, typer.Option("--search", help="Strategy: beam (default), evolution, exhaustive, random, or a plugin's.")
+]
 Target = Annotated[str, typer.Option("--target", help="auto, cpu or cuda.")]
 Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, tf32, fp16 or bf16.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
@@ -242,16 +244,20 @@ def list_runs(
 def show(
     run: RunId = "last",
     trial: Annotated[int, typer.Option("--trial", help="The source of one trial.")] = 0,
+    tree: Annotated[bool, typer.Option("--tree", help="Draws which trial grew from which.")] = False,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Shows the trials of a run, or the source of one."""
+    """Shows the trials of a run as a list or a tree, or the source of one."""
     with client.reading(server, runs) as orchestrator:
         found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
         request = messages.ListTrialsRequest(run_id=found.id, with_sources=bool(trial))
         trials = list(orchestrator.ListTrials(request, timeout=30.0).trials)
     if not trial:
         print(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
+        if tree:
+            Console().print(report.tree("plan zero", trials), soft_wrap=True)
+            return
         for each in trials:
             print(report.trial_line(each))
             print(f"    {each.hypothesis.rationale}")

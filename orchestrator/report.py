@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
 from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -160,6 +162,21 @@ def funnel(trials: Iterable[trial_pb2.Trial]) -> Mapping[str, int]:
 
 def trial_line(trial: trial_pb2.Trial) -> str:
     """A trial in one line: number, parent, what it did, how it ended."""
+    return f"#{trial.number} (from {trial.parent or 'plan zero'}) {_done(trial)}"
+
+
+def tree(title: str, trials: Iterable[trial_pb2.Trial]) -> Tree:
+    """Which trial grew from which; those that passed and were timed are bold."""
+    root = Tree(Text(title))
+    places = {0: root}
+    for trial in trials:
+        style = "bold" if trial.HasField("timing") else "dim"
+        label = Text(f"#{trial.number} {_done(trial)}", style)
+        places[trial.number] = places.get(trial.parent, root).add(label)
+    return root
+
+
+def _done(trial: trial_pb2.Trial) -> str:
     moves = trial.candidate.moves or trial.hypothesis.moves
     new = moves[len(moves) - trial.hypothesis.new_move_count :] if trial.hypothesis.new_move_count else []
     did = ", ".join(map(move_text, new)) or trial.hypothesis.source or "plan zero"
@@ -168,7 +185,7 @@ def trial_line(trial: trial_pb2.Trial) -> str:
     else:
         kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
         ended = f"{kind}: {_first_line(trial.verdict.detail)[:160]}"
-    return f"#{trial.number} (from {trial.parent or 'plan zero'}) {did}: {ended}"
+    return f"{did}: {ended}"
 
 
 def move_text(move: analysis_pb2.Move) -> str:

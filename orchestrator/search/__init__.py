@@ -65,3 +65,16 @@ def score(trial: trial_pb2.Trial) -> float:
 def moves_of(trial: trial_pb2.Trial) -> Sequence[analysis_pb2.Move]:
     """All moves of a trial, from plan zero on."""
     return trial.candidate.moves or trial.hypothesis.moves
+
+
+def with_move(
+    moves: Sequence[analysis_pb2.Move], legal: analysis_pb2.LegalMove, source: str, reason: str
+) -> hypothesis_pb2.Hypothesis:
+    """The hypothesis of one more legal move, by a strategy that predicts nothing."""
+    return hypothesis_pb2.Hypothesis(
+        moves=[*moves, legal.move],
+        new_move_count=1,
+        predicted_speedup=1.0,
+        rationale=f"{reason}: {legal.effect or legal.move.operation}",
+        source=source,
+    )

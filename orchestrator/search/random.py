@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 
-from orchestrator.search import PLAN_ZERO, Proposal, SearchState, moves_of
-from warpsmith.v1 import hypothesis_pb2
+from orchestrator.search import PLAN_ZERO, Proposal, SearchState, moves_of, with_move
 
 ATTEMPTS = 8
 """Draws for each slot before it stays empty."""
@@ -31,14 +30,7 @@ class Random:
             legal = state.analyze(parent).legal_moves
             if not legal:
                 continue
-            drawn = self._random.choice(legal)
-            hypothesis = hypothesis_pb2.Hypothesis(
-                moves=[*moves[parent], drawn.move],
-                new_move_count=1,
-                predicted_speedup=1.0,
-                rationale=f"drawn at random: {drawn.effect or drawn.move.operation}",
-                source="random",
-            )
+            hypothesis = with_move(moves[parent], self._random.choice(legal), "random", "drawn at random")
             if state.is_new(hypothesis) and all(hypothesis != known.hypothesis for known in proposals):
                 proposals.append(Proposal(parent, hypothesis))
         return proposals

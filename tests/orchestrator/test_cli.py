@@ -49,7 +49,10 @@ def kept(tmp_path: Path) -> Path:
     [
         (["optimize", "missing.py"], "missing.py: no such file"),
         (["optimize", "missing.py", "--budget", "soon"], "--budget soon: write a time such as 60s, 5m or 1h"),
-        (["optimize", "missing.py", "--search", "magic"], "no search is called 'magic'; installed: beam, random"),
+        (
+            ["optimize", "missing.py", "--search", "magic"],
+            "no search is called 'magic'; installed: beam, evolution, exhaustive, random",
+        ),
         (["optimize", "missing.py", "--plugin", "poet=x"], "a role is one of reasoner, synthesizer"),
         (["bench", "nowhere"], "nowhere: no such directory"),
         (["bench", ".", "--shard", "5/4"], "--shard 5/4"),

@@ -98,7 +98,9 @@ def test_what_is_unknown_or_malformed_is_refused(archive: Archive) -> None:
             orchestrator.GetRun(messages.GetRunRequest(run_id="nothing"))
         with pytest.raises(NotFound, match="no run 'nothing'"):
             list(orchestrator.WatchRun(messages.WatchRunRequest(run_id="nothing")))
-        with pytest.raises(BadInput, match="no search is called 'magic'; installed: beam, random"):
+        with pytest.raises(
+            BadInput, match="no search is called 'magic'; installed: beam, evolution, exhaustive, random"
+        ):
             client.create(orchestrator, testing.task(), BUDGET, "magic")
         tampered = testing.task()
         tampered.sources[0].content += b"#"

@@ -113,6 +113,16 @@ def test_a_trial_is_one_line() -> None:
     assert report.trial_line(failed_trial()) == "#4 (from 2) author out row: COMPILE_ERROR: no"
 
 
+def test_trials_are_drawn_under_the_trial_that_they_grew_from() -> None:
+    child = failed_trial()
+    child.number, child.parent = 5, 4
+    output = io.StringIO()
+    Console(file=output, width=100).print(report.tree("plan zero", [failed_trial(), child]))
+    root, first, second = output.getvalue().splitlines()
+    assert root == "plan zero"
+    assert first.index("#4") < second.index("#5")
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_shows_trials_with_and_without_a_terminal(terminal: bool) -> None:
     output = io.StringIO()

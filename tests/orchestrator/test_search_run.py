@@ -7,9 +7,14 @@ import threading
 import time
 from collections import Counter
 
+import pytest
+
 from orchestrator import finalists, testing
 from orchestrator.device_gate import DeviceGate
+from orchestrator.search import Search
 from orchestrator.search.beam import Beam
+from orchestrator.search.evolution import Evolution, _crossed
+from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
 from warpsmith.v1 import run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
@@ -232,9 +237,30 @@ def test_algebra_is_timed_apart_from_kernels() -> None:
     assert arms["candidate"] == testing.EAGER_NS / 10
 
 
-def test_random_search_also_finds_something() -> None:
-    run = search_run(testing.World(), search=Random(seed=1)).execute()
+@pytest.mark.parametrize("search", [Random(seed=1), Evolution(seed=1), Exhaustive()])
+def test_strategies_that_ask_no_reasoner_find_something(search: Search) -> None:
+    world = testing.World()
+    run = search_run(world, search=search).execute()
     assert run.state == run_pb2.RUN_STATE_FASTER
+    assert world.calls["ProposeHypotheses"] == 0
+
+
+def test_an_exhaustive_search_walks_every_plan_once_and_ends() -> None:
+    notebook = Notebook()
+    search_run(testing.World(), notebook, search=Exhaustive()).execute()
+    plans = {frozenset(move.operation for move in trial.candidate.moves) for trial in notebook.trials}
+    assert len(plans) == len(notebook.trials) == 8  # every subset of three moves
+
+
+def test_evolution_crosses_plans_that_decided_different_things() -> None:
+    first, second = trial_pb2.Trial(number=1), trial_pb2.Trial(number=2)
+    first.hypothesis.moves.extend([testing.move("author"), testing.move("set", "reduce=cluster")])
+    second.hypothesis.moves.extend([testing.move("set", "reduce=warp"), testing.move("set", "items=4")])
+    crossed = _crossed(first, second)
+    assert crossed is not None
+    choices = [move.choice for move in crossed.hypothesis.moves]
+    assert choices == ["", "reduce=cluster", "items=4"]
+    assert _crossed(first, first) is None
 
 
 def test_an_unspecified_target_becomes_the_machines() -> None:
