@@ -9,7 +9,7 @@ PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-ve
 BUDGET ?= 6s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run test test-hostile test-gpu test-vllm check format wheelhouse baseline stubs clean k8s-check monitoring monitoring-check system-deps
+.PHONY: help setup run test test-simt test-hostile test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check system-deps
 
 help: ## lists the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,10 +24,19 @@ run: $(READY) ## optimises three examples (BUDGET=6s of search for each, MODULES
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
-	@$(BIN)/pytest -m "not gpu and not vllm and not hostile" --cov --cov-report=term:skip-covered
+	@$(BIN)/pytest -m "not gpu and not vllm and not hostile and not postgres" --cov --cov-report=term:skip-covered
 
-test-hostile: $(READY) ## programs, plans and modules that cheat, crash or break out: none may pass (SCOREBOARD=FILE writes the tally)
-	@$(BIN)/pytest -m hostile tests/hostile $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD))
+test-simt: $(READY) ## runs every CUDA emitter on the CPU under sanitizers, on every class of shape, and finds planted faults
+	@$(BIN)/python tests/simt/table.py
+
+test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
+	@$(BIN)/pytest -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG)) $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD))
+
+test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch
+	@$(PYTHON) tests/hostile/hostile_gpu.py
+
+test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
+	@$(BIN)/pytest -m postgres tests/orchestrator
 
 test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
 	@$(PYTHON) -m pytest -m gpu
@@ -57,6 +66,18 @@ stubs: $(READY) ## generates the gRPC stubs again
 wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
 	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
+agents-check: $(READY) ## the example agents (Python plugin, TypeScript server): each fits its role and drives a whole run
+	@VENV=$(VENV) bash .ci/agents_check.sh
+
+images: ## builds the container images (REGISTRY=, TAG=, IMAGES=, BASE_IMAGE=, TORCH_INDEX=, ENGINE=docker|podman|buildah)
+	@PYTHON=$(PYTHON) bash .ci/images.sh build
+
+push: ## pushes them (REGISTRY=host/path)
+	@bash .ci/images.sh push
+
+images-check: $(READY) ## builds the image of the agents on a debootstrap base and starts its services; needs root and buildah
+	@VENV=$(VENV) bash .ci/images_check.sh
+
 k8s-check: ## renders and validates every manifest, audits them, lints the Dockerfile; needs no cluster
 	@PYTHON=$(PYTHON) bash .ci/k8s_check.sh
 
@@ -66,8 +87,8 @@ monitoring: $(READY) ## makes the dashboards and the operator's rules
 monitoring-check: $(READY) ## checks rules and dashboards; a real Prometheus scrapes a real run
 	@VENV=$(VENV) bash .ci/monitoring_check.sh
 
-system-deps: ## installs Debian packages for monitoring-check (the only target that needs root)
-	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus
+system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL (as root)
+	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql
 
 clean: ## removes what the targets made, but not runs/
 	@rm -rf $(VENV) .venv-k8s .venv-checkov wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache

@@ -41,12 +41,14 @@ done
 render k8s/monitoring
 deployed=$(ls $out/*.yaml | grep -v monitoring.yaml)
 
-# Kinds of the Prometheus operator have no schema in Kubernetes; `make monitoring-check` reads their rules.
+# Kinds of the Prometheus operator and cert-manager have no schema in Kubernetes; `make monitoring-check` reads the rules of
+# the one, k8s/check.py the certificates of the other.
 for file in $out/*.yaml; do
   "$tools/bin/python" - "$file" <<'PYTHON' >"$file.core"
 import sys
 import yaml
-objects = [each for each in yaml.safe_load_all(open(sys.argv[1])) if "monitoring.coreos.com" not in each["apiVersion"]]
+foreign = ("monitoring.coreos.com/", "cert-manager.io/")
+objects = [each for each in yaml.safe_load_all(open(sys.argv[1])) if not each["apiVersion"].startswith(foreign)]
 yaml.safe_dump_all(objects, sys.stdout)
 PYTHON
 done

@@ -10,12 +10,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from prometheus_client import Counter
+
 from agent_compile import policy
 from agent_compile.cache import Cache
 from agent_compile.toolchain import Compiled, Outcome, Rejected, Toolchain
 from warpsmith import digest
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
+
+_counter = Counter("warpsmith_compile_cache_lookups_total", "Programs looked for in the cache.", ["outcome"])
+_lookups = {outcome: _counter.labels(outcome) for outcome in ("hit", "miss")}
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Compiler:
         description = toolchain.describe()
         key = digest.digest("artifact", program.target, description, *policy.entries(program), "sources", *texts)
         found = self._cache.find(key) if self._cache else None
+        _lookups["miss" if found is None else "hit"].inc()
         if found is not None:
             return Answer(_opened(found, program_digest), cached=True)
         begin = time.perf_counter()

@@ -7,11 +7,14 @@ that it is given, and any malformed file is `NotElf`, because the file comes out
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11
 _STARTUP_TAGS = {12: "DT_INIT", 13: "DT_FINI", 25: "DT_INIT_ARRAY", 26: "DT_FINI_ARRAY", 32: "DT_PREINIT_ARRAY"}
-_IFUNC = 10
+_IFUNC, _CUDA = 10, 190
+_RELA, _LDC, _ANY_SLOT = 4, 0xB82, -1
+_CUDA_TABLES = frozenset({("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)})
 _LOADED, _THREAD_LOCAL, _READ_ONLY_AFTER_LOADING, _WRITABLE = 1, 7, 0x6474E552, 2
 _LONGEST_NAME = 4096
 
@@ -32,6 +35,8 @@ class Elf:
     """Ways in which it runs code when it is loaded or unloaded; empty for none."""
     kept_bytes: int = 0
     """Memory of its own that it can write and find again in the next call, thread-local memory included."""
+    device_variables: tuple[str, ...] = ()
+    """Of a cubin: names of its variables in global memory, which live from launch to launch."""
 
 
 def read(data: bytes) -> Elf:
@@ -50,6 +55,7 @@ def _read(data: bytes) -> Elf:
     if data[:6] != b"\x7fELF\x02\x01":
         raise NotElf("no 64-bit little-endian ELF header")
     (offset,) = struct.unpack_from("<Q", data, 40)
+    (machine,) = struct.unpack_from("<H", data, 18)
     size, count = struct.unpack_from("<HH", data, 58)
     if size != 64 or count > 100_000:
         raise NotElf("unexpected section table")
@@ -78,7 +84,58 @@ def _read(data: bytes) -> Elf:
                 tag, _ = struct.unpack_from("<qQ", data, at)
                 if tag in _STARTUP_TAGS:
                     startup.add(_STARTUP_TAGS[tag])
-    return Elf(frozenset(defined), frozenset(undefined - {""}), tuple(sorted(startup)), _kept_bytes(data))
+    return Elf(
+        frozenset(defined),
+        frozenset(undefined - {""}),
+        tuple(sorted(startup)),
+        _kept_bytes(data),
+        tuple(_device_variables(data, sections)) if machine == _CUDA else (),
+    )
+
+
+def _device_variables(data: bytes, sections: list[tuple[int, ...]]) -> Iterator[str]:
+    """Variables in a cubin's sections `.nv.global` and `.nv.global.init` whose address some instruction loads.
+
+    ptxas puts the address of every variable, folded constants included, into constant bank 4, so that only the
+    instructions tell which are used. The tables of CUDA's own sine and cosine are nobody's memory.
+    """
+    (titles,) = struct.unpack_from("<H", data, 62)
+    named = [(_text(data, sections[titles], section[0]), section) for section in sections]
+    used: set[int] = set()
+    for title, (_, _, _, _, start, length, *_) in named:
+        if title.startswith(".text."):
+            used |= _slots(data[start : start + length])
+    for title, (_, kind, _, _, start, length, link, *_) in named:
+        if kind != _RELA or title != ".rela.nv.constant4":
+            continue
+        symbols = sections[link]
+        for at in range(start, start + length, 24):
+            slot, information = struct.unpack_from("<QQ", data, at)
+            name, _, _, section, _, size = struct.unpack_from("<IBBHQQ", data, symbols[4] + 24 * (information >> 32))
+            text = _text(data, sections[symbols[6]], name)
+            is_global = section < len(named) and named[section][0].startswith(".nv.global")
+            if is_global and (text, size) not in _CUDA_TABLES and (slot in used or _ANY_SLOT in used):
+                yield text
+
+
+def _slots(code: bytes) -> set[int]:
+    """Offsets in constant bank 4 that instructions of sm_90 (16 bytes each) read; `_ANY_SLOT` for one that varies.
+
+    Found by compiling: bits 9 to 11 tell that an operand is in a constant bank (5, or 3 for the last operand), 54 to
+    58 which bank, 38 to 53 where; the register that may be added stands in bits 24 to 31, 255 being none.
+    """
+    found: set[int] = set()
+    for at in range(0, len(code) - 15, 16):
+        (word,) = struct.unpack_from("<Q", code, at)
+        if (word >> 9) & 7 in (3, 5) and (word >> 54) & 31 == 4:
+            is_load = word & 0xFFF == _LDC
+            found.add(_ANY_SLOT if is_load and (word >> 24) & 255 != 255 else (word >> 38) & 0xFFFF)
+    return found
+
+
+def _text(data: bytes, strings: tuple[int, ...], at: int) -> str:
+    begin = strings[4] + at
+    return data[begin : data.index(b"\0", begin, begin + _LONGEST_NAME)].decode()
 
 
 def _kept_bytes(data: bytes) -> int:

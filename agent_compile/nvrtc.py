@@ -88,9 +88,9 @@ class Nvrtc:
 
 
 def check_cubin(compiled: Compiled, program: candidate_pb2.Program) -> Outcome:
-    """The cubin, or COMPILE_ERROR when a kernel that the program launches is not in it."""
+    """The cubin, or why it is refused: COMPILE_ERROR when a kernel that the program launches is not in it."""
     try:
-        missing: Rejected | None = policy.check_entries(elf.read(compiled.content), policy.entries(program))
+        refused: Rejected | None = policy.check_cubin(compiled.content, policy.entries(program))
     except elf.NotElf as error:
         raise Infrastructure(f"the compiler's output is no cubin: {error}") from error
-    return missing or compiled
+    return refused or compiled

@@ -185,6 +185,23 @@ def check_shared_object(content: bytes, wanted: Iterable[str]) -> Rejected | Non
     return check_entries(binary, wanted)
 
 
+def check_cubin(content: bytes, wanted: Iterable[str]) -> Rejected | None:
+    """Why a cubin is refused; None for fine. Raises NotElf.
+
+    It keeps variables in global memory, which live from launch to launch, calls what the device's runtime would have
+    to give it (its heap, its printer), or lacks an entry.
+    """
+    binary = elf.read(content)
+    if binary.device_variables:
+        return _refuse(
+            f"error: the variable {binary.device_variables[0][:100]!r} lives from launch to launch; use a workspace, "
+            "or __constant__ for a table"
+        )
+    if called := sorted(name for name in binary.undefined if not name.startswith(".nv.")):
+        return _refuse(f"error: the kernel calls {called[0][:100]!r} of the device's runtime, which a kernel may not")
+    return check_entries(binary, wanted)
+
+
 def check_entries(binary: elf.Elf, wanted: Iterable[str]) -> Rejected | None:
     """COMPILE_ERROR when a function that the program launches is not in the binary; else None."""
     if missing := [entry for entry in wanted if entry not in binary.defined]:

@@ -16,7 +16,7 @@ from agent_correctness.memory import MemoryCheck
 from agent_correctness.overfit import OverfitCheck
 from agent_correctness.precision import PrecisionCheck
 from agent_correctness.values import ValueCheck
-from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.errors import BadInput, Infrastructure, ServiceGone
 from warpsmith.v1 import benchmark_service_pb2, correctness_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
 FIRST = ("memory", "overfit", "values", "precision")
@@ -60,6 +60,8 @@ class Judge:
         )
         try:
             answer = self._comparer.compare(asked)
+        except ServiceGone:
+            raise  # the caller may try again when it is back
         except Infrastructure as error:
             verdict = verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_INFRA, detail=str(error))
         else:

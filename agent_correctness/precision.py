@@ -51,5 +51,5 @@ def _pooled_ratio(errors: Sequence[verdict_pb2.OutputError]) -> float:
     pairs = [(error.rms_error, error.rms_error / error.rms_ratio) for error in errors if error.rms_ratio > 0]
     if not pairs:
         return 0.0
-    off, yardstick = (math.sqrt(sum(pair[i] ** 2 for pair in pairs) / len(pairs)) for i in (0, 1))
+    off, yardstick = (math.hypot(*(pair[i] for pair in pairs)) for i in (0, 1))  # squares of 1e300 would overflow
     return off / yardstick if yardstick > 0 else math.inf

@@ -8,6 +8,7 @@ from agent_correctness.check import Check
 from agent_correctness.judge import FIRST, Judge, built_in
 from warpsmith import plugins, service
 from warpsmith.settings import Settings
+from warpsmith.transport import Tls
 from warpsmith.v1 import (
     benchmark_service_pb2,
     benchmark_service_pb2_grpc,
@@ -19,8 +20,8 @@ from warpsmith.v1 import (
 class RemoteComparer:
     """The benchmark service at an address."""
 
-    def __init__(self, address: str) -> None:
-        self._stub = service.dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, address)
+    def __init__(self, address: str, tls: Tls | None = None) -> None:
+        self._stub = service.dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, address, tls=tls, role="benchmark")
 
     def compare(
         self, request: benchmark_service_pb2.CompareOutputsRequest
@@ -42,7 +43,8 @@ class CorrectnessServicer(correctness_service_pb2_grpc.CorrectnessServiceService
         Raises:
             BadInput: no address of the benchmark service is set.
         """
-        return CorrectnessServicer(Judge(RemoteComparer(settings.address("benchmark")), installed_checks()))
+        comparer = RemoteComparer(settings.address("benchmark"), settings.tls)
+        return CorrectnessServicer(Judge(comparer, installed_checks()))
 
     def VerifyArtifact(
         self, request: correctness_service_pb2.VerifyArtifactRequest, context: grpc.ServicerContext

@@ -86,6 +86,7 @@ class PlanModel:
             write_bytes=into.cost.write_bytes + (part.cost.write_bytes if others and not knot else 0),
             operation_count=into.cost.operation_count + part.cost.operation_count,
             product_flop_count=into.cost.product_flop_count + part.cost.product_flop_count,
+            tensor_flop_count=into.cost.tensor_flop_count + part.cost.tensor_flop_count,
             launch_count=max(1, into.cost.launch_count),
             # The reduction decides how the kernel is spread over the machine.
             parallel_count=min(parallel, default=0),

@@ -171,7 +171,7 @@ def _reason(what: str, predicted: Predictor, plan: PlanModel, speedup: float, to
 
 def _saved_text(what: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost, speedup: float, held: str = "") -> str:
     products = before.product_flop_count - after.product_flop_count
-    if products > 0:
+    if products > 0 and after.tensor_flop_count == before.tensor_flop_count:
         what += f" ({100 * products / before.product_flop_count:.0f} % of the product arithmetic saved)"
     return wording.reason(
         what,
@@ -189,6 +189,7 @@ def _sum(costs: Sequence[analysis_pb2.Cost]) -> analysis_pb2.Cost:
         extra_bytes=sum(cost.extra_bytes for cost in costs),
         operation_count=sum(cost.operation_count for cost in costs),
         product_flop_count=sum(cost.product_flop_count for cost in costs),
+        tensor_flop_count=sum(cost.tensor_flop_count for cost in costs),
         launch_count=sum(cost.launch_count for cost in costs),
     )
 

@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from agent_synthesis.graph_index import GraphIndex, byte_count
-from agent_synthesis.ir import Call, Expression, Index, Load, Nest
+from agent_synthesis.ir import Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.lowering import lower
 from agent_synthesis.plan import Group, Plan
+from agent_synthesis.product import matrix_product
 from warpsmith import aten
 from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2
 
@@ -27,6 +28,8 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         cost.launch_count = footprint.launch_count
         cost.parallel_count = footprint.parallel_count
         cost.extra_bytes = footprint.extra_bytes
+        if footprint.tensor_flop_count:
+            cost.tensor_flop_count, cost.product_flop_count = footprint.tensor_flop_count, 0
         return cost
     return total(of_call(plan.index, node) for node in group.nodes)
 
@@ -39,6 +42,7 @@ def total(costs: Iterable[analysis_pb2.Cost]) -> analysis_pb2.Cost:
         result.write_bytes += cost.write_bytes
         result.operation_count += cost.operation_count
         result.product_flop_count += cost.product_flop_count
+        result.tensor_flop_count += cost.tensor_flop_count
         result.launch_count += cost.launch_count
         result.extra_bytes += cost.extra_bytes
         result.parallel_count = max(result.parallel_count, cost.parallel_count)
@@ -71,17 +75,33 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
     """Bytes of the elements that a nest touches, each once, and its operations over all iterations."""
     values = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
     loads: dict[str, list[Index]] = {}
+    looked_into = set[str]()
     for node in _distinct(values):
+        if isinstance(node, Memory):
+            looked_into.add(node.buffer)
         if isinstance(node, Load):
             loads.setdefault(node.buffer, []).append(node.index)
     read = write = 0
     for buffer in nest.buffers:
+        if buffer.name in looked_into:
+            read += min(buffer.element_count, nest.row_count * nest.column_count) * buffer.type.size_bytes
         if buffer.name in loads:
             read += min(buffer.element_count, _reach(nest, loads[buffer.name])) * buffer.type.size_bytes
     for store in nest.stores:
         buffer = nest.buffer(store.buffer)
         write += min(buffer.element_count, _reach(nest, [store.index])) * buffer.type.size_bytes
     points = nest.row_count * nest.column_count
+    product = matrix_product(nest)
+    if product is not None:
+        values = [store.value for store in nest.stores]
+        return analysis_pb2.Cost(
+            read_bytes=read,
+            write_bytes=write,
+            operation_count=nest.row_count * _calls(values),
+            product_flop_count=product.flop_count,
+            launch_count=1,
+            parallel_count=nest.row_count,
+        )
     element_values = [r.value for r in nest.reductions]
     element_values += [s.value for s in nest.stores if nest.is_element_store(s)]
     row_values = [s.value for s in nest.stores if not nest.is_element_store(s)]

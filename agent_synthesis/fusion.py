@@ -7,12 +7,17 @@ storing it from the same kernel would tie a knot.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from agent_synthesis import splits
 from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import Refusal
+from agent_synthesis.lowering import Refusal, lower
 from agent_synthesis.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
+from agent_synthesis.product import multiplies_matrices
+from agent_synthesis.rewrite import with_replacement
+from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Parameters, Schedule
 from warpsmith.errors import IllegalMove
 
@@ -27,8 +32,26 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
         IllegalMove: the group is not one nest, or the schedule (or, unnamed, any schedule) does not take it.
     """
     group = plan.group(name)
+    made = splits.taken_apart(plan.index, name) if isinstance(plan.nest(group), Refusal) else None
+    if made is not None and len(group.nodes) == 1 and not schedule:
+        return _authored_in_parts(plan, made)
     trial = with_groups(plan, [name], [replace(group, engine="authored")])
     return _scheduled(trial, name, schedule)
+
+
+def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:
+    """The plan with a call taken apart, and its parts in as few kernels as they fuse to."""
+    result = with_replacement(plan, made)
+    names = [node.name for node in made.added]
+    for name in reversed(names):
+        if all(group.name != name for group in result.groups):
+            continue
+        result = authored(result, name)
+        for producer in reversed(names):
+            if producer in result.producers(result.group(name)):
+                with contextlib.suppress(IllegalMove):
+                    result = fused(result, name, producer)
+    return result
 
 
 def fused(plan: Plan, name: str, producer: str) -> Plan:
@@ -64,7 +87,8 @@ def fused_with_all(plan: Plan, name: str) -> Plan:
             break
         for other in reversed(candidates):
             try:
-                result = fused(result, name, other)
+                before, result = result, fused(result, name, other)
+                refused -= {*before.producers(before.group(other))}  # what both read may fuse now
             except IllegalMove as error:
                 refused.add(other)
                 reason = str(error)
@@ -96,12 +120,21 @@ class _Trial:
     def __call__(self) -> Plan:
         # The cheap refusal first: most pairs fail because a convolution or a product is no nest.
         for node in (*self._added.nodes, *self._added.recomputed):
-            if not self._plan.index.is_pure(node):
+            index = self._plan.index
+            if not index.is_pure(node) and (node in self._added.recomputed or not index.writes_back(node)):
                 raise IllegalMove(f"{self._plan.index.nodes[node].target} may not move into a kernel")
         for node in self._added.recomputed:
             if self._plan.index.is_overwritten(node):
                 raise IllegalMove(f"the result of {node} is written in place: computed again it would be the old one")
+            if _multiplies(self._plan, node):
+                raise IllegalMove(f"{node} is a matrix product, which is not worth computing twice")
         return with_groups(self._plan, self._removed, [self._added])
+
+
+def _multiplies(plan: Plan, node: str) -> bool:
+    results = plan.index.results(node)
+    nest = lower(plan.index, (node,), tuple(results[:1])) if results else None
+    return isinstance(nest, Nest) and multiplies_matrices(nest)
 
 
 def _scheduled(plan: Plan, name: str, wanted: str) -> Plan:
@@ -118,6 +151,8 @@ def _scheduled(plan: Plan, name: str, wanted: str) -> Plan:
 
 def _choose(plan: Plan, nest: Nest, group: Group, wanted: str) -> Schedule:
     taking = schedules_for(plan.target, nest)
+    if not taking and multiplies_matrices(nest):
+        raise IllegalMove(f"{group.name} is a product of two matrices, of a form or size that no schedule takes")
     if not taking:
         raise IllegalMove(f"{group.name}: no schedule of the target takes {nest.comment or 'the nest'}")
     if not wanted:

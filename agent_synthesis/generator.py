@@ -17,7 +17,7 @@ from agent_synthesis.emit import INCLUDE_DIRECTORY
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Group, Plan
 from agent_synthesis.schedule import Emission
-from warpsmith import digest
+from warpsmith import arguments, digest
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
@@ -98,7 +98,7 @@ class _Generator:
         assert isinstance(nest, Nest), nest
         emission = self._plan.schedule(group).emit(nest, group.parameters)
         for buffer in nest.buffers:
-            if buffer.written:
+            if buffer.written and buffer.name not in self._index.sources:
                 self._declare_written(buffer.name)
             else:
                 self._need([buffer.name], group.name)
@@ -108,8 +108,8 @@ class _Generator:
             copy = candidate_pb2.Launch()
             copy.CopyFrom(launch)
             for argument in copy.arguments:
-                if argument.WhichOneof("kind") == "buffer":
-                    argument.buffer = names.get(argument.buffer, argument.buffer)
+                if (name := arguments.buffer_of(argument)) is not None:
+                    arguments.rename(argument, names.get(name, name))
             copy.writes[:] = [names.get(name, name) for name in copy.writes]
             self._program.steps.append(candidate_pb2.Step(group=group.name, launch=copy))
         self._texts.append(emission.text)

@@ -42,6 +42,7 @@ class GraphIndex:
         self._written = frozenset(self.root[name] for node in graph.nodes for name in node.mutates)
         self._is_view = {node.name: self._views(node) for node in graph.nodes}
         self._is_pure = {node.name: self._purity(node) for node in graph.nodes}
+        self._writes_back = {node.name: self._backward(node) for node in graph.nodes}
 
     def spec(self, tensor: str) -> tensor_pb2.TensorSpec:
         """Type and layout of a tensor."""
@@ -79,6 +80,27 @@ class GraphIndex:
         it: a kernel may then write its result to other memory.
         """
         return self._is_pure[node]
+
+    def is_written(self, tensor: str) -> bool:
+        """Whether some call writes to the tensor's memory in place."""
+        return self.root[tensor] in self._written
+
+    def writes_back(self, node: str) -> bool:
+        """Whether all that a node writes in place are whole sources that nothing else names, as a batch norm does.
+
+        A kernel may then do it, once and in its place in the order; nothing may compute it again.
+        """
+        return self._writes_back[node]
+
+    def _backward(self, node: graph_pb2.Node) -> bool:
+        if node.random or not node.mutates or any(name not in self.sources for name in node.mutates):
+            return False
+        written = set(node.mutates)
+        shown = [result.name for result in node.results if result.alias_of and result.name]
+        if any(name in self.outputs or self._users.get(name) for name in shown):
+            return False
+        others = {name for name, root in self.root.items() if root in written and name not in written}
+        return others <= set(shown)
 
     def is_overwritten(self, node: str) -> bool:
         """Whether a call writes in place to memory that the node makes, in a way that later reads must see."""

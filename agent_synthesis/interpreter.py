@@ -6,21 +6,30 @@ every load becomes a gather over the full iteration space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from agent_synthesis.element_types import TORCH
 from agent_synthesis.ir import (
+    ARG_REDUCTIONS,
+    REDUCTIONS,
+    SCANS,
     AxisValue,
+    Bound,
     Call,
     Expression,
     Index,
     Literal,
     Load,
+    Memory,
     Nest,
     Quotient,
     Reduced,
+    Reduction,
+    Scan,
+    Windowed,
 )
 from agent_synthesis.plan import Plan
 from agent_synthesis.symbolic import common_shape
@@ -52,8 +61,17 @@ class _Run:
     def run(self) -> None:
         reduced_dims = list(range(self._rank, len(self._shape)))
         for reduction in self._nest.reductions:
+            if reduction.operation in ARG_REDUCTIONS:
+                self._reduced[reduction.name] = self._place(reduction)
+                continue
             value = self._value(reduction.value).to(TORCH[reduction.type]).expand(self._shape)
-            self._reduced[reduction.name] = _fold(reduction.operation, value, reduced_dims)
+            if isinstance(reduction, Windowed):
+                value = value.where(self._inside(reduction.positions), _neutral(reduction.operation, value.dtype))
+            self._reduced[reduction.name] = (
+                _scanned(reduction, value, self._rank)
+                if isinstance(reduction, Scan)
+                else _fold(reduction.operation, value, reduced_dims)
+            )
         # All values before any store: a nest may not see its own writes.
         pending = [(store, self._value(store.value)) for store in self._nest.stores]
         for store, value in pending:
@@ -62,6 +80,22 @@ class _Run:
             shape = common_shape((where.shape, value.shape))
             flat = where.expand(shape).reshape(-1)
             target[flat] = value.to(target.dtype).expand(shape).reshape(-1)
+
+    def _place(self, reduction: Reduction) -> torch.Tensor:
+        """The least position of the greatest (or least) value."""
+        assert isinstance(reduction.value, Call)
+        value, position = (self._value(part).expand(self._shape) for part in reduction.value.arguments)
+        dims = list(range(self._rank, len(self._shape)))
+        best = _fold(ARG_REDUCTIONS[reduction.operation], value, dims)
+        is_best = (value == best) | (torch.isnan(value) & torch.isnan(best))
+        return position.where(is_best, torch.iinfo(position.dtype).max).amin(dims, keepdim=True)
+
+    def _inside(self, positions: Sequence[Bound]) -> torch.Tensor:
+        inside = torch.ones([1] * len(self._shape), dtype=torch.bool)
+        for position in positions:
+            where = self._index(position.index)
+            inside = inside & (where >= 0) & (where < position.extent)
+        return inside
 
     def _index(self, index: Index) -> torch.Tensor:
         total = torch.full([1] * len(self._shape), index.offset, dtype=torch.int64)
@@ -86,7 +120,12 @@ class _Run:
             case Literal(value, type_):
                 return torch.full([1] * len(self._shape), value, dtype=TORCH[type_])
             case Load(buffer, index, type_):
-                return self._memory[buffer][self._index(index)].to(TORCH[type_])
+                last = self._nest.buffer(buffer).element_count - 1
+                where = self._index(index)
+                # Windows look beyond the edges, at elements that are skipped.
+                return self._memory[buffer][where.clamp(0, last) if self._nest.windows else where].to(TORCH[type_])
+            case Memory(buffer, type_):
+                return self._memory[buffer].to(TORCH[type_])
             case AxisValue(index, type_):
                 return self._index(index).to(TORCH[type_])
             case Reduced(name, _):
@@ -109,6 +148,24 @@ def _fold(operation: str, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
     for dim in dims:
         value = value.prod(dim, keepdim=True, dtype=value.dtype)
     return value
+
+
+def _neutral(operation: str, dtype: torch.dtype) -> torch.Tensor:
+    value = REDUCTIONS[operation]
+    if math.isinf(value) and not dtype.is_floating_point:
+        value = torch.iinfo(dtype).min if value < 0 else torch.iinfo(dtype).max
+    return torch.tensor(value, dtype=dtype)
+
+
+def _scanned(scan: Scan, value: torch.Tensor, rank: int) -> torch.Tensor:
+    """The scan of each row, whose elements lie along all dimensions from `rank` on."""
+    row = value.flatten(rank)
+    row = row.flip(rank) if scan.reverse else row
+    made = row.cumsum(rank, dtype=row.dtype) if scan.operation == "cumsum" else row.cumprod(rank, dtype=row.dtype)
+    if scan.exclusive:
+        neutral = torch.full_like(made[..., :1], REDUCTIONS[SCANS[scan.operation]])
+        made = torch.cat([neutral, made[..., :-1]], rank)
+    return (made.flip(rank) if scan.reverse else made).reshape(value.shape)
 
 
 def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -146,14 +203,14 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
             assert isinstance(nest, Nest), nest
             memory = {}
             for buffer in nest.buffers:
-                if buffer.written:
+                if buffer.written and buffer.name not in index.sources:
                     memory[buffer.name] = torch.zeros(buffer.element_count, dtype=TORCH[buffer.type])
                 else:
                     tensor = lookup(buffer.name)
                     memory[buffer.name] = torch.as_strided(tensor, (buffer.element_count,), (1,))
             run(nest, memory)
             for buffer in nest.buffers:
-                if buffer.written:
+                if buffer.written and buffer.name not in index.sources:
                     spec = index.spec(buffer.name)
                     shaped = torch.as_strided(memory[buffer.name], list(spec.shape), list(spec.strides))
                     values[buffer.name] = shaped
@@ -175,5 +232,6 @@ OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "or": torch.logical_or, "xor": torch.logical_xor,
     "floor_div": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc_div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "gather": lambda memory, offset: memory[offset],
 }  # fmt: skip
 """How each operation of the IR is computed."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 class Type(enum.Enum):
@@ -214,6 +214,14 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """A whole buffer that nothing writes: what `gather` looks into at a position that only the data knows."""
+
+    buffer: str
+    type: Type
+
+
+@dataclass(frozen=True)
 class AxisValue:
     """An index as an integer value of type I64: for arange, one-hot and triangular masks."""
 
@@ -238,7 +246,7 @@ class Call:
     type: Type
 
 
-Expression = Literal | Load | AxisValue | Reduced | Call
+Expression = Literal | Load | Memory | AxisValue | Reduced | Call
 
 OPERATIONS: Mapping[str, int] = {
     "cast": 1, "neg": 1, "abs": 1, "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log1p": 1,
@@ -248,22 +256,63 @@ OPERATIONS: Mapping[str, int] = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_div": 2, "trunc_div": 2, "fmod": 2, "remainder": 2,
     "pow": 2, "atan2": 2, "max": 2, "min": 2, "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,
     "and": 2, "or": 2, "xor": 2, "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2,
-    "where": 3,
+    "where": 3, "gather": 2,
 }  # fmt: skip
-"""Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does."""
+"""Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does. `gather` is
+the element of a `Memory` at an offset of type I64; whoever makes it keeps the offset inside the buffer."""
 
 REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 """Reduction → its neutral element. `max` and `min` propagate NaN."""
 
+ARG_REDUCTIONS: Mapping[str, str] = {"argmax": "max", "argmin": "min"}
+"""Reduction that finds a place → the one that finds its value. Of equal values the least position wins; NaN wins."""
+SCANS: Mapping[str, str] = {"cumsum": "sum", "cumprod": "prod"}
+"""Reduction that has a value at every element → what it makes of the elements up to there."""
+
 
 @dataclass(frozen=True)
 class Reduction:
-    """`name = operation over the reduced axes of value`, accumulated in `type`."""
+    """`name = operation over the reduced axes of value`, accumulated in `type`; a place is of `at(x, position)`."""
 
     name: str
     operation: str
     value: Expression
     type: Type
+
+    @property
+    def result(self) -> Type:
+        """Type of what it comes to: of a position for `ARG_REDUCTIONS`."""
+        is_place = self.operation in ARG_REDUCTIONS
+        return self.value.arguments[1].type if is_place and isinstance(self.value, Call) else self.type
+
+
+@dataclass(frozen=True)
+class Scan(Reduction):
+    """A reduction (of `SCANS`) with a value at every element: of the row up to there, in row-major order."""
+
+    reverse: bool = False
+    """From the row's last element on, down to this one."""
+    exclusive: bool = False
+    """Without the element itself."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A position along a dimension, and the dimension's extent: inside where `0 <= index < extent`."""
+
+    index: Index
+    extent: int
+
+
+@dataclass(frozen=True)
+class Windowed(Reduction):
+    """A reduction over a window that slides over the data and may hang over its edge: elements outside are skipped.
+
+    `value` is evaluated only inside, so its loads reach outside of their buffers elsewhere.
+    """
+
+    positions: tuple[Bound, ...] = ()
+    """Where an element lies along each dimension of the window: stride, dilation and padding in one index."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +368,16 @@ class Nest:
         """The buffer of that name."""
         return next(buffer for buffer in self.buffers if buffer.name == name)
 
+    @property
+    def scans(self) -> tuple[Scan, ...]:
+        """The reductions that have a value at every element."""
+        return tuple(reduction for reduction in self.reductions if isinstance(reduction, Scan))
+
+    @property
+    def windows(self) -> tuple[Windowed, ...]:
+        """The reductions over sliding windows."""
+        return tuple(reduction for reduction in self.reductions if isinstance(reduction, Windowed))
+
     def is_element_store(self, store: Store) -> bool:
         """Whether the store is made at every element rather than once a row."""
         return bool(store.index.axes() & {axis.name for axis in self.reduced})
@@ -349,42 +408,86 @@ def verify(nest: Nest) -> Nest:
     _require(bool(nest.reduced) or not nest.reductions, nest, "reduces over no axis")
     known: dict[str, Type] = {}
     for reduction in nest.reductions:
-        _require(reduction.operation in REDUCTIONS, nest, f"unknown reduction {reduction.operation}")
+        operations = SCANS if isinstance(reduction, Scan) else {**REDUCTIONS, **ARG_REDUCTIONS}
+        _require(reduction.operation in operations, nest, f"unknown reduction {reduction.operation}")
         _require(reduction.name not in known, nest, f"reduction {reduction.name} is made twice")
-        _verify_expression(nest, reduction.value, known, set(names))
-        known[reduction.name] = reduction.type
-    row_axes = {axis.name for axis in nest.parallel}
+        positions = reduction.positions if isinstance(reduction, Windowed) else ()
+        for value in _values(nest, reduction):
+            _verify_expression(nest, value, known, set(names), positions)
+        known[reduction.name] = reduction.result
     for store in nest.stores:
         target = nest.buffer(store.buffer)
         _require(target.written, nest, f"stores to {store.buffer}, which is not marked written")
         _verify_index(nest, store.index, target)
-        allowed = set(names) if nest.is_element_store(store) else row_axes
-        _verify_expression(nest, store.value, known, allowed)
+        allowed = set(names) if nest.is_element_store(store) else {axis.name for axis in nest.parallel}
+        of_rows = {name: type_ for name, type_ in known.items() if all(scan.name != name for scan in nest.scans)}
+        _verify_expression(nest, store.value, known if nest.is_element_store(store) else of_rows, allowed)
     return nest
 
 
-def _verify_expression(nest: Nest, root: Expression, known: Mapping[str, Type], axes: set[str]) -> None:
+def _values(nest: Nest, reduction: Reduction) -> tuple[Expression, ...]:
+    """What a reduction is of: one value, or a value and its position."""
+    if reduction.operation not in ARG_REDUCTIONS:
+        return (reduction.value,)
+    match reduction.value:
+        case Call("at", (value, position)) if value.type is reduction.type and not position.type.is_float:
+            return value, position
+    raise MalformedNest(f"{nest.name}: {reduction.name} is of a value without a position")
+
+
+def _verify_expression(
+    nest: Nest, root: Expression, known: Mapping[str, Type], axes: set[str], positions: Sequence[Bound] = ()
+) -> None:
     for expression in walk(root):
         match expression:
             case Load(buffer, index, type_):
                 reference = nest.buffer(buffer)
                 _require(type_ is reference.type.compute, nest, f"load of {buffer} has type {type_}")
                 _require(index.axes() <= axes, nest, f"load of {buffer} uses an axis out of scope")
-                _verify_index(nest, index, reference)
+                _verify_index(nest, index, reference, positions)
             case Reduced(reduction, type_):
                 _require(known.get(reduction) is type_, nest, f"{reduction} is used before it is made")
+            case Memory(buffer, type_):
+                _require(type_ is nest.buffer(buffer).type.compute, nest, f"{buffer} is looked into as {type_}")
+                _require(not nest.buffer(buffer).written, nest, f"{buffer} is looked into while it is written")
             case Call(operation, arguments, _):
                 _require(OPERATIONS.get(operation) == len(arguments), nest, f"bad call of {operation}")
+                memory = [isinstance(argument, Memory) for argument in arguments]
+                _require(memory == ([True, False] if operation == "gather" else [False] * len(memory)), nest,
+                         f"{operation} takes a whole buffer")  # fmt: skip
             case AxisValue(index, _):
                 _require(index.axes() <= axes, nest, "an axis value is out of scope")
             case Literal():
                 pass
 
 
-def _verify_index(nest: Nest, index: Index, buffer: BufferRef) -> None:
-    low, high = index.bounds(nest.extents)
+def _verify_index(nest: Nest, index: Index, buffer: BufferRef, positions: Sequence[Bound] = ()) -> None:
+    low, high = bounds_inside(index, positions, nest.extents)
     inside = low >= 0 and high < buffer.element_count
     _require(inside, nest, f"index of {buffer.name} spans {low}..{high} of {buffer.element_count}")
+
+
+def with_value(reduction: Reduction, value: Expression, change: Callable[[Index], Index]) -> Reduction:
+    """The reduction of another value, with the indices that it has itself changed like those of the value."""
+    if not isinstance(reduction, Windowed):
+        return replace(reduction, value=value)
+    positions = tuple(replace(position, index=change(position.index)) for position in reduction.positions)
+    return replace(reduction, value=value, positions=positions)
+
+
+def bounds_inside(index: Index, positions: Sequence[Bound], extents: Mapping[str, int]) -> tuple[int, int]:
+    """Least and greatest value of an index where all positions are inside."""
+    low = high = 0
+    for position in positions:
+        for atom, step in position.index.terms:
+            times, rest = divmod(dict(index.terms).get(atom, 0), step)
+            if times and not rest:
+                index = index + position.index.scaled(-times)
+                ends = (0, times * (position.extent - 1))
+                low, high = low + min(ends), high + max(ends)
+                break
+    rest_low, rest_high = index.bounds(extents)
+    return low + rest_low, high + rest_high
 
 
 def _require(holds: bool, nest: Nest, message: str) -> None:

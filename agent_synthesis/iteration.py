@@ -22,15 +22,19 @@ from agent_synthesis.ir import (
     Expression,
     Index,
     Load,
+    Memory,
     Nest,
     Quotient,
     Reduced,
     Reduction,
     Remainder,
+    Scan,
     Store,
+    Windowed,
     verify,
+    with_value,
 )
-from agent_synthesis.symbolic import Fold, Indices, Ref, Refused, Symbol, Tracer, flatten, unflatten
+from agent_synthesis.symbolic import Fold, Indices, Ref, Refused, Running, Sliding, Symbol, Tracer, flatten, unflatten
 
 MAX_EXPRESSION_SIZE = 3000
 """Nodes of all expressions, shared parts counted at each use; beyond it a kernel would not fit its
@@ -57,9 +61,13 @@ def build(name: str, outputs: Sequence[Output], tracer: Tracer, buffers: Sequenc
     splits: dict[str, set[int]] = {}
     for _ in range(_ROUNDS):
         attempt = _Attempt(tracer, splits)
-        nest = attempt.nest(name, outputs, buffers, comment)
-        found = _wanted_splits(nest)
-        if not attempt.split(found):
+        try:
+            nest = attempt.nest(name, outputs, buffers, comment)
+        except Refused:
+            if not attempt.split(_splits_of(attempt.misread, tracer.extents)):
+                raise
+            continue
+        if not attempt.split(_splits_of(_indices(nest), nest.extents)):
             break
     return verify(_merged(_ordered(nest)))
 
@@ -78,6 +86,8 @@ class _Attempt:
         self._sizes: dict[int, int] = {}
         self._kept_alive: list[Expression] = []
         self._anchor_index: Indices = ()
+        self.misread: Indices = ()
+        """Where a scan is read that is not at its element: it may be, once the axes are finer."""
         tracer.forget_axes()
 
     def nest(self, name: str, outputs: Sequence[Output], buffers: Sequence[BufferRef], comment: str) -> Nest:
@@ -130,10 +140,14 @@ class _Attempt:
         if not found:
             self._parallel = used
             return anchor
-        row_axes = {axis for ref in found for index in ref.indices for axis in index.axes()}
+        row_axes = {axis for ref in found for index in _kept(ref) for axis in index.axes()}
         self._parallel = [axis for axis in used if axis in row_axes]
         self._reduced = [axis for axis in used if axis not in row_axes]
         fold = max((ref.fold for ref in found), key=lambda f: math.prod(f.extents))
+        scanned = [ref.indices[-1] for ref in found if isinstance(ref.fold, Running)]
+        if scanned:
+            self._reduced.sort(key=lambda axis: -abs(scanned[0].coefficient(axis) or 0))
+            return anchor
         if not self._reduced:
             inner = self._axes_for("r", fold.extents)
             self._reduced = [axis for axis in self._origins if axis in _axes_of(inner)]
@@ -220,22 +234,43 @@ class _Attempt:
 
     def _bound(self, ref: Ref) -> Expression:
         reduced = set(self._reduced)
-        if any(index.axes() & reduced for index in ref.indices):
+        if any(index.axes() & reduced for index in _kept(ref)):
             raise Refused("it reduces what was reduced over other dimensions")
         key = (ref.fold, ref.indices)
         if key not in self._reductions:
-            value = self._resolved(ref.fold.body(ref.indices, self._folded(ref.fold)))
-            self._check_size([value])
-            self._reductions[key] = self._reduction(ref.fold, value)
+            made = self._scan(ref) if isinstance(ref.fold, Running) else self._reduction(ref)
+            self._check_size([made.value])
+            self._reductions[key] = self._known_or(made)
         return Reduced(self._reductions[key].name, ref.type)
 
-    def _reduction(self, fold: Fold, value: Expression) -> Reduction:
+    def _reduction(self, ref: Ref) -> Reduction:
+        folded = self._folded(ref.fold)
+        value = self._resolved(ref.fold.body(ref.indices, folded))
+        if isinstance(ref.fold, Sliding):
+            positions = ref.fold.positions(ref.indices, folded)
+            return Windowed("", ref.fold.operation, value, ref.fold.type, positions)
+        return Reduction("", ref.fold.operation, value, ref.fold.type)
+
+    def _scan(self, ref: Ref) -> Scan:
+        """The scan, where it is read at the element itself or, without that one, at the element before."""
+        extents = self._tracer.extents
+        count = math.prod(extents[axis] for axis in self._reduced)
+        here = _row_major(self._reduced, extents)
+        for reverse, exclusive in itertools.product((False, True), repeat=2):
+            place = here.scaled(-1).shifted(count - 1) if reverse else here
+            if ref.indices[-1] == place.shifted(-int(exclusive)) and count - exclusive <= ref.fold.extents[0]:
+                value = self._resolved(ref.fold.body(_kept(ref), (place,)))
+                return Scan("", ref.fold.operation, value, ref.fold.type, reverse, exclusive)
+        self.misread = ref.indices
+        raise Refused("it reads a scan elsewhere than at the element that is stored")
+
+    def _known_or(self, made: Reduction) -> Reduction:
         """The reduction, or the equal one that is there already (a mean that the user wrote twice)."""
         distinct = dict.fromkeys(self._reductions.values())
-        for made in distinct:
-            if (made.operation, made.type) == (fold.operation, fold.type) and made.value == value:
-                return made
-        return Reduction(f"r{len(distinct)}", fold.operation, value, fold.type)
+        for known in distinct:
+            if known == replace(made, name=known.name):
+                return known
+        return replace(made, name=f"r{len(distinct)}")
 
     def _check_size(self, expressions: Iterable[Expression]) -> None:
         total = sum(_size(expression, self._sizes) for expression in expressions)
@@ -266,6 +301,11 @@ def _distinct(expressions: Iterable[Expression]) -> Iterator[Expression]:
         yield node
         if isinstance(node, Call):
             pending += node.arguments
+
+
+def _kept(ref: Ref) -> Indices:
+    """Where a fold is read, without the position in the row for one that has a value at every element."""
+    return ref.indices[:-1] if isinstance(ref.fold, Running) else ref.indices
 
 
 def _refs(expression: Expression) -> Iterator[Ref]:
@@ -299,7 +339,8 @@ def _touched(
     buffers: Sequence[BufferRef], stores: Sequence[Store], reductions: Iterable[Reduction]
 ) -> tuple[BufferRef, ...]:
     values = [store.value for store in stores] + [reduction.value for reduction in reductions]
-    used = {load.buffer for load in _loads(values)} | {store.buffer for store in stores}
+    read = (node.buffer for node in _distinct(values) if isinstance(node, Load | Memory))
+    used = {*read, *(store.buffer for store in stores)}
     return tuple(buffer for buffer in buffers if buffer.name in used)
 
 
@@ -310,10 +351,11 @@ def _indices(nest: Nest) -> list[Index]:
     values = [store.value for store in nest.stores] + [reduction.value for reduction in nest.reductions]
     found = [store.index for store in nest.stores]
     found += [node.index for node in _distinct(values) if isinstance(node, Load | AxisValue)]
+    found += [position.index for window in nest.windows for position in window.positions]
     return list(dict.fromkeys(found))
 
 
-def _wanted_splits(nest: Nest) -> dict[str, set[int]]:
+def _splits_of(indices: Iterable[Index], extents: Mapping[str, int]) -> dict[str, set[int]]:
     """Axes that appear alone inside a quotient or remainder, with its divisors: splitting there makes it
     affine."""
     wanted: dict[str, set[int]] = {}
@@ -323,10 +365,10 @@ def _wanted_splits(nest: Nest) -> dict[str, set[int]]:
             if isinstance(atom, Quotient | Remainder):
                 visit(atom.value)
                 match atom.value.terms:
-                    case ((str(axis), 1),) if atom.value.offset == 0 and nest.extents[axis] % atom.divisor == 0:
+                    case ((str(axis), 1),) if atom.value.offset == 0 and extents[axis] % atom.divisor == 0:
                         wanted.setdefault(axis, set()).add(atom.divisor)
 
-    for index in _indices(nest):
+    for index in indices:
         visit(index)
     return wanted
 
@@ -338,7 +380,7 @@ def _ordered(nest: Nest) -> Nest:
     reduced = list(nest.reduced)
     values = [reduction.value for reduction in nest.reductions]
     loads = [load.index for load in _loads(values) if load.index.axes() >= {axis.name for axis in reduced}]
-    if loads and all(loads[0].coefficient(axis.name) is not None for axis in reduced):
+    if not nest.scans and loads and all(loads[0].coefficient(axis.name) is not None for axis in reduced):
         reduced.sort(key=lambda axis: -abs(loads[0].coefficient(axis.name) or 0))
     return replace(nest, parallel=tuple(parallel), reduced=tuple(reduced))
 
@@ -407,11 +449,11 @@ def _substituted(nest: Nest, replacements: Mapping[str, Index], extents: Mapping
         alive.extend((node, result))
         return result
 
-    reductions = tuple(replace(reduction, value=visit(reduction.value)) for reduction in nest.reductions)
-    stores = tuple(
-        replace(store, index=store.index.substituted(replacements, extents), value=visit(store.value))
-        for store in nest.stores
-    )
+    def change(index: Index) -> Index:
+        return index.substituted(replacements, extents)
+
+    reductions = tuple(with_value(reduction, visit(reduction.value), change) for reduction in nest.reductions)
+    stores = tuple(replace(store, index=change(store.index), value=visit(store.value)) for store in nest.stores)
     return replace(nest, reductions=reductions, stores=stores)
 
 

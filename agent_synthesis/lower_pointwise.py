@@ -159,6 +159,15 @@ def _pow(base: Expression, exponent: Expression) -> Expression:
 
 
 _register("pow", 2, Kind.BOOL_TO_LONG, _pow)
+
+
+def _logaddexp(a: Expression, b: Expression) -> Expression:
+    greater = op("max", a, b)
+    soft = op("add", greater, op("log1p", op("exp", op("neg", op("abs", op("sub", a, b))))))
+    return op("where", op("and", op("isinf", a), op("eq", a, b)), a, soft)
+
+
+_float("logaddexp", _logaddexp, 2)
 _number("addcmul", lambda a, b, c, value=1: op("add", a, _scaled(op("mul", b, c), value)), 3)
 _float("addcdiv", lambda a, b, c, value=1: op("add", a, _scaled(op("div", b, c), value)), 3)
 _number("lerp", lambda a, b, w: op("add", a, op("mul", w, op("sub", b, a))), 3)
@@ -210,20 +219,30 @@ handles("masked_fill")(lambda tracer, out, x, mask, value: _choose(tracer, out, 
 # ---- activations ---------------------------------------------------------------------------------------
 
 
-def _clamp(x: Expression, low: Any = None, high: Any = None, **bounds: Any) -> Expression:
-    low, high = bounds.get("min", low), bounds.get("max", high)
-    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
-        raise Refused("clamp by tensors is not lowered")
+def _clamp(x: Expression, low: float | None = None, high: float | None = None) -> Expression:
     if low is not None:
         x = op("max", x, _like(x, low))
     return op("min", x, _like(x, high)) if high is not None else x
 
 
 @handles("clamp", "clip")
-def _clamp_handler(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *bounds: Any, **named: Any) -> Symbol:
-    """Bounds take part in the promotion: a bool between integers is an integer."""
-    value, type_ = tracer.symbol(x), type_of(out.dtype)
-    return Symbol(value.shape, type_, lambda index: _clamp(cast(value.at(index), type_.compute), *bounds, **named))
+def _clamp_handler(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, low: Any = None, high: Any = None, **named: Any
+) -> Symbol:
+    """Bounds, numbers or tensors, take part in the promotion: a bool between integers is an integer."""
+    type_ = type_of(out.dtype)
+    bounds = {"max": named.get("min", low), "min": named.get("max", high)}
+    operands = {name: _operand(tracer, bound, out) for name, bound in bounds.items() if bound is not None}
+    value = _operand(tracer, x, out)
+
+    def at(index: Indices) -> Expression:
+        result = cast(value.at(index), type_.compute)
+        for name, bound in operands.items():
+            limit = cast(bound.at(index), type_.compute) if isinstance(bound, Symbol) else _like(result, bound)
+            result = op(name, result, limit)
+        return result
+
+    return Symbol(tuple(out.shape), type_, at)
 
 
 _number("clamp_min", lambda x, low: op("max", x, low), 2)

@@ -15,7 +15,6 @@ import torch
 from agent_synthesis.ir import Expression, Index, Type
 from agent_synthesis.symbolic import (
     Indices,
-    Refused,
     Symbol,
     Tracer,
     broadcast,
@@ -100,36 +99,6 @@ def _prod_handler(
     return _result(tracer, fold("prod", value, _dims(x, dim), _accumulator(value, out)), out)
 
 
-def _extreme(operation: str) -> Callable[..., Any]:
-    def handler(tracer: Tracer, out: Any, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any) -> Any:
-        value = tracer.symbol(x)
-        values = out if isinstance(out, torch.Tensor) else out[0]
-        type_ = value.type.compute
-        folded = fold(operation, value, _dims(x, dim), Type.I32 if type_ is Type.BOOL else type_)
-        result = _result(tracer, folded, values)
-        return result if isinstance(out, torch.Tensor) else (result, None)  # indices have no formula
-
-    return handler
-
-
-def _extreme_or_pointwise(operation: str) -> Callable[..., Any]:
-    """`max` and `min` are reductions, or elementwise when the second argument is a tensor."""
-    reduction = _extreme(operation)
-
-    def handler(tracer: Tracer, out: Any, x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
-        if rest and isinstance(rest[0], torch.Tensor):
-            raise Refused(f"{operation} of two tensors is not lowered here")
-        return reduction(tracer, out, x, *rest, **kwargs)
-
-    return handler
-
-
-handles("amax")(_extreme("max"))
-handles("amin")(_extreme("min"))
-handles("max")(_extreme_or_pointwise("max"))
-handles("min")(_extreme_or_pointwise("min"))
-
-
 def _logical(operation: str) -> Callable[..., Symbol]:
     def handler(
         tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
@@ -151,11 +120,20 @@ handles("all")(_logical("min"))
 # ---- variance and norms --------------------------------------------------------------------------------
 
 
-def _moments(value: Symbol, dims: Sequence[int], type_: Type, correction: float) -> tuple[Symbol, Symbol]:
+def _moments(
+    value: Symbol,
+    dims: Sequence[int],
+    type_: Type,
+    correction: float,
+    *,
+    mean_of_infinite: bool = False,
+    squares: Type | None = None,
+) -> tuple[Symbol, Symbol]:
     """(variance, mean), both with kept dimensions; summed about the first element of each slice.
 
     The shift makes slices of one constant exact, as PyTorch's running (Welford) mean has them, and keeps the digits of
-    data far from zero.
+    data far from zero. `mean_of_infinite`: the mean of a slice that begins with an infinity is what a plain sum gives,
+    not NaN. `squares`: the type of the variance and of the squares that it is made of, where that is a wider one.
     """
     wide = _typed(value, type_)
     folded = {dim % max(1, len(value.shape)) for dim in dims}
@@ -164,12 +142,15 @@ def _moments(value: Symbol, dims: Sequence[int], type_: Type, correction: float)
         type_,
         lambda index: wide.at(tuple(Index() if dim in folded else at for dim, at in enumerate(index))),
     )
+    if mean_of_infinite:
+        first = _combine(_zero_where_infinite, first)
     shifted = _combine(lambda x, origin: op("sub", x, origin), wide, first)
     mean = _mean(shifted, dims, type_)
-    squares = _combine(lambda x, m: op("mul", op("sub", x, m), op("sub", x, m)), shifted, mean)
+    distance = _typed(_combine(lambda x, m: op("sub", x, m), shifted, mean), squares or type_)
+    squared = _combine(lambda d: op("mul", d, d), distance)
     count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
-    divisor = literal(max(0.0, count - correction), type_)
-    variance = _combine(lambda s: op("div", s, divisor), _sum(squares, dims, type_))
+    divisor = literal(max(0.0, count - correction), distance.type)
+    variance = _combine(lambda s: op("div", s, divisor), _sum(squared, dims, distance.type))
     return variance, _combine(lambda origin, m: op("add", origin, m), first, mean)
 
 
@@ -182,10 +163,16 @@ def _correction(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
 
 
 def _variance_of(
-    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]
+    tracer: Tracer,
+    out: torch.Tensor,
+    x: torch.Tensor,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    squares: Type | None = None,
 ) -> tuple[Symbol, Symbol]:
     dim = next((a for a in args if not isinstance(a, bool)), kwargs.get("dim"))
-    return _moments(tracer.symbol(x), _dims(x, dim), type_of(out.dtype).compute, _correction(args, kwargs))
+    type_ = type_of(out.dtype).compute
+    return _moments(tracer.symbol(x), _dims(x, dim), type_, _correction(args, kwargs), squares=squares)
 
 
 @handles("var")
@@ -195,7 +182,8 @@ def _var(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwarg
 
 @handles("std")
 def _std(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Symbol:
-    variance = _variance_of(tracer, out, x, args, kwargs)[0]
+    """A deviation of 1e-30 is a float32, its square is none: squares are summed in float64, as PyTorch does."""
+    variance = _variance_of(tracer, out, x, args, kwargs, squares=Type.F64)[0]
     return _result(tracer, _combine(lambda v: op("sqrt", v), variance), out)
 
 
@@ -220,7 +208,12 @@ def _vector_norm(
         return _result(tracer, _sum(sizes, dims, type_), out)
     if abs(order) == math.inf:
         return _result(tracer, fold("max" if order > 0 else "min", sizes, dims, type_), out)
-    raise Refused(f"a norm of order {order} is not lowered")
+    if order == 0:
+        count = _combine(lambda v: cast(op("ne", v, literal(0.0, v.type)), type_), value)
+        return _result(tracer, _sum(count, dims, type_), out)
+    powers = _combine(lambda v: op("pow", v, literal(order, type_)), sizes)
+    root = literal(1.0 / order, type_)
+    return _result(tracer, _combine(lambda s: op("pow", s, root), _sum(powers, dims, type_)), out)
 
 
 def _normalized(
@@ -285,23 +278,37 @@ def _group_norm(
 
 @handles("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
 def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> list[Symbol | None]:
-    """Without running statistics to write: batch statistics where there are none, else the stored ones."""
+    """By the statistics of the batch, which update the running ones where there are some, or by the stored ones."""
     tensors = [part for part in rest if isinstance(part, torch.Tensor)]
     numbers = [part for part in rest if isinstance(part, bool | float)]
     training = numbers[0] if isinstance(numbers[0], bool) else False
     eps = numbers[-1]
-    if training and tensors:
-        raise Refused("batch norm that updates its running statistics is not lowered")
     type_ = type_of(x.dtype).compute
     value = _typed(tracer.symbol(x), type_)
     shape = (1, -1, *([1] * (x.dim() - 2)))
     wide = tuple(x.shape[1] if extent == -1 else extent for extent in shape)
     if training:
-        variance, mean = _moments(value, [dim for dim in range(x.dim()) if dim != 1], type_, 0)
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        variance, mean = _moments(value, dims, type_, 0, mean_of_infinite=bool(tensors))
+        if tensors:
+            count = x.numel() // x.shape[1]
+            unbiased = _combine(lambda v: op("mul", v, literal(count / max(1, count - 1), type_)), variance)
+            for running, fresh in zip(tensors, (mean, unbiased), strict=True):
+                tracer.bind(running, _moved_average(tracer, running, fresh, momentum=numbers[-2]))
     else:
         mean, variance = (_typed(_kept(tracer, part, wide), type_) for part in tensors[:2])
     scale, shift = (_optional(tracer, part, wide) for part in (weight, bias))
     return [_result(tracer, _normalized(value, mean, variance, eps, scale, shift)[0], out[0]), None, None]
+
+
+def _moved_average(tracer: Tracer, running: torch.Tensor, fresh: Symbol, momentum: float) -> Symbol:
+    """The running statistic after a batch."""
+    old = _typed(tracer.symbol(running), fresh.type)
+    new = reshaped(fresh, running.shape, tracer.extents)
+    keep, take = literal(1 - momentum, fresh.type), literal(momentum, fresh.type)
+    return _typed(
+        _combine(lambda o, n: op("add", op("mul", n, take), op("mul", o, keep)), old, new), type_of(running.dtype)
+    )
 
 
 def _kept(tracer: Tracer, tensor: torch.Tensor, shape: Sequence[int]) -> Symbol:
@@ -366,10 +373,7 @@ def _zero_where_infinite(x: Expression) -> Expression:
 
 
 def _product(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Symbol:
-    """Sum over k of left[..., m, k] · right[..., k, n], where m or n is 1: a row reduction, not a matrix
-    product."""
-    if left.shape[-2] != 1 and right.shape[-1] != 1:
-        raise Refused("a product of two matrices is not lowered")
+    """Sum over k of left[..., m, k] · right[..., k, n]: a row reduction where m or n is 1, else what `product` sees."""
     type_ = type_of(out.dtype).compute
     a, b = _typed(tracer.symbol(left), type_), _typed(tracer.symbol(right), type_)
     lead = tuple(left.shape[:-2])

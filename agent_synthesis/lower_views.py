@@ -1,7 +1,7 @@
 """Handlers of operations that move no value: views, broadcasts, copies and tensors made from nothing.
 
-Each answers with a new index, never with arithmetic. What would need a bounds test (cat, pad, gather) is
-absent, and so refuses.
+Each answers with a new index, never with arithmetic. What needs a bounds test or a position from data is in
+`lower_lookups`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ def _reshape(tracer: Tracer, out: torch.Tensor, value: torch.Tensor, *_: Any, **
 @handles("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "lift_fresh", "view_as")
 def _same(tracer: Tracer, _: torch.Tensor, value: torch.Tensor, *__: Any, **___: Any) -> Symbol:
     return tracer.symbol(value)
+
+
+@handles("copy")
+def _copy(tracer: Tracer, out: torch.Tensor, _: torch.Tensor, value: torch.Tensor, *__: Any, **___: Any) -> Symbol:
+    symbol, type_ = broadcast(tracer.symbol(value), out.shape), type_of(out.dtype)
+    return Symbol(symbol.shape, type_, lambda index: cast(symbol.at(index), type_.compute))
 
 
 @handles("_to_copy", "to")
@@ -103,7 +109,7 @@ def _slice(
 @handles("flip")
 def _flip(tracer: Tracer, out: torch.Tensor, value: torch.Tensor, dims: Sequence[int]) -> Symbol:
     symbol = tracer.symbol(value)
-    for dim in {d % value.dim() for d in dims}:
+    for dim in {d % value.dim() for d in dims} if value.dim() else ():
         symbol = _moved(symbol, out, dim, value.shape[dim] - 1, -1)
     return symbol
 
@@ -165,7 +171,7 @@ def _scalar_tensor(_: Tracer, out: torch.Tensor, value: float, **__: Any) -> Sym
     return constant_symbol(value, type_of(out.dtype), out.shape)
 
 
-@handles("empty")
+@handles("empty", "empty_like", "empty_permuted", "new_empty")
 def _empty(_: Tracer, out: torch.Tensor, *__: Any, **___: Any) -> Symbol:
     """Memory that composite operations make for results that nobody asked for."""
 

@@ -13,13 +13,23 @@ from dataclasses import dataclass
 
 import torch
 
-from agent_synthesis import iteration, lower_pointwise, lower_reductions, lower_views
+from agent_synthesis import (
+    iteration,
+    lower_extremes,
+    lower_lookups,
+    lower_pointwise,
+    lower_reductions,
+    lower_scans,
+    lower_views,
+    lower_windows,
+)
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import BufferRef, MalformedNest, Nest
 from agent_synthesis.symbolic import Refused, Tracer, storage_type
 from warpsmith import aten, dtypes
 
-_HANDLERS = (lower_pointwise, lower_reductions, lower_views)  # importing them registers their handlers
+_HANDLERS = (lower_extremes, lower_lookups, lower_pointwise, lower_reductions, lower_scans, lower_views, lower_windows)
+# Importing them registers their handlers.
 
 
 @dataclass(frozen=True)
@@ -32,8 +42,8 @@ class Refusal:
 def lower(index: GraphIndex, nodes: Sequence[str], outputs: Sequence[str]) -> Nest | Refusal:
     """The nest that computes `outputs` by the given nodes (views in between included by themselves).
 
-    Buffers are named as the graph's tensors; the nest is named after the last output. Equal calls are
-    answered from memory.
+    Sources that the nodes write in place are stored to as well. Buffers are named as the graph's tensors; the nest is
+    named after the last output, or the last node. Equal calls are answered from memory.
     """
     return _Memory.of(index).lower(tuple(nodes), tuple(outputs))
 
@@ -62,7 +72,7 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
         node = index.nodes[name]
         if node.random:
             return Refusal(f"{node.target} is random")
-        if not index.is_pure(name):
+        if not index.is_pure(name) and not index.writes_back(name):
             return Refusal(f"{node.target} writes in place")
     try:
         return _traced(index, nodes, outputs)
@@ -72,7 +82,7 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
         return Refusal("its formulas nest too deeply")
     except MalformedNest as error:
         return Refusal(f"malformed nest: {error}")
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError, KeyError) as error:
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return Refusal(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
@@ -83,6 +93,7 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
     tracer = Tracer()
     values: dict[str, torch.Tensor] = {}
     buffers: list[BufferRef] = []
+    written_back: dict[str, None] = {}
 
     def lookup(tensor: str) -> torch.Tensor:
         if tensor not in values:
@@ -103,14 +114,20 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
             for result, tensor in zip(node.results, results, strict=False):
                 if result.name and tensor is not None:
                     values[result.name] = tensor
+            if index.writes_back(name):
+                values |= {tensor: tensors[tensor] for tensor in node.mutates}
+                written_back |= dict.fromkeys(node.mutates)
     stored = []
     for output in outputs:
         assert index.producer(output) in inside, f"{output} is not made by the group"
         spec = index.spec(output)
         buffers.append(_reference(index, output, written=True))
         stored.append(iteration.Output(output, tracer.symbol(values[output]), tuple(spec.strides)))
+    for source in written_back:
+        buffers = [buffer for buffer in buffers if buffer.name != source] + [_reference(index, source, written=True)]
+        stored.append(iteration.Output(source, tracer.symbol(values[source]), tuple(index.spec(source).strides)))
     operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
-    return iteration.build(identifier(outputs[-1]), stored, tracer, buffers, operations)
+    return iteration.build(identifier((outputs or nodes)[-1]), stored, tracer, buffers, operations)
 
 
 def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from agent_synthesis import cost, fusion, rewrite
+from agent_synthesis import cost, fusion, rewrite, splits
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Group, Plan, schedules_for
 from agent_synthesis.schedule import Parameters
@@ -102,7 +102,9 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     """Moves worth trying, with their effect in words; not all are legal."""
     for group in plan.groups:
         what = _words(plan, group)
-        if any(not plan.index.is_pure(node) for node in group.nodes):
+        for rule in rewrite.matching(plan, group):
+            yield Move(operation="rewrite", group=group.name, choice=rule.name), rule.effect
+        if any(not plan.index.is_pure(node) and not plan.index.writes_back(node) for node in group.nodes):
             continue
         yield from _authoring(plan, group, what)
         for producer in plan.producers(group):
@@ -111,13 +113,14 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
         if group.engine == "authored":
             yield Move(operation="library", group=group.name), f"computes {what} by PyTorch's own calls"
             yield from _settings(plan, group)
-        for rule in rewrite.matching(plan, group):
-            yield Move(operation="rewrite", group=group.name, choice=rule.name), rule.effect
 
 
 def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]]:
     nest = plan.nest(group)
     if not isinstance(nest, Nest):
+        if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
+            effect = f"computes {what} in kernels of our own, sample by sample and then over the samples"
+            yield Move(operation="author", group=group.name), effect
         return
     for schedule in schedules_for(plan.target, nest):
         if (group.engine, group.schedule) != ("authored", schedule.name):

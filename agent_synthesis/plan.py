@@ -17,6 +17,7 @@ from agent_synthesis import emit
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import Refusal, lower
+from agent_synthesis.product import multiplies_matrices
 from agent_synthesis.schedule import Parameters, Schedule
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, task_pb2
@@ -99,7 +100,7 @@ class Plan:
     def nest(self, group: Group) -> Nest | Refusal:
         """The group as loops."""
         outputs = self.outputs(group)
-        if not outputs:
+        if not outputs and not any(self.index.writes_back(node) for node in group.nodes):
             return Refusal("nobody reads its result")
         return lower(self.index, self.all_nodes(group), tuple(outputs))
 
@@ -126,8 +127,9 @@ def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType) -> Plan:
 
 
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest) -> tuple[Schedule, ...]:
-    """Schedules that can run the nest, preferred first."""
-    return tuple(schedule for schedule in emit.schedules(target) if schedule.accepts(nest))
+    """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
+    multiplies = multiplies_matrices(nest)
+    return tuple(s for s in emit.schedules(target) if (s in emit.PRODUCTS) == multiplies and s.accepts(nest))
 
 
 def schedule_named(target: task_pb2.Target.ValueType, name: str) -> Schedule:

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 Line = tuple[str, ...]
-"""The text, then the kinds of the operands after the first: mate, condition, last, channels or statistics."""
+"""The text, then the kinds of the operands after the first: mate, condition, first, last, channels or statistics."""
 
 
 def _lines(*lines: str | Line) -> list[Line]:
@@ -124,10 +124,40 @@ _INDICES = _lines(
     "{0} + torch.arange({0}.shape[-1])", "{0} * (torch.arange({0}.shape[-1]) % 3 - 1)",
     "{0} + torch.ones({0}.shape[-1:], dtype=torch.<type>)", "{0} * torch.linspace(0, 1, {0}.shape[-1])",
 )  # fmt: skip
+_LOOKUPS = _lines(
+    "{0}[..., [0, -1, 0]]", "{0}.index_select(<dim>, torch.arange({0}.shape[<dim>]).flip(0) // 2)",
+    "{0}[torch.arange({0}.shape[0]) // 2]", "torch.roll({0}, (2, -1), (0, -1))", "F.pad({0}, (2, 0, 1, 1))",
+    "F.pad({0}, (1, 2), value=float('-inf')).softmax(-1)",
+    "torch.stack([{0}, {0}.exp(), {0}[..., :]], <dim>).sum(<dim>)", "torch.norm({0}, p=3, dim=<dim>)",
+    "torch.linalg.vector_norm({0}, 1.5)", "{0}.clamp({0} * 0.5, {0}.abs())",
+    ("torch.take_along_dim({0}, (({1} > 0).long() + ({1} > 1).long()) % {0}.shape[-1], -1)", "mate"),
+    ("torch.take_along_dim({0}.exp(), ({1} > 0).long() % {0}.shape[-1], -1)", "mate"),
+    ("{0}[..., ({1} > 0).long() % {0}.shape[-1]]", "last"),
+    ("F.embedding(({1} > 0).long() % {0}.shape[0], {0})", "last"),
+    ("torch.cat([{0}[..., :1], {1}, {0}], -1)", "mate"),
+    ("F.cross_entropy({0}, ({1} > 0).long(), reduction='none')", "first"),
+    ("F.cross_entropy({0}, ({1} > 0).long(), label_smoothing=0.1)", "first"),
+    ("F.nll_loss({0}, ({1} > 0).long(), ignore_index=1)", "first"),
+    ("F.triplet_margin_loss({0}, {1}, {0} * {1})", "mate"),
+    ("F.hinge_embedding_loss({0}, torch.where({1} > 0, 1.0, -1.0))", "mate"),
+)  # fmt: skip
+_SCANS = _lines(
+    "{0}.cumsum(<dim>)", "{0}.flip(<dim>).cumsum(<dim>)", "({0}.clamp(-1, 1) * 0.5 + 1).cumprod(<dim>)",
+    "{0}.argmax(<dim>, keepdim=<flag>)", "{0}.argmin(<dim>)", "{0}.max(<dim>).indices",
+    "{0} * ({0}.argmax(-1, keepdim=True) == torch.arange({0}.shape[-1]))", "{0}.flip(-1).cumsum(-1).flip(-1)",
+    "torch.cat([torch.zeros_like({0}[..., :1]), {0}[..., :-1].cumsum(-1)], -1)", "({0} > <real>).cumsum(<dim>)",
+    "{0}.cumsum(<dim>) - {0}", "torch.argmin({0})",
+)  # fmt: skip
+_WINDOWS = _lines(
+    "F.avg_pool1d({0}, 2)", "F.avg_pool1d({0}, 3, 2, 1)", "F.max_pool1d({0}, 3, 1)", "F.avg_pool2d({0}, 2)",
+    "F.max_pool2d({0}, 3, 2, 1)", "F.adaptive_avg_pool2d({0}, 1)", "F.max_pool2d({0}, 2).relu()",
+    "F.max_pool2d({0}, 2, 1, 1, return_indices=True)[1]", "F.lp_pool1d({0}, 2.0, 2)",
+    "F.avg_pool2d({0}, 3, 2, 1, ceil_mode=True, count_include_pad=False)",
+)  # fmt: skip
 
 FAMILIES: Final[list[tuple[int, list[Line]]]] = [
     (16, _UNARY), (14, _ACTIVATIONS), (14, _SCALARS), (22, _BINARY), (14, _REDUCTIONS), (10, _NORMS), (18, _VIEWS),
-    (5, _CASTS), (6, _WRITES), (2, _INDICES),
+    (5, _CASTS), (6, _WRITES), (2, _INDICES), (8, _LOOKUPS), (5, _SCANS), (5, _WINDOWS),
 ]  # fmt: skip
 """(weight, lines) of each class of operations."""
 

@@ -233,8 +233,8 @@ class _Generation:
     def _source_for(self, kind: str, value: torch.Tensor, number: int) -> Source:
         """A new tensor that goes with a value: along its last dimension, its channels, or broadcast against it."""
         shape = tuple(value.shape)
-        if kind in ("last", "channels", "statistics"):
-            dimension = -1 if kind == "last" else 1
+        if kind in ("first", "last", "channels", "statistics"):
+            dimension = {"first": 0, "last": -1}.get(kind, 1)
             extent = shape[dimension] if len(shape) > max(0, dimension) else 1
             dtype = str(value.dtype).removeprefix("torch.")
             origin: Origin = "state" if kind == "statistics" else "parameter"

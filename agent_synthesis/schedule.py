@@ -32,6 +32,8 @@ class Footprint:
     extra_bytes: int
     parallel_count: int
     launch_count: int
+    tensor_flop_count: int = 0
+    """Floating-point operations that tensor cores make on 16-bit operands in place of the nest's matrix products."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent_synthesis.element_types import OF_TORCH
-from agent_synthesis.ir import Call, Expression, Index, Literal, Load, Type
+from agent_synthesis.ir import Bound, Call, Expression, Index, Literal, Load, Type
 from warpsmith import dtypes
 from warpsmith.v1 import tensor_pb2
 
@@ -102,6 +102,18 @@ class Fold:
     type: Type
 
 
+@dataclass(frozen=True, eq=False)
+class Running(Fold):
+    """A fold of the elements up to one: the last index of a `Ref` to it is that element's position."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sliding(Fold):
+    """A fold over a window of a larger tensor; `positions` says, as `body` does, where an element lies in it."""
+
+    positions: Callable[[Indices, Indices], tuple[Bound, ...]]
+
+
 @dataclass(frozen=True)
 class Ref:
     """The value of a fold at some kept indices: a leaf of expressions that `iteration` resolves to
@@ -138,6 +150,14 @@ def reshaped(value: Symbol, shape: Sequence[int], extents: Mapping[str, int]) ->
     """The same elements in row-major order under another shape."""
     if tuple(shape) == value.shape:
         return value
+    seen = [dim for dim, extent in enumerate(shape) if extent != 1]
+    if [shape[dim] for dim in seen] == [extent for extent in value.shape if extent != 1]:
+        # Extents of 1 come and go. The others stay as they are, for windows that look beyond their ends.
+        def at(index: Indices) -> Expression:
+            kept = iter(seen)
+            return value.at(tuple(Index() if extent == 1 else index[next(kept)] for extent in value.shape))
+
+        return Symbol(tuple(shape), value.type, at)
     return Symbol(
         tuple(shape),
         value.type,

@@ -17,6 +17,7 @@ from agent_synthesis.ir import (
     Nest,
     Reduced,
     Reduction,
+    Scan,
     Store,
     Type,
     verify,
@@ -133,3 +134,32 @@ def gelu(count: int, storage: Type = F32) -> Nest:
     value = call("mul", x, call("add", number(1.0), call("erf", call("mul", x, number(0.70710678)))))
     buffers = (BufferRef("x", storage, count), BufferRef("y", storage, count, True))
     return verify(Nest("gelu", (Axis("i", count),), (), (), (Store("y", at(i=1), value),), buffers))
+
+
+def running_sum(rows: int, columns: int, storage: Type = F32, *, reverse: bool = False, exclusive: bool = False,
+                operation: str = "cumsum") -> Nest:  # fmt: skip
+    """The scan of each row of [rows, columns]."""
+    type_ = storage.compute if storage.is_float else Type.I64
+    load: Expression = Load("x", at(i=columns, j=1), storage.compute)
+    value = load if load.type is type_ else Call("cast", (load,), type_)
+    scan = Scan("running", operation, value, type_, reverse, exclusive)
+    stored = storage if storage.is_float else Type.I64
+    count = rows * columns
+    return verify(Nest(
+        f"running_{operation}", (Axis("i", rows),), (Axis("j", columns),), (scan,),
+        (Store("y", at(i=columns, j=1), Reduced("running", type_)),),
+        (BufferRef("x", storage, count), BufferRef("y", stored, count, True)),
+        "running sum" if operation == "cumsum" else "running product",
+    ))  # fmt: skip
+
+
+def column_scan(batch: int, rows: int, columns: int, *, reverse: bool = False, exclusive: bool = False) -> Nest:
+    """The running sum down the columns of [batch, rows, columns]."""
+    place = at(b=rows * columns, k=columns, m=1)
+    scan = Scan("running", "cumsum", Load("x", place, F32), F32, reverse, exclusive)
+    count = batch * rows * columns
+    return verify(Nest(
+        "column_scan", (Axis("b", batch), Axis("m", columns)), (Axis("k", rows),), (scan,),
+        (Store("y", place, call("mul", Reduced("running", F32), number(2.0))),),
+        (BufferRef("x", F32, count), BufferRef("y", F32, count, True)),
+    ))  # fmt: skip

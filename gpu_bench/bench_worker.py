@@ -9,7 +9,7 @@ here is the candidate's.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from gpu_bench import device, guard, policy
 from gpu_bench.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.guard import GuardedMemory
-from gpu_bench.loaded import Args, LoadedTask, release_surplus
+from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory
 from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
@@ -28,6 +28,8 @@ from warpsmith.worker import Methods
 
 _POISON, _OTHER_POISON = 1000, 1001
 _CANARY, _OTHER_CANARY = 0, 1
+_PIECE = 1 << 24
+"""Elements that are copied to the host at once."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class Bench:
         comparison = verdict_pb2.Comparison(family=request.family, seed=request.seed)
         first = self._run(args, request.seed, _POISON, _CANARY)
         names = [region.name for region in request.regions if region.name.startswith("output ")]
-        _match_shapes(first.outputs, request.regions[: len(names)])
-        _deliver(first, request.regions, shared)
+        match_shapes(first.outputs, request.regions[: len(names)])
+        delivered = _deliver(first, request.regions, shared)
         changed = [name for name, tensor in first.after.items() if not guard.same_bits(tensor, before[name])]
         expected = {region.name for region in request.regions}
         comparison.mutated_sources.extend(name for name in changed if name not in expected)
@@ -112,6 +114,7 @@ class Bench:
             broken += canary.memory.broken()
             if not (suspects or comparison.stray_read_outputs or comparison.unrepeatable_outputs):
                 comparison.unrepeatable_outputs.extend(sorted(differs))
+        delivered()
         comparison.broken_canaries.extend(dict.fromkeys(broken))
         for position, count in enumerate(unwritten):
             comparison.outputs.append(verdict_pb2.OutputError(output=position, unwritten_count=count))
@@ -149,7 +152,8 @@ def _different(left: Run, right: Run, names: Sequence[str]) -> list[str]:
     return [name for name, first, second in pairs if not guard.same_numbers(first, second)]
 
 
-def _match_shapes(outputs: Sequence[torch.Tensor], regions: Sequence[judging_pb2.Region]) -> None:
+def match_shapes(outputs: Sequence[torch.Tensor], regions: Sequence[judging_pb2.Region]) -> None:
+    """Raises ProgramFault for outputs of another number, type or shape than the reference's."""
     if len(outputs) != len(regions):
         raise ProgramFault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, f"{len(outputs)} outputs instead of {len(regions)}")
     for region, output in zip(regions, outputs, strict=True):
@@ -161,10 +165,29 @@ def _match_shapes(outputs: Sequence[torch.Tensor], regions: Sequence[judging_pb2
             )
 
 
-def _deliver(run: Run, regions: Sequence[judging_pb2.Region], shared: SharedMemory) -> None:
+def _deliver(run: Run, regions: Sequence[judging_pb2.Region], shared: SharedMemory) -> Callable[[], object]:
+    """Begins to copy the results where the regions say; what it returns waits for the end. `run` stays alive.
+
+    On a GPU the copy goes on beside other runs: 6.4 GB take 116 ms on an H200, as long as all else together. It goes
+    in pieces, because whatever else comes to the host waits for the piece under way.
+    """
     results = {f"output {position}": output for position, output in enumerate(run.outputs)} | run.after
-    for region, place in zip(regions, shared.tensors(regions), strict=True):
-        place.copy_(results[region.name])
+    pairs = [(place, results[region.name]) for region, place in zip(regions, shared.tensors(regions), strict=True)]
+    if not any(result.is_cuda for _, result in pairs):
+        for place, result in pairs:
+            place.copy_(result)
+        return lambda: None
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for place, result in pairs:
+            flat = result.reshape(-1)
+            for to, piece in zip(torch.split(place.view(-1), _PIECE), torch.split(flat, _PIECE), strict=True):
+                to.copy_(piece, non_blocking=True)
+            flat.record_stream(side)
+            result.record_stream(side)
+    wait: Callable[[], object] = side.synchronize
+    return wait
 
 
 def _kind_of(error: BaseException) -> verdict_pb2.FailureKind.ValueType:
@@ -195,8 +218,9 @@ def _open(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
 
 
 def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
-    """Loads what baselines need, which takes seconds; times nothing, so others may be at work."""
+    """Loads what capturing and baselines need, which takes seconds; times nothing, so others may be at work."""
     del request
+    rehearse()
     importlib.import_module("torch._inductor.compile_fx")
     return judging_pb2.Preparation()
 
@@ -222,7 +246,7 @@ def _execute(request: judging_pb2.ExecuteRequest) -> judging_pb2.Execution:
     except ProgramFault as fault:
         return judging_pb2.Execution(fault=fault.kind, detail=fault.detail)
     finally:
-        release_surplus(_benches[0].loaded.device)
+        release_surplus(_benches[0].loaded.device, _benches[0].loaded.task)
 
 
 def _measure(
@@ -235,7 +259,7 @@ def _measure(
     try:
         return bench.timing().measure(bench.program, request.artifact, request.tier, rewritten)
     finally:
-        release_surplus(bench.loaded.device)
+        release_surplus(bench.loaded.device, bench.loaded.task)
 
 
 def _reference(
@@ -246,7 +270,7 @@ def _reference(
     try:
         return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference())
     finally:
-        release_surplus(_benches[0].loaded.device)
+        release_surplus(_benches[0].loaded.device, _benches[0].loaded.task)
 
 
 def _describe(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Ceilings:

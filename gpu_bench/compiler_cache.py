@@ -53,8 +53,11 @@ class CompilerCache:
 
 def _replace(target: Path, source: Path) -> None:
     """Copies plain files and directories only: what a jailed process left may hold links, pipes or devices."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
+    for old in target.iterdir():  # the directory itself stays: a jail that waits may have it mounted
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
     left = MOST_BYTES
     for place, directories, names in os.walk(source):
         there = target / Path(place).relative_to(source)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gpu_bench.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
+from gpu_bench.tensor_maps import PlacedTensorMap
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 _SCALARS = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
@@ -95,13 +96,23 @@ class PackedArguments:
         values: list[Any] = []
         for argument in arguments:
             kind = argument.WhichOneof("kind") or ""
-            values.append(_SCALARS[kind](getattr(argument, kind)) if kind in _SCALARS else ctypes.c_uint64(0))
-        pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
-        return PackedArguments(values, pointers)
+            if kind == "tensor_map":
+                values.append(PlacedTensorMap(argument.tensor_map))
+            else:
+                values.append(_SCALARS[kind](getattr(argument, kind)) if kind in _SCALARS else ctypes.c_uint64(0))
+        places = (v.address if isinstance(v, PlacedTensorMap) else ctypes.addressof(v) for v in values)
+        return PackedArguments(values, (ctypes.c_void_p * max(1, len(values)))(*places))
 
     def place(self, position: int, address: int) -> None:
-        """Sets the device address of the buffer argument at `position`."""
-        self.values[position].value = address
+        """Sets the device address of the buffer argument, or of the tensor map's buffer, at `position`.
+
+        Raises ProgramFault: the driver refuses the tensor map.
+        """
+        value = self.values[position]
+        if not isinstance(value, PlacedTensorMap):
+            value.value = address
+        elif code := value.place(address):
+            raise _fault(code, f"the tensor map of argument {position}")
 
 
 class CudaExecutor:

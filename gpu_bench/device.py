@@ -106,6 +106,7 @@ _RATES = (
     "read_bytes_per_second",
     "write_bytes_per_second",
     "product_flops",
+    "tensor_flops",
     "operation_flops",
     "physical_bytes_per_second",
 )
@@ -229,6 +230,7 @@ def _describe_cuda() -> Ceilings:
         read_bytes_per_second=read,
         write_bytes_per_second=write,
         product_flops=single,
+        tensor_flops=half,
         operation_flops=single / 2,
         launch_ns=launch_s * 1e9,
         unit_count=properties.multi_processor_count,

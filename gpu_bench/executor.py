@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from gpu_bench import bindings
 from gpu_bench.host_scalars import host_scalars
+from warpsmith import arguments as launch_arguments
 from warpsmith import aten, digest, dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
 
@@ -285,7 +286,7 @@ def buffers_of(step: candidate_pb2.Step) -> list[str]:
     """Names of all buffers that a step reads or writes."""
     match step.WhichOneof("kind"):
         case "launch":
-            return [a.buffer for a in step.launch.arguments if a.WhichOneof("kind") == "buffer"]
+            return launch_arguments.buffers_of(step.launch)
         case "library":
             values = [*step.library.args, *(item.value for item in step.library.kwargs)]
             return [*aten.tensor_names(values), *filter(None, step.library.results)]
@@ -332,9 +333,10 @@ def _write_launch(
     code = pack(launch)
     place = ""
     for position, argument in enumerate(launch.arguments):
-        if argument.WhichOneof("kind") != "buffer":
+        name = launch_arguments.buffer_of(argument)
+        if name is None:
             continue
-        name, alignment = argument.buffer, max(1, buffers[argument.buffer].alignment_bytes)
+        alignment = max(1, buffers[name].alignment_bytes)
         in_place = name in fixed and tensors[name].data_ptr() % alignment == 0
         if in_place:
             code.place(position, tensors[name].data_ptr())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from warpsmith import aten
+from warpsmith import arguments, aten
 from warpsmith.v1 import candidate_pb2, graph_pb2
 
 _BINARY: Final = frozenset({
@@ -36,7 +36,7 @@ def host_scalars(program: candidate_pb2.Program) -> frozenset[str]:
             if not _takes_number(step.library.target, names, dimensions):
                 found.difference_update(names)
         elif step.WhichOneof("kind") == "launch":
-            found.difference_update(argument.buffer for argument in step.launch.arguments)
+            found.difference_update(arguments.buffers_of(step.launch))
     return frozenset(found - set(program.outputs))
 
 

@@ -7,6 +7,7 @@ Served by `warpsmith.worker`; user code runs here.
 
 from __future__ import annotations
 
+import ast
 import math
 import time
 from collections import OrderedDict
@@ -14,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.utils import _pytree as pytree
 
 from gpu_bench import comparison, executor, guard
 from gpu_bench.inputs import family_name
-from gpu_bench.loaded import Args, LoadedTask, release_surplus
+from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
 from gpu_bench.terms import terms_floor
 from warpsmith import aten, dtypes
@@ -72,6 +74,9 @@ class Judge:
         self._refuse_random_reference(args, outputs, written)
         named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
         self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
+        sources = loaded.sources(args).named().items()
+        self.source_regions, self.total_bytes_with_sources = lay_out(sources, self.total_bytes)
+        self.signature = _signature(loaded, args)
         self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
 
     # ---- answers -------------------------------------------------------------------------------------------
@@ -101,9 +106,11 @@ class Judge:
         outputs, written = self._run_eager(args, seed)  # first: it says best what the module refuses
         sources = self._graph_sources(args)
         truth = self._interpret(args, written, seed, widen=True)
-        floors = [terms_floor(self.graph, sources, position, truth[position]) for position in range(len(outputs))]
+        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
+        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
+        floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
         eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
-        answer = Answer(eager, truth, [*floors, *([0.0] * len(self._written))])
+        answer = Answer(eager, truth, floors)
         doubts = self._doubts(answer, family)
         if not doubts:
             return answer
@@ -236,7 +243,7 @@ class Judge:
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
             error = comparison.compare(
-                candidate.to(self._loaded.device),
+                candidate,
                 answer.eager[position],
                 answer.truth[position],
                 terms_floor=answer.floors[position],
@@ -247,15 +254,48 @@ class Judge:
             complete.outputs.append(error)
         return complete
 
+    def draw(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, fixed_parameters: bool) -> None:
+        """Puts the sources of a case where a solution's process finds them: it gets values, never their origin."""
+        if fixed_parameters != self._loaded.fixed_parameters:
+            self._loaded.fixed_parameters = fixed_parameters
+            self._answers.clear()
+        named = self._loaded.sources(self._loaded.case(family, seed)).named()
+        for region, place in zip(self.source_regions, self._shared.tensors(self.source_regions), strict=True):
+            place.copy_(named[region.name])
+
     def release_surplus(self) -> None:
         """Gives cached device memory back for the candidate's process."""
-        release_surplus(self._loaded.device)
+        release_surplus(self._loaded.device, self._loaded.task)
+
+
+def _signature(loaded: LoadedTask, args: Args) -> judging_pb2.Signature:
+    """How the module is made and called; empty where that cannot be said in literals, which a solution needs."""
+    leaves, tree = pytree.tree_flatten(args)
+    try:
+        texts = ["" if isinstance(leaf, torch.Tensor) else _literal(leaf) for leaf in leaves]
+        constructor = _literal(loaded.user.init_inputs())
+        return judging_pb2.Signature(tree=pytree.treespec_dumps(tree), leaves=texts, constructor=constructor)
+    except (NotImplementedError, ValueError):
+        return judging_pb2.Signature()
+
+
+def _literal(value: object) -> str:
+    text = repr(value)
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{text[:60]} is no literal") from error
+    return text
 
 
 def _off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
     """rms of eager's error and of the truth, over the elements where both are finite."""
     squares, sizes, count = 0.0, 0.0, 0
     for own, wide in zip(torch.split(eager.reshape(-1), _CHUNK), torch.split(truth.reshape(-1), _CHUNK), strict=True):
+        off, size = (float(torch.linalg.vector_norm(values)) for values in (own - wide, wide))
+        if math.isfinite(off + size):  # nothing infinite or NaN among them, as nearly always
+            squares, sizes, count = squares + off * off, sizes + size * size, count + own.numel()
+            continue
         valid = torch.isfinite(own) & torch.isfinite(wide)
         squares += float(torch.where(valid, own - wide, 0.0).square().sum())
         sizes += float(torch.where(valid, wide, 0.0).square().sum())
@@ -268,13 +308,25 @@ def _off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, floa
 _judges: list[Judge] = []
 
 
+def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Loads what capturing needs."""
+    del request
+    rehearse()
+    return judging_pb2.Preparation()
+
+
 def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     _judges.clear()
     _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited()))
     judge = _judges[0]
     judge.release_surplus()
     return judging_pb2.Preparation(
-        regions=judge.regions, total_bytes=judge.total_bytes, eager_seconds=judge.eager_seconds
+        regions=judge.regions,
+        total_bytes=judge.total_bytes,
+        eager_seconds=judge.eager_seconds,
+        signature=judge.signature,
+        sources=judge.source_regions,
+        total_bytes_with_sources=judge.total_bytes_with_sources,
     )
 
 
@@ -295,7 +347,14 @@ def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
     return judging_pb2.Judgement(comparison=_judges[0].judge(request.observed))
 
 
+def _draw(request: judging_pb2.DrawRequest) -> judging_pb2.Drawn:
+    _judges[0].draw(request.family, request.seed, fixed_parameters=request.fixed_parameters)
+    return judging_pb2.Drawn()
+
+
 METHODS: Methods = {
+    "warm_up": (judging_pb2.PrepareRequest, _warm_up),
+    "draw": (judging_pb2.DrawRequest, _draw),
     "prepare": (judging_pb2.PrepareRequest, _prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),

@@ -17,7 +17,7 @@ from warpsmith.errors import WorkerFault
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2
 from warpsmith.worker import Worker
 
-BENCH = "gpu_bench.bench_worker:METHODS"
+JUDGE, BENCH = "gpu_bench.judge_worker:METHODS", "gpu_bench.bench_worker:METHODS"
 _DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"  # as in `sharing`, which needs torch
 _DEADLINE_SECONDS = 300.0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from warpsmith import arguments
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 MOST_STEPS = 4096
@@ -26,6 +27,16 @@ BLOCK_LIMITS = (1024, 1024, 64)
 BLOCK_THREADS = 1024
 CLUSTER_BLOCKS = 16
 SHARED_BYTES = 227 << 10
+
+# CUDA driver API, cuTensorMapEncodeTiled.
+TENSOR_MAP_DIMENSIONS = 5
+TENSOR_MAP_EXTENT = 2**32
+TENSOR_MAP_STRIDE = 2**40
+TENSOR_MAP_BOX = 256
+TENSOR_MAP_TYPES = frozenset({
+    tensor_pb2.DTYPE_FLOAT64, tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16,
+    tensor_pb2.DTYPE_INT64, tensor_pb2.DTYPE_INT32, tensor_pb2.DTYPE_UINT8,
+})  # fmt: skip
 
 _SIZES = {
     tensor_pb2.DTYPE_FLOAT64: 8, tensor_pb2.DTYPE_FLOAT32: 4, tensor_pb2.DTYPE_FLOAT16: 2,
@@ -154,15 +165,42 @@ def _of_launch(
         kind = argument.WhichOneof("kind")
         if kind is None:
             yield f"{where} passes an argument that is not set"
-        elif kind == "buffer":
-            named.add(argument.buffer)
-            if argument.buffer not in ready:
-                yield f"{where} reads buffer {argument.buffer!r}, which is missing or not yet computed"
+        name = arguments.buffer_of(argument)
+        if name is not None:
+            named.add(name)
+            if name not in ready:
+                yield f"{where} reads buffer {name!r}, which is missing or not yet computed"
+            elif kind == "tensor_map":
+                yield from _of_tensor_map(program, argument.tensor_map, where)
     for name in launch.writes:
         if name not in named:
             yield f"{where} writes {name!r}, which is not among its arguments"
     if program.target == task_pb2.TARGET_CUDA:
         yield from _of_extents(launch, where)
+
+
+def _of_tensor_map(program: candidate_pb2.Program, seen: candidate_pb2.TensorMap, where: str) -> Iterator[str]:
+    """A map must be one that the driver encodes, and must end inside of its buffer."""
+    spec = next(buffer.spec for buffer in program.buffers if buffer.name == seen.buffer)
+    what, rank, size = f"{where}: the tensor map of {seen.buffer!r}", len(seen.extents), _SIZES.get(seen.dtype, 0)
+    if program.target != task_pb2.TARGET_CUDA:
+        yield f"{what} is for the cuda target only"
+    elif not 1 <= rank <= TENSOR_MAP_DIMENSIONS or len(seen.box) != rank or len(seen.byte_strides) != rank - 1:
+        yield f"{what} has {rank} extents, {len(seen.byte_strides)} strides and a box of {len(seen.box)}"
+    elif seen.dtype not in TENSOR_MAP_TYPES or size != _SIZES[spec.dtype]:
+        yield f"{what} has another element type than its buffer, or one that bulk copies do not know"
+    elif any(not 1 <= extent <= TENSOR_MAP_EXTENT for extent in seen.extents):
+        yield f"{what} has extents {list(seen.extents)}"
+    elif any(not 0 < stride < TENSOR_MAP_STRIDE or stride % 16 for stride in seen.byte_strides):
+        yield f"{what} has strides of {list(seen.byte_strides)} bytes, which must be positive multiples of 16"
+    elif any(not 1 <= extent <= TENSOR_MAP_BOX for extent in seen.box) or seen.box[0] * size % 16:
+        yield f"{what} has a box of {list(seen.box)}"
+    elif seen.swizzle_bytes not in (0, 32, 64, 128) or 0 < seen.swizzle_bytes < seen.box[0] * size:
+        yield f"{what} has a pattern of {seen.swizzle_bytes} bytes for rows of {seen.box[0] * size}"
+    else:
+        reach = sum((e - 1) * s for e, s in zip(seen.extents, [size, *seen.byte_strides], strict=True)) + size
+        if reach > _span_bytes(spec):
+            yield f"{what} reaches {reach} bytes far in a buffer of {_span_bytes(spec)}"
 
 
 def _of_extents(launch: candidate_pb2.Launch, where: str) -> Iterator[str]:

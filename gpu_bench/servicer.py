@@ -20,7 +20,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
     ) -> benchmark_service_pb2.CompareOutputsResponse:
         """Runs the program on the cases of the request."""
         del context
-        with self._sessions.using(request.task) as session:
+        with self._sessions.using(request.task, request.artifact.format) as session:
             return session.compare(request.program, request.artifact, request.cases)
 
     def MeasureArtifact(
@@ -28,7 +28,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
         """Times the program of the request."""
         del context
-        with self._sessions.using(request.task) as session:
+        with self._sessions.using(request.task, request.artifact.format) as session:
             response = session.measure(request)
         if response.WhichOneof("outcome") == "timing":
             metrics.record_timing(response.timing)

@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 from gpu_bench.compiler_cache import CompilerCache
-from gpu_bench.machine import BENCH, Machine, worker_environment, worker_policy
+from gpu_bench.machine import BENCH, JUDGE, Machine
+from gpu_bench.reserve import Lot, started
 from warpsmith import jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
 from warpsmith.v1 import (
@@ -31,9 +34,14 @@ from warpsmith.v1 import (
 )
 from warpsmith.worker import Worker
 
-JUDGE = "gpu_bench.judge_worker:METHODS"
-
-Reply = TypeVar("Reply", judging_pb2.Execution, benchmark_service_pb2.MeasureArtifactResponse)
+Reply = TypeVar(
+    "Reply",
+    judging_pb2.Execution,
+    judging_pb2.OpenedSolution,
+    judging_pb2.Calls,
+    judging_pb2.Drawn,
+    benchmark_service_pb2.MeasureArtifactResponse,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Limits:
     """One truth or comparison."""
     measure_seconds: float = 900.0
     """One measurement with all its baselines."""
+    open_seconds: float = 240.0
+    """Importing a solution and its first call, in which it may compile."""
 
 
 _AHEAD_BYTES = 512 << 20
@@ -70,17 +80,19 @@ class Session:
         rung: jail.Rung | None = None,
         limits: Limits = Limits(),
         machine: Machine | None = None,
+        lot: Lot | None = None,
     ) -> None:
         self.task = task
         self._limits = limits
         self._rung = rung
         self._machine = machine
-        self._descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC)
+        self._lot = lot
+        self._descriptor = lot.descriptor if lot else os.memfd_create("outputs", os.MFD_CLOEXEC)
         self._judge: Worker | None = None
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
         self._undefined: set[int] = set()
-        self._cache: CompilerCache | None = None
+        self._cache: CompilerCache | None = lot.cache if lot else None
         self._saw_candidate = False
         self._company: frozenset[int] = frozenset()
         """Processes of the candidate's jail before its program was loaded."""
@@ -100,11 +112,13 @@ class Session:
         with self._lock:
             self._drop_bench()
             self._drop_judge()
+            if self._lot is not None:
+                self._lot.close()
+            elif self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._lot, self._descriptor = None, -1
             if self._cache is not None:
                 self._cache.close()
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
@@ -160,7 +174,7 @@ class Session:
         prepared: judging_pb2.Preparation,
         response: benchmark_service_pb2.CompareOutputsResponse,
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        request = judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions)
+        request = self._execution_of(case, prepared)
         begin = time.monotonic()
         executed = self._run_candidate("execute", request, min(self._patience(prepared), self._left_seconds))
         self._left_seconds -= time.monotonic() - begin
@@ -185,6 +199,11 @@ class Session:
         if observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs:
             self._saw_damage = True
         return None
+
+    def _execution_of(
+        self, case: benchmark_service_pb2.ComparisonCase, prepared: judging_pb2.Preparation
+    ) -> judging_pb2.ExecuteRequest:
+        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions)
 
     def _is_defined(self, case: benchmark_service_pb2.ComparisonCase) -> bool:
         if case.family in self._undefined:
@@ -281,7 +300,7 @@ class Session:
     def _call_candidate(
         self,
         method: str,
-        request: judging_pb2.LoadRequest | judging_pb2.ExecuteRequest | benchmark_service_pb2.MeasureArtifactRequest,
+        request: Message,
         response: type[Reply],
         deadline_s: float,
     ) -> Reply | benchmark_service_pb2.ExecutionFault:
@@ -317,8 +336,11 @@ class Session:
                     judging_pb2.Preparation,
                     deadline_s=self._limits.prepare_seconds,
                 )
-            os.ftruncate(self._descriptor, self._prepared.total_bytes)
+            os.ftruncate(self._descriptor, self._shared_bytes(self._prepared))
         return self._judge
+
+    def _shared_bytes(self, prepared: judging_pb2.Preparation) -> int:
+        return prepared.total_bytes
 
     def _bench_worker(self) -> Worker:
         if self._bench is None or not self._bench.alive:
@@ -345,15 +367,12 @@ class Session:
             raise
 
     def _spawn(self, entry: str) -> Worker:
-        environment = worker_environment(self._descriptor)
-        policy = worker_policy(self.task.target)
         if entry == BENCH:
             self._cache = self._cache or CompilerCache()
             self._cache.renew()
             self._saw_candidate = False
-            environment |= self._cache.environment()
-            policy = replace(policy, writable=(self._cache.directory,))
-        return Worker(entry, policy, rung=self._rung, env=environment, shared_fds=(self._descriptor,))
+        waiting = self._lot.take(entry) if self._lot is not None else None
+        return waiting or started(entry, self.task.target, self._rung, self._descriptor, self._cache)
 
     def _drop_bench(self) -> None:
         if self._bench is not None:

@@ -13,9 +13,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from gpu_bench.machine import Machine
+from gpu_bench.reserve import Reserve
 from gpu_bench.session import Limits, Session
+from gpu_bench.solution_session import SolutionSession
 from warpsmith import digest, jail
-from warpsmith.v1 import benchmark_service_pb2, task_pb2
+from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, task_pb2
 
 _LARGE_ELEMENTS = 1 << 28
 """Elements of a task's inputs and outputs above which it shares the machine's memory with no idle task."""
@@ -29,24 +31,37 @@ class Sessions:
         self._limits = limits or Limits()
         self._most = most
         self._machine = Machine(rung)
+        self._reserve = Reserve(self._machine, rung)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._users: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def using(self, task: task_pb2.Task) -> Iterator[Session]:
-        """The session of a task, by the digest of what it carries; it stays open at least as long as the block."""
+    def using(
+        self, task: task_pb2.Task, form: artifact_pb2.BinaryFormat.ValueType = artifact_pb2.BINARY_FORMAT_UNSPECIFIED
+    ) -> Iterator[Session]:
+        """The session of a task, by the digest of what it carries; it stays open at least as long as the block.
+
+        `form`: of the artifact. Solutions in Python have sessions of their own.
+        """
         key = digest.of_task(task)
+        kind: type[Session] = Session
+        if form == artifact_pb2.BINARY_FORMAT_PYTHON_MODULE:
+            key, kind = f"{key} solution", SolutionSession
         with self._lock:
-            if key not in self._sessions:
-                self._sessions[key] = Session(task, rung=self._rung, limits=self._limits, machine=self._machine)
-            session = self._sessions[key]
-            self._sessions.move_to_end(key)
-            self._users[key] += 1
-            too_large = [name for name in self._idle() if _is_large(task) or _is_large(self._sessions[name].task)]
+            others = [name for name in self._idle() if name != key]
+            too_large = [name for name in others if _is_large(task) or _is_large(self._sessions[name].task)]
             old = [self._sessions.pop(name) for name in too_large]
         for each in old:
             each.close()
+        with self._lock:
+            if key not in self._sessions:
+                lot = self._reserve.take(task.target) if kind is Session else None
+                made = kind(task, rung=self._rung, limits=self._limits, machine=self._machine, lot=lot)
+                self._sessions[key] = made
+            session = self._sessions[key]
+            self._sessions.move_to_end(key)
+            self._users[key] += 1
         try:
             yield session
         finally:
@@ -77,6 +92,7 @@ class Sessions:
             self._sessions.clear()
         for session in sessions:
             session.close()
+        self._reserve.close()
         self._machine.close()
 
 

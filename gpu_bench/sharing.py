@@ -22,10 +22,9 @@ DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"
 _ALIGNMENT = 64
 
 
-def lay_out(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[judging_pb2.Region], int]:
-    """Regions for named tensors, contiguous and aligned, and the size of it all in bytes."""
+def lay_out(tensors: Iterable[tuple[str, torch.Tensor]], offset: int = 0) -> tuple[list[judging_pb2.Region], int]:
+    """Regions for named tensors, contiguous and aligned, from `offset` on, and where they end."""
     regions: list[judging_pb2.Region] = []
-    offset = 0
     for name, tensor in tensors:
         spec = tensor_pb2.TensorSpec(
             dtype=dtypes.from_torch(tensor.dtype),

@@ -230,6 +230,29 @@ def nothing_is_without_its_companions(objects: Sequence[Object]) -> Iterator[str
                 yield f"{name}: the {kind} does not select its pods"
 
 
+def mutual_tls_is_for_all(objects: Sequence[Object]) -> Iterator[str]:
+    """With certificates, every service has the one of its role; without, none expects any."""
+    issued = {
+        each["spec"]["secretName"]: each["spec"]["dnsNames"]
+        for each in objects
+        if each["kind"] == "Certificate" and not each["spec"].get("isCA")
+    }
+    for name, deployment in services(objects).items():
+        role = {"checking": "benchmark"}.get(name, name)
+        files = {environment(deployment).get(f"WARPSMITH_TLS_{each}") for each in ("CERTIFICATE", "KEY", "CA")}
+        mounts = {each["name"]: each["mountPath"] for each in service_container(deployment)["volumeMounts"]}
+        volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+        if not issued:
+            if files != {None}:
+                yield f"{name}: expects certificates, but there are none"
+            continue
+        if files != {f"{mounts.get('tls')}/{each}" for each in ("tls.crt", "tls.key", "ca.crt")}:
+            yield f"{name}: its certificate's files are not where it is told: {sorted(map(str, files))}"
+        secret = volumes.get("tls", {}).get("secret", {}).get("secretName")
+        if role not in issued.get(secret, ()):
+            yield f"{name}: shows the certificate {secret}, which does not say {role}"
+
+
 RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     policies_are_the_call_graph,
     everything_else_is_denied,
@@ -240,6 +263,7 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     measuring_pods_are_guaranteed,
     the_orchestrator_is_alone,
     nothing_is_without_its_companions,
+    mutual_tls_is_for_all,
 )
 
 

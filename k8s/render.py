@@ -7,6 +7,7 @@ guess. `make k8s-check` prefers the real one, and where it is there, holds this 
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def _patch(objects: list[Object], target: Object | None, text: str) -> None:
     hit = [
         number
         for number, each in enumerate(objects)
-        if each["kind"] == target["kind"] and target.get("name", each["metadata"]["name"]) == each["metadata"]["name"]
+        if each["kind"] == target["kind"] and re.fullmatch(target.get("name", ".*"), each["metadata"]["name"])
     ]
     if not hit:
         raise ValueError(f"a patch finds no {target}")

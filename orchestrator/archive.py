@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.search import moves_of, score
 from warpsmith.digest import of_moves
@@ -24,6 +24,8 @@ from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2, verdict_pb2
 FILE_NAME = "warpsmith.sqlite3"
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another process's transaction."""
+TABLES_LOCK = 0x7761727073  # "warps"
+"""The lock of a PostgreSQL database under which tables are made."""
 KNOWN_COUNT = 3
 """Lists of moves that a new run of a known task begins with."""
 
@@ -33,9 +35,9 @@ _runs = sa.Table(
     _tables,
     sa.Column("id", sa.String(40), primary_key=True),
     sa.Column("task_digest", sa.String(64), nullable=False, index=True),
-    sa.Column("task_name", sa.String(200), nullable=False),
+    sa.Column("task_name", sa.Text, nullable=False),
     sa.Column("target", sa.Integer, nullable=False),
-    sa.Column("device", sa.String(200), nullable=False),
+    sa.Column("device", sa.Text, nullable=False),
     sa.Column("state", sa.Integer, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False, index=True),
     sa.Column("speedup", sa.Float, nullable=False),
@@ -64,13 +66,20 @@ class Archive:
     """Runs and all that became of them. Safe to use from several threads and processes."""
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
-        self._url = url
-        self._place = sa.make_url(url).render_as_string(hide_password=True)
-        self._engine = sa.create_engine(url)
+        """The archive at an SQLAlchemy URL, with its tables made where they are missing.
+
+        Raises:
+            BadInput: the URL is malformed, or no driver for it is installed.
+            ArchiveFault: the database cannot be reached or written.
+        """
+        self._engine = _engine(url)
+        self._place = self._engine.url.render_as_string(hide_password=True)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _set_up_reading if read_only else _set_up_writing)
         if not read_only:
             with self._writing() as connection:
+                if self._engine.dialect.name == "postgresql":  # where another orchestrator may start at this moment
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(TABLES_LOCK)))
                 _tables.create_all(connection)
 
     @classmethod
@@ -111,8 +120,8 @@ class Archive:
 
     # ---- writing -------------------------------------------------------------------------------------
 
-    def put_run(self, run: run_pb2.Run) -> None:
-        """Adds a run, or replaces what is kept of it."""
+    def put_run(self, run: run_pb2.Run, event: run_pb2.RunEvent | None = None) -> None:
+        """Adds a run, or replaces what is kept of it, together with the event that tells of it."""
         row = {
             "id": run.id,
             "task_digest": run.task.digest,
@@ -127,9 +136,10 @@ class Archive:
         with self._writing() as connection:
             if not connection.execute(sa.update(_runs).where(_runs.c.id == run.id).values(row)).rowcount:
                 connection.execute(sa.insert(_runs).values(row))
+            _add_event(connection, run.id, event)
 
-    def add_trial(self, run_id: str, trial: trial_pb2.Trial) -> None:
-        """Adds an ended trial. Its binary should have been dropped."""
+    def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
+        """Adds an ended trial, together with the event that tells of it. Its binary should have been dropped."""
         row = {
             "run_id": run_id,
             "number": trial.number,
@@ -140,12 +150,7 @@ class Archive:
         }
         with self._writing() as connection:
             connection.execute(sa.insert(_trials).values(row))
-
-    def add_event(self, run_id: str, event: run_pb2.RunEvent) -> None:
-        """Adds an event."""
-        row = {"run_id": run_id, "number": event.number, "message": event.SerializeToString()}
-        with self._writing() as connection:
-            connection.execute(sa.insert(_events).values(row))
+            _add_event(connection, run_id, event)
 
     # ---- reading -------------------------------------------------------------------------------------
 
@@ -222,6 +227,26 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _add_event(connection: sa.Connection, run_id: str, event: run_pb2.RunEvent | None) -> None:
+    if event is not None:
+        row = {"run_id": run_id, "number": event.number, "message": event.SerializeToString()}
+        connection.execute(sa.insert(_events).values(row))
+
+
+def _engine(url: str) -> sa.Engine:
+    try:
+        place = sa.make_url(url)
+        if place.drivername in ("postgres", "postgresql"):
+            place = place.set(drivername="postgresql+psycopg")
+        # A connection that a restart of the database has cut is found out before it is used.
+        return sa.create_engine(place, pool_pre_ping=place.drivername.startswith("postgresql"))
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{place.drivername}: {error.name} is missing: pip install 'warpsmith[postgres]'") from error
+    except ArgumentError:
+        # Its text would repeat the URL with its password.
+        raise BadInput("the database's URL is malformed: write postgresql://user:password@host/name") from None
 
 
 def _set_up_writing(connection: Any, _: object) -> None:

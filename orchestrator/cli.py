@@ -18,8 +18,24 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from orchestrator import budgets, client, directory_bench, doctor, intake, report
+from orchestrator import budgets, client, directory_bench, intake, record, report, trust_commands
 from orchestrator.local import MODULES, LocalServices
+from orchestrator.options import (
+    DEFAULT_RUNS,
+    Agent,
+    Budget,
+    DeviceLimit,
+    Fresh,
+    Json,
+    Precision,
+    RunId,
+    Runs,
+    Server,
+    Strategy,
+    Target,
+    TrialLimit,
+    Trust,
+)
 from orchestrator.progress import Progress
 from warpsmith import jail, plugins, settings
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
@@ -36,41 +52,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Server = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        envvar="WARPSMITH_ORCHESTRATOR_ADDRESS",
-        metavar="HOST:PORT",
-        help="An orchestrator elsewhere; without it the services run here for as long as the command.",
-    ),
-]
-Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Where runs are kept.")]
-Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
-Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
-TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
-DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device, such as 30s.")]
-Strategy = Annotated[
-    str, typer.Option("--search", help="Strategy: beam (default), evolution, exhaustive, random, or a plugin's.")
-]
-Target = Annotated[str, typer.Option("--target", help="auto, cpu or cuda.")]
-Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, tf32, fp16 or bf16.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
-RunId = Annotated[str, typer.Argument(help="A run's identifier, its beginning, or `last`.")]
-Agent = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--plugin", metavar="ROLE=NAME", help="Another reasoner or synthesizer than the built-in: reasoner=oracle."
-    ),
-]
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust-input", help="Where this machine offers no jail: run the module unconfined instead of refusing."
-    ),
-]
-
-DEFAULT_RUNS = Path("runs")
 INSPECTED_AT_ONCE = 2
 
 MadeT = TypeVar("MadeT")
@@ -178,6 +159,14 @@ def bench(
     results: Annotated[
         Path | None, typer.Option("--results", help="JSON lines; modules with a line are not run again.")
     ] = None,
+    prepare_ahead: Annotated[
+        int,
+        typer.Option(
+            "--prepare-ahead",
+            min=-1,
+            help="Modules that are made ready while another has the GPU; -1 for as many as the processor allows.",
+        ),
+    ] = -1,
     target: Target = "auto",
     precision: Precision = "auto",
     search: Strategy = "",
@@ -198,6 +187,7 @@ def bench(
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with client.searching(server, runs, environment) as orchestrator:
+        under_way: set[str] = set()
 
         def optimise(path: Path, most_seconds: float) -> run_pb2.Run:
             task = intake.inspect(intake.read(intake.Request(str(path), target=target, precision=precision)))
@@ -205,10 +195,27 @@ def bench(
             spent.CopyFrom(limits)
             if most_seconds:
                 spent.wall_seconds = min(limits.wall_seconds, most_seconds)
-            return _optimise_all(orchestrator, [task], spent, search, fresh, progress)[0]
+            run = client.create(orchestrator, task, spent, search, fresh=fresh)
+            progress.expect(run)
+            under_way.add(run.id)
+            try:
+                return client.follow(orchestrator, run.id, partial(progress.take, run.id))
+            finally:
+                under_way.discard(run.id)
+
+        def stop() -> None:
+            progress.note("stopping: the best so far is judged (Ctrl-C again drops it)")
+            for identifier in list(under_way):
+                client.cancel(orchestrator, identifier)
 
         found = directory_bench.bench(
-            entries, file, optimise, seconds_left=lambda: end - time.monotonic(), note=progress.note
+            entries,
+            file,
+            optimise,
+            ahead=directory_bench.ahead(prepare_ahead, target),
+            seconds_left=lambda: end - time.monotonic(),
+            note=progress.note,
+            stop=stop,
         )
     if as_json:
         print(json.dumps({"tasks": found}))
@@ -245,12 +252,16 @@ def show(
     run: RunId = "last",
     trial: Annotated[int, typer.Option("--trial", help="The source of one trial.")] = 0,
     tree: Annotated[bool, typer.Option("--tree", help="Draws which trial grew from which.")] = False,
+    as_record: Annotated[bool, typer.Option("--record", help="The run's record, for `warpsmith verify`.")] = False,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Shows the trials of a run as a list or a tree, or the source of one."""
+    """Shows the trials of a run as a list or a tree, the source of one, or the run's record."""
     with client.reading(server, runs) as orchestrator:
         found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
+        if as_record:
+            print(record.text(found), end="")
+            return
         request = messages.ListTrialsRequest(run_id=found.id, with_sources=bool(trial))
         trials = list(orchestrator.ListTrials(request, timeout=30.0).trials)
     if not trial:
@@ -288,15 +299,17 @@ def export(
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Writes the best kernel of a run as a Python file that needs only torch."""
+    """Writes the best kernel of a run as a Python file that needs only torch, and its record beside it."""
     with client.reading(server, runs) as orchestrator:
         reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
+        kept = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
     if output == Path("-"):
         print(reply.text, end="")
         return
     place = output or Path(reply.file_name)
     try:
         place.write_text(reply.text)
+        place.with_suffix(".record.json").write_text(record.text(kept))
     except OSError as error:
         raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
     print(place)
@@ -317,8 +330,12 @@ def watch(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -
 def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
     """Asks a run to stop; its best so far is judged and kept."""
     with client.connected(server, runs) as orchestrator:
-        found = orchestrator.CancelRun(messages.CancelRunRequest(run_id=run), timeout=30.0).run
+        found = client.cancel(orchestrator, run)
     print(f"{found.id}: {report.state_name(found.state)}")
+
+
+app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
+app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
 
 
 @app.command()
@@ -345,16 +362,7 @@ def up(
             print("stopping", file=sys.stderr)
 
 
-@app.command("doctor")
-def doctor_command(runs: Runs = DEFAULT_RUNS) -> None:
-    """Says what this machine can do, and how to mend what it cannot."""
-    findings = []
-    for finding in doctor.examine(runs):
-        findings.append(finding)
-        print(f"{finding.health.value:<8}{finding.name:<10}{finding.detail}")
-        if finding.fix:
-            print(f"{'':<18}fix: {finding.fix}")
-    raise typer.Exit(3 if any(finding.health is doctor.Health.BAD for finding in findings) else 0)
+app.command("doctor")(trust_commands.doctor_command)
 
 
 def _budget(wall: str, trials: int, device_time: str) -> run_pb2.Budget:
@@ -384,7 +392,11 @@ def _environment(chosen: list[str], search: str, server: str, trust_input: bool)
     for text in chosen:
         role, _, name = text.partition("=")
         if role not in settings.CHOSEN_ROLES:
-            raise BadInput(f"--plugin {text}: write ROLE=NAME; a role is one of {', '.join(settings.CHOSEN_ROLES)}")
+            roles = ", ".join(settings.CHOSEN_ROLES)
+            raise BadInput(f"--plugin {text}: write ROLE=NAME or ROLE=HOST:PORT; a role is one of {roles}")
+        if ":" in name:
+            environment[f"WARPSMITH_{settings.CHOSEN_ROLES[role].upper()}_ADDRESS"] = name
+            continue
         _require(role, name)
         environment[f"WARPSMITH_{role.upper()}"] = name
     return environment

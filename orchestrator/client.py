@@ -15,12 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, cast
 
+from orchestrator.agents import Agents, Benchmark, Correctness
 from orchestrator.archive import Archive
-from orchestrator.dialing import orchestrator_at
+from orchestrator.dialing import agents_at, judges_at, orchestrator_at
 from orchestrator.hosting import RunHost
-from orchestrator.local import SERVICES_FILE, LocalServices
+from orchestrator.local import MODULES, SERVICES_FILE, LocalServices
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
+from warpsmith import settings
 from warpsmith.errors import BadInput, Infrastructure, NotFound
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
@@ -93,7 +95,7 @@ def reading(server: str, runs: Path) -> Iterator[Optimization]:
         BadInput: nothing is kept there.
     """
     if server:
-        yield cast("Optimization", orchestrator_at(server))
+        yield cast("Optimization", orchestrator_at(server, settings.read().tls))
         return
     archive = Archive.reading(runs)
     try:
@@ -109,12 +111,13 @@ def connected(server: str, runs: Path) -> Iterator[Optimization]:
     Raises:
         BadInput: no command is under way there.
     """
+    tls = settings.read().tls if server else None  # services of one machine speak plain text
     if not server:
         try:
             server = json.loads((runs / SERVICES_FILE).read_text())["orchestrator"]
         except (OSError, ValueError, KeyError) as error:
             raise BadInput(f"no command is under way in {runs}; name a server with --server") from error
-    yield cast("Optimization", orchestrator_at(server))
+    yield cast("Optimization", orchestrator_at(server, tls))
 
 
 @contextmanager
@@ -126,7 +129,7 @@ def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterat
     """
     with ending_on_sigterm():
         if server:
-            yield cast("Optimization", orchestrator_at(server))
+            yield cast("Optimization", orchestrator_at(server, settings.read().tls))
             return
         with LocalServices(runs, environment=environment) as services:
             try:
@@ -134,6 +137,34 @@ def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterat
             except Infrastructure:
                 services.check()  # a service that ended explains more than a call that failed
                 raise
+
+
+@contextmanager
+def judging(runs: Path, environment: Mapping[str, str]) -> Iterator[tuple[Correctness, Benchmark]]:
+    """The two services that judge, for as long as the block.
+
+    Raises:
+        BadInput: the runs directory cannot be written; Infrastructure: a service does not start, or ended.
+    """
+    modules = {name: MODULES[name] for name in ("benchmark", "correctness")}
+    with ending_on_sigterm(), LocalServices(runs, modules=modules, environment=environment) as services:
+        try:
+            yield judges_at(services.address("correctness"), services.address("benchmark"))
+        except Infrastructure:
+            services.check()
+            raise
+
+
+@contextmanager
+def verifying(runs: Path, environment: Mapping[str, str]) -> Iterator[Agents]:
+    """The five services that make and judge kernels, for as long as the block; raises as `judging`."""
+    modules = {name: MODULES[name] for name in MODULES if name != "orchestrator"}
+    with ending_on_sigterm(), LocalServices(runs, modules=modules, environment=environment) as services:
+        try:
+            yield agents_at(services.address)
+        except Infrastructure:
+            services.check()
+            raise
 
 
 @contextmanager
@@ -157,6 +188,11 @@ def create(
     """Starts a run of a task."""
     request = messages.CreateRunRequest(task=task, budget=budget, search=search, fresh=fresh)
     return client.CreateRun(request, timeout=30.0).run
+
+
+def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
+    """Asks a run to stop."""
+    return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run
 
 
 def follow(
@@ -185,4 +221,4 @@ def follow(
             interrupted = True
             on_interrupt()
             for each in to_cancel:
-                client.CancelRun(messages.CancelRunRequest(run_id=each), timeout=30.0)
+                cancel(client, each)

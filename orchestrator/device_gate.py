@@ -2,43 +2,93 @@
 
 The one idea: callers of two kinds. Work (synthesis, compiling, checking) shares the machine with itself; timing
 shares it with nothing that could disturb it. On the CPU target all work would; on a GPU only checking would, and
-only where one benchmark service does both. Timing goes first when both wait. Nothing here knows what is timed.
+only where one benchmark service does both. Timing goes first when both wait. Runs take turns with the devices, in the
+order in which they ask; what needs none they do before their turn. Nothing here knows what is timed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from orchestrator import metrics
 from orchestrator.agents import Benchmark
-from warpsmith.v1 import task_pb2
+from warpsmith.v1 import task_pb2, timing_pb2
+
+_CHECKS_AT_ONCE = 2
+"""Checks that may be under way on a GPU: were twelve to wait for one another, what is right would be timed last."""
 
 
 class DeviceGate:
     """The gate to the devices of one set of benchmark services; shared by all runs that use them."""
 
     def __init__(self, benchmarks: Sequence[Benchmark]) -> None:
+        self._benchmarks = list(benchmarks)
         self._free = list(benchmarks)
-        self._device_count = len(self._free)
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._device_freed = threading.Condition(lock)  # one waiter is woken for one device: there may be a hundred
+        metrics.devices.set(len(self._benchmarks))
         self._working = 0
         self._timing = 0
         self._waiting_to_time = 0
+        self._turns: deque[object] = deque()
+        self.devices: dict[task_pb2.Target.ValueType, timing_pb2.Device] = {}
+        """What is known of the devices, by the target that was asked for."""
+
+    @property
+    def device_count(self) -> int:
+        """How many devices there are now."""
+        return len(self._benchmarks)
+
+    def renew(self, benchmarks: Sequence[Benchmark]) -> None:
+        """Takes other services for those of before; what is timed on one that is gone ends there, and is its last."""
+        with self._changed:
+            new = [each for each in benchmarks if each not in self._benchmarks]
+            self._benchmarks = list(benchmarks)
+            metrics.devices.set(len(self._benchmarks))
+            self._free = [each for each in self._free if each in self._benchmarks] + new
+            self._changed.notify_all()
+            self._device_freed.notify_all()
+
+    @contextmanager
+    def turn(self, go_on: Callable[[], bool] = lambda: True) -> Iterator[bool]:
+        """Held by a run for as long as it needs devices: as many runs hold one as there are devices.
+
+        Gives False, without a turn, where `go_on` became false first.
+        """
+        ticket = object()
+        with self._changed:
+            self._turns.append(ticket)
+        try:
+            with self._changed:
+                while self._turns.index(ticket) >= self.device_count and go_on():
+                    self._changed.wait(0.2)
+                has_turn = self._turns.index(ticket) < self.device_count
+            yield has_turn
+        finally:
+            with self._changed:
+                self._turns.remove(ticket)
+                self._changed.notify_all()
 
     def working(self, target: task_pb2.Target.ValueType) -> AbstractContextManager[None]:
         """Held while a service computes on the host: synthesis, compiling."""
         return self._sharing() if target == task_pb2.TARGET_CPU else nullcontext()
 
     def checking(self, target: task_pb2.Target.ValueType) -> AbstractContextManager[None]:
-        """Held while candidates run to be judged."""
-        alone = target == task_pb2.TARGET_CPU or self._device_count == 1
-        return self._sharing() if alone else nullcontext()
+        """Held while candidates run to be judged; few at once on a GPU, where a service judges them one by one."""
+        if target == task_pb2.TARGET_CPU:
+            return self._sharing()
+        return self._sharing(most=_CHECKS_AT_ONCE) if self.device_count == 1 else nullcontext()
 
     @contextmanager
-    def _sharing(self) -> Iterator[None]:
+    def _sharing(self, most: int = 1 << 30) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not self._timing and not self._waiting_to_time)
+            self._changed.wait_for(
+                lambda: not self._timing and not self._waiting_to_time and self._working < most,
+            )
             self._working += 1
         try:
             yield
@@ -46,22 +96,34 @@ class DeviceGate:
             with self._changed:
                 self._working -= 1
                 self._changed.notify_all()
+                self._device_freed.notify_all()
 
     @contextmanager
     def timing(self) -> Iterator[Benchmark]:
         """Held while something is timed; gives the benchmark service whose turn it is."""
         with self._changed:
             self._waiting_to_time += 1
+            metrics.waiting_to_time.inc()
             try:
-                self._changed.wait_for(lambda: not self._working and bool(self._free))
+                self._device_freed.wait_for(lambda: not self._working and bool(self._free))
             finally:
                 self._waiting_to_time -= 1
+                metrics.waiting_to_time.dec()
             benchmark = self._free.pop(0)
             self._timing += 1
+            metrics.devices_timing.inc()
         try:
             yield benchmark
         finally:
             with self._changed:
-                self._free.append(benchmark)
+                if benchmark in self._benchmarks:
+                    self._free.append(benchmark)
                 self._timing -= 1
+                metrics.devices_timing.dec()
                 self._changed.notify_all()
+                self._device_freed.notify()
+
+
+def most_ahead(processor_count: int) -> int:
+    """Runs that may prepare while another has the device: a core in four, at most three runs."""
+    return max(0, min(3, processor_count // 4 - 1))

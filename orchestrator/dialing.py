@@ -7,11 +7,17 @@ so every one of those is dialled by itself.
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from orchestrator.agents import Agents
+import grpc
+
+from orchestrator.agents import Agents, Benchmark, Correctness
 from warpsmith.errors import BadInput
-from warpsmith.service import dial
+from warpsmith.service import Patience, dial
 from warpsmith.settings import Settings
+from warpsmith.transport import Tls
 from warpsmith.v1 import (
     benchmark_service_pb2_grpc,
     compile_service_pb2_grpc,
@@ -21,6 +27,11 @@ from warpsmith.v1 import (
     synthesis_service_pb2_grpc,
 )
 
+StubT = TypeVar("StubT")
+
+PATIENCE = Patience(gone_seconds=15.0)
+"""A service that is being replaced is away for seconds."""
+
 
 def agents_of(settings: Settings) -> Agents:
     """Stubs of all services; nothing is connected before the first call.
@@ -28,21 +39,88 @@ def agents_of(settings: Settings) -> Agents:
     Raises:
         BadInput: an address is not set, or the benchmark service's name does not resolve.
     """
+    return agents_at(settings.address, settings.tls)
+
+
+def agents_at(address: Callable[[str], str], tls: Tls | None = None) -> Agents:
+    """Stubs of all services by their addresses.
+
+    Raises:
+        BadInput: the benchmark service's name does not resolve, or a file of `tls` cannot be read.
+    """
+
+    def service(stub: Callable[[grpc.Channel], StubT], role: str) -> StubT:
+        return dial(stub, address(role), PATIENCE, tls=tls, role=role)
+
     return Agents(
-        reasoning=dial(reasoning_service_pb2_grpc.ReasoningServiceStub, settings.address("reasoning")),
-        synthesis=dial(synthesis_service_pb2_grpc.SynthesisServiceStub, settings.address("synthesis")),
-        compilation=dial(compile_service_pb2_grpc.CompileServiceStub, settings.address("compile")),
-        correctness=dial(correctness_service_pb2_grpc.CorrectnessServiceStub, settings.address("correctness")),
+        reasoning=service(reasoning_service_pb2_grpc.ReasoningServiceStub, "reasoning"),
+        synthesis=service(synthesis_service_pb2_grpc.SynthesisServiceStub, "synthesis"),
+        compilation=service(compile_service_pb2_grpc.CompileServiceStub, "compile"),
+        correctness=service(correctness_service_pb2_grpc.CorrectnessServiceStub, "correctness"),
         benchmarks=[
-            dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, endpoint)
-            for endpoint in endpoints(settings.address("benchmark"))
+            dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, endpoint, PATIENCE, tls=tls, role="benchmark")
+            for endpoint in endpoints(address("benchmark"))
         ],
     )
 
 
-def orchestrator_at(address: str) -> optimization_service_pb2_grpc.OptimizationServiceStub:
-    """A client of an orchestrator."""
-    return dial(optimization_service_pb2_grpc.OptimizationServiceStub, address)
+class Devices:
+    """Looks again, while it is open, what the benchmark service's name stands for, as pods come and go.
+
+    `changed` gets all services whenever they are not those of before. Only a `dns:///` address can change.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        changed: Callable[[Sequence[Benchmark]], None],
+        every_seconds: float = 5.0,
+    ) -> None:
+        self._settings, self._changed, self._every = settings, changed, every_seconds
+        self._address = settings.address("benchmark")
+        self._known: dict[str, Benchmark] = {}
+        self._closed = threading.Event()
+        if self._address.startswith("dns:///"):
+            threading.Thread(target=self._watch, name="devices", daemon=True).start()
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._every):
+            self.look()
+
+    def look(self) -> None:
+        """Looks once. A name that stands for nothing at the moment changes nothing: they may be about to return."""
+        try:
+            found = endpoints(self._address)
+        except BadInput:
+            return
+        if set(found) != set(self._known):
+            stub, tls = benchmark_service_pb2_grpc.BenchmarkServiceStub, self._settings.tls
+            fresh = {
+                each: self._known.get(each) or dial(stub, each, PATIENCE, tls=tls, role="benchmark") for each in found
+            }
+            self._known = fresh
+            self._changed(list(fresh.values()))
+
+
+def orchestrator_at(address: str, tls: Tls | None = None) -> optimization_service_pb2_grpc.OptimizationServiceStub:
+    """A client of an orchestrator.
+
+    Raises:
+        BadInput: a file of `tls` cannot be read.
+    """
+    return dial(optimization_service_pb2_grpc.OptimizationServiceStub, address, tls=tls, role="orchestrator")
+
+
+def judges_at(correctness: str, benchmark: str) -> tuple[Correctness, Benchmark]:
+    """Clients of the two services that judge."""
+    return (
+        dial(correctness_service_pb2_grpc.CorrectnessServiceStub, correctness),
+        dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, benchmark),
+    )
 
 
 def endpoints(address: str) -> list[str]:

@@ -44,6 +44,16 @@ class Finding:
     fix: str = ""
 
 
+def as_json(finding: Finding) -> dict[str, str]:
+    """A finding for programs."""
+    return {
+        "name": finding.name,
+        "health": finding.health.value,
+        "detail": finding.detail,
+        "fix": finding.fix,
+    }
+
+
 def examine(runs: Path) -> Iterator[Finding]:
     """Every finding, in the order in which a first run would trip over them."""
     yield python()

@@ -7,14 +7,14 @@ writes what both flavours share; it runs nothing.
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
 from typing import Protocol
 
+from warpsmith import arguments as launch_arguments
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
@@ -77,11 +77,15 @@ def header(run: run_pb2.Run, needs: str) -> str:
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
-def pasted(modules: Iterable[ModuleType], *imports: str) -> str:
-    """The code of `exported` modules, without their docstrings and with all imports, and `imports`, at the top."""
+def pasted(modules: Iterable[str], *imports: str) -> str:
+    """The code of `exported` modules, without their docstrings and with all imports, and `imports`, at the top.
+
+    They are read and not imported: they need torch, which this process does not.
+    """
     found, bodies = {"import torch", *imports}, []
     for module in modules:
-        lines = inspect.getsource(module).split('"""\n', 1)[1].splitlines()
+        text = (Path(__file__).parent / "exported" / f"{module}.py").read_text()
+        lines = text.split('"""\n', 1)[1].splitlines()
         found |= {line for line in lines if line.startswith(("import ", "from "))}
         bodies.append("\n".join(line for line in lines if line not in found).strip())
     head = sorted(found, key=lambda line: (line.startswith("from "), line))
@@ -168,9 +172,10 @@ class Names:
         """Statements before a launch, and its buffers' names in order: a library's result may lie anywhere."""
         statements, names = [], []
         for argument in launch.arguments:
-            if argument.WhichOneof("kind") != "buffer":
+            seen = launch_arguments.buffer_of(argument)
+            if seen is None:
                 continue
-            buffer = self.buffers[argument.buffer]
+            buffer = self.buffers[seen]
             name = self._names[buffer.name]
             if buffer.role == candidate_pb2.ROLE_LIBRARY and buffer.alignment_bytes > 1:
                 copy = self._free(f"{name}_placed")

@@ -12,7 +12,6 @@ import re
 from orchestrator import export
 from orchestrator.export import Exported, Names
 from orchestrator.export_module import extents
-from orchestrator.exported import gradient, guard
 from warpsmith.errors import BadInput
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
@@ -107,7 +106,7 @@ class KernelBenchExporter:
         parts = [
             export.header(run, "torch 2.7 or newer with nvcc, g++ and ninja"),
             export.pasted(
-                [guard] if random else [guard, gradient],
+                ["guard"] if random else ["guard", "gradient"],
                 "import importlib.util",
                 "import sys",
                 "from torch.utils.cpp_extension import load_inline",
@@ -207,6 +206,8 @@ def _host_function(name: str, launch: candidate_pb2.Launch, program: candidate_p
         if kind == "buffer":
             parameters.append(f"std::uintptr_t t{number}")
             arguments += f", reinterpret_cast<{kinds[number]}>(t{number})"
+        elif kind == "tensor_map":
+            raise BadInput("the kernelbench flavour has no tensor maps yet: export with --flavour module instead")
         else:
             arguments += f", {_SCALARS[kind]}({getattr(argument, kind)})"
     attributes, limits = "", ""

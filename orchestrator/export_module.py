@@ -6,8 +6,7 @@ import struct
 
 from orchestrator import export
 from orchestrator.export import Exported, Names
-from orchestrator.exported import cpu_runtime, cuda_runtime, guard
-from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
+from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2, tensor_pb2
 
 _FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f"}
 
@@ -37,7 +36,9 @@ class ModuleExporter:
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),
-            export.pasted([cuda_runtime if on_gpu else cpu_runtime, guard], "import importlib.util", "import sys"),
+            export.pasted(
+                ["cuda_runtime" if on_gpu else "cpu_runtime", "guard"], "import importlib.util", "import sys"
+            ),
             export.reference(run.task).strip(),
             "\n".join([f"_WS_SOURCES = {{\n{sources}}}", "_ws_kernels = _WsKernels(_WS_SOURCES)", *launches]),
             export.guard(run),
@@ -56,7 +57,21 @@ def _raw(text: str) -> str:
 def _cuda_launch(launch: candidate_pb2.Launch) -> str:
     shapes = ", ".join(str(extents(extent)) for extent in (launch.grid, launch.block, launch.cluster))
     settings = f"{launch.shared_bytes}, {launch.cooperative}, {launch.programmatic_dependent}, {len(launch.arguments)}"
+    maps = {
+        number: _tensor_map(argument.tensor_map)
+        for number, argument in enumerate(launch.arguments)
+        if argument.HasField("tensor_map")
+    }
+    if maps:
+        settings += f", {{{', '.join(f'{number}: {made}' for number, made in maps.items())}}}"
     return f"_WsLaunch(_ws_kernels, {launch.entry!r}, {shapes}, {settings})"
+
+
+def _tensor_map(seen: candidate_pb2.TensorMap) -> str:
+    numbers = f"{list(seen.extents)}, {list(seen.byte_strides)}, {list(seen.box)}"
+    return (
+        f"_WsTensorMap({tensor_pb2.Dtype.Name(seen.dtype).removeprefix('DTYPE_')!r}, {numbers}, {seen.swizzle_bytes})"
+    )
 
 
 def _arguments(launch: candidate_pb2.Launch, buffers: list[str]) -> list[str]:
@@ -65,7 +80,7 @@ def _arguments(launch: candidate_pb2.Launch, buffers: list[str]) -> list[str]:
     found = ["device.index", "stream"]
     for argument in launch.arguments:
         kind = argument.WhichOneof("kind") or "buffer"
-        if kind == "buffer":
+        if kind in ("buffer", "tensor_map"):
             found.append(next(addresses))
         else:
             packed = struct.pack(_FORMATS[kind], getattr(argument, kind))

@@ -45,7 +45,9 @@ def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tria
     """
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
-    for finalist in _ranked_again(pipeline, finalists):
+    for finalist, promised_ns in _ranked_again(pipeline, finalists):
+        if any(passed(trial) and _time_ns(trial) <= promised_ns for trial in judged):
+            break  # it could only lose against more baselines what a faster one has lost already
         again = _bare(finalist)
         match pipeline.walk(again, timing_pb2.TIER_FINAL, rewritten_reference(pipeline, finalist.candidate)):
             case Judged(trial):
@@ -59,11 +61,18 @@ def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tria
     return judged
 
 
-def _ranked_again(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[trial_pb2.Trial]:
-    """The finalists, best first by a timing of their own; what that cannot time keeps its place at the end."""
+def _ranked_again(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tuple[trial_pb2.Trial, float]]:
+    """The finalists, best first by a timing of their own, each with its time in ns; 0 where it could not be taken."""
     if len(finalists) < 2:
-        return list(finalists)
-    return sorted(finalists, key=lambda finalist: score(pipeline.time_again(_bare(finalist))), reverse=True)
+        return [(finalist, _time_ns(finalist)) for finalist in finalists]
+    timed = [(finalist, pipeline.time_again(_bare(finalist))) for finalist in finalists]
+    timed.sort(key=lambda each: score(each[1]), reverse=True)
+    return [(finalist, _time_ns(again)) for finalist, again in timed]
+
+
+def _time_ns(trial: trial_pb2.Trial) -> float:
+    """Median of the candidate; 0 where it was not timed."""
+    return next((arm.median_ns for arm in trial.timing.arms if arm.name == "candidate"), 0.0)
 
 
 def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:

@@ -1,8 +1,8 @@
-"""Runs searches one after another in a thread of its own, keeps them in the archive, and tells watchers.
+"""Runs searches in threads of its own, keeps them in the archive, and tells watchers.
 
 The one idea: a run's events are numbered, told and archived, so that a watcher who comes late, or comes back,
 reads the same story. The archive failing ends the run with that as its message, and what memory holds stays
-readable. One machine is searched by one run at a time; others wait as QUEUED.
+readable. A device is one run's at a time (`device_gate`); a few more prepare what needs none, others wait as QUEUED.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Story:
         """
         copy = run_pb2.Run()
         copy.CopyFrom(run)
-        self._tell(run_pb2.RunEvent(run=_light(copy)), lambda: setattr(self, "run", copy))
-        self.archive.put_run(copy)
+        event = self._tell(run_pb2.RunEvent(run=_light(copy)), lambda: setattr(self, "run", copy))
+        self.archive.put_run(copy, event)
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         """Archives a trial and tells watchers.
@@ -68,18 +68,17 @@ class Story:
         Raises:
             Infrastructure: the archive cannot be written.
         """
-        event = run_pb2.RunEvent(trial=without_bulk(trial))
-        self._tell(event, lambda: self.trials.append(trial))
-        self.archive.add_trial(self.run.id, trial)
+        event = self._tell(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial))
+        self.archive.add_trial(self.run.id, trial, event)
 
-    def _tell(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> None:
+    def _tell(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> run_pb2.RunEvent:
         event.at = time.time()
         with self.changed:
             remember()
             event.number = len(self.events) + 1
             self.events.append(event)
             self.changed.notify_all()
-        self.archive.add_event(self.run.id, event)
+        return event
 
     def follow(self, after: int) -> Iterator[run_pb2.RunEvent]:
         """Events past a number, as they come, until the run has ended."""
@@ -98,12 +97,13 @@ class Story:
 class RunHost:
     """All runs of an orchestrator: queued, under way, and past."""
 
-    def __init__(self, archive: Archive, make_run: MakeRun) -> None:
+    def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1) -> None:
         self._archive, self._make_run = archive, make_run
         self._stories: dict[str, Story] = {}
         self._queue: queue.Queue[tuple[Story, Search, bool] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._work, name="runs", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
+        for thread in self._threads:
+            thread.start()
 
     def create(self, task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool) -> run_pb2.Run:
         """Queues a run and returns it.
@@ -186,8 +186,11 @@ class RunHost:
         for story in list(self._stories.values()):
             if not story.ended:
                 self.cancel(story.run.id)
-        self._queue.put(None)
-        self._thread.join(timeout=5.0)
+        for _ in self._threads:
+            self._queue.put(None)
+        deadline = time.monotonic() + 5.0
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
         self._archive.close()
 
     def _work(self) -> None:

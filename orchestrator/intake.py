@@ -58,6 +58,8 @@ class Request:
     """A key of `PRECISIONS`; `auto` goes by the floating-point inputs."""
     class_name: str = "Model"
     """Class in a `.py` file."""
+    needs_inputs: bool = True
+    """Whether a `.py` file has to define get_inputs."""
 
 
 def read(request: Request) -> task_pb2.Task:
@@ -78,7 +80,7 @@ def read(request: Request) -> task_pb2.Task:
             raise BadInput(
                 f"{request.subject}: --input and --init go with module:Class; a file says get_inputs() itself"
             )
-        _read_file(task, Path(request.subject))
+        _read_file(task, Path(request.subject), needs_inputs=request.needs_inputs)
     size = sum(len(source.content) for source in task.sources)
     if size > SOURCE_BYTES:
         raise BadInput(f"{request.subject}: the sources hold {size} bytes; at most {SOURCE_BYTES} can be sent")
@@ -133,7 +135,7 @@ def accept(task: task_pb2.Task) -> None:
         raise BadInput(f"{task.name}: the task's digest is not that of its sources")
 
 
-def _read_file(task: task_pb2.Task, path: Path) -> None:
+def _read_file(task: task_pb2.Task, path: Path, *, needs_inputs: bool) -> None:
     if not path.exists():
         raise BadInput(f"{path}: no such file")
     if path.is_dir():
@@ -144,7 +146,7 @@ def _read_file(task: task_pb2.Task, path: Path) -> None:
         if task.class_name not in bound:
             hint = "name another with --class" if task.class_name == "Model" else "check --class"
             raise BadInput(f"{path}: defines no class {task.class_name}; {hint}")
-        if "get_inputs" not in bound:
+        if needs_inputs and "get_inputs" not in bound:
             raise BadInput(f"{path}: defines no get_inputs(), which returns the tensors of one forward")
     task.name = path.stem
     task.entry_path = path.name

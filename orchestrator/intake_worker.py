@@ -31,13 +31,13 @@ def inspect(task: task_pb2.Task) -> task_pb2.Task:
     """
     with tempfile.TemporaryDirectory(prefix="warpsmith-intake-") as directory:
         module = task_module.load(task, Path(directory))
+        built = module.build(SEED)  # weights are real: some modules cannot be built of fake ones
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-            return _run(task, module)
-        return _run(task, module)
+            return _run(task, module, built)
+        return _run(task, module, built)
 
 
-def _run(task: task_pb2.Task, module: task_module.TaskModule) -> task_pb2.Task:
-    built = module.build(SEED)
+def _run(task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module) -> task_pb2.Task:
     arguments = module.inputs(SEED)
     with module.explaining("forward failed"), torch.no_grad():
         result = built(*arguments)

@@ -22,7 +22,8 @@ from types import TracebackType
 from typing import Self
 
 from warpsmith.errors import BadInput, Infrastructure
-from warpsmith.service import wait_until_healthy
+from warpsmith.service import is_reachable, wait_until_healthy
+from warpsmith.settings import TLS_VARIABLES
 
 MODULES: Mapping[str, str] = {
     "benchmark": "gpu_bench",
@@ -40,12 +41,17 @@ PEERS: Mapping[str, tuple[str, ...]] = {
 }
 """Services whose addresses a service needs."""
 
+REPLACEABLE = ("reasoning", "synthesis", "compile")
+"""Services that may run elsewhere, in any language: `WARPSMITH_<SERVICE>_ADDRESS` says where, and none is started."""
+
 SERVICES_FILE = "services.json"
 """In the runs directory while services are up: their addresses, for `watch` and `cancel` from another terminal."""
 TARGETS_FILE = "prometheus_targets.json"
 """In the runs directory while services are up: Prometheus' `file_sd` format."""
 
 START_SECONDS = 60.0
+REACH_SECONDS = 5.0
+"""How long a service elsewhere may take to answer."""
 DRAIN_SECONDS = 5
 STOP_SECONDS = 12.0
 """How long a service may take to end before it is killed: its drain and its workers' end."""
@@ -76,6 +82,8 @@ class LocalServices:
     ) -> None:
         self._runs, self._ports, self._modules = runs.resolve(), ports or {}, modules
         self._environment = dict(environment or {})
+        named = {name: self._variables().get(_address_variable(name), "") for name in REPLACEABLE}
+        self._elsewhere = {name: address for name, address in named.items() if address and name in modules}
         self._children: dict[str, _Child] = {}
         self._stopping = self._published = False
 
@@ -83,19 +91,23 @@ class LocalServices:
         """Starts the services and returns when all answer.
 
         Raises:
-            BadInput: the runs directory cannot be written, or a port is in use.
+            BadInput: the runs directory cannot be written, a port is in use, or a service elsewhere does not answer.
             Infrastructure: a service did not start; its log's last line is in the message.
         """
         try:
             (self._runs / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"{self._runs}: cannot be written ({error.strerror}); name another with --runs") from error
+        for name, address in self._elsewhere.items():
+            if not is_reachable(address, REACH_SECONDS):
+                raise BadInput(f"the {name} service at {address} does not answer: start it first, or name another")
         try:
             for name in self._modules:
                 if name in PEERS:
-                    self._await_ports(peer for peer in PEERS[name] if peer in self._modules)
-                self._spawn(name)
-            self._await_ports(self._modules)
+                    self._await_ports(peer for peer in PEERS[name] if peer in self._children)
+                if name not in self._elsewhere:
+                    self._spawn(name)
+            self._await_ports(self._children)
             for name, child in self._children.items():
                 if not wait_until_healthy(child.address, START_SECONDS):
                     raise self._failure(name)
@@ -105,14 +117,33 @@ class LocalServices:
             raise
 
     def address(self, service: str) -> str:
-        """Where a started service listens."""
-        return self._children[service].address
+        """Where a service listens."""
+        return self._elsewhere.get(service) or self._children[service].address
 
     def check(self) -> None:
         """Raises Infrastructure when a service has ended."""
         for name, child in self._children.items():
             if not self._stopping and child.process.poll() is not None:
                 raise self._failure(name)
+
+    def restart(self, name: str) -> None:
+        """Ends one service and starts it again, as a rolling update does. Its port must be a fixed one.
+
+        Raises:
+            Infrastructure: it did not start again.
+        """
+        child = self._children[name]
+        _signal(child, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while not _has_ended(child) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        _signal(child, signal.SIGKILL)
+        child.process.wait()
+        child.port_file.unlink(missing_ok=True)
+        self._spawn(name)
+        self._await_ports([name])
+        if not wait_until_healthy(self._children[name].address, START_SECONDS):
+            raise self._failure(name)
 
     def stop(self) -> None:
         """Ends all services and their workers; the last to start goes first. Can be called twice."""
@@ -142,21 +173,24 @@ class LocalServices:
     ) -> None:
         self.stop()
 
+    def _variables(self) -> dict[str, str]:
+        return {**os.environ, **self._environment}
+
     def _spawn(self, name: str) -> None:
         descriptor, port_file = tempfile.mkstemp(prefix="warpsmith-port-")
         os.close(descriptor)
         os.unlink(port_file)
         log = self._runs / "logs" / f"{name}.log"
         environment = {
-            **os.environ,
-            **self._environment,
+            **self._variables(),
             "WARPSMITH_PORT": str(self._ports.get(name, 0)),
             "WARPSMITH_METRICS_PORT": "0",
             "WARPSMITH_PORT_FILE": port_file,
             "WARPSMITH_PARENT_PID": str(os.getpid()),
             "WARPSMITH_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "WARPSMITH_RUNS": str(self._runs),
-            **{f"WARPSMITH_{peer.upper()}_ADDRESS": child.address for peer, child in self._children.items()},
+            **dict.fromkeys(TLS_VARIABLES, ""),
+            **{_address_variable(peer): child.address for peer, child in self._children.items()},
         }
         try:
             with log.open("wb") as output:
@@ -199,12 +233,16 @@ class LocalServices:
             {"targets": [child.metrics_address], "labels": {"job": "warpsmith", "service": name}}
             for name, child in self._children.items()
         ]
-        addresses = {name: child.address for name, child in self._children.items()}
+        addresses = {name: self.address(name) for name in self._modules}
         self._published = True
         for name, content in ((TARGETS_FILE, targets), (SERVICES_FILE, addresses)):
             partial = self._runs / f"{name}.partial"
             partial.write_text(json.dumps(content, indent=1))
             partial.replace(self._runs / name)
+
+
+def _address_variable(service: str) -> str:
+    return f"WARPSMITH_{service.upper()}_ADDRESS"
 
 
 def _has_ended(child: _Child) -> bool:

@@ -50,6 +50,9 @@ stage_seconds = Histogram(
     buckets=(0.01, 0.05, 0.2, 0.5, 1, 2, 5, 15, 60, 300),
 )
 stage_active = Gauge("warpsmith_stage_active", "Stages under way now.", ["stage"])
+devices = Gauge("warpsmith_devices", "Devices that can be timed on.")
+devices_timing = Gauge("warpsmith_devices_timing", "Devices that something is timed on now.")
+waiting_to_time = Gauge("warpsmith_waiting_to_time", "Measurements that wait for a device, or for a quiet machine.")
 
 _FAIL = verdict_pb2.VERDICT_STATE_FAIL
 _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}

@@ -8,7 +8,8 @@ This chooses nothing: what to walk, with which care, and what follows is for `se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from orchestrator import agents as deadlines
 from orchestrator import metrics
 from orchestrator.agents import Agents
 from orchestrator.device_gate import DeviceGate
-from warpsmith.errors import BadInput, Infrastructure, WarpsmithError
+from warpsmith.errors import BadInput, Infrastructure, ServiceGone, WarpsmithError
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -90,6 +91,10 @@ class Pipeline:
     """Given a program's digest, whether it is new: at most once True for each."""
     retry_pause_seconds: float = field(default=0.5)
     """Pause before the second attempt, in which a service replaces its worker."""
+    gone_seconds: float = 120.0
+    """How long a service that is gone may take to come back, as one that is replaced by its next version does."""
+    took: Callable[[str, float], None] = lambda _stage, _seconds: None
+    """Hears how many seconds each stage took, waiting for the device left out."""
 
     def walk(
         self,
@@ -142,7 +147,7 @@ class Pipeline:
         request = synthesis_service_pb2.SynthesizeCandidateRequest(task=self.task, hypothesis=trial.hypothesis)
 
         def call() -> candidate_pb2.Candidate:
-            with self.gate.working(self.task.target), metrics.timed("synthesize"):
+            with self.gate.working(self.task.target), self._timed("synthesize"):
                 return self.agents.synthesis.SynthesizeCandidate(
                     request, timeout=deadlines.SYNTHESIZE_SECONDS
                 ).candidate
@@ -153,7 +158,7 @@ class Pipeline:
         request = compile_service_pb2.CompileCandidateRequest(program=program)
 
         def call() -> compile_service_pb2.CompileCandidateResponse:
-            with self.gate.working(self.task.target), metrics.timed("compile"):
+            with self.gate.working(self.task.target), self._timed("compile"):
                 return self.agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
 
         return self._twice(call)
@@ -164,7 +169,7 @@ class Pipeline:
         )
 
         def call() -> verdict_pb2.Verdict:
-            with self.gate.checking(self.task.target), metrics.timed("verify"):
+            with self.gate.checking(self.task.target), self._timed("verify"):
                 reply = self.agents.correctness.VerifyArtifact(request, timeout=deadlines.VERIFY_SECONDS)
             if reply.verdict.state == verdict_pb2.VERDICT_STATE_INFRA:
                 raise Infrastructure(reply.verdict.detail)
@@ -184,21 +189,35 @@ class Pipeline:
         )
 
         def call() -> benchmark_service_pb2.MeasureArtifactResponse:
-            with self.gate.timing() as benchmark, metrics.timed("measure"):
+            with self.gate.timing() as benchmark, self._timed("measure"):
                 return benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
 
         return self._twice(call)
 
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.monotonic()
+        with metrics.timed(stage):
+            yield
+        self.took(stage, time.monotonic() - start)
+
     def _twice(self, call: Callable[[], ResultT]) -> ResultT:
         if not self.go_on():
             raise _RunStoppedError
-        try:
-            return call()
-        except Infrastructure:
+        until = time.monotonic() + self.gone_seconds
+        while True:
+            try:
+                return call()
+            except ServiceGone:
+                if time.monotonic() >= until:
+                    raise
+            except Infrastructure:
+                if until == 0:
+                    raise
+                until = 0  # the second attempt is the last
             time.sleep(self.retry_pause_seconds)
             if not self.go_on():
-                raise _RunStoppedError from None
-            return call()
+                raise _RunStoppedError
 
 
 def failed(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> verdict_pb2.Verdict:
@@ -215,10 +234,11 @@ def passed(trial: trial_pb2.Trial) -> bool:
     return trial.verdict.state == verdict_pb2.VERDICT_STATE_PASS and trial.HasField("timing")
 
 
-def without_bulk(trial: trial_pb2.Trial, *, keep_sources: bool = False) -> trial_pb2.Trial:
+def without_bulk(trial: trial_pb2.Trial, *, keep_sources: bool = False, keep_samples: bool = False) -> trial_pb2.Trial:
     """A copy for history, events and archive: no binary, no comparisons, no raw samples.
 
-    `keep_sources`: the program stays, so that it can be shown and exported.
+    `keep_sources`: the program stays, so that it can be shown and exported. `keep_samples`: and what was measured,
+    for the record of a result.
     """
     light = trial_pb2.Trial()
     light.CopyFrom(trial)
@@ -229,6 +249,6 @@ def without_bulk(trial: trial_pb2.Trial, *, keep_sources: bool = False) -> trial
         light.candidate.program.CopyFrom(candidate_pb2.Program(digest=digest))
     if light.HasField("verdict"):
         del light.verdict.comparisons[:]
-    for arm in light.timing.arms if light.HasField("timing") else ():
+    for arm in light.timing.arms if light.HasField("timing") and not keep_samples else ():
         del arm.samples_ns[:]
     return light

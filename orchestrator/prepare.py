@@ -46,9 +46,12 @@ def describe_device(gate: DeviceGate, target: task_pb2.Target.ValueType) -> timi
     Raises:
         BadInput: the target is not present.
     """
-    request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
-    with gate.timing() as benchmark, metrics.timed("describe"):
-        return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
+    if target not in gate.devices:
+        request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
+        with gate.timing() as benchmark, metrics.timed("describe"):
+            found = benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
+        gate.devices[target] = gate.devices[found.target] = found
+    return gate.devices[target]
 
 
 def analyze(
@@ -75,6 +78,20 @@ def require_compiler(agents: Agents, gate: DeviceGate, target: task_pb2.Target.V
     request = compile_service_pb2.CompileCandidateRequest(program=program)
     with gate.working(target), metrics.timed("compile"):
         agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+
+
+def look_ahead(agents: Agents, gate: DeviceGate, task: task_pb2.Task) -> None:
+    """What needs no device, for a task whose target is set: the agents remember plan and compiler for `prepare`.
+
+    Raises:
+        BadInput: the module cannot be captured, or no compiler is installed; Infrastructure: a service failed.
+    """
+    with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
+        for future in (
+            pool.submit(analyze, agents, gate, task, []),
+            pool.submit(require_compiler, agents, gate, task.target),
+        ):
+            future.result()
 
 
 def prepare(

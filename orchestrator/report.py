@@ -96,8 +96,8 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
     return {
         "name": run.task.name,
         "verdict": verdict_of(run),
-        "speedup_fastest": _speedup(timing.speedup_fastest) if timing else None,
-        "speedup_eager": _speedup(timing.speedup_eager) if timing else None,
+        "speedup_fastest": speedup_json(timing.speedup_fastest) if timing else None,
+        "speedup_eager": speedup_json(timing.speedup_eager) if timing else None,
         "floor_percent": round(timing.floor_percent, 2) if timing else None,
         "labels": labels_of(run),
         "run": run.id,
@@ -109,10 +109,12 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "gain": gain_text(run),
         "trials": {"total": run.trial_count, "passed": run.pass_count},
         "phase_seconds": [round(seconds, 2) for seconds in run.phase_seconds],
+        "stage_seconds": {stage: round(seconds, 2) for stage, seconds in sorted(run.stage_seconds.items())},
     }
 
 
-def _speedup(speedup: timing_pb2.Speedup) -> dict[str, float]:
+def speedup_json(speedup: timing_pb2.Speedup) -> dict[str, float]:
+    """A speedup with its interval."""
     return {"median": round(speedup.median, 4), "low": round(speedup.low, 4), "high": round(speedup.high, 4)}
 
 

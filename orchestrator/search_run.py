@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -31,7 +32,7 @@ from orchestrator.pipeline import (
     passed,
     without_bulk,
 )
-from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, prepare
+from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, look_ahead, prepare
 from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
 from warpsmith.digest import of_moves, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, WarpsmithError
@@ -48,6 +49,8 @@ from warpsmith.v1 import (
 )
 
 DEFAULT_WALL_SECONDS = 60.0
+RECENT_COUNT = 128
+"""Trials that a reasoner is told of, beside the parent and its children: a message must not grow with the run."""
 ENDED = frozenset(
     {
         run_pb2.RUN_STATE_FASTER,
@@ -94,10 +97,10 @@ class Effort:
     retry_pause_seconds: float = 0.5
 
     @staticmethod
-    def of(target: task_pb2.Target.ValueType, processor_count: int) -> Effort:
-        """Two at once on a CPU, which also runs the candidates; more where a GPU does, half of them waiting for it."""
+    def of(target: task_pb2.Target.ValueType, processor_count: int, device_count: int = 1) -> Effort:
+        """Two at once on a CPU, which also runs the candidates; more where GPUs do, half of them waiting for one."""
         if target == task_pb2.TARGET_CUDA:
-            count = max(2, min(12, processor_count))
+            count = max(2 * device_count, min(12, processor_count))
             return Effort(parallel_trials=count, refill_at=count // 2, proposal_count=count)
         count = min(2, processor_count)
         return Effort(parallel_trials=count, proposal_count=2 * count)
@@ -137,6 +140,8 @@ class SearchRun:
         self._device_seconds = 0.0
         self._last_fault = self._cut_short = self._floor_reason = self._refusal = ""
         self._deadline = float("inf")
+        self._waited = 0.0
+        """Seconds that the phase under way stood still for another run."""
 
     def cancel(self) -> None:
         """Asks for an end: the best so far is judged and kept. From any thread."""
@@ -146,13 +151,14 @@ class SearchRun:
     def execute(self) -> run_pb2.Run:
         """Runs to the end and returns the run in an ended state; never raises for what a run can meet."""
         try:
-            prepared = self._phase(run_pb2.RUN_STATE_PREPARING, self._prepare)
-            if prepared is None:
-                return self._end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user before the search began")
-            if reason := at_floor(prepared.reference):
-                return self._end(run_pb2.RUN_STATE_AT_FLOOR, reason)
-            self._phase(run_pb2.RUN_STATE_SEARCHING, self._search_all)
-            self._phase(run_pb2.RUN_STATE_FINISHING, self._judge_finalists)
+            with ExitStack() as turn:
+                prepared = self._phase(run_pb2.RUN_STATE_PREPARING, lambda: self._prepare(turn))
+                if prepared is None:
+                    return self._end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user before the search began")
+                if reason := at_floor(prepared.reference):
+                    return self._end(run_pb2.RUN_STATE_AT_FLOOR, reason)
+                self._phase(run_pb2.RUN_STATE_SEARCHING, self._search_all)
+                self._phase(run_pb2.RUN_STATE_FINISHING, self._judge_finalists)
             return self._conclude()
         except BadInput as error:
             return self._end(run_pb2.RUN_STATE_BAD_INPUT, str(error))
@@ -166,7 +172,12 @@ class SearchRun:
         try:
             return work()
         finally:
-            self.run.phase_seconds.append(time.monotonic() - start)
+            waited, self._waited = self._waited, 0.0
+            self.run.phase_seconds.append(time.monotonic() - start - waited)
+
+    def _took(self, stage: str, seconds: float) -> None:
+        with self._lock:
+            self.run.stage_seconds[stage] += seconds
 
     def _end(self, state: run_pb2.RunState.ValueType, message: str) -> run_pb2.Run:
         self.run.state, self.run.message = state, message
@@ -175,12 +186,20 @@ class SearchRun:
 
     # ---- prepare -------------------------------------------------------------------------------------
 
-    def _prepare(self) -> Prepared | None:
+    def _prepare(self, turn: ExitStack) -> Prepared | None:
+        """Takes the run's turn with the device into `turn`, after all that needs none."""
         task = self.run.task
         if not task.target:
             task.target = describe_device(self._gate, task.target).target
             task.digest = of_task(task)
-        self._effort = self._chosen_effort or Effort.of(task.target, os.cpu_count() or 1)
+        if task.target == task_pb2.TARGET_CUDA:
+            look_ahead(self._agents, self._gate, task)  # on a processor it would disturb what others time
+        start = time.monotonic()
+        if not turn.enter_context(self._gate.turn(lambda: not self._cancelled.is_set())):
+            return None
+        self._waited = time.monotonic() - start
+        self.run.stage_seconds["wait"] = self._waited
+        self._effort = self._chosen_effort or Effort.of(task.target, os.cpu_count() or 1, self._gate.device_count)
         self._pipeline = Pipeline(
             self._agents,
             self._gate,
@@ -188,6 +207,7 @@ class SearchRun:
             go_on=lambda: not self._stop_walks.is_set(),
             claim=self._claim,
             retry_pause_seconds=self._effort.retry_pause_seconds,
+            took=self._took,
         )
         prepared = prepare(self._agents, self._gate, task, go_on=lambda: not self._cancelled.is_set())
         if prepared is not None:
@@ -359,12 +379,14 @@ class SearchRun:
         return self._analyses[parent]
 
     def _propose(self, parent: int, limit: int) -> Sequence[hypothesis_pb2.Hypothesis]:
+        recent = self._history[-RECENT_COUNT:]
+        family = [trial for trial in self._history[:-RECENT_COUNT] if parent in (trial.number, trial.parent)]
         request = reasoning_service_pb2.ProposeHypothesesRequest(
             task=self.run.task,
             analysis=self._analysis(parent),
             device=self.run.device,
             reference=self.run.reference,
-            history=self._history,
+            history=[*family, *recent],
             limit=limit,
         )
         with self._gate.working(self.run.task.target), metrics.timed("propose"):
@@ -379,7 +401,11 @@ class SearchRun:
         count = 1 if self._cancelled.is_set() else finalists.COUNT
         # Judging is not interrupted by the stop of the search, and a finalist's program is known by nature.
         pipeline = Pipeline(
-            self._agents, self._gate, self.run.task, retry_pause_seconds=self._effort.retry_pause_seconds
+            self._agents,
+            self._gate,
+            self.run.task,
+            retry_pause_seconds=self._effort.retry_pause_seconds,
+            took=lambda stage, seconds: self._took(f"final {stage}", seconds),
         )
         selected = finalists.select(self._trials, count)
         judged = finalists.judge(pipeline, selected)
@@ -388,7 +414,7 @@ class SearchRun:
         best = finalists.winner(judged)
         if best is not None:
             self.run.best_trial = best.number
-            self.run.best.CopyFrom(without_bulk(best, keep_sources=True))
+            self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
 
     def _conclude(self) -> run_pb2.Run:
         faster = self.run.HasField("best") and self.run.best.timing.faster

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import grpc
 
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import agents_of
+from orchestrator.device_gate import DeviceGate, most_ahead
+from orchestrator.dialing import Devices, agents_of
 from orchestrator.export import Exporter
 from orchestrator.hosting import RunHost, Story
 from orchestrator.intake import accept
@@ -28,8 +29,8 @@ DEFAULT_EXPORTER = "module"
 class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServicer):
     """Starts, watches and exports runs."""
 
-    def __init__(self, host: RunHost) -> None:
-        self._host = host
+    def __init__(self, host: RunHost, devices: Devices | None = None) -> None:
+        self._host, self._devices = host, devices
 
     def CreateRun(
         self, request: messages.CreateRunRequest, context: grpc.ServicerContext
@@ -82,6 +83,8 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
 
     def close(self) -> None:
         """Stops runs under way; called after the drain."""
+        if self._devices is not None:
+            self._devices.close()
         self._host.close()
 
 
@@ -95,6 +98,7 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
     archive = Archive(url) if url else Archive.in_directory(settings.runs_directory)
     agents = agents_of(settings)
     gate = DeviceGate(agents.benchmarks)
+    devices = Devices(settings, gate.renew)
 
     def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
         def known(begun: run_pb2.Run) -> list[list[analysis_pb2.Move]]:
@@ -102,4 +106,4 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
 
         return SearchRun(run, agents, gate, search, story, known=known)
 
-    return OptimizationServicer(RunHost(archive, make_run))
+    return OptimizationServicer(RunHost(archive, make_run, at_once=1 + most_ahead(os.cpu_count() or 1)), devices)

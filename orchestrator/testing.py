@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.agents import Agents
-from warpsmith.digest import digest, of_moves, of_task
+from warpsmith.digest import digest, of_moves, of_program, of_task
 from warpsmith.errors import BadInput, IllegalMove, Infrastructure, NotFound
 from warpsmith.v1 import (
     analysis_pb2,
@@ -135,8 +135,9 @@ class World:
     def _candidate(self, moves: Sequence[analysis_pb2.Move]) -> candidate_pb2.Candidate:
         # Order does not matter to the program, so two orders are duplicates.
         text = " ".join(sorted(f"{each.operation}:{each.choice}" for each in moves))
-        program = candidate_pb2.Program(target=task_pb2.TARGET_CPU, digest=digest("program", text))
+        program = candidate_pb2.Program(target=task_pb2.TARGET_CPU)
         program.sources.add(name="kernel.cpp", text=text)
+        program.digest = of_program(program)
         analysis = self._analysis(moves)
         del analysis.legal_moves[:]
         return candidate_pb2.Candidate(

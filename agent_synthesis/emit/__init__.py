@@ -10,17 +10,26 @@ from pathlib import Path
 from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
 from agent_synthesis.emit.cpu_pointwise import CpuPointwise
 from agent_synthesis.emit.cpu_row_reduction import CpuRowReduction
+from agent_synthesis.emit.cpu_scan import CpuScan
+from agent_synthesis.emit.cpu_window import CpuWindow
 from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
+from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda_scan import CudaScan
+from agent_synthesis.emit.cuda_window import CudaWindow
 from agent_synthesis.schedule import Schedule
 from warpsmith.v1 import task_pb2
 
 INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
-_CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuColumnReduction(), CpuRowReduction())
-_CUDA: tuple[Schedule, ...] = (CudaPointwise(), CudaColumnReduction(), CudaRowReduction())
+PRODUCTS: tuple[Schedule, ...] = (CudaProduct(),)
+"""Schedules of matrix products, which no other schedule takes."""
+_CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
+_CUDA: tuple[Schedule, ...] = (
+    CudaPointwise(), CudaScan(), CudaWindow(), CudaColumnReduction(), CudaRowReduction(), *PRODUCTS,
+)  # fmt: skip
 
 
 def schedules(target: task_pb2.Target.ValueType) -> tuple[Schedule, ...]:

@@ -11,7 +11,7 @@ from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import Accumulation, accumulation
-from agent_synthesis.ir import Axis, Expression, Nest, Reduction, Type
+from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Expression, Nest, Reduction, Type
 from agent_synthesis.schedule import Parameters
 
 _GROUP = 64
@@ -122,7 +122,8 @@ class ColumnWriter:
                         tile.line(f"{self._in_tile} {name}_tile[{self._column}] = {value};")
             for reduction in sweep:
                 name = function.reductions[reduction.name]
-                function.reductions[reduction.name] = f"{name}_tile[{self._column}]"
+                positions = ".position" if reduction.operation in ARG_REDUCTIONS else ""
+                function.reductions[reduction.name] = f"{name}_tile{positions}[{self._column}]"
         known = {f"%{reduction.name}" for reduction in nest.reductions} | {self._axis.name}
         row_stores = [store for store in nest.stores if not nest.is_element_store(store)]
         if row_stores:
@@ -151,7 +152,7 @@ class ColumnWriter:
                 tile.line(f"alignas(64) {accumulated.total} {name}_total[kTile];")
                 tile.line(f"ws::fill({name}_total, 0.0);")
             else:
-                tile.line(f"alignas(64) {accumulated.kind} {name}_tile[kTile];")
+                tile.line(accumulated.array(f"{name}_tile", "kTile"))
                 tile.line(f"ws::fill({name}_tile, {accumulated.neutral});")
         heads = []
         for number, axis in enumerate(nest.reduced[:-1]):
@@ -178,7 +179,7 @@ class ColumnWriter:
             element.define(part, text)
         for accumulated, name in zip(how, names, strict=True):
             value = element.converted(accumulated.reduction.value, accumulated.reduction.type)
-            element.line(accumulated.step(f"{name}_tile[{self._column}]", value))
+            element.line(accumulated.step(f"{name}_tile", self._column, value))
         row.line("#pragma omp simd")
         row.enclose([self._in_tile], element)
         group.enclose([f"for (long {k} = {first}; {k} < {stop}; ++{k})"], row)

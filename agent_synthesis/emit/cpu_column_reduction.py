@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from agent_synthesis.element_types import CONTRACT
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.column_text import ColumnWriter
-from agent_synthesis.ir import Nest
+from agent_synthesis.ir import ARG_REDUCTIONS, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
@@ -33,7 +33,7 @@ class CpuColumnReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
-        if not nest.reductions or not shape.is_safe_in_place(nest):
+        if not nest.reductions or nest.windows or nest.scans or not shape.is_safe_in_place(nest):
             return False
         axis, better = sweeps.vector_axis(shape.simplified(nest))
         return better and axis is not None and axis.extent >= _SMALLEST_VECTOR_EXTENT
@@ -109,4 +109,6 @@ class CpuColumnReduction:
     def _split_objection(nest: Nest) -> str:
         if len(sweeps.levels(nest)) > 1 or sweeps.element_stores(nest):
             return "only one sweep can be split over pieces of the rows"
+        if any(reduction.operation in ARG_REDUCTIONS for reduction in nest.reductions):
+            return "positions are not joined over pieces of the rows"
         return "" if nest.reduced[0].extent >= _PIECES else f"fewer than {_PIECES} rows to split"

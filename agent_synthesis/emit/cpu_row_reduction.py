@@ -37,7 +37,7 @@ class CpuRowReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place."""
-        return bool(nest.reductions) and shape.is_safe_in_place(nest)
+        return bool(nest.reductions) and not (nest.windows or nest.scans) and shape.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """Keeps exponentials where a row of them fits the cache, goes online where even the input does not."""

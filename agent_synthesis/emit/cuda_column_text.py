@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from agent_synthesis.emit import cuda_shape, cuda_text
 from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Axis, Expression, Load, Nest, Reduction
+from agent_synthesis.emit.spelling import accumulator, accumulator_bytes
+from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction
 from agent_synthesis.schedule import Emission, Parameters
 
 
@@ -99,9 +100,7 @@ class ColumnKernel:
         kinds = [self._kind(reduction) for reduction in self._nest.reductions]
         types = dict(zip(partials, kinds, strict=False))
         spaces = [
-            cuda_shape.workspace(
-                original, name, -(-self._nest.row_count * team.splits * r.type.compute.size_bytes // 8)
-            )
+            cuda_shape.workspace(original, name, -(-self._nest.row_count * team.splits * accumulator_bytes(r) // 8))
             for name, r in zip(partials, self._nest.reductions, strict=False)
         ]
         if shared:
@@ -119,7 +118,7 @@ class ColumnKernel:
         return Emission(text, cuda_shape.HEADERS, (record,), tuple(spaces))
 
     def _kind(self, reduction: Reduction) -> str:
-        return self._function.dialect.compute(reduction.type)
+        return accumulator(reduction, self._function.dialect)
 
     def _lanes_type(self, stage: Stage, reduction: Reduction) -> str:
         return f"ws::Lanes<{stage.functor(reduction)}, {self._kind(reduction)}, {self._team.pack}>"
@@ -147,7 +146,9 @@ class ColumnKernel:
             root.line(f"const {text.offset} {text.begin} = {place};")
         else:
             root.line(f"const bool inside = {place} < {team.axis.extent};")
-            root.line(f"const {text.offset} {text.begin} = inside ? {place} : 0;")
+            # Outside, a column of the same tile: another tile's partial results may not be there yet.
+            first = f"{self._tile} * {team.lanes * team.pack}"
+            root.line(f"const {text.offset} {text.begin} = inside ? {place} : {first};")
         if team.splits > 1:
             many = "static_cast<ws::int64>(kRows)" if team.rows * team.splits >= 2**31 else "kRows"
             root.line(f"const int {self._first} = {many} * {self._split} / kSplits + {self._depth};")
@@ -248,9 +249,13 @@ class ColumnKernel:
                 )
                 call = f"ws::over_depth<kDepth, kLanes>({lane}, {box})"
                 self._root.line(f"const {kind} {result} = {call};")
-            self._function.reductions[reduction.name] = f"{result}.lane[{self._text.lane}]"
+            self._function.reductions[reduction.name] = self._result(reduction, result)
             self._known.append(f"%{reduction.name}")
         self._root.line("")
+
+    def _result(self, reduction: Reduction, lanes: str) -> str:
+        """The result of one column, of a thread's columns."""
+        return f"{lanes}.lane[{self._text.lane}]{'.position' if reduction.operation in ARG_REDUCTIONS else ''}"
 
     def _over_splits(self, partials: Sequence[str], counter: str) -> None:
         """The last block of a tile to arrive adds what all have left, in order."""
@@ -292,7 +297,7 @@ class ColumnKernel:
                 box, result = names.take(f"{reduction.name}_box"), names.take(f"whole_{reduction.name}")
                 root.line(f"__shared__ ws::Pack<{self._kind(reduction)}, {team.pack}> {box}[kDepth * kLanes];")
                 root.line(f"const {kind} {result} = ws::over_depth<kDepth, kLanes>({lane}, {box});")
-            self._function.reductions[reduction.name] = f"{result}.lane[{self._text.lane}]"
+            self._function.reductions[reduction.name] = self._result(reduction, result)
         root.line("")
 
     def _store(self) -> None:

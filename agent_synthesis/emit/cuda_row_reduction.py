@@ -19,6 +19,8 @@ STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream")
 _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which the data is read faster than the blocks of a grid meet."""
+_LARGE_TENSOR = 32 << 20
+"""Elements from which on a reduction of few rows takes all blocks that the GPU has room for."""
 _LONG_BLOCK_ROW = 16384
 _STREAM_SLICE = 8192
 """Elements of a row that a block streams at most: three or four such rows fit half an SM's shared memory."""
@@ -41,7 +43,7 @@ class CudaRowReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place."""
-        return bool(nest.reductions) and shape.is_safe_in_place(nest)
+        return bool(nest.reductions) and not (nest.windows or nest.scans) and shape.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """The measured rule: lanes for short rows; clusters or a grid for few long rows; a block for many."""
@@ -80,9 +82,12 @@ class CudaRowReduction:
                 if splits > 1 and columns <= longest * splits:
                     found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
         if not sweeps.element_stores(simple) and columns >= 8192 and rows < 2 * cuda_shape.SM_COUNT:
-            splits = max(1, min(64, 4 * cuda_shape.SM_COUNT // max(1, rows)))
+            # Of 8192x8192: sum 75 us instead of 78, argmax 82 instead of 191.
+            large = elements >= _LARGE_TENSOR
+            splits = max(1, min(4 * cuda_shape.SM_COUNT if large else 64, 4 * cuda_shape.SM_COUNT // max(1, rows)))
             if splits > 1:
-                found.append(self._parameters(simple, "two_pass", threads=256, splits=splits, packs=4))
+                threads = 512 if large else 256
+                found.append(self._parameters(simple, "two_pass", threads=threads, splits=splits, packs=4))
         if single:
             found.append(self._parameters(simple, "block", threads=512 if columns >= 4096 else 256, packs=4))
         if columns <= _LONG_BLOCK_ROW:
@@ -92,7 +97,12 @@ class CudaRowReduction:
         # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3390).
         streaming = self._streaming(simple)
         found += streaming if _common_loads(simple) else []
-        for splits, threads, min_blocks in ((2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 512, 1), (16, 512, 1)):
+        clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 512, 1), (16, 512, 1)]
+        if cuda_shape.widest_pack(simple, simple.reduced[0]) == 1:
+            # Rows that begin anywhere are read element by element, which more threads hide (L1 norm of 32768x65535:
+            # 5758 us instead of 7855).
+            clusters = [(2, 512, 2), (4, 512, 2), (8, 512, 2), *clusters]
+        for splits, threads, min_blocks in clusters:
             found.append(
                 self._parameters(
                     simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, loads="shared"
@@ -102,6 +112,8 @@ class CudaRowReduction:
         if rows < cuda_shape.SM_COUNT:
             splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
             found.append(self._parameters(simple, "two_pass", threads=512, splits=min(128, splits), packs=4))
+        # What is read again may still lie in the L2 (group norm, 896 slices of 2 M elements: 5463 us instead of 5748).
+        found.append(self._parameters(simple, "block", threads=512, packs=8, loads="shared"))
         found.append(self._parameters(simple, "block", threads=512, packs=4))
         found.append(self._parameters(simple, "block", threads=256, packs=2))
         return [p for p in found if self._holds_or_rereads(simple, p)]

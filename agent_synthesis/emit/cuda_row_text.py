@@ -12,6 +12,7 @@ from agent_synthesis.emit import cuda_shape, cuda_text, sweeps
 from agent_synthesis.emit.cuda_stages import Stage, kept_parts
 from agent_synthesis.emit.cuda_team import team_of
 from agent_synthesis.emit.expression import Scope
+from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Parameters
 
@@ -247,7 +248,7 @@ class RowKernel:
 
         def write(scope: Scope, base: str, held: list[tuple[Load, str]]) -> None:
             for reduction, lane in zip(stage.reductions, lanes, strict=True):
-                kind = self.dialect.compute(reduction.type)
+                kind = accumulator(reduction, self.dialect)
                 scope.line(f"ws::Lanes<{stage.functor(reduction)}, {kind}, {self.team.pack}> {lane};")
 
             def body(inner: Scope) -> None:
@@ -387,7 +388,7 @@ class RowKernel:
         for name, text in stage.results(state).items():
             reduction = next(r for r in stage.reductions if r.name == name)
             identifier = self._results[name]
-            self.root.line(f"const {self.dialect.compute(reduction.type)} {identifier} = {text};")
+            self.root.line(f"const {self.dialect.compute(reduction.result)} {identifier} = {text};")
             self.function.reductions[name] = identifier
         self.root.learn(sweeps.names_of(stage.reductions))
         if stage.kind == "moments" and stage.shared is not None:

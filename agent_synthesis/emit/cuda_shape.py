@@ -17,7 +17,7 @@ from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
-HEADERS = ("ws_types.cuh", "ws_math.cuh", "ws_reduce.cuh")
+HEADERS = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_reduce.cuh")
 """What every CUDA program includes; each includes the ones before it."""
 
 SM_COUNT = 132

@@ -12,10 +12,8 @@ from typing import Literal as OneOf
 
 from agent_synthesis.emit import sweeps
 from agent_synthesis.emit.expression import Interner
-from agent_synthesis.emit.spelling import Dialect
-from agent_synthesis.ir import Call, Expression, Literal, Nest, Reduced, Reduction, Type
-
-_FUNCTORS = {"sum": "Sum", "prod": "Product", "max": "Maximum", "min": "Minimum"}
+from agent_synthesis.emit.spelling import Dialect, accumulator, accumulator_bytes
+from agent_synthesis.ir import ARG_REDUCTIONS, Call, Expression, Literal, Nest, Reduced, Reduction, Type
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,12 @@ class Stage:
 
     def state_type(self, dialect: Dialect) -> str:
         """The state of `ws` that it exchanges."""
-        kinds = [dialect.compute(reduction.type) for reduction in self.reductions]
+        kinds = [accumulator(reduction, dialect) for reduction in self.reductions]
         if self.kind == "shifted":
             return f"ws::ShiftedSum<{kinds[0]}, {'true' if dialect.functions.get('exp') else 'false'}>"
         if self.kind == "moments":
             return f"ws::Moments<{kinds[0]}{', true' if self.even else ''}>"
-        folds = [f"ws::Fold<ws::{_FUNCTORS[r.operation]}, {k}>" for r, k in zip(self.reductions, kinds, strict=True)]
+        folds = [f"ws::Fold<{self.functor(r)}, {kind}>" for r, kind in zip(self.reductions, kinds, strict=True)]
         text = folds[-1]
         for fold in reversed(folds[:-1]):
             text = f"ws::Both<{fold}, {text}>"
@@ -50,14 +48,14 @@ class Stage:
 
     def state_bytes(self) -> int:
         """Size of that state."""
-        sizes = [reduction.type.compute.size_bytes for reduction in self.reductions]
+        sizes = [accumulator_bytes(reduction) for reduction in self.reductions]
         if self.kind == "moments":
             return 3 * sizes[0]
         return max(sizes) * len(sizes)  # aligned to the largest
 
     def functor(self, reduction: Reduction) -> str:
         """The functor of `ws` for one reduction."""
-        return f"ws::{_FUNCTORS[reduction.operation]}"
+        return f"ws::{sweeps.FUNCTORS[reduction.operation]}"
 
     def state_of(self, values: Sequence[str]) -> str:
         """Braces around the parts of a state of folds, in order."""
@@ -78,7 +76,8 @@ class Stage:
         found, path = {}, state
         for number, reduction in enumerate(self.reductions):
             last = number == len(self.reductions) - 1
-            found[reduction.name] = f"{path}.value" if last else f"{path}.first.value"
+            position = ".position" if reduction.operation in ARG_REDUCTIONS else ""
+            found[reduction.name] = f"{path}.value{position}" if last else f"{path}.first.value{position}"
             path = f"{path}.second"
         return found
 

@@ -55,7 +55,7 @@ class KernelText:
         bounds = f"__launch_bounds__({threads}, {min_blocks})"
         head = f'extern "C" __global__ void {bounds} {entry}('
         one_line = f"{head}{', '.join(arguments)}) {{"
-        return [one_line] if len(one_line) <= 120 else [head, *_wrapped(arguments)]
+        return [one_line] if len(one_line) <= 120 else [head, *wrapped(arguments)]
 
     def _argument(self, buffer: BufferRef) -> str:
         kind = self.function.dialect.storage[buffer.type]
@@ -202,8 +202,8 @@ class KernelText:
                 scope.line(f"{function}({place}, {wide[store.buffer]});")
 
 
-def _wrapped(arguments: Sequence[str]) -> list[str]:
-    """The arguments in lines of readable length, closed with the body's brace."""
+def wrapped(arguments: Sequence[str]) -> list[str]:
+    """A function's arguments in lines of readable length, closed with the body's brace."""
     lines = [""]
     for argument in arguments:
         if lines[-1] and len(lines[-1]) + len(argument) > 108:

@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_synthesis.emit.spelling import Dialect, Text, call_text, convert, index_text, literal
+from agent_synthesis.emit.spelling import CPP, Dialect, Text, call_text, convert, index_text, literal
 from agent_synthesis.ir import (
     AxisValue,
+    BufferRef,
     Call,
     Expression,
     Index,
     Literal,
     Load,
+    Memory,
     Nest,
     Reduced,
     Store,
@@ -149,9 +151,19 @@ class Function:
 
     def load(self, load: Load) -> str:
         """An element, widened."""
-        element = f"{self.buffers[load.buffer]}[{self.index(load.index)}]"
-        narrow = self.nest.buffer(load.buffer).type in (Type.F16, Type.BF16)
-        return f"ws::widen({element})" if narrow else element
+        return self.element(load.buffer, self.index(load.index))
+
+    def element(self, buffer: str, offset: str) -> str:
+        """The element of a buffer at an offset, widened."""
+        element = f"{self.buffers[buffer]}[{offset}]"
+        reference = self.nest.buffer(buffer)
+        if self.reads_bytes(reference):
+            return f"({element} != 0)"
+        return f"ws::widen({element})" if reference.type in (Type.F16, Type.BF16) else element
+
+    def reads_bytes(self, buffer: BufferRef) -> bool:
+        """Whether truth values are read as bytes: a masked softmax of 16x512x512 takes 60 ms with `bool`, 2.7 so."""
+        return self.dialect is CPP and buffer.type is Type.BOOL and not buffer.written
 
 
 class Scope:
@@ -247,13 +259,23 @@ class Scope:
                 text, stem = Text(function.index(index), is_atom=False), "position"
                 kind = function.dialect.compute(expression.type)
                 text, named = Text(f"static_cast<{kind}>({text.text})"), False
+            case Call("gather", (Memory(buffer, _), offset), _):
+                place = self._offset(offset, uses)
+                decided = any(part.type is Type.BOOL for part in function.interner.parts([offset]).values())
+                place = f"ws::opaque({place})" if decided and function.dialect is CPP else place
+                text, stem = Text(function.element(buffer, place)), "found"
+                named = hoisted or uses[number] > 1 or len(text.text) > _LONGEST_INLINE
             case Call():
                 if _repeats_base(expression):
                     uses[function.interner.number(expression.arguments[0])] += 1
                 arguments = [self.value(argument, uses) for argument in expression.arguments]
+                if expression.operation == "where" and function.dialect is CPP:
+                    arguments[1:] = map(self._unconditional, expression.arguments[1:], arguments[1:])
                 text = call_text(expression, arguments, function.dialect)
                 stem = _stem(expression)
-                named = hoisted or uses[number] > 1 or len(text.text) > _LONGEST_INLINE
+                named = expression.operation != "at" and (
+                    hoisted or uses[number] > 1 or len(text.text) > _LONGEST_INLINE
+                )
             case _:
                 raise AssertionError(f"nothing to place: {expression}")
         if named:
@@ -262,6 +284,27 @@ class Scope:
             text = Text(name)
             self._values[number] = text
         return text
+
+    def _unconditional(self, choice: Expression, text: Text) -> Text:
+        """A choice that loads, under a name: a load that is made only sometimes keeps g++ from vectorising the loop."""
+        if "[" not in text.text:
+            return text
+        name = self.function.names.take(_stem(choice) if isinstance(choice, Call) else "choice")
+        self.line(f"const {self.function.dialect.compute(choice.type)} {name} = {text.text};")
+        self._values[self.function.interner.number(choice)] = Text(name)
+        return Text(name)
+
+    def _offset(self, offset: Expression, uses: Counter[int]) -> str:
+        """A position inside a buffer, where sums cannot overflow: written as an index is."""
+        if uses[self.function.interner.number(offset)] < 2:
+            match offset:
+                case Call("add", (left, right), Type.I64):
+                    return f"{self._offset(left, uses)} + {self._offset(right, uses)}"
+                case Call("mul", (value, Literal(step, _)), Type.I64):
+                    return f"{step} * {self.value(value, uses).operand}"
+                case AxisValue(index, _):
+                    return self.function.index(index)
+        return self.value(offset, uses).text
 
 
 def _repeats_base(call: Call) -> bool:

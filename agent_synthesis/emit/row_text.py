@@ -136,10 +136,10 @@ class RowWriter:
             visit.line(f"{place} = {name};")
             visit.define(part, name)
         for accumulated, name in zip(how, names, strict=True):
-            block.line(f"alignas(64) {accumulated.kind} {name}_lanes[kLanes];")
+            block.line(accumulated.array(f"{name}_lanes", "kLanes"))
             block.line(f"ws::fill({name}_lanes, {accumulated.neutral});")
             taken = visit.converted(accumulated.reduction.value, accumulated.reduction.type)
-            visit.line(accumulated.step(f"{name}_lanes[lane]", taken))
+            visit.line(accumulated.step(f"{name}_lanes", "lane", taken))
         self._visit_lanes(block, visit)
         for accumulated, name, place in zip(how, names, held, strict=True):
             folded = f"ws::fold<ws::{accumulated.operation}>({name}_lanes)"
@@ -153,6 +153,9 @@ class RowWriter:
         self._close_blocks(row, block)
         if not self._one_block:
             self._join(row, how, names)
+        for accumulated, name in zip(how, names, strict=True):
+            if accumulated.finds_place:
+                self._function.reductions[accumulated.reduction.name] = f"{name}.position"
 
     def _held_between_blocks(self, row: Scope, how: Sequence[Accumulation], names: Sequence[str]) -> list[str]:
         """Declares what carries results from block to block; returns where a block puts its own."""
@@ -194,7 +197,7 @@ class RowWriter:
                 visit.learn(sweeps.names_of([top]))
             visit.expect([reduction.value])
             value = visit.converted(reduction.value, reduction.type)
-            visit.line(accumulated.step(f"{name}_lanes[lane]", value))
+            visit.line(accumulated.step(f"{name}_lanes", "lane", value))
             block.line(f"alignas(64) {kind} {name}_lanes[kLanes];")
             block.line(f"ws::fill({name}_lanes, {accumulated.neutral});")
             self._visit_lanes(block, visit)

@@ -21,10 +21,13 @@ from agent_synthesis.ir import (
     Index,
     Literal,
     Load,
+    Memory,
     Nest,
     Quotient,
     Reduced,
     Remainder,
+    Windowed,
+    with_value,
 )
 from agent_synthesis.schedule import Parameters
 from warpsmith.v1 import candidate_pb2
@@ -54,7 +57,7 @@ def indices(nest: Nest) -> list[Index]:
     for part in Interner().parts(roots(nest)).values():
         if isinstance(part, Load | AxisValue):
             found.append(part.index)
-    return found
+    return found + [position.index for window in nest.windows for position in window.positions]
 
 
 def reindexed(nest: Nest, change: Callable[[Index], Index], parallel: Iterable[Axis], reduced: Iterable[Axis]) -> Nest:
@@ -78,7 +81,7 @@ def reindexed(nest: Nest, change: Callable[[Index], Index], parallel: Iterable[A
         nest,
         parallel=tuple(parallel),
         reduced=tuple(reduced),
-        reductions=tuple(replace(r, value=renew(r.value)) for r in nest.reductions),
+        reductions=tuple(with_value(r, renew(r.value), change) for r in nest.reductions),
         stores=tuple(replace(s, index=change(s.index), value=renew(s.value)) for s in nest.stores),
     )
 
@@ -200,7 +203,8 @@ def prologue(function: Function, entry: str, workspaces: Mapping[str, str] | Non
     lines = [f'extern "C" void {entry}(void* const* arguments) {{']
     position = 0
     for buffer in function.nest.buffers:
-        kind = f"{'' if buffer.written else 'const '}{function.dialect.storage[buffer.type]}*"
+        element = "std::uint8_t" if function.reads_bytes(buffer) else function.dialect.storage[buffer.type]
+        kind = f"{'' if buffer.written else 'const '}{element}*"
         lines.append(
             f"  {kind} __restrict {function.buffers[buffer.name]} = static_cast<{kind}>(arguments[{position}]);"
         )
@@ -246,6 +250,9 @@ def header(nest: Nest, schedule: str, parameters: Parameters) -> list[str]:
     lines.append("for all " + (axes[0] or "one point") + (f"; over {axes[1]}" if axes[1] else ""))
     for reduction in nest.reductions:
         lines.append(f"  {reduction.name} = {reduction.operation}({in_words(reduction.value)})")
+        if isinstance(reduction, Windowed):
+            inside = (f"{index_in_words(p.index)} in 0..{p.extent - 1}" for p in reduction.positions)
+            lines[-1] += f" where {', '.join(inside)}"
     for store in nest.stores:
         lines.append(f"  {store.buffer}[{index_in_words(store.index)}] = {in_words(store.value)}")
     settings = [*parameters.choices.items(), *parameters.integers.items()]
@@ -268,6 +275,8 @@ def in_words(expression: Expression, limit: int = 160) -> str:
                 return f"{buffer}[{index_in_words(index)}]"
             case AxisValue(index, _):
                 return f"({index_in_words(index)})"
+            case Memory(buffer, _):
+                return buffer
             case Reduced(reduction, _):
                 return reduction
             case Call("cast", (inner,), type_):

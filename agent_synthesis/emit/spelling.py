@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent_synthesis.ir import Call, Index, Literal, Quotient, Remainder, Type
+from agent_synthesis.ir import ARG_REDUCTIONS, Call, Index, Literal, Quotient, Reduction, Remainder, Type
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,27 @@ def convert(value: str, source: Type, target: Type, dialect: Dialect, *, store: 
     return f"static_cast<{kind}>({value})"
 
 
+def accumulator(reduction: Reduction, dialect: Dialect) -> str:
+    """Type of what a reduction accumulates: a value, or a value with its position."""
+    kind = dialect.compute(reduction.type)
+    return kind if reduction.operation not in ARG_REDUCTIONS else f"ws::At<{kind}, {dialect.compute(reduction.result)}>"
+
+
+def accumulator_bytes(reduction: Reduction) -> int:
+    """Size of that, padded as a structure."""
+    size = reduction.type.compute.size_bytes
+    return size if reduction.operation not in ARG_REDUCTIONS else 2 * max(size, reduction.result.size_bytes)
+
+
 def call_text(call: Call, arguments: list[Text], dialect: Dialect) -> Text:
     """An operation on arguments that are already text, with PyTorch's semantics for its type."""
     operation, type_ = call.operation, call.type
     if operation == "cast":
         return Text(convert(arguments[0].text, call.arguments[0].type, type_, dialect))
     sources = [argument.type for argument in call.arguments]
+    if operation == "at":
+        kinds = ", ".join(dialect.compute(source) for source in sources)
+        return Text(f"ws::At<{kinds}>{{{', '.join(argument.text for argument in arguments)}}}")
     if operation == "where":
         chosen = [
             convert(a.operand, s, type_.compute, dialect) for a, s in zip(arguments[1:], sources[1:], strict=True)

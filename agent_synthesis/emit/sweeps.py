@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner
-from agent_synthesis.emit.spelling import literal
-from agent_synthesis.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Store, Type
+from agent_synthesis.emit.spelling import accumulator, literal
+from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Call, Expression, Load, Nest, Reduced, Reduction, Store, Type
 
 Sweep = tuple[Reduction, ...]
 
@@ -162,6 +162,12 @@ def vector_axis(nest: Nest) -> tuple[Axis | None, bool]:
     return best, contiguous(best.name) > along
 
 
+FUNCTORS = {
+    "sum": "Sum", "prod": "Product", "max": "Maximum", "min": "Minimum", "argmax": "ArgMaximum", "argmin": "ArgMinimum",
+}  # fmt: skip
+"""Reduction → functor of `ws`."""
+
+
 @dataclass(frozen=True)
 class Accumulation:
     """How one reduction is written in C++."""
@@ -175,12 +181,24 @@ class Accumulation:
     """Type that blocks add up in: f32 sums add up in double, so that long rows stay as exact as pairwise sums."""
     neutral: str
 
-    def step(self, accumulator: str, value: str) -> str:
-        """The statement that takes one more value in."""
-        is_float = self.reduction.type.is_float
+    @property
+    def finds_place(self) -> bool:
+        """Whether values come with their positions, which lie in an array of their own."""
+        return self.reduction.operation in ARG_REDUCTIONS
+
+    def array(self, name: str, count: str) -> str:
+        """The declaration of an array of accumulators."""
+        lanes = f"ws::Places{self.kind.removeprefix('ws::At').removesuffix('>')}, {count}> {name};"
+        return f"alignas(64) {lanes if self.finds_place else f'{self.kind} {name}[{count}];'}"
+
+    def step(self, array: str, place: str, value: str) -> str:
+        """The statement that takes one more value into an accumulator of an array."""
+        accumulator = f"{array}[{place}]"
         sign = {"sum": "+=", "prod": "*="}.get(self.reduction.operation)
-        if sign and is_float:
+        if sign and self.reduction.type.is_float:
             return f"{accumulator} {sign} {value};"
+        if self.finds_place:
+            return f"{array}.take<ws::{self.operation}>({place}, {value});"
         return f"{accumulator} = ws::{self.operation}::of<{self.kind}>({accumulator}, {value});"
 
     @property
@@ -192,8 +210,10 @@ class Accumulation:
 def accumulation(function: Function, reduction: Reduction) -> Accumulation:
     """The reduction in C++."""
     type_ = reduction.type.compute
-    kind = function.dialect.storage[type_]
-    operation = {"sum": "Sum", "prod": "Product", "max": "Maximum", "min": "Minimum"}[reduction.operation]
+    kind = accumulator(reduction, function.dialect)
+    operation = FUNCTORS[reduction.operation]
+    if reduction.operation in ARG_REDUCTIONS:
+        return Accumulation(reduction, operation, kind, kind, f"ws::{operation}::neutral<{kind}>()")
     return Accumulation(
         reduction,
         operation,

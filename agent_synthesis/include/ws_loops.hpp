@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -26,6 +27,57 @@ struct Product {
 };
 struct Maximum { template <class T> static WS_INLINE T of(T a, T b) { return ws::max(a, b); } };
 struct Minimum { template <class T> static WS_INLINE T of(T a, T b) { return ws::min(a, b); } };
+
+
+// A value and where it stands. Of equal values the least position wins, and the first NaN beats all, as PyTorch has it: so the
+// order of joins does not matter.
+template <class T, class I> struct At {
+  T value;
+  I position;
+};
+template <class Order> struct ArgExtreme {
+  template <class A> static WS_INLINE A neutral() {
+    return {Order::template last<decltype(A::value)>(), std::numeric_limits<decltype(A::position)>::max()};
+  }
+  template <class A> static WS_INLINE bool is_better(A b, A a) {
+    const bool a_is_nan = ws::isnan(a.value), b_is_nan = ws::isnan(b.value);
+    const bool tie = (a.value == b.value) | (a_is_nan & b_is_nan);
+    return Order::is(b.value, a.value) | (b_is_nan & !a_is_nan) | (tie & (b.position < a.position));
+  }
+  template <class A> static WS_INLINE A of(A a, A b) { return is_better(b, a) ? b : a; }
+};
+struct Greater {
+  template <class T> static WS_INLINE bool is(T a, T b) { return a > b; }
+  template <class T> static constexpr T last() {
+    using Limits = std::numeric_limits<T>;
+    return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  }
+};
+struct Less {
+  template <class T> static WS_INLINE bool is(T a, T b) { return a < b; }
+  template <class T> static constexpr T last() {
+    using Limits = std::numeric_limits<T>;
+    return Limits::has_infinity ? Limits::infinity() : Limits::max();
+  }
+};
+using ArgMaximum = ArgExtreme<Greater>;
+using ArgMinimum = ArgExtreme<Less>;
+
+// Count values with their positions, apart so that loops over them vectorise.
+template <class T, class I, long Count> struct Places {
+  T value[Count];
+  I position[Count];
+  template <class Operation> WS_INLINE void take(long place, At<T, I> next) {
+    const bool better = Operation::is_better(next, At<T, I>{value[place], position[place]});
+    value[place] = better ? next.value : value[place];
+    position[place] = better ? next.position : position[place];
+  }
+};
+
+template <class T, class I, long Count> WS_INLINE void fill(Places<T, I, Count>& places, At<T, I> value) {
+#pragma omp simd
+  for (long lane = 0; lane < Count; ++lane) places.value[lane] = value.value, places.position[lane] = value.position;
+}
 
 template <class T, long Count> WS_INLINE void fill(T (&values)[Count], T value) {
 #pragma omp simd
@@ -53,6 +105,12 @@ template <class Operation, class T, long Lanes> WS_INLINE T fold(T (&lanes)[Lane
     for (long lane = 0; lane < width; ++lane) lanes[lane] = Operation::of(lanes[lane], lanes[lane + width]);
   }
   return lanes[0];
+}
+
+template <class Operation, class T, class I, long Lanes> WS_INLINE At<T, I> fold(const Places<T, I, Lanes>& lanes) {
+  At<T, I> best{lanes.value[0], lanes.position[0]};
+  for (long lane = 1; lane < Lanes; ++lane) best = Operation::of(best, At<T, I>{lanes.value[lane], lanes.position[lane]});
+  return best;
 }
 
 // The maximum of a sequence and the sum of exp(value - maximum), grown block by block in one sweep.

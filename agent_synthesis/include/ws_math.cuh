@@ -31,11 +31,7 @@ WS_INLINE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 
 // ex2.approx of x * log2(e): three instructions instead of nine. The relative error grows as |x| * 2^-24, so it suits
 // distances from a maximum, where a large |x| weighs little. Subnormal results are kept.
-WS_INLINE float fast_exp(float x) {
-  float result;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
-  return result;
-}
+WS_INLINE float fast_exp(float x) { return ptx::approximate_exp2(x * 1.4426950408889634f); }
 WS_INLINE double fast_exp(double x) { return ::exp(x); }
 
 template <class T> inline constexpr bool is_real = false;
@@ -45,16 +41,8 @@ template <class T> inline constexpr bool is_signed = static_cast<T>(-1) < static
 
 template <class T> WS_INLINE T max(T a, T b) { return (a > b || a != a) ? a : b; }
 template <class T> WS_INLINE T min(T a, T b) { return (a < b || a != a) ? a : b; }
-template <> WS_INLINE float max<float>(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-template <> WS_INLINE float min<float>(float a, float b) {
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
+template <> WS_INLINE float max<float>(float a, float b) { return ptx::max_nan(a, b); }
+template <> WS_INLINE float min<float>(float a, float b) { return ptx::min_nan(a, b); }
 template <class T> WS_INLINE bool isnan(T x) { return x != x; }
 template <class T> WS_INLINE bool isinf(T x) {
   if constexpr (is_real<T>) return ws::fabs(x) == infinity<T>();

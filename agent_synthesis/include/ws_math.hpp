@@ -464,6 +464,13 @@ WS_INLINE double fmod(double a, double b) { return __builtin_fmod(a, b); }
 
 // ---- any type ----------------------------------------------------------------------------------------
 
+// An offset that the compiler may not look into: g++ 12 vectorises a load at an offset made from truth values wrongly,
+// `x[y[i] > 0]` over a loop with -mavx2 already.
+WS_INLINE std::int64_t opaque(std::int64_t offset) {
+  asm("" : "+r"(offset));
+  return offset;
+}
+
 // NaN when either argument is.
 template <class T> WS_INLINE T max(T a, T b) { return (a > b || a != a) ? a : b; }
 template <class T> WS_INLINE T min(T a, T b) { return (a < b || a != a) ? a : b; }

@@ -39,9 +39,41 @@ struct Minimum {
   template <class T> static WS_INLINE T of(T a, T b) { return ws::min<T>(a, b); }
 };
 
+
+// A value and where it stands. Of equal values the least position wins, and the first NaN beats all, as PyTorch has it: so the
+// order of joins does not matter.
+template <class T, class I> struct At {
+  T value;
+  I position;
+};
+template <class Better> struct ArgExtreme {
+  template <class A> static WS_INLINE A neutral() {
+    return {Better::template neutral<decltype(A::value)>(), Minimum::neutral<decltype(A::position)>()};
+  }
+  template <class A> static WS_INLINE A of(A a, A b) {
+    const bool a_is_nan = ws::isnan(a.value), b_is_nan = ws::isnan(b.value);
+    const bool tie = a.value == b.value || (a_is_nan && b_is_nan);
+    const bool b_is_better = Better::is(b.value, a.value) || (b_is_nan && !a_is_nan);
+    return b_is_better || (tie && b.position < a.position) ? b : a;
+  }
+};
+struct Greater : Maximum {
+  template <class T> static WS_INLINE bool is(T a, T b) { return a > b; }
+};
+struct Less : Minimum {
+  template <class T> static WS_INLINE bool is(T a, T b) { return a < b; }
+};
+using ArgMaximum = ArgExtreme<Greater>;
+using ArgMinimum = ArgExtreme<Less>;
+
+template <class T> WS_INLINE T from_lane_xor(T value, int lane) { return __shfl_xor_sync(kAllLanes, value, lane); }
+template <class T, class I> WS_INLINE At<T, I> from_lane_xor(At<T, I> value, int lane) {
+  return {from_lane_xor(value.value, lane), from_lane_xor(value.position, lane)};
+}
+
 template <class Op, int kOver, class T> WS_INLINE T fold_lanes(T value) {
 #pragma unroll
-  for (int lane = kOver / 2; lane > 0; lane /= 2) value = Op::template of<T>(value, __shfl_xor_sync(kAllLanes, value, lane));
+  for (int lane = kOver / 2; lane > 0; lane /= 2) value = Op::template of<T>(value, from_lane_xor(value, lane));
   return value;
 }
 
@@ -199,19 +231,16 @@ WS_INLINE Lanes<Op, T, N> over_depth(const Lanes<Op, T, N>& mine, Pack<T, N>* bo
   return all;
 }
 
-// Thread-block clusters (PTX ISA: barrier.cluster, mapa, st.shared::cluster).
-WS_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-WS_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Thread-block clusters.
+WS_INLINE void cluster_arrive() { ptx::cluster_arrive(); }
+WS_INLINE void cluster_wait() { ptx::cluster_wait(); }
 
 template <class State> WS_INLINE void store_to_rank(State* place, int rank, const State& state) {
   static_assert(sizeof(State) % 4 == 0, "states are whole words");
-  const unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(place));
-  unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+  const ptx::ClusterAddress remote = ptx::in_block_of_cluster(ptx::shared_address(place), rank);
 #pragma unroll
   for (int i = 0; i < int(sizeof(State) / 4); ++i)
-    asm volatile("st.shared::cluster.u32 [%0], %1;"
-                 :: "r"(remote + 4 * i), "r"(reinterpret_cast<const unsigned*>(&state)[i]) : "memory");
+    ptx::store_to_cluster(remote + 4 * i, reinterpret_cast<const unsigned*>(&state)[i]);
 }
 
 // Over a cluster; every thread gets the result. `box` has kBlocks * kWarps places in each block and is used once.
@@ -241,15 +270,14 @@ template <class State> WS_INLINE void write_slot(Slot<State>* slot, const State&
     word[i] = uint64(flag) << 32 | (i < int(sizeof(State) / 4) ? reinterpret_cast<const unsigned*>(&state)[i] : 0u);
 #pragma unroll
   for (int i = 0; i < Slot<State>::kWords; i += 2)
-    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" :: "l"(slot->word + i), "l"(word[i]), "l"(word[i + 1]) : "memory");
+    ptx::store_relaxed(slot->word + i, word[i], word[i + 1]);
 }
 
 // Reads all words of a slot at once, as they are now.
 template <class State> WS_INLINE void look_into(const Slot<State>* slot, uint64* word) {
 #pragma unroll
   for (int i = 0; i < Slot<State>::kWords; i += 2)
-    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-                 : "=l"(word[i]), "=l"(word[i + 1]) : "l"(slot->word + i) : "memory");
+    ptx::load_relaxed(slot->word + i, word[i], word[i + 1]);
 }
 
 // Whether the words carry the flag, all of them.
@@ -270,7 +298,7 @@ template <class State> WS_INLINE State state_in(const uint64* word) {
 template <class State> WS_INLINE void clear_slot(Slot<State>* slot) {
 #pragma unroll
   for (int i = 0; i < Slot<State>::kWords; i += 2)
-    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %1};" :: "l"(slot->word + i), "l"(0ull) : "memory");
+    ptx::store_relaxed(slot->word + i, 0, 0);
 }
 
 // Lanes of a warp over which kCount states are merged, one or more a lane.
@@ -301,10 +329,6 @@ template <int kCount, class State> WS_INLINE State over_blocks(const State& mine
 }
 
 // Counts an arrival after all that this block did; the number of arrivals before it.
-WS_INLINE unsigned arrive(unsigned* counter) {
-  unsigned before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
-}
+WS_INLINE unsigned arrive(unsigned* counter) { return ptx::increment(counter); }
 
 }  // namespace ws

@@ -5,25 +5,22 @@
 
 namespace ws {
 
-// Copies a pack to the caller's place in shared memory (PTX ISA: cp.async); it is there once its group has been waited for.
+// Copies a pack to the caller's place in shared memory; it is there once its group has been waited for.
 template <class T, int N> WS_INLINE void copy_async(Pack<T, N>* to, const T* from) {
   constexpr int kBytes = sizeof(T) * N;
   static_assert(kBytes % 16 == 0, "asynchronous copies are of 16 bytes");
-  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const ptx::SharedAddress place = ptx::shared_address(to);
 #pragma unroll
-  for (int i = 0; i < kBytes / 16; ++i)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 :: "r"(place + 16 * i), "l"(reinterpret_cast<const uint4*>(from) + i) : "memory");
+  for (int i = 0; i < kBytes / 16; ++i) ptx::copy_async_16(place + 16 * i, reinterpret_cast<const uint4*>(from) + i);
 }
 // Copies one element, of 4 or 8 bytes, to the caller's place.
 template <class T> WS_INLINE void copy_async(T* to, const T* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(sizeof(T)) : "memory");
+  ptx::copy_async<sizeof(T)>(ptx::shared_address(to), from);
 }
 // Ends a group of copies; it may be empty.
-WS_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+WS_INLINE void commit_copies() { ptx::commit_copies(); }
 // Waits until at most kPending of the caller's groups, the youngest, are under way.
-template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
+template <int kPending> WS_INLINE void wait_copies() { ptx::wait_copies<kPending>(); }
 
 // Mailboxes of one turn: kCount for each of the kCount blocks of a row. A slot's flag is the turn that it belongs to, so slots
 // are used again without being cleared; a call clears its own at its end. By one warp.

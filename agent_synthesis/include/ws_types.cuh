@@ -1,8 +1,6 @@
 // Element types, packs of them, and memory accesses of a pack at once, for sm_80 and later.
-// Needs no header of the toolkit, so NVRTC compiles it without an include directory.
 #pragma once
-
-#define WS_INLINE __device__ __forceinline__
+#include "ws_ptx.cuh"
 
 namespace ws {
 
@@ -22,25 +20,13 @@ template <class T> WS_INLINE T quiet_nan();
 template <> WS_INLINE float quiet_nan<float>() { return __int_as_float(0x7fc00000); }
 template <> WS_INLINE double quiet_nan<double>() { return __longlong_as_double(0x7ff8000000000000LL); }
 
-WS_INLINE float widen(half value) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
-  return wide;
-}
+WS_INLINE float widen(half value) { return ptx::float_of_half(value.bits); }
 WS_INLINE float widen(bfloat16 value) { return __int_as_float(static_cast<int>(value.bits) << 16); }
 
 // `narrow<T>(x)` rounds to nearest, ties to even, as PyTorch's conversions do.
 template <class T> WS_INLINE T narrow(float value);
-template <> WS_INLINE half narrow<half>(float value) {
-  half result;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-  return result;
-}
-template <> WS_INLINE bfloat16 narrow<bfloat16>(float value) {
-  bfloat16 result;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-  return result;
-}
+template <> WS_INLINE half narrow<half>(float value) { return {ptx::half_of_float(value)}; }
+template <> WS_INLINE bfloat16 narrow<bfloat16>(float value) { return {ptx::bfloat16_of_float(value)}; }
 
 // The value of a float after a round trip through a narrower type.
 template <class T> WS_INLINE float rounded_to(float value) { return widen(narrow<T>(value)); }
@@ -66,18 +52,9 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
 enum Reuse { kShared, kOnce, kWritten };
 
 template <Reuse kReuse> WS_INLINE uint4 load_16(const uint4* from) {
-  uint4 word;
-  if constexpr (kReuse == kOnce) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
-  } else if constexpr (kReuse == kShared) {
-    // Volatile: a load that is written early, to overlap an exchange, stays there.
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
-  } else {
-    word = *from;
-  }
-  return word;
+  if constexpr (kReuse == kOnce) return ptx::load_constant_once(from);
+  else if constexpr (kReuse == kShared) return ptx::load_constant(from);
+  else return *from;
 }
 
 template <int N, Reuse kReuse, class T> WS_INLINE Pack<T, N> load(const T* from) {
@@ -121,12 +98,10 @@ template <class T, int N> WS_INLINE void store_streaming(T* to, const Pack<T, N>
 
 // Brings bytes into the second-level cache; address and count are multiples of 16. It may run before the previous kernel has
 // written there, since that cache is where all writes meet.
-WS_INLINE void prefetch(const void* from, unsigned bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
-}
+WS_INLINE void prefetch(const void* from, unsigned bytes) { ptx::prefetch(from, bytes); }
 
 // Programmatic dependent launch: the next kernel may start now; wait for the previous one's memory.
-WS_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-WS_INLINE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+WS_INLINE void launch_dependents() { ptx::launch_dependents(); }
+WS_INLINE void wait_for_previous() { ptx::wait_for_previous(); }
 
 }  // namespace ws

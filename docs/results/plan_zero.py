@@ -1,6 +1,7 @@
 """Shows that plan zero, every call left to the library, runs and is right for any module that exports.
 
     python docs/results/plan_zero.py DIRECTORY --levels 1 2 3 --out DIR           verdicts at reduced shapes
+    python docs/results/plan_zero.py DIRECTORY --fused --levels 1 2 --out DIR     the most fused authored plan, likewise
     python docs/results/plan_zero.py DIRECTORY --measure --target cuda --out DIR  times against eager at full size
     python docs/results/plan_zero.py --table RESULTS.jsonl …                      what was found, as Markdown
 
@@ -37,7 +38,15 @@ from orchestrator.reduced_shapes import STEPS, reduce
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.jail import Policy
 from warpsmith.settings import Settings
-from warpsmith.v1 import task_pb2, tensor_pb2, timing_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import (
+    analysis_pb2,
+    synthesis_service_pb2,
+    task_pb2,
+    tensor_pb2,
+    timing_pb2,
+    trial_pb2,
+    verdict_pb2,
+)
 from warpsmith.worker import Worker
 
 MEASURED = tuple(range(1, 101, 10))
@@ -48,9 +57,14 @@ ENOUGH = 1 << 17
 """Elements of all inputs, or of all outputs, up to which a module counts as reduced."""
 BAR = 0.95
 """Least ratio of eager's time to plan zero's."""
-FINE = ("PASS", "NOT_EXPORTED", "NOT_RUN")
-"""Verdicts that say nothing against plan zero: a module that does not export, or does not run in eager either."""
+FINE = ("PASS", "NOT_EXPORTED", "NOT_RUN", "NO_AUTHORED_FORM")
+"""Verdicts that say nothing against a plan: a module that does not export, does not run in eager either, or has nothing
+that could be a kernel of ours."""
 TIERS = {"screening": timing_pb2.TIER_SCREENING, "final": timing_pb2.TIER_FINAL}
+
+MOST_MOVES = 60
+"""Moves of the most fused plan at most."""
+_UNWANTED = 9
 
 Row = dict[str, Any]
 """One line of results."""
@@ -136,10 +150,19 @@ def _elements(specs: Iterable[tensor_pb2.TensorSpec]) -> int:
     return sum(prod(spec.shape) for spec in specs)
 
 
-def walk(agents: Agents, task: task_pb2.Task, tier: timing_pb2.Tier.ValueType, *, timed: bool = False) -> Row:
-    """Takes plan zero through a run's own pipeline to its verdict, or to its times; the part of a line that says so."""
+def walk(
+    agents: Agents,
+    task: task_pb2.Task,
+    tier: timing_pb2.Tier.ValueType,
+    *,
+    timed: bool = False,
+    moves: Sequence[analysis_pb2.Move] = (),
+) -> Row:
+    """Takes a plan through a run's own pipeline to its verdict, or to its times; the part of a line that says so."""
     trial = trial_pb2.Trial()
-    trial.hypothesis.SetInParent()  # no moves
+    trial.hypothesis.SetInParent()  # plan zero has no moves
+    trial.hypothesis.moves.extend(moves)
+    trial.hypothesis.new_move_count = len(moves)
     outcome = Pipeline(
         agents, DeviceGate(agents.benchmarks), task, go_on=lambda: timed or not trial.HasField("verdict")
     ).walk(trial, tier)
@@ -198,6 +221,57 @@ def sweep_one(bench: Bench, path: Path, copy: Path, tier: str) -> Row:
     return row | walk(bench.agents, fitted.task, TIERS[tier])
 
 
+def fuse_one(bench: Bench, path: Path, copy: Path, tier: str) -> Row:
+    """The line of one module at reduced shapes, with all that can be in kernels of ours, fused as far as it goes."""
+    row: Row = {"tier": tier, "plan": "fused"}
+    try:
+        fitted = fit(bench.inspect, path, copy, "cpu")
+        moves, left = most_fused(bench.agents, fitted.task)
+    except WarpsmithError as error:
+        return row | {"verdict": "NOT_RUN" if isinstance(error, BadInput) else "INFRA", "detail": str(error)}
+    row |= {"changes": list(fitted.changes), "elements": fitted.elements, "left": left}
+    row["moves"] = [f"{move.operation} {move.group} {move.choice}".strip() for move in moves]
+    if not any(move.operation != "rewrite" for move in moves):
+        return row | {"verdict": "NO_AUTHORED_FORM", "detail": "; ".join(f"{op}: {why}" for op, why in left.items())}
+    return row | walk(bench.agents, fitted.task, TIERS[tier], moves=moves)
+
+
+def most_fused(agents: Agents, task: task_pb2.Task) -> tuple[list[analysis_pb2.Move], dict[str, str]]:
+    """Moves that rewrite, author and fuse for as long as any is legal, and why each call that is left is left."""
+    moves: list[analysis_pb2.Move] = []
+
+    def analyzed(extra: Sequence[analysis_pb2.Move] = ()) -> analysis_pb2.Analysis:
+        request = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=[*moves, *extra])
+        return agents.synthesis.AnalyzePlan(request, timeout=300.0).analysis
+
+    while len(moves) < MOST_MOVES:
+        analysis = analyzed()
+        authored = {group.name for group in analysis.groups if group.engine == "authored"}
+        legal = [item.move for item in analysis.legal_moves]
+        wanted = [each for each in legal if each.operation != "author" or each.group not in authored]
+        move = min(wanted, key=_eagerness, default=None)
+        if move is None or _eagerness(move) == _UNWANTED:
+            break
+        moves.append(move)
+    left: dict[str, str] = {}
+    for group in analyzed().groups:
+        if group.engine == "authored" or group.operations[-1] in left:
+            continue
+        try:
+            analyzed([analysis_pb2.Move(operation="author", group=group.name)])
+            left[group.operations[-1]] = f"not reached in {MOST_MOVES} moves"
+        except BadInput as refused:
+            reason = str(refused).partition("): ")[2]  # after the move, which says nothing here
+            left[group.operations[-1]] = reason.rpartition("cannot be one kernel: ")[2]
+    return moves, left
+
+
+def _eagerness(move: analysis_pb2.Move) -> int:
+    """What is done first: algebra, then whole chains, then single kernels, then pairs; settings and ways back never."""
+    order = {"rewrite": 0, "author": 2, "fuse": 1 if move.choice == "*" else 3}
+    return order.get(move.operation, _UNWANTED)
+
+
 def measure_one(bench: Bench, path: Path, target: str) -> Row:
     """The line of one module at its own size: verdict, then times of eager and of plan zero side by side."""
     row: Row = {"tier": "screening", "target": target}
@@ -248,12 +322,24 @@ def _sweep_lines(rows: Sequence[Row]) -> list[str]:
         ]
         tiers = Counter(row["tier"] for row in of_level)
         lines.append(_cells([level, *counts, ", ".join(f"{tier} ({count})" for tier, count in tiers.items())]))
+    if any("left" in row for row in rows):
+        lines += ["", *_fused_lines([row for row in rows if "left" in row])]
     missed = [row for row in rows if row["verdict"] != "PASS"]
     lines += ["", f"Not PASS: {len(missed)} of {len(rows)}.", ""]
     for row in missed:
         reason = " ".join(filter(None, (row["verdict"], row.get("kind"))))
         lines.append(f"- `{row['name']}`: {reason}: {row.get('detail', '')}")
     return [*lines, ""]
+
+
+def _fused_lines(rows: Sequence[Row]) -> list[str]:
+    """What stayed in the library, by operation."""
+    kernels = [row.get("steps", {}).get("launch", 0) for row in rows]
+    whole = sum(1 for row in rows if row["verdict"] == "PASS" and not row["left"])
+    left = Counter((operation, reason) for row in rows for operation, reason in row["left"].items())
+    lines = [f"PASS with every computing call in a kernel of ours: {whole} of {len(rows)}; {sum(kernels)} kernels."]
+    lines += ["", _cells(["left to the library", "modules", "why it is no kernel"]), _cells(["---"] * 3)]
+    return lines + [_cells([f"`{op}`", count, reason]) for (op, reason), count in left.most_common()]
 
 
 def _time_lines(rows: Sequence[Row]) -> list[str]:
@@ -306,6 +392,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("plan_zero"), help="directory of results, modules and logs")
     parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of names, such as level2/11_")
     parser.add_argument("--tier", choices=TIERS, default="screening", help="how many value families a verdict takes")
+    parser.add_argument("--fused", action="store_true", help="judge the most fused authored plan instead of plan zero")
     parser.add_argument("--measure", action="store_true", help="time level-2 tasks at full size: --only, or every 10th")
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu", help="what is timed")
     parser.add_argument("--table", type=Path, nargs="+", help="print result files as Markdown and do nothing else")
@@ -321,7 +408,9 @@ def main() -> int:
 def run(options: argparse.Namespace) -> int:
     """Sweeps or measures what has no line yet, then prints the table."""
     (options.out / "modules").mkdir(parents=True, exist_ok=True)
-    results = options.out / ("measured.jsonl" if options.measure else "results.jsonl")
+    results = options.out / (
+        "measured.jsonl" if options.measure else "fused.jsonl" if options.fused else "results.jsonl"
+    )
     known = {row["name"] for row in read_rows([results])}
     wanted = options.only or [f"level2/{number}_" for number in MEASURED] if options.measure else options.only
     chosen = modules(options.directory, [2] if options.measure else options.levels, wanted)
@@ -336,6 +425,8 @@ def run(options: argparse.Namespace) -> int:
             row: Row = {"name": name}
             if options.measure:
                 row |= measure_one(bench, path, options.target)
+            elif options.fused:
+                row |= fuse_one(bench, path, copy, options.tier)
             else:
                 row |= sweep_one(bench, path, copy, options.tier)
             row |= {"seconds": round(time.monotonic() - start, 1)}

@@ -160,6 +160,30 @@ FLEET = [
         unit="percentunit",
     ),
     Panel(
+        "Devices",
+        "In all, those that something is timed on now, and measurements that wait for one.",
+        {
+            "in all": "sum(warpsmith_devices)",
+            "timing": "sum(warpsmith_devices_timing)",
+            "waiting": "sum(warpsmith_waiting_to_time)",
+        },
+    ),
+    Panel(
+        "Workers started and lost",
+        "Jailed processes, in the range shown. A candidate may take its worker with it; an agent should lose none.",
+        {
+            "started {{worker}}": "sum by (worker) (increase(warpsmith_worker_starts_total[$__range]))",
+            "lost {{worker}} {{reason}}": "sum by (worker, reason) (increase(warpsmith_worker_losses_total[$__range]))",
+        },
+        kind="bargauge",
+    ),
+    Panel(
+        "Compilations found in the cache",
+        "In the range shown.",
+        {"{{outcome}}": "sum by (outcome) (increase(warpsmith_compile_cache_lookups_total[$__range]))"},
+        kind="bargauge",
+    ),
+    Panel(
         "Measurements a second",
         "By tier and outcome.",
         {"{{tier}} {{outcome}}": "sum by (tier, outcome) (rate(warpsmith_bench_measurements_total[$__rate_interval]))"},

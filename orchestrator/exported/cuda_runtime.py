@@ -40,10 +40,45 @@ class _WsKernels:
         return cubin
 
 
-class _WsLaunch:
-    """One launch of one kernel, with everything packed but the arguments, since a call should cost little."""
+class _WsTensorMap:
+    """How bulk copies see a tensor: 128 bytes at a multiple of 64, encoded again when the tensor has moved."""
 
-    def __init__(self, kernels, entry, grid, block, cluster, shared_bytes, cooperative, overlapping, argument_count):
+    def __init__(self, dtype, extents, byte_strides, box, swizzle_bytes):
+        self._memory = ctypes.create_string_buffer(192)
+        self._place = -(-ctypes.addressof(self._memory) // 64) * 64
+        self._address = 0
+        swizzle = f"CU_TENSOR_MAP_SWIZZLE_{swizzle_bytes}B" if swizzle_bytes else "CU_TENSOR_MAP_SWIZZLE_NONE"
+        self._before = getattr(_ws_driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype}"), len(extents)
+        self._after = (
+            [_ws_driver.cuuint64_t(extent) for extent in extents],
+            [_ws_driver.cuuint64_t(stride) for stride in byte_strides],
+            [_ws_driver.cuuint32_t(extent) for extent in box],
+            [_ws_driver.cuuint32_t(1)] * len(box),
+            _ws_driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(_ws_driver.CUtensorMapSwizzle, swizzle),
+            _ws_driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            _ws_driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+
+    def at(self, address):
+        """Where the map of a tensor at that address lies."""
+        if address != self._address:
+            made = _ws_check(_ws_driver.cuTensorMapEncodeTiled(*self._before, address, *self._after))
+            ctypes.memmove(self._place, int(made.getPtr()), 128)
+            self._address = address
+        return self._place
+
+
+class _WsLaunch:
+    """One launch of one kernel, with everything packed but the arguments, since a call should cost little.
+
+    `maps`: position of an argument to the tensor map that is passed in place of its tensor's address.
+    """
+
+    def __init__(
+        self, kernels, entry, grid, block, cluster, shared_bytes, cooperative, overlapping, argument_count, maps=None
+    ):
+        self._maps = maps or {}
         self._kernels, self._entry, self._grid, self._block, self._cluster = kernels, entry, grid, block, cluster
         self._shared_bytes, self._cooperative, self._overlapping = shared_bytes, cooperative, overlapping
         self._values = ctypes.c_uint64 * argument_count
@@ -59,7 +94,10 @@ class _WsLaunch:
         launch, config, function, _ = place
         values = self._values(*arguments)
         start = ctypes.addressof(values)
-        error = launch(config, function, self._pointers(*[start + offset for offset in self._offsets]), None)
+        pointers = self._pointers(*[start + offset for offset in self._offsets])
+        for position, tensor_map in self._maps.items():
+            pointers[position] = tensor_map.at(values[position])
+        error = launch(config, function, pointers, None)
         if error:
             _ws_check((_ws_driver.CUresult(error),))
 

@@ -22,6 +22,8 @@ class Beam:
 
     def __init__(self, width: int = WIDTH) -> None:
         self._width = width
+        self._barren: set[int] = set()
+        """Parents beyond the beam that had nothing left to try."""
 
     def next(self, state: SearchState) -> list[Proposal]:
         """Fills the slots from the parents in order; what one parent leaves goes to the next."""
@@ -35,6 +37,16 @@ class Beam:
         # A second round lets the best parents use what later ones could not.
         for parent in parents:
             chosen += _fresh(state, parent, state.slots - len(chosen), taken)
+        # When the beam has nothing left, slower plans are better than an early end.
+        for trial in state.passing():
+            if len(chosen) == state.slots:
+                break
+            if trial.number in self._barren or trial.number in parents or not trial.candidate.moves:
+                continue
+            found = _fresh(state, trial.number, state.slots - len(chosen), taken)
+            chosen += found
+            if not found:
+                self._barren.add(trial.number)
         return chosen
 
     def parents(self, state: SearchState) -> list[int]:

@@ -16,6 +16,7 @@ from warpsmith.digest import of_moves
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, trial_pb2
 
 POPULATION = 12
+"""At least so many of the fastest have children."""
 TOURNAMENT = 3
 CROSSING_SHARE = 0.25
 ATTEMPTS = 8
@@ -30,7 +31,8 @@ class Evolution:
 
     def next(self, state: SearchState) -> list[Proposal]:
         """Draws children until the slots are full or every draw was known."""
-        population = state.passing()[:POPULATION]
+        passing = state.passing()
+        population = passing[: max(POPULATION, len(passing) // 4)]  # grows with a long run, or it has no new children
         proposals: list[Proposal] = []
         taken: set[str] = set()
         for _ in range(ATTEMPTS * state.slots):

@@ -115,6 +115,10 @@ def _step_parts(step: candidate_pb2.Step) -> list[str | bytes | int]:
 
 def _argument(argument: candidate_pb2.LaunchArgument) -> str:
     kind = argument.WhichOneof("kind")
+    if kind == "tensor_map":
+        seen = argument.tensor_map
+        numbers = [list(seen.extents), list(seen.byte_strides), list(seen.box)]
+        return repr([seen.buffer, int(seen.dtype), numbers, seen.swizzle_bytes])
     return repr(getattr(argument, kind)) if kind else ""
 
 

@@ -61,6 +61,10 @@ class ServiceFault(Infrastructure):
     """A peer service did not answer in time or answered with an error."""
 
 
+class ServiceGone(ServiceFault):
+    """Nothing answers at a peer's address, or it went away in the midst of a call: another try may find it again."""
+
+
 class ModelReason(StrEnum):
     """Why a language model's server gave no answer; also a label of metrics."""
 
@@ -151,12 +155,20 @@ _RAISED: dict[grpc.StatusCode, type[WarpsmithError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
 }
 
+_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""Codes of gRPC's own for a connection that cannot be made, or broke, or a server that ended."""
+
 
 def to_status(error: WarpsmithError) -> grpc.StatusCode:
     """The gRPC status code under which `error` crosses to another service."""
     return next(code for kind, code in _STATUS if isinstance(error, kind))
 
 
-def from_status(code: grpc.StatusCode, message: str) -> WarpsmithError:
-    """The exception that a caller raises for a status it received; anything unlisted is a ServiceFault."""
+def from_status(code: grpc.StatusCode, message: str, kind: str = "") -> WarpsmithError:
+    """The exception that a caller raises for a status it received; anything unlisted is a ServiceFault.
+
+    `kind` names the exception that the servicer raised; without one, the call has not reached it, or did not end.
+    """
+    if kind == ServiceGone.__name__ or (not kind and code in _CUT):
+        return ServiceGone(message)
     return _RAISED.get(code, ServiceFault)(message)

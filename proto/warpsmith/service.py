@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import Counter, Histogram, start_http_server
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception,
     stop_after_attempt,
@@ -29,10 +30,11 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from warpsmith import jail
+from warpsmith import jail, transport
 from warpsmith import settings as settings_module
 from warpsmith.errors import BadInput, WarpsmithError, from_status, to_status
 from warpsmith.settings import Settings
+from warpsmith.transport import Tls
 
 log = logging.getLogger("warpsmith")
 
@@ -44,6 +46,16 @@ OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a second listener
 )
+
+RETURNING: Sequence[tuple[str, Any]] = (
+    # A pod that is replaced is back within seconds at another address: gRPC's own patience is two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+)
+
+KIND = "warpsmith-error"
+"""Trailing metadata: the class of the exception that a servicer raised. A status without it is gRPC's own."""
 
 NEVER_RETRIED = frozenset({"MeasureArtifact", "CreateRun", "WatchRun", "RepairCandidate"})
 """Methods that are not idempotent, or whose answer must be fresh."""
@@ -124,9 +136,11 @@ class _Account:
         _calls.labels(*self._labels, code.name).inc()
         if isinstance(error, WarpsmithError):
             log.info("%s: %s: %s", self._labels[1], type(error).__name__, error)
+            self._context.set_trailing_metadata(((KIND, type(error).__name__),))
             self._context.abort(code, str(error))
         elif isinstance(error, Exception):
             log.error("%s failed", self._labels[1], exc_info=error)
+            self._context.set_trailing_metadata(((KIND, type(error).__name__),))
             self._context.abort(code, f"{type(error).__name__}: {error}")
 
 
@@ -166,7 +180,7 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain.
 
     Raises:
-        BadInput: a port is in use; names it.
+        BadInput: a port is in use, or a certificate's file cannot be read; names it.
     """
     server = grpc.server(
         ThreadPoolExecutor(settings.thread_count, thread_name_prefix=name),
@@ -178,7 +192,8 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     full_names = [base.__module__ for base in type(servicer).__mro__ if base.__module__.endswith("_pb2_grpc")]
     _reflect(name, server, full_names)
-    port = _bind(server, settings.host, settings.port)
+    credentials = transport.server_credentials(settings.tls) if settings.tls else None
+    port = _bind(server, settings.host, settings.port, credentials)
     servers = [server]
     if settings.health_port is not None:
         probe = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
@@ -233,13 +248,14 @@ def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> Non
     reflection.enable_server_reflection(names, server)
 
 
-def _bind(server: grpc.Server, host: str, port: int) -> int:
+def _bind(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    place = f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     except RuntimeError:
         bound = 0
     if not bound:
-        raise BadInput(f"cannot listen on {host}:{port}: the port is in use, or the address is not this machine's")
+        raise BadInput(f"cannot listen on {place}: the port is in use, or the address is not this machine's")
     return bound
 
 
@@ -275,6 +291,8 @@ class Patience:
     """How often an idempotent call is made before giving up on an unavailable peer."""
     budget_seconds: float = 60.0
     """Longest time spent on repeated attempts."""
+    gone_seconds: float = 0.0
+    """How long an idempotent call is repeated, however often, while nothing answers at the address."""
 
 
 class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
@@ -286,10 +304,12 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method = str(details.method).rsplit("/", 1)[-1]
         details = _with_deadline(details, self._patience.deadline_seconds)
-        attempts = 1 if method in NEVER_RETRIED else self._patience.attempts
+        patience, once = self._patience, method in NEVER_RETRIED
+        enough = stop_after_attempt(1 if once else patience.attempts) | stop_after_delay(patience.budget_seconds)
+        gone = stop_after_delay(0.0 if once else patience.gone_seconds)
         retrying = Retrying(
             retry=retry_if_exception(_is_unavailable),
-            stop=stop_after_attempt(attempts) | stop_after_delay(self._patience.budget_seconds),
+            stop=lambda state: enough(state) and (gone(state) or not _is_gone(state)),
             wait=wait_random_exponential(multiplier=0.1, max=5),
             reraise=True,
         )
@@ -321,6 +341,17 @@ def _is_unavailable(error: BaseException) -> bool:
     return isinstance(error, grpc.RpcError) and _code(error) is grpc.StatusCode.UNAVAILABLE
 
 
+def _is_gone(state: RetryCallState) -> bool:
+    error = state.outcome.exception() if state.outcome else None
+    return isinstance(error, grpc.RpcError) and not _kind(error)
+
+
+def _kind(error: grpc.RpcError) -> str:
+    """The class of the exception that a servicer raised; empty for a status of gRPC's own."""
+    trailing: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else ()
+    return next((str(value) for key, value in trailing or () if key == KIND), "")
+
+
 def _code(error: grpc.RpcError) -> grpc.StatusCode:
     return error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
 
@@ -333,7 +364,7 @@ def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.NOT_FOUND,
     )
-    return from_status(code, str(details) if expected else f"{method}: {code.name}: {details}")
+    return from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
 
 
 def _with_deadline(details: Any, seconds: float) -> Any:
@@ -342,11 +373,34 @@ def _with_deadline(details: Any, seconds: float) -> Any:
     return details._replace(timeout=seconds) if hasattr(details, "_replace") else details
 
 
-def dial(stub: Callable[[grpc.Channel], StubT], address: str, patience: Patience = Patience()) -> StubT:
-    """A stub for the service at `address` ("host:port", or any gRPC target); connects on the first call."""
-    options = [*OPTIONS, ("grpc.lb_policy_name", "round_robin")]
-    channel = grpc.insecure_channel(address, options=options)
+def dial(
+    stub: Callable[[grpc.Channel], StubT],
+    address: str,
+    patience: Patience = Patience(),
+    *,
+    tls: Tls | None = None,
+    role: str = "",
+) -> StubT:
+    """A stub for the service at `address` ("host:port", or any gRPC target); connects on the first call.
+
+    With `tls`, only for a server whose certificate names `role`.
+
+    Raises:
+        BadInput: a file of `tls` cannot be read.
+    """
+    options = [*OPTIONS, *RETURNING, ("grpc.lb_policy_name", "round_robin")]
+    channel = transport.channel(address, options, tls, role)
     return stub(grpc.intercept_channel(channel, _Caller(patience)))
+
+
+def is_reachable(address: str, seconds: float) -> bool:
+    """Whether a gRPC server answers at `address` within the time, whatever it serves."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return False
+    return True
 
 
 def wait_until_healthy(address: str, seconds: float) -> bool:

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from warpsmith.errors import BadInput
+from warpsmith.transport import Tls
 
 SERVICES = ("reasoning", "synthesis", "compile", "correctness", "benchmark", "orchestrator")
 """Names of the services, as in addresses and metrics."""
-CHOSEN_ROLES = ("reasoner", "synthesizer")
-"""Roles that one plugin fills for a whole process; `WARPSMITH_<ROLE>` names another than the built-in one."""
+CHOSEN_ROLES = {"reasoner": "reasoning", "synthesizer": "synthesis"}
+"""Roles that one plugin fills for a whole process, with its service; `WARPSMITH_<ROLE>` names another plugin."""
+
+TLS_VARIABLES = ("WARPSMITH_TLS_CERTIFICATE", "WARPSMITH_TLS_KEY", "WARPSMITH_TLS_CA")
+"""PEM files of mutual TLS; all or none."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Settings:
     """Role of `CHOSEN_ROLES` → name of the plugin that fills it instead of the built-in one."""
     model: ModelSettings = ModelSettings()
     """The language model of agents that use one."""
+    tls: Tls | None = None
+    """Files of mutual TLS with peers; None for plain text."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -107,8 +113,18 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
             if environment.get(f"WARPSMITH_{role.upper()}")
         },
         model=_model(environment),
+        tls=_tls(environment),
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
+
+
+def _tls(environment: Mapping[str, str]) -> Tls | None:
+    named = {name: environment.get(name, "") for name in TLS_VARIABLES}
+    if not any(named.values()):
+        return None
+    if missing := [name for name, value in named.items() if not value]:
+        raise BadInput(f"mutual TLS needs all of {', '.join(TLS_VARIABLES)}: set {', '.join(missing)} too")
+    return Tls(*(Path(value) for value in named.values()))
 
 
 def _model(environment: Mapping[str, str]) -> ModelSettings:

@@ -61,7 +61,7 @@ class TaskModule:
         kind = getattr(self.namespace, self.class_name, None)
         if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
             raise BadInput(f"{self.entry_path}: {self.class_name} is not an nn.Module subclass")
-        arguments = self._init_inputs()
+        arguments = self.init_inputs()
         with self.explaining(f"{self.class_name}(...) failed"):
             seed_generators(seed)
             built = kind(**arguments) if isinstance(arguments, dict) else kind(*arguments)
@@ -114,7 +114,8 @@ class TaskModule:
                 return f"{path.resolve().relative_to(root)}:{frame.lineno}"
         return self.entry_path
 
-    def _init_inputs(self) -> Any:
+    def init_inputs(self) -> Any:
+        """What the constructor gets: a list, a tuple or a dict. Raises BadInput where get_init_inputs fails."""
         function: Callable[[], Any] | None = getattr(self.namespace, "get_init_inputs", None)
         if function is None:
             return ()

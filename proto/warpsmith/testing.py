@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from warpsmith import digest, service
+from warpsmith import arguments, digest, service
 from warpsmith.errors import BadInput, IllegalMove, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
@@ -168,8 +168,8 @@ def _program(program: candidate_pb2.Program) -> Iterator[str]:
             yield f"output {output} is not among the buffers"
     for step in program.steps:
         for argument in step.launch.arguments:
-            if argument.WhichOneof("kind") == "buffer" and argument.buffer not in names:
-                yield f"launch {step.launch.entry} names {argument.buffer}, which is not a buffer"
+            if (name := arguments.buffer_of(argument)) is not None and name not in names:
+                yield f"launch {step.launch.entry} names {name}, which is not a buffer"
 
 
 def check_compile(compile_candidate: Compile) -> list[str]:

@@ -145,6 +145,10 @@ class Worker:
         except BaseException:
             self.close()
             raise
+        from warpsmith import worker_metrics as metrics  # not in the worker itself: it would cost every start
+
+        metrics.starts.labels(metrics.name(entry)).inc()
+        self._losses = {why: metrics.losses.labels(metrics.name(entry), why) for why in ("timeout", "crash")}
 
     @property
     def alive(self) -> bool:
@@ -171,7 +175,11 @@ class Worker:
         if len(body) > MAX_RECORD_BYTES:
             raise BadInput(f"{method}: a request of {len(body)} bytes; the limit is {MAX_RECORD_BYTES}")
         with self._lock:
-            answer = self._exchange(method, _record(_REQUEST, method, body), _REPLY, deadline_s)
+            try:
+                answer = self._exchange(method, _record(_REQUEST, method, body), _REPLY, deadline_s)
+            except (WorkerTimeout, WorkerCrashed) as error:
+                self._losses["timeout" if isinstance(error, WorkerTimeout) else "crash"].inc()
+                raise
             try:
                 return response.FromString(answer)
             except DecodeError:

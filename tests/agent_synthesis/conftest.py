@@ -1,4 +1,4 @@
-"""Compiles emitted C++ with g++ and calls it through ctypes: the smallest possible executor."""
+"""Compiles emitted C++ with g++ and calls it through ctypes, the smallest possible executor; compiles CUDA too."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def compile_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence
             assert schedule.accepts(verify(nest))
             emissions.append(schedule.emit(nest, parameters or schedule.defaults(nest)))
         source = folder / "kernel.cpp"
-        source.write_text("\n".join(['#include "ws_loops.hpp"', *(emission.text for emission in emissions)]))
+        headers = dict.fromkeys(header for emission in emissions for header in emission.headers)
+        includes = [f'#include "{header}"' for header in headers]
+        source.write_text("\n".join([*includes, *(emission.text for emission in emissions)]))
         flags = [flag for flag in FLAGS if flag != "-w"]
         command = [
             compiler,
@@ -82,3 +84,35 @@ def compile_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence
         return [_Compiled(job[0], emission, library) for job, emission in zip(jobs, emissions, strict=True)]
 
     return compile_all
+
+
+@pytest.fixture(scope="session")
+def compile_cuda() -> Callable[[Emission], str]:
+    """Compiles an emission to a cubin for sm_90a; gives ptxas's report back."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as missing:
+        pytest.skip(str(missing))
+    names = sorted(path.name for path in INCLUDE_DIRECTORY.glob("*.cuh"))
+    headers = [(INCLUDE_DIRECTORY / name).read_bytes() for name in names]
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++20", b"--ptxas-options=-v"]
+
+    def compile_one(emission: Emission) -> str:
+        assert set(emission.headers) <= set(names)
+        text = "".join(f'#include "{name}"\n' for name in emission.headers) + emission.text
+        _, program = nvrtc.nvrtcCreateProgram(
+            text.encode(), b"kernel.cu", len(names), headers, [name.encode() for name in names]
+        )
+        (outcome,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        report = log.decode()
+        assert int(outcome) == 0, f"{report}\n{text}"
+        nvrtc.nvrtcDestroyProgram(program)
+        for launch in emission.launches:
+            assert f"'{launch.entry}'" in report
+        return report
+
+    return compile_one

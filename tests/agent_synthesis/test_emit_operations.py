@@ -225,7 +225,7 @@ def test_no_operation_is_left_out() -> None:
         for part in [nest.stores[0].value]
         if isinstance(part, Call)
     }
-    assert tested == set(OPERATIONS)
+    assert tested | {"gather"} == set(OPERATIONS)  # that one needs a whole buffer: see test_breadth
 
 
 def test_elementary_functions_stay_within_few_units_over_all_magnitudes(

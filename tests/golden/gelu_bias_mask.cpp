@@ -5,7 +5,7 @@
 extern "C" void gelu_bias_mask(void* const* arguments) {
   const float* __restrict x = static_cast<const float*>(arguments[0]);
   const float* __restrict bias = static_cast<const float*>(arguments[1]);
-  const bool* __restrict mask = static_cast<const bool*>(arguments[2]);
+  const std::uint8_t* __restrict mask = static_cast<const std::uint8_t*>(arguments[2]);
   float* __restrict y = static_cast<float*>(arguments[3]);
   constexpr long kJExtent = 1000;
   constexpr long kBlock = 1000;
@@ -17,7 +17,7 @@ extern "C" void gelu_bias_mask(void* const* arguments) {
       #pragma omp simd
       for (long j = j_begin; j < j_end; ++j) {
         const float total = x[1000 * i + j] + bias[j];
-        const float chosen = mask[1000 * i + j] ? ((0.5f * total) * (1.0f + ws::erf(total * 0.7071067811865476f))) : 0.0f;
+        const float chosen = (mask[1000 * i + j] != 0) ? ((0.5f * total) * (1.0f + ws::erf(total * 0.7071067811865476f))) : 0.0f;
         y[1000 * i + j] = chosen;
       }
     }

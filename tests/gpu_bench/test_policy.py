@@ -101,3 +101,53 @@ def test_a_result_that_is_read_before_it_is_computed_is_named(small: Any) -> Non
 def test_an_artifact_of_another_program_is_refused(small: Any) -> None:
     found = objections(small.library_program(), artifact_pb2.Artifact(program_digest="other"), allowed)
     assert found == ["the artifact was compiled from another program"]
+
+
+def _seen(**changes: Any) -> candidate_pb2.TensorMap:
+    """A map over 4 x 8 halves inside of a workspace of 64, in boxes of 2 x 8."""
+    plain: dict[str, Any] = {
+        "buffer": "halves", "dtype": tensor_pb2.DTYPE_FLOAT16, "extents": [8, 4], "byte_strides": [16], "box": [8, 2],
+        "swizzle_bytes": 32,
+    }  # fmt: skip
+    return candidate_pb2.TensorMap(**{**plain, **changes})
+
+
+def _with_map(small: Any, seen: candidate_pb2.TensorMap) -> candidate_pb2.Program:
+    program: candidate_pb2.Program = small.kernel_program(small.softmax)
+    _on_cuda(program)
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT16, shape=[64], strides=[1])
+    program.buffers.add(name="halves", role=candidate_pb2.ROLE_WORKSPACE, spec=spec)
+    _launch(program).arguments.add(tensor_map=seen)
+    return program
+
+
+def test_a_tensor_map_inside_of_its_buffer_is_allowed_on_cuda_only(small: Any) -> None:
+    program = _with_map(small, _seen())
+    assert objections(program, artifact_pb2.Artifact(), allowed) == []
+    program.target = task_pb2.TARGET_CPU
+    assert "cuda target only" in objections(program, artifact_pb2.Artifact(), allowed)[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("reaches 144 bytes far in a buffer of 128", {"extents": [8, 9]}),
+        ("reaches 208 bytes", {"byte_strides": [64]}),
+        ("positive multiples of 16", {"byte_strides": [8]}),
+        ("positive multiples of 16", {"byte_strides": [-16]}),
+        ("another element type", {"dtype": tensor_pb2.DTYPE_FLOAT32}),
+        ("another element type", {"dtype": tensor_pb2.DTYPE_BOOL}),
+        ("has extents", {"extents": [8, 0]}),
+        ("1 strides and a box of 1", {"box": [8]}),
+        ("a box of", {"box": [8, 257]}),
+        ("a box of", {"box": [4, 2]}),
+        ("a pattern of 48 bytes", {"swizzle_bytes": 48}),
+        ("for rows of 64", {"box": [32, 1]}),
+        ("missing or not yet computed", {"buffer": "elsewhere"}),
+    ],
+)  # fmt: skip
+def test_a_tensor_map_that_leaves_its_buffer_or_cannot_be_encoded_is_named(
+    small: Any, reason: str, changes: dict[str, Any]
+) -> None:
+    found = objections(_with_map(small, _seen(**changes)), artifact_pb2.Artifact(), allowed)
+    assert any(reason in objection for objection in found), found

@@ -167,3 +167,74 @@ def test_a_small_output_has_a_floor_of_its_terms(desk: MakeDesk) -> None:
     answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
     terms = float((torch.manual_seed(1) and torch.rand(64, 64) - 0.5).abs().sum())
     assert answer.floors[0] == pytest.approx(4 * 2**-24 * terms, rel=1e-3)
+
+
+def test_statistics_that_a_batch_norm_updates_have_a_floor_of_their_terms(desk: MakeDesk) -> None:
+    place = desk("self.norm(x)", "[torch.rand(32, 3, 8) - 0.5]", "self.norm = torch.nn.BatchNorm1d(3, momentum=0.25)")
+    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
+    values = (torch.manual_seed(1) and torch.rand(32, 3, 8) - 0.5).transpose(0, 1).flatten(1)
+    floors = dict(zip((region.name for region in place.judge.regions), answer.floors, strict=True))
+    mean, variance = (next(f for name, f in floors.items() if name.endswith(end)) for end in ("_mean", "_var"))
+    sizes = values.abs().mean(1)
+    assert mean == pytest.approx(4 * 2**-24 * 0.25 * float(sizes.square().mean().sqrt()), rel=1e-3)
+    assert variance > 4 * 2**-24 * 0.25 * float(values.var(1).mean())
+
+
+CANCELLING = "torch.nn.functional.group_norm(x, 4).mean([1, 2])"
+"""Terms of size 1 that sum to 0 whatever x is: derivatives by x vanish, roundings do not."""
+
+
+def test_terms_that_cancel_in_between_count_although_the_inputs_do_not_matter(desk: MakeDesk) -> None:
+    place = desk(CANCELLING, "[torch.rand(8, 8, 512) - 0.5]")
+    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
+    normalised = torch.nn.functional.group_norm(torch.manual_seed(1) and torch.rand(8, 8, 512) - 0.5, 4)
+    assert answer.floors[0] == pytest.approx(4 * 2**-24 * float(normalised.abs().mean()), rel=2e-2)
+
+
+@pytest.mark.parametrize("narrow", [tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16])
+def test_a_precision_cut_shows_among_terms_that_cancel(desk: MakeDesk, narrow: tensor_pb2.Dtype.ValueType) -> None:
+    place = desk(CANCELLING, "[torch.rand(8, 8, 512) - 0.5]")
+    program = place.plan_zero()
+    (fine,) = place.compare(program, verdict_pb2.VALUE_FAMILY_NORMAL).outputs
+    assert fine.rms_ratio < 2
+    assert fine.max_ratio < 2
+    (cut,) = place.compare(
+        _cut_after(program, "aten.group_norm.default", narrow), verdict_pb2.VALUE_FAMILY_NORMAL
+    ).outputs
+    assert cut.rms_ratio > 4
+    assert cut.max_ratio > 8
+
+
+def _cut_after(
+    program: candidate_pb2.Program, target: str, narrow: tensor_pb2.Dtype.ValueType
+) -> candidate_pb2.Program:
+    """The program with one call's result rounded to 16 bits and back."""
+    made = candidate_pb2.Program()
+    made.CopyFrom(program)
+    del made.steps[:]
+    renamed: dict[str, str] = {}
+    specs = {buffer.name: buffer.spec for buffer in program.buffers}
+    for step in program.steps:
+        added = made.steps.add()
+        added.CopyFrom(step)
+        for argument in added.library.args:
+            if argument.tensor in renamed:
+                argument.tensor = renamed[argument.tensor]
+        if step.library.target != target:
+            continue
+        (result,) = step.library.results
+        renamed[result] = f"{result}_back"
+        for source, name, dtype in (
+            (result, f"{result}_cut", narrow),
+            (f"{result}_cut", f"{result}_back", tensor_pb2.DTYPE_FLOAT32),
+        ):
+            call = made.steps.add(group=step.group).library
+            call.target = "aten._to_copy.default"
+            call.args.add(tensor=source)
+            call.kwargs.add(name="dtype").value.dtype = dtype
+            call.results.append(name)
+            buffer = made.buffers.add(name=name, role=candidate_pb2.ROLE_LIBRARY)
+            buffer.spec.CopyFrom(specs[result])
+            buffer.spec.dtype = dtype
+    made.digest = f"cut to {narrow}"
+    return made

@@ -99,8 +99,21 @@ class Traces:
 
 
 @pytest.fixture(scope="session")
-def traces() -> Iterator[Traces]:
+def rung(request: pytest.FixtureRequest) -> Iterator[jail.Rung]:
+    """The rung under test: the one that was asked for, as if no other worked here, or the machine's strongest."""
+    asked = request.config.getoption("rung", None)
+    here = jail.probe()
+    chosen = jail.Rung(asked) if asked else here[0]
+    assert chosen in here, f"{chosen.value} does not work on this machine; these do: {[each.value for each in here]}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jail, "probe", lambda: (chosen,))
+        yield chosen
+
+
+@pytest.fixture(scope="session")
+def traces(rung: jail.Rung) -> Iterator[Traces]:
     """A temporary directory of the suite's own, so that anything left in it shows."""
+    del rung
     usual = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="hostile-") as place:
         os.environ["TMPDIR"], tempfile.tempdir = place, None
@@ -291,8 +304,9 @@ def plan_of() -> Callable[[hostile_tasks.Module], candidate_pb2.Program]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The scoreboard's file."""
+    """The scoreboard's file, and the rung of the jail."""
     parser.addoption("--scoreboard", metavar="FILE", help="write the hostile suite's scoreboard there")
+    parser.addoption("--rung", metavar="NAME", help="run the hostile suite on this rung: bubblewrap, unshare, landlock")
 
 
 _SCORES: dict[tuple[str, str], Counter[str]] = {}
@@ -320,7 +334,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     file = session.config.getoption("scoreboard", None)
     if not file:
         return
-    rung = jail.choose().value
+    rung = session.config.getoption("rung", None) or jail.choose().value
     lines = [
         "# The hostile suite on the CPU target",
         "",
@@ -338,7 +352,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             lines.append(f"| {category} | {counts[right]} | {counts.total()} |")
         lines.append(f"| **{title}** | **{total[right]}** | **{total.total()}** |")
     lines += ["", *(f"- not as expected: {name}" for name in _FAILED)]
-    command = "python -m pytest -m hostile tests/hostile --scoreboard docs/results/hostile.md"
+    asked = session.config.getoption("rung", None)
+    options = f" --rung {asked}" if asked else ""
+    command = f"python -m pytest -m hostile tests/hostile{options} --scoreboard {file}"
     lines += [
         "" if _FAILED else "Nothing was accepted that should not be, and nothing honest refused.",
         "",

@@ -152,7 +152,7 @@ MEMORY_CASES = [
     Hostile("memory", "leaves one of a million elements", ("WRONG_UNINITIALIZED",),
             f"const float spared = y[777777];\n{M.honest}\ny[777777] = spared;", module=M, tier=QUICK),
     Hostile(
-        "memory", "race on a sum", ("WRONG_NONDETERMINISTIC", *VALUE), """
+        "memory", "race on a sum", ("WRONG_NONDETERMINISTIC", "WRONG_PRECISION", *VALUE), """
     volatile float* total = s;
     total[0] = 0;
     #pragma omp parallel for

@@ -2,14 +2,14 @@
 
 Not in the lists, because they are not caught or not yet said:
 
-- `__device__` variables of a CUDA kernel live from call to call; static variables of a CPU kernel are refused.
-- Where a task is so large that memory allows one buffer set only, a timed call may find an output of an earlier call in
-  fresh memory; workspaces are emptied before each timed call, outputs are not.
+- Of short calls, which are timed in groups, only the first is kept from finding an output of an earlier call in fresh
+  memory; workspaces are emptied before each of them.
 - A kernel for the CPU can write into the process that runs it (not into the judge's): what that process says of
   canaries and repeats is then its own word; values, processes and time are looked at from outside.
 - A thread that host code started shows by what it writes, not by being there.
 - A kernel that hangs only when it is timed is ended by the deadline of a whole measurement, minutes later.
-- Replies of a model, and everything that needs a GPU.
+- Replies of a model. What needs a GPU is in `hostile_gpu`; compute-sanitizer does not run in the jail, where CUDA fails
+  in every process but the first.
 """
 
 from __future__ import annotations

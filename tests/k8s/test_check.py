@@ -80,9 +80,10 @@ def test_services_of_the_image_without_torch_import_none() -> None:
         for each in check.deployments(render.render(K8S / "overlays" / "gpu")).values()
         if check.service_container(each)["image"].startswith("warpsmith-agent:")
     ]
-    assert slim == ["agent_reasoning", "agent_compile", "agent_correctness"]
+    assert slim == ["agent_reasoning", "agent_compile", "agent_correctness", "orchestrator"]
+    modules = [f"{each}.servicer" for each in slim] + ["orchestrator.export_module", "orchestrator.export_kernelbench"]
     block = "import sys; sys.modules['torch'] = None; import "
-    subprocess.run([sys.executable, "-c", block + ", ".join(f"{each}.servicer" for each in slim)], check=True)
+    subprocess.run([sys.executable, "-c", block + ", ".join(modules)], check=True)
 
 
 def test_the_settings_read_every_variable_of_the_manifests(objects: list[dict[str, Any]]) -> None:
@@ -180,6 +181,8 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
         for path in (
             "proto/warpsmith/service.py",
             "proto/warpsmith/openai_client.py",
+            "proto/warpsmith/worker_metrics.py",
+            "agent_compile/compiler.py",
             "agent_reasoning/language_model.py",
             "gpu_bench/metrics.py",
             "orchestrator/metrics.py",
@@ -211,3 +214,17 @@ def test_every_alert_has_a_runbook_line_and_a_test() -> None:
     tested = {each["alertname"] for test in tests for each in test.get("alert_rule_test", ()) if each["exp_alerts"]}
     assert set(alerts) == tested
     assert all(rule["annotations"]["runbook"] for rule in alerts.values())
+
+
+def test_a_service_without_the_certificate_of_its_role_is_found(objects: list[dict[str, Any]]) -> None:
+    secured = render.render(K8S / "components" / "mutual-tls", objects)
+    assert check.problems(secured) == []
+    pod = deployment(secured, "synthesis")["spec"]["template"]["spec"]
+    next(each for each in pod["volumes"] if each["name"] == "tls")["secret"]["secretName"] = "compile-tls"
+    assert check.problems(secured) == ["synthesis: shows the certificate compile-tls, which does not say synthesis"]
+
+
+def test_a_service_that_expects_certificates_that_nobody_issues_is_found(objects: list[dict[str, Any]]) -> None:
+    secured = render.render(K8S / "components" / "mutual-tls", objects)
+    plain = [each for each in secured if each["kind"] != "Certificate"]
+    assert len(check.problems(plain)) == len(MODULES)

@@ -15,6 +15,7 @@ from pathlib import Path
 import check
 import pytest
 import render
+from authority import Authority
 
 from orchestrator.dialing import orchestrator_at
 from warpsmith.service import wait_until_healthy
@@ -23,10 +24,14 @@ from warpsmith.v1 import optimization_service_pb2
 K8S = Path(__file__).parents[2] / "k8s"
 
 
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], str]]]:
+@pytest.fixture(params=["plain", "mutual-tls"])
+def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], str]]]:
     """Component → (process, its own loopback address); the ports are those of the manifests."""
-    deployments = check.deployments(render.render(K8S / "overlays" / "cpu"))
+    objects = render.render(K8S / "overlays" / "cpu")
+    authority = None if request.param == "plain" else Authority("warpsmith")
+    if authority is not None:
+        objects = render.render(K8S / "components" / "mutual-tls", objects)
+    deployments = check.deployments(objects)
     network = f"127.{random.randint(64, 127)}.{random.randint(1, 254)}"
     hosts = {name: f"{network}.{number}" for number, name in enumerate(deployments, 1)}
     started: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
@@ -37,6 +42,10 @@ def pods(tmp_path: Path) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], st
             if key.endswith("_ADDRESS"):
                 peer = key.removeprefix("WARPSMITH_").removesuffix("_ADDRESS").lower()
                 variables[key] = value.replace(f"{peer}:", f"{hosts[peer]}:")
+        if authority is not None:
+            tls = authority.issue(tmp_path / f"{name}-tls", name)
+            mounted = "/etc/warpsmith/tls/"
+            variables = {key: value.replace(mounted, f"{tls.key.parent}/") for key, value in variables.items()}
         own = {"WARPSMITH_HOST": hosts[name], "WARPSMITH_CACHE_DIR": str(tmp_path / name), "HOME": str(tmp_path)}
         if "WARPSMITH_RUNS" in variables:
             own["WARPSMITH_RUNS"] = str(tmp_path / "runs")
@@ -52,15 +61,19 @@ def pods(tmp_path: Path) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], st
 
 
 def test_the_pods_environment_is_enough_for_all_six_services(
-    pods: dict[str, tuple[subprocess.Popen[bytes], str]],
+    pods: dict[str, tuple[subprocess.Popen[bytes], str]], tmp_path: Path
 ) -> None:
     for name, (_, host) in pods.items():
         assert wait_until_healthy(f"{host}:{check.HEALTH}", 60), name
         with urllib.request.urlopen(f"http://{host}:{check.METRICS}/metrics", timeout=10) as reply:
             series = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
         assert 20 < len(series) <= 2000
-    api = orchestrator_at(f"{pods['orchestrator'][1]}:{check.GRPC}")
+    with_tls = (tmp_path / "orchestrator-tls").exists()
+    tls = Authority.issued(tmp_path / "orchestrator-tls") if with_tls else None
+    address = f"{pods['orchestrator'][1]}:{check.GRPC}"
+    api = orchestrator_at(address, tls)
     assert not api.ListRuns(optimization_service_pb2.ListRunsRequest()).runs
+    assert wait_until_healthy(address, 1) != with_tls, "plain text is refused where certificates are demanded"
     begin = time.monotonic()
     for process, _ in pods.values():
         process.send_signal(signal.SIGTERM)

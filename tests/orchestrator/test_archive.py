@@ -28,21 +28,20 @@ def trial_of(number: int, speedup: float, *operations: str) -> trial_pb2.Trial:
     )
 
 
-def test_runs_trials_and_events_come_back_in_order(tmp_path: Path) -> None:
-    archive = Archive.in_directory(tmp_path / "runs")
+def test_runs_trials_and_events_come_back_in_order(database_url: str) -> None:
+    archive = Archive(database_url)
     archive.put_run(run_of("a", 1.0))
     archive.put_run(run_of("b", 2.0))
     for number in (2, 1):
-        archive.add_trial("a", trial_of(number, 1.5, "author"))
-        archive.add_event("a", run_pb2.RunEvent(number=number))
+        archive.add_trial("a", trial_of(number, 1.5, "author"), run_pb2.RunEvent(number=number))
     assert [run.id for run in archive.runs()] == ["b", "a"]
     assert [trial.number for trial in archive.trials("a")] == [1, 2]
     assert [event.number for event in archive.events("a", after=1)] == [2]
     archive.close()
 
 
-def test_a_run_is_found_by_the_beginning_of_its_identifier(tmp_path: Path) -> None:
-    archive = Archive.in_directory(tmp_path)
+def test_a_run_is_found_by_the_beginning_of_its_identifier(database_url: str) -> None:
+    archive = Archive(database_url)
     for place, name in enumerate(("2026-ab", "2026-cd")):
         archive.put_run(run_of(name, place))
     assert archive.run("2026-c").id == "2026-cd"
@@ -62,8 +61,8 @@ def test_the_database_survives_a_power_cut(tmp_path: Path) -> None:
     archive.close()
 
 
-def test_known_moves_put_winners_first_and_repeat_nothing(tmp_path: Path) -> None:
-    archive = Archive.in_directory(tmp_path)
+def test_known_moves_put_winners_first_and_repeat_nothing(database_url: str) -> None:
+    archive = Archive(database_url)
     archive.put_run(run_of("a", speedup=1.5))
     archive.add_trial("a", trial_of(1, 1.6, "author"))
     archive.add_trial("a", trial_of(2, 3.0, "author", "tile"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,49 @@ def test_the_entry_point_runs_as_a_program(tmp_path: Path) -> None:
     finished = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert finished.returncode == 2
     assert finished.stderr == f"warpsmith: {tmp_path / 'x.py'}: no such file\n"
+
+
+def test_a_bench_makes_modules_ready_while_another_is_searched(tmp_path: Path) -> None:
+    make_modules(tmp_path)
+    entries = directory_bench.entries(tmp_path)
+    both = threading.Barrier(2, timeout=5)
+
+    def meeting(path: Path, seconds: float) -> run_pb2.Run:
+        if path.stem != "c":
+            both.wait()  # broken unless two are under way at once
+        return ended(path, seconds)
+
+    found = directory_bench.bench(entries, tmp_path / "results.jsonl", meeting, ahead=1)
+    assert [result["name"] for result in found] == ["a", "b", "c"]
+
+
+def test_ctrl_c_in_a_bench_begins_no_more_and_a_stopped_module_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_modules(tmp_path)
+    entries = directory_bench.entries(tmp_path)
+    results = tmp_path / "results.jsonl"
+    stopped = threading.Event()
+    waits = iter([KeyboardInterrupt])
+    real_wait = concurrent.futures.wait
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        for error in waits:
+            raise error
+        return real_wait(*arguments, **options)  # type: ignore[arg-type]
+
+    def until_stopped(path: Path, seconds: float) -> run_pb2.Run:
+        del seconds
+        assert stopped.wait(5)
+        return run_pb2.Run(id=path.stem, task=testing.task(path.stem), state=run_pb2.RUN_STATE_CANCELLED)
+
+    monkeypatch.setattr(directory_bench, "wait", interrupted)
+    found = directory_bench.bench(entries, results, until_stopped, stop=stopped.set)
+    assert [result["verdict"] for result in found] == ["CANCELLED"]
+    again = directory_bench.bench(entries, results, ended)
+    assert [result["verdict"] for result in again] == ["AT_FLOOR", "BAD_INPUT", "AT_FLOOR"]
+
+
+def test_nothing_is_made_ready_ahead_on_a_processor() -> None:
+    assert directory_bench.ahead(-1, "cpu") == 0
+    assert directory_bench.ahead(2, "cpu") == 2

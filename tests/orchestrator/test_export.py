@@ -172,6 +172,19 @@ def test_the_exported_cuda_module_is_valid_python_that_names_its_moves() -> None
     )
 
 
+def test_an_exported_launch_says_how_its_bulk_copies_see_a_tensor() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    seen = candidate_pb2.TensorMap(
+        buffer="weight", dtype=tensor_pb2.DTYPE_FLOAT32, extents=[8], box=[8], swizzle_bytes=32
+    )
+    run.best.candidate.program.steps[0].launch.arguments[1].tensor_map.CopyFrom(seen)
+    text = ModuleExporter().export(run).text
+    compile(text, "scale_warpsmith.py", "exec")
+    assert "False, False, 3, {1: _WsTensorMap('FLOAT32', [8], [], [8], 32)})" in text
+    with pytest.raises(BadInput, match="tensor maps"):
+        KernelBenchExporter().export(run)
+
+
 def test_the_kernelbench_flavour_has_what_its_checker_wants_and_nothing_it_refuses() -> None:
     text = KernelBenchExporter().export(_run(task_pb2.TARGET_CUDA, CUDA_KERNEL)).text
     compile(text, "scale_kernelbench.py", "exec")

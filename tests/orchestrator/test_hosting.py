@@ -46,8 +46,8 @@ def serving(archive: Archive, world: testing.World) -> Iterator[client.Optimizat
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive.in_directory(tmp_path)
+def archive(database_url: str) -> Archive:
+    return Archive(database_url)
 
 
 def watched(orchestrator: client.Optimization, run: run_pb2.Run) -> tuple[run_pb2.Run, list[run_pb2.RunEvent]]:
@@ -120,10 +120,10 @@ def test_a_run_without_a_faster_kernel_has_nothing_to_export(archive: Archive) -
 def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     add_trial = archive.add_trial
 
-    def full(run_id: str, trial: object) -> None:
+    def full(run_id: str, trial: object, event: object) -> None:
         if trial.number >= 3:  # type: ignore[attr-defined]
             raise ArchiveFault("cannot write: the disk is full; what was found so far stays readable")
-        add_trial(run_id, trial)  # type: ignore[arg-type]
+        add_trial(run_id, trial, event)  # type: ignore[arg-type]
 
     monkeypatch.setattr(archive, "add_trial", full)
     with serving(archive, testing.World()) as orchestrator:
@@ -150,7 +150,8 @@ def test_interrupting_a_watched_run_asks_it_to_stop_and_keeps_the_best(archive: 
         assert ended.best.timing.faster
 
 
-def test_past_runs_are_read_without_a_server(archive: Archive, tmp_path: Path) -> None:
+def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
+    archive = Archive.in_directory(tmp_path)
     with serving(archive, testing.World()) as orchestrator:
         run, events = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
     with client.reading("", tmp_path) as reader:

@@ -112,3 +112,23 @@ def test_a_runs_directory_that_cannot_be_made_is_bad_input(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
         LocalServices(tmp_path / "file" / "runs").start()
+
+
+def test_a_service_elsewhere_is_used_and_none_started(tmp_path: Path, modules: dict[str, str]) -> None:
+    with LocalServices(tmp_path / "runs", modules=modules) as services:
+        elsewhere = services.address("benchmark")
+        environment = {"WARPSMITH_REASONING_ADDRESS": elsewhere}
+        both = {"reasoning": "good", "orchestrator": "good"}
+        with LocalServices(tmp_path / "others", modules=both, environment=environment) as others:
+            assert others.address("reasoning") == elsewhere
+    peers = [line.split()[1:] for line in (tmp_path / "note").read_text().splitlines()]
+    assert peers == [[], ["benchmark"], ["reasoning"]]
+
+
+def test_a_service_elsewhere_that_does_not_answer_is_said(
+    tmp_path: Path, modules: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.local.REACH_SECONDS", 0.2)
+    environment = {"WARPSMITH_REASONING_ADDRESS": "127.0.0.1:1"}
+    with pytest.raises(BadInput, match=r"reasoning service at 127.0.0.1:1 does not answer"):
+        LocalServices(tmp_path / "runs", modules={"reasoning": "good", **modules}, environment=environment).start()

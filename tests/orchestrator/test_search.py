@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -56,6 +57,13 @@ def test_slots_that_one_parent_leaves_go_to_others_and_nothing_is_proposed_twice
     proposals = Beam().next(state_of([timed(1, 3.0, "a"), timed(2, 2.0, "b")], fertile=2))
     keys = [of_moves(proposal.hypothesis.moves) for proposal in proposals]
     assert len(keys) == len(set(keys)) == 6
+
+
+def test_an_exhausted_beam_goes_on_with_slower_plans() -> None:
+    trials = [timed(1, 3.0, "a"), timed(2, 2.0, "b"), timed(3, 1.5, "a")]
+    fertile = state_of(trials, slots=2, fertile=2)
+    state = dataclasses.replace(fertile, is_new=lambda each: each.moves[0].operation.startswith("3"))
+    assert [proposal.parent for proposal in Beam(width=2).next(state)] == [3, 3]
 
 
 def test_finalists_are_the_best_that_changed_something() -> None:

@@ -17,7 +17,7 @@ from orchestrator.search.evolution import Evolution, _crossed
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
-from warpsmith.v1 import run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 EFFORT = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
 
@@ -134,6 +134,25 @@ def test_finalists_are_timed_again_and_only_the_best_of_them_gets_a_final() -> N
     run = search_run(world, notebook).execute()
     assert run.best.timing.tier == timing_pb2.TIER_FINAL
     assert world.calls["MeasureArtifact"] == len(notebook.trials) + finalists.COUNT + 1
+    assert world.calls["VerifyArtifact"] == len(notebook.trials) + 1
+
+
+class StrongerFinals(testing.World):
+    """A final has a baseline that screening lacks and no candidate beats."""
+
+    def MeasureArtifact(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """As the world's, but nothing is faster in a final."""
+        response = super().MeasureArtifact(request, timeout)
+        response.timing.faster = response.timing.faster and request.tier != timing_pb2.TIER_FINAL
+        return response
+
+
+def test_a_slower_finalist_gets_no_final_where_a_faster_one_was_right_and_lost() -> None:
+    notebook, world = Notebook(), StrongerFinals(gains={"author": 3.0, "tile": 1.5})
+    run = search_run(world, notebook).execute()
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + 1
 
 

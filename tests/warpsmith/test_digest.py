@@ -53,6 +53,10 @@ def test_every_part_of_a_step_counts() -> None:
     seen.add(digest.of_program(program))
     launch.arguments.add(int32=1)
     seen.add(digest.of_program(program))
+    seen_by_copies = launch.arguments.add(tensor_map={"buffer": "x", "extents": [8]}).tensor_map
+    seen.add(digest.of_program(program))
+    seen_by_copies.box.append(8)
+    seen.add(digest.of_program(program))
     call = program.steps.add(group="z").library
     call.target = "aten.relu.default"
     seen.add(digest.of_program(program))
@@ -60,7 +64,7 @@ def test_every_part_of_a_step_counts() -> None:
     seen.add(digest.of_program(program))
     program.steps.add(group="w").memset.byte = 1
     seen.add(digest.of_program(program))
-    assert len(seen) == 8
+    assert len(seen) == 10
 
 
 def test_a_graphs_digest_covers_nodes_and_ignores_itself() -> None:

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# The example agents, a Python plugin and a TypeScript server: each fits its role and drives a whole run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+command -v npm >/dev/null || {
+  echo "npm is missing: install Node.js 20 or later (Debian: apt-get install nodejs npm)" >&2
+  exit 2
+}
+bin=$(realpath "${VENV:-.venv}/bin")
+work=$(mktemp -d)
+trap 'kill "${server:-}" 2>/dev/null || true; rm -rf "$work"' EXIT
+
+cat >"$work/module.py" <<'END'
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, dim=1)
+
+
+def get_inputs():
+    return [torch.rand(256, 4096)]
+
+
+def get_init_inputs():
+    return []
+END
+
+# A run with the reasoner $1 must time kernels that this reasoner ($2, as its hypotheses say) has proposed.
+drives() {
+  "$bin/warpsmith" optimize "$work/module.py" --budget 3s --plugin "reasoner=$1" --runs "$work/$2" --json >"$work/$2.json" || [ $? = 1 ]
+  "$bin/warpsmith" show last --runs "$work/$2" | tee "$work/$2.txt"
+  grep -A1 'x \[' "$work/$2.txt" | grep -q 'saves .* bytes' || {
+    echo "no kernel that $2 proposed was timed" >&2
+    exit 1
+  }
+}
+
+echo "-- Python plugin"
+cp -r examples/agents/python "$work/plugin"
+PIP_CONSTRAINT=constraints.txt "$bin/pip" install --quiet --disable-pip-version-check --no-deps --target "$work/site" "$work/plugin"
+PYTHONPATH="$work/site" "$bin/python" -c '
+from least_traffic import LeastTraffic
+from warpsmith.testing import check_reasoning
+raise SystemExit("; ".join(check_reasoning(LeastTraffic().propose)) or 0)'
+PYTHONPATH="$work/site" drives least_traffic python
+
+echo "-- TypeScript server"
+(cd examples/agents/typescript && npm ci --no-audit --no-fund --silent && PATH="$bin:$PATH" npm run --silent build)
+node examples/agents/typescript/dist/server.js 0 >"$work/address" &
+server=$!
+for _ in $(seq 50); do [ -s "$work/address" ] && break || sleep 0.1; done
+"$bin/python" -m warpsmith.testing reasoning "$(cat "$work/address")"
+drives "$(cat "$work/address")" typescript

@@ -1,0 +1,73 @@
+// Barriers in shared memory that copies complete (mbarrier), blocks of a cluster, and registers of a warpgroup, for sm_90a.
+#pragma once
+#include "ws_types.cuh"
+
+namespace ws {
+
+using SharedAddress = unsigned;  // of the shared window, as PTX takes it
+
+WS_INLINE SharedAddress shared_address(const void* pointer) {
+  return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
+}
+
+// A barrier's phase ends when `arrivals` threads have arrived and every expected byte has come.
+struct alignas(8) Barrier {
+  uint64 state;
+
+  WS_INLINE void begin(int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(arrivals));
+  }
+
+  // One arrival that also announces bytes.
+  WS_INLINE void expect(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)), "r"(bytes)
+                 : "memory");
+  }
+
+  // One arrival at the same barrier of another block of the cluster (or of this one, by its own rank).
+  WS_INLINE void arrive_at(int block) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+        "}" ::"r"(shared_address(&state)), "r"(block)
+        : "memory");
+  }
+
+  // Waits until the phase of that parity is over.
+  WS_INLINE void wait(int parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(&state)), "r"(parity)
+        : "memory");
+  }
+};
+
+// After the first `begin`s, before any other thread or the copy engine uses the barriers.
+WS_INLINE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+WS_INLINE int rank_in_cluster() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of the cluster meet.
+WS_INLINE void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// All threads of a warpgroup hand registers back, or take more, of those that the block has (multiples of 8).
+template <int kCount> WS_INLINE void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount> WS_INLINE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+}  // namespace ws

@@ -1,0 +1,114 @@
+// Instructions that CUDA C++ has no name for, one function each (PTX ISA 8.x, sm_80 and later; clusters sm_90).
+// The one idea: all assembly is here, so another machine runs the same kernels by another file of this name.
+// Needs no header of the toolkit, so NVRTC compiles it without an include directory.
+#pragma once
+
+#define WS_INLINE __device__ __forceinline__
+
+namespace ws::ptx {
+
+// ---- numbers ------------------------------------------------------------------------------------------
+
+WS_INLINE float float_of_half(unsigned short bits) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+  return wide;
+}
+// Both round to nearest, ties to even.
+WS_INLINE unsigned short half_of_float(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+WS_INLINE unsigned short bfloat16_of_float(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+WS_INLINE float approximate_exp2(float x) {
+  float result;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+// NaN where either is.
+WS_INLINE float max_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+WS_INLINE float min_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// ---- memory -------------------------------------------------------------------------------------------
+
+// Of memory that nobody writes meanwhile. Volatile: a load that is written early, to overlap an exchange, stays there.
+WS_INLINE uint4 load_constant(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
+  return word;
+}
+// The same, kept out of the first-level cache.
+WS_INLINE uint4 load_constant_once(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
+  return word;
+}
+// Brings bytes into the second-level cache; address and count are multiples of 16.
+WS_INLINE void prefetch(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+}
+
+// Two words at once, through which blocks talk; unordered with anything else.
+WS_INLINE void store_relaxed(unsigned long long* to, unsigned long long first, unsigned long long second) {
+  asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" :: "l"(to), "l"(first), "l"(second) : "memory");
+}
+WS_INLINE void load_relaxed(const unsigned long long* from, unsigned long long& first, unsigned long long& second) {
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
+}
+// Adds one, after all that the caller knows to be written; what was there before.
+WS_INLINE unsigned increment(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+// ---- shared memory ------------------------------------------------------------------------------------
+
+// A place in the block's shared memory, and one in that of any block of the cluster.
+using SharedAddress = unsigned;
+using ClusterAddress = unsigned;
+WS_INLINE SharedAddress shared_address(const void* place) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(place));
+}
+WS_INLINE ClusterAddress in_block_of_cluster(SharedAddress place, int rank) {
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(place), "r"(rank));
+  return remote;
+}
+WS_INLINE void store_to_cluster(ClusterAddress place, unsigned word) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(place), "r"(word) : "memory");
+}
+WS_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+WS_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Asynchronous copies into shared memory: of 16 bytes, and of 4 or 8.
+WS_INLINE void copy_async_16(SharedAddress to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+template <int kBytes> WS_INLINE void copy_async(SharedAddress to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(from), "n"(kBytes) : "memory");
+}
+WS_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
+
+// ---- programmatic dependent launch ----------------------------------------------------------------------
+
+WS_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+WS_INLINE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace ws::ptx

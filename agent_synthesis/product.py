@@ -1,0 +1,143 @@
+"""Matrix products among nests: recognised, and put into rows, columns and depth.
+
+The one idea: a nest that sums a product of two loads, each of which varies with parallel axes that the other does not
+know, is a matrix product with a pointwise end; nothing else about it needs a name. Schedules that know no tiles of
+both operands must not take one: they would read each operand once for every row of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_synthesis.ir import Axis, Call, Expression, Index, Load, Nest, Reduction, Type
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One factor: element (batch, row, depth) lies at `offset + batch * batch_stride + …`, in elements."""
+
+    buffer: str
+    type: Type
+    """Storage type."""
+    offset: int
+    batch_stride: int
+    row_stride: int
+    depth_stride: int
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """sums[b, m, n] = Σ over k of left[b, m, k] · right[b, n, k], in f32; then the nest's stores at every (b, m, n)."""
+
+    reduction: str
+    """Name of the sum in the nest."""
+    left: Operand
+    right: Operand
+    batch: tuple[Axis, ...]
+    """Axes that both operands know, as the nest has them; rows and columns likewise."""
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    depth: tuple[Axis, ...]
+
+    @property
+    def extents(self) -> tuple[int, int, int, int]:
+        """(batch, m, n, k)."""
+        batch, m, n, k = (_count(axes) for axes in (self.batch, self.rows, self.columns, self.depth))
+        return batch, m, n, k
+
+    @property
+    def flop_count(self) -> int:
+        """Floating-point operations, two for each multiply-add."""
+        batch, m, n, k = self.extents
+        return 2 * batch * m * n * k
+
+
+def multiplies_matrices(nest: Nest) -> bool:
+    """Whether some reduction sums products of factors that vary with different parallel axes."""
+    parallel = {axis.name for axis in nest.parallel}
+    for reduction in nest.reductions:
+        match reduction.value:
+            case Call("mul", factors, _):
+                left, right = (_axes(factor) & parallel for factor in factors)
+                if left - right and right - left:
+                    return True
+    return False
+
+
+def matrix_product(nest: Nest) -> MatrixProduct | None:
+    """The nest as one product; None where it has another form, or operands that no strides describe.
+
+    Columns are the axes that the first store has its innermost one among.
+    """
+    factors = _factors(nest)
+    if factors is None:
+        return None
+    reduction, first, second = factors
+    known = [factor.index.axes() for factor in (first, second)]
+    if any(axis.name not in known[0] | known[1] for axis in nest.parallel):
+        return None
+    innermost = nest.parallel[-1].name if nest.parallel else ""
+    left, right = (second, first) if innermost in known[0] - known[1] else (first, second)
+    left_axes, right_axes = left.index.axes(), right.index.axes()
+    batch = tuple(axis for axis in nest.parallel if axis.name in left_axes & right_axes)
+    rows = tuple(axis for axis in nest.parallel if axis.name in left_axes - right_axes)
+    columns = tuple(axis for axis in nest.parallel if axis.name in right_axes - left_axes)
+    if not rows or not columns or innermost not in right_axes - left_axes:
+        return None
+    operands = []
+    for factor, own in ((left, rows), (right, columns)):
+        strides = [_stride(factor.index, axes) for axes in (batch, own, nest.reduced)]
+        if None in strides:
+            return None
+        storage = nest.buffer(factor.buffer).type
+        operands.append(Operand(factor.buffer, storage, factor.index.offset, *(stride or 0 for stride in strides)))
+    return MatrixProduct(reduction.name, operands[0], operands[1], batch, rows, columns, nest.reduced)
+
+
+def _factors(nest: Nest) -> tuple[Reduction, Load, Load] | None:
+    """The nest's only reduction and its two factors, where it is an f32 sum of products of two loads."""
+    if len(nest.reductions) != 1:
+        return None
+    reduction = nest.reductions[0]
+    if type(reduction) is not Reduction or reduction.operation != "sum" or reduction.type is not Type.F32:
+        return None
+    match reduction.value:
+        case Call("mul", (Load() as first, Load() as second), Type.F32):
+            return reduction, first, second
+    return None
+
+
+def _axes(expression: Expression) -> set[str]:
+    """Axes of all loads at or below; shared parts are looked at once."""
+    found, seen, pending = set[str](), set[int](), [expression]
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Load):
+            found |= part.index.axes()
+        elif isinstance(part, Call):
+            pending += part.arguments
+    return found
+
+
+def _count(axes: Sequence[Axis]) -> int:
+    count = 1
+    for axis in axes:
+        count *= axis.extent
+    return count
+
+
+def _stride(index: Index, axes: Sequence[Axis]) -> int | None:
+    """How far one step of the axes' row-major number moves; None where steps differ. 0 for no axes."""
+    stride: int | None = None
+    reach = 0
+    for axis in reversed(axes):
+        coefficient = index.coefficient(axis.name)
+        if coefficient is None or (stride is not None and coefficient != reach):
+            return None
+        stride = coefficient if stride is None else stride
+        reach = coefficient * axis.extent
+    return stride or 0

@@ -1,0 +1,91 @@
+"""Algebra: rules that replace calls of the graph by cheaper calls with the same value.
+
+The one idea: a rule turns nodes into nodes, so its result is plan zero's kind of plan again: each new call
+runs in the library as it stands and composes with every other move. Rules state their condition and are
+checked before use. Rounding may differ, never the meaning; reports label what was used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.plan import Group, Plan, ordered
+from agent_synthesis.rewrite import identities, linear, reductions
+from agent_synthesis.rewrite.calls import Replacement, replaced
+from warpsmith import digest
+from warpsmith.errors import IllegalMove
+
+
+class Rule(Protocol):
+    """One identity of algebra. Its docstring says when it holds and what it does to rounding."""
+
+    name: str
+    effect: str
+
+    def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
+        """What the rule makes of the calls that end in `node`; None where its condition does not hold."""
+        ...
+
+
+RULES: tuple[Rule, ...] = (
+    linear.LinearRowSum(),
+    linear.ScaleIntoWeights(),
+    identities.Identity(),
+    identities.Involution(),
+    identities.Dead(),
+    reductions.OfOneElement(),
+    reductions.Nested(),
+    reductions.OfBroadcast(),
+    reductions.SoftmaxShift(),
+)
+"""Every rule, in the order in which they are proposed."""
+
+
+def matching(plan: Plan, group: Group) -> list[Rule]:
+    """Rules whose condition holds at a group."""
+    return [rule for rule in RULES if _applicable(plan, group, rule) is not None]
+
+
+def rewritten(plan: Plan, name: str, rule_name: str) -> Plan:
+    """The plan over the rewritten graph; new calls are library groups, all others keep theirs.
+
+    Raises:
+        IllegalMove: no rule of that name, its condition does not hold, or a group of ours is in the way.
+    """
+    rule = next((rule for rule in RULES if rule.name == rule_name), None)
+    if rule is None:
+        raise IllegalMove(f"no rule is called {rule_name!r}; there are {', '.join(r.name for r in RULES)}")
+    made = _applicable(plan, plan.group(name), rule)
+    if made is None:
+        raise IllegalMove(f"rule {rule_name} does not apply to {name}")
+    after = with_replacement(plan, made)
+    return replace(after, rewrites=(*plan.rewrites, rule.name))
+
+
+def with_replacement(plan: Plan, made: Replacement) -> Plan:
+    """The plan over the graph after a replacement.
+
+    Raises:
+        IllegalMove: its groups have no order.
+    """
+    graph = replaced(plan.index.graph, made)
+    graph.digest = digest.of_graph(graph)
+    index = GraphIndex(graph)
+    kept = [group for group in plan.groups if not set(group.nodes) & set(made.removed)]
+    new = [Group(node.name, (node.name,)) for node in made.added if not index.is_view(node.name)]
+    return ordered(replace(plan, index=index, groups=(*kept, *new)))
+
+
+def _applicable(plan: Plan, group: Group, rule: Rule) -> Replacement | None:
+    if group.engine == "authored":
+        return None
+    made = rule.replacement(plan.index, group.nodes[-1])
+    if made is None or (len(plan.groups) == len(made.removed) and not made.added):
+        return None  # something must be left to run
+    for other in plan.groups:
+        shares = set(plan.all_nodes(other)) & set(made.removed)
+        if shares and other.engine == "authored":
+            return None
+    return made

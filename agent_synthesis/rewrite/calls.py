@@ -1,0 +1,146 @@
+"""Calls of a graph read and written: arguments by name, and new calls whose results have the shapes PyTorch gives them.
+
+Rules speak in these words; nothing here knows an identity of algebra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from agent_synthesis.graph_index import GraphIndex
+from warpsmith import aten, dtypes
+from warpsmith.v1 import graph_pb2, tensor_pb2
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tensor of the graph, where a call's arguments are Python values."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Calls that go, and calls that come in the place of the last of them, in order."""
+
+    removed: tuple[str, ...]
+    added: tuple[graph_pb2.Node, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Tensor that goes → tensor that is read in its stead."""
+
+
+def arguments(node: graph_pb2.Node) -> dict[str, Any]:
+    """Every argument of a call by ATen's name for it and in ATen's order, defaults included; tensors are `Named`."""
+    schema = aten.resolve(node.target)._schema.arguments
+
+    def named(tensor: str) -> Any:
+        return Named(tensor)
+
+    found = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    for argument, value in zip(schema, node.args, strict=False):
+        found[argument.name] = aten.decode(value, named)
+    found |= {each.name: aten.decode(each.value, named) for each in node.kwargs}
+    return {argument.name: found[argument.name] for argument in schema}
+
+
+def operation(node: graph_pb2.Node | None) -> str:
+    """The operation without its overload, such as "sum"; "" for no call."""
+    return node.target.split(".")[1] if node is not None else ""
+
+
+def maker(index: GraphIndex, tensor: object) -> graph_pb2.Node | None:
+    """The call that makes a tensor; None for a source or a number."""
+    name = index.producer(tensor.name) if isinstance(tensor, Named) else None
+    return None if name is None else index.nodes[name]
+
+
+def only_use(index: GraphIndex, tensor: object, user: str) -> graph_pb2.Node | None:
+    """The call that makes a tensor which only `user` reads and nothing writes in place."""
+    node = maker(index, tensor)
+    if node is None or not isinstance(tensor, Named) or list(index.users(tensor.name)) != [user]:
+        return None
+    if tensor.name in index.outputs or index.is_written(tensor.name) or not index.is_pure(node.name):
+        return None
+    return node
+
+
+def shape(index: GraphIndex, tensor: object) -> list[int]:
+    """Extents of a tensor; none for a number."""
+    return list(index.spec(tensor.name).shape) if isinstance(tensor, Named) else []
+
+
+def dims_of(value: object, rank: int) -> list[int]:
+    """The dimensions that an argument `dim` names, sorted; all for None and for an empty list."""
+    if value is None or value == []:
+        return list(range(rank))
+    return sorted({dim % max(rank, 1) for dim in ([value] if isinstance(value, int) else list(value))})  # type: ignore[call-overload]
+
+
+class Draft:
+    """New calls in order; each is tried on tensors without data, so that its results have their real layouts."""
+
+    def __init__(self, index: GraphIndex) -> None:
+        self._index = index
+        self._made: dict[str, torch.Tensor] = {}
+        self.nodes: list[graph_pb2.Node] = []
+
+    def call(self, name: str, target: str, *args: Any, **kwargs: Any) -> Named:
+        """Adds a call with one result of the same name. Raises BadInput, or what ATen raises on bad arguments."""
+        encoded = [aten.encode(value, _name_of) for value in args]
+        named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
+        result = aten.call(target, encoded, named, self._empty, torch.device("meta"))[0]
+        assert result is not None
+        self._made[name] = result
+        made = graph_pb2.NodeResult(name=name, spec=dtypes.spec_of(result))
+        self.nodes.append(graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named, results=[made]))
+        return Named(name)
+
+    def view(self, name: str, target: str, of: Named, *args: Any) -> Named:
+        """Adds a call that only looks at `of` in another way."""
+        result = self.call(name, target, of, *args)
+        self.nodes[-1].results[0].alias_of = of.name
+        return result
+
+    def _empty(self, name: str) -> torch.Tensor:
+        if name not in self._made:
+            spec = self._index.spec(name)
+            self._made[name] = torch.empty_strided(
+                list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device="meta"
+            )
+        return self._made[name]
+
+
+def _name_of(value: object) -> str | None:
+    return value.name if isinstance(value, Named) else None
+
+
+def replaced(graph: graph_pb2.Graph, made: Replacement) -> graph_pb2.Graph:
+    """The graph after a replacement, its digest not yet renewed."""
+    result = graph_pb2.Graph()
+    result.CopyFrom(graph)
+    del result.nodes[:]
+    for node in graph.nodes:
+        if node.name == made.removed[-1]:
+            result.nodes.extend(made.added)
+        if node.name not in made.removed:
+            kept = result.nodes.add()
+            kept.CopyFrom(node)
+            _rename(kept, made.renamed)
+    result.outputs[:] = [made.renamed.get(name, name) for name in graph.outputs]
+    return result
+
+
+def _rename(node: graph_pb2.Node, names: Mapping[str, str]) -> None:
+    pending = aten.arguments_of(node)
+    while pending:
+        value = pending.pop()
+        if value.WhichOneof("kind") == "tensor" and value.tensor in names:
+            value.tensor = names[value.tensor]
+        pending.extend(value.list.values)
+    for result in node.results:
+        result.alias_of = names.get(result.alias_of, result.alias_of)
+    node.mutates[:] = [names.get(name, name) for name in node.mutates]

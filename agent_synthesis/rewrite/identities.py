@@ -1,0 +1,97 @@
+"""Rules that drop calls which change nothing, undo each other, or are read by nobody.
+
+Transposes that cancel need no rule: they are views, and views are index expressions.
+"""
+
+from __future__ import annotations
+
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.rewrite.calls import Named, Replacement, arguments, maker, operation
+from agent_synthesis.rewrite.linear import number
+from warpsmith.v1 import graph_pb2
+
+_NEUTRAL = {"mul": 1, "div": 1, "true_divide": 1, "sub": 0, "pow": 1}
+"""Operation → the second operand with which it gives its first. An addition of 0 is not here: it turns -0 into 0."""
+_IDEMPOTENT = frozenset({"relu", "abs", "floor", "ceil", "round", "trunc", "sign", "hardtanh", "relu6"})
+_INVERSE = frozenset({"neg", "logical_not", "bitwise_not"})
+
+
+class Identity:
+    """`x · 1`, `x / 1`, `x − 0`, `x ^ 1`, padding by nothing: x, to the last bit. (Dropout in evaluation is a view.)
+
+    Holds where type and layout stay, and where nobody could tell that the result shares x's memory.
+    """
+
+    name = "identity"
+    effect = "drops a call that gives what it gets"
+
+    def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
+        call = index.nodes[node]
+        if not call.args or call.args[0].WhichOneof("kind") != "tensor" or not _changes_nothing(index, call):
+            return None
+        return renamed(index, (node,), Named(call.args[0].tensor))
+
+
+def _changes_nothing(index: GraphIndex, call: graph_pb2.Node) -> bool:
+    given, kind = arguments(call), operation(call)
+    if kind in _NEUTRAL:
+        other = given.get("other", given.get("exponent"))
+        value = number(index, other)
+        return value == _NEUTRAL[kind] and given.get("rounding_mode") is None
+    return kind in ("pad", "constant_pad_nd") and not any(given["pad"])
+
+
+class Involution:
+    """`−(−x) = x`, `not not x = x`; and `relu(relu(x)) = relu(x)` with its like. To the last bit.
+
+    Holds where nobody could tell that the result shares memory with what it stands for.
+    """
+
+    name = "involution"
+    effect = "drops a call that undoes or repeats the one before"
+
+    def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
+        call = index.nodes[node]
+        kind = operation(call)
+        if len(call.args) != 1 or kind not in _IDEMPOTENT | _INVERSE or not index.is_pure(node):
+            return None
+        inner = maker(index, Named(call.args[0].tensor))
+        if inner is None or inner.target != call.target or len(inner.args) != 1 or not index.is_pure(inner.name):
+            return None
+        return renamed(index, (node,), Named((call if kind in _IDEMPOTENT else inner).args[0].tensor))
+
+
+class Dead:
+    """A call that nobody reads, that writes nothing and draws no random numbers. Nothing changes."""
+
+    name = "dead"
+    effect = "drops a call that nobody reads"
+
+    def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
+        results = index.results(node)
+        if not index.is_pure(node) or index.nodes[node].mutates:
+            return None
+        if any(index.users(result) or result in index.outputs for result in results):
+            return None
+        return Replacement((node,))
+
+
+def renamed(index: GraphIndex, removed: tuple[str, ...], of: Named) -> Replacement | None:
+    """The last removed call's first result read as another tensor; None where type, layout or memory would differ."""
+    result = index.nodes[removed[-1]].results[0].name
+    if not result or index.spec(result) != index.spec(of.name) or not may_share(index, result, of.name):
+        return None
+    return Replacement(removed, renamed={result: of.name})
+
+
+def may_share(index: GraphIndex, result: str, other: str) -> bool:
+    """Whether a result may lie in another tensor's memory and nobody could tell.
+
+    An output has memory of its own: it may not become a source, nor memory that another output shows; and what is
+    written in place may not have two names.
+    """
+    root = index.root[other]
+    shown = {index.root[output] for output in index.outputs}
+    if index.is_written(result) or index.is_written(other):
+        return False
+    return index.root[result] not in shown or (root not in shown and root not in index.sources)

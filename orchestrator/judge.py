@@ -1,0 +1,170 @@
+"""Judges somebody else's solution, KernelBench's `ModelNew`, by the rules that our own kernels are judged by.
+
+The one idea: a solution is an artifact like any other, one that is a Python file; so the services that verify and time
+programs verify and time it, and this module only asks them. It neither imports nor runs the solution: what can be said
+of its text (a fallback, a missing class) is read from its syntax tree.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import agents as deadlines
+from orchestrator import intake, report
+from orchestrator.agents import Benchmark, Correctness
+from warpsmith import digest
+from warpsmith.errors import Infrastructure
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    correctness_service_pb2,
+    task_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+
+CLASS_NAME = "ModelNew"
+FALLBACK = "FALLBACK"
+"""The solution catches exceptions and may do something else than what it is named for."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a solution."""
+
+    name: str
+    verdict: verdict_pb2.Verdict
+    timing: timing_pb2.Timing | None = None
+    """None where it is not right."""
+    labels: tuple[str, ...] = field(default=())
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed, 3 nobody can say."""
+        codes = {verdict_pb2.VERDICT_STATE_PASS: 0, verdict_pb2.VERDICT_STATE_FAIL: 1}
+        return codes.get(self.verdict.state, 3)
+
+
+def read(solution: Path, target: task_pb2.Target.ValueType) -> tuple[candidate_pb2.Program, artifact_pb2.Artifact]:
+    """The solution as a program without steps and an artifact that is its text.
+
+    Raises:
+        BadInput: the file cannot be read or parsed, or defines no `ModelNew`.
+    """
+    text = intake.read(intake.Request(str(solution), class_name=CLASS_NAME, needs_inputs=False)).sources[0].content
+    own = digest.digest("solution", target, text)
+    program = candidate_pb2.Program(target=target, digest=own)
+    artifact = artifact_pb2.Artifact(
+        digest=own,
+        program_digest=own,
+        format=artifact_pb2.BINARY_FORMAT_PYTHON_MODULE,
+        content=text,
+        toolchain=f"{solution.name} {digest.short(own)}",
+    )
+    return program, artifact
+
+
+def judge(correctness: Correctness, benchmark: Benchmark, task: task_pb2.Task, solution: Path) -> Judgement:
+    """Verifies the solution against the task's module and, where it is right, times it.
+
+    Raises:
+        BadInput: the reference is none, or the solution's file is not one; Infrastructure: a service failed.
+    """
+    if not task.target:  # the machine's best
+        described = benchmark.DescribeDevice(
+            benchmark_service_pb2.DescribeDeviceRequest(), timeout=deadlines.DESCRIBE_SECONDS
+        )
+        task.target = described.device.target
+    task.digest = digest.of_task(task)
+    program, artifact = read(solution, task.target)
+    labels = _labels(artifact.content)
+    verified = correctness.VerifyArtifact(
+        correctness_service_pb2.VerifyArtifactRequest(
+            task=task, program=program, artifact=artifact, tier=timing_pb2.TIER_FINAL
+        ),
+        timeout=deadlines.VERIFY_SECONDS,
+    ).verdict
+    if verified.state == verdict_pb2.VERDICT_STATE_INFRA:
+        raise Infrastructure(verified.detail)
+    if verified.state != verdict_pb2.VERDICT_STATE_PASS:
+        return Judgement(solution.stem, verified, None, labels)
+    measured = benchmark.MeasureArtifact(
+        benchmark_service_pb2.MeasureArtifactRequest(
+            task=task, program=program, artifact=artifact, tier=timing_pb2.TIER_FINAL
+        ),
+        timeout=deadlines.MEASURE_SECONDS,
+    )
+    if measured.HasField("fault"):
+        verified.state, verified.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
+        verified.detail = f"while timed: {measured.fault.detail}"
+        return Judgement(solution.stem, verified, None, labels)
+    if "FLOOR_REJECT" in measured.timing.flags:
+        verified.state, verified.kind = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_SUSPECT
+        verified.detail = "faster than the task's data can be moved or its products be computed on this machine"
+    return Judgement(solution.stem, verified, measured.timing, (*labels, *measured.timing.flags))
+
+
+def as_json(judgement: Judgement) -> dict[str, Any]:
+    """As design section 11 has it, with the failure's kind and detail."""
+    timing, verdict = judgement.timing, judgement.verdict
+    return {
+        "name": judgement.name,
+        "verdict": state_of(verdict),
+        "kind": kind_of(verdict),
+        "detail": verdict.detail,
+        "speedup_fastest": report.speedup_json(timing.speedup_fastest) if timing else None,
+        "speedup_eager": report.speedup_json(timing.speedup_eager) if timing else None,
+        "faster": bool(timing and timing.faster),
+        "fastest_baseline": timing.fastest_baseline if timing else "",
+        "arms_ns": {arm.name: arm.median_ns for arm in timing.arms if not arm.failure} if timing else {},
+        "arms_failed": {arm.name: arm.failure for arm in timing.arms if arm.failure} if timing else {},
+        "floor_percent": round(timing.floor_percent, 2) if timing else None,
+        "kernelbench_pass": verdict.kernelbench_pass,
+        "worst_rms_ratio": verdict.worst_rms_ratio,
+        "labels": list(judgement.labels),
+        "jail": verdict.jail_rung,
+    }
+
+
+def text(judgement: Judgement) -> str:
+    """For people: the verdict and why, then the times."""
+    verdict, timing = judgement.verdict, judgement.timing
+    head = " ".join(filter(None, [state_of(verdict), kind_of(verdict)]))
+    lines = [f"{judgement.name}: {head}: {verdict.detail} (jail: {verdict.jail_rung or 'none needed'})"]
+    if timing is not None:
+        faster = "faster" if timing.faster else "not faster"
+        lines.append(
+            f"{faster}: {report.speedup_text(timing.speedup_fastest)} against {timing.fastest_baseline}, the fastest "
+            f"baseline that ran; {report.speedup_text(timing.speedup_eager)} against eager"
+        )
+        lines += [f"  {arm.name:<22}{arm.failure or report.time_text(arm.median_ns)}" for arm in timing.arms]
+    if judgement.labels:
+        lines.append(f"labels: {' '.join(judgement.labels)}")
+    return "\n".join(lines)
+
+
+def state_of(verdict: verdict_pb2.Verdict) -> str:
+    """PASS, FAIL or INFRA."""
+    return verdict_pb2.VerdictState.Name(verdict.state).removeprefix("VERDICT_STATE_")
+
+
+def kind_of(verdict: verdict_pb2.Verdict) -> str:
+    """The kind of a failure; empty where there is none."""
+    return verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_") if verdict.kind else ""
+
+
+def _labels(text: bytes) -> tuple[str, ...]:
+    """What a reader of the number must know that the text alone tells."""
+    tree = ast.parse(text)
+    return (FALLBACK,) if any(_falls_back(node) for node in ast.walk(tree)) else ()
+
+
+def _falls_back(node: ast.AST) -> bool:
+    """Whether it is a `try` that goes on after an exception."""
+    if not isinstance(node, ast.Try | ast.TryStar):
+        return False
+    return any(not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)

@@ -1,0 +1,47 @@
+"""Options that several commands share, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        envvar="WARPSMITH_ORCHESTRATOR_ADDRESS",
+        metavar="HOST:PORT",
+        help="An orchestrator elsewhere; without it the services run here for as long as the command.",
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Where runs are kept.")]
+Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
+TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
+DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device, such as 30s.")]
+Strategy = Annotated[
+    str, typer.Option("--search", help="Strategy: beam (default), evolution, exhaustive, random, or a plugin's.")
+]
+Target = Annotated[str, typer.Option("--target", help="auto, cpu or cuda.")]
+Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, tf32, fp16 or bf16.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
+RunId = Annotated[str, typer.Argument(help="A run's identifier, its beginning, or `last`.")]
+Agent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="ROLE=NAME",
+        help="Another reasoner or synthesizer than the built-in: an installed one (reasoner=vllm), or a server in any "
+        "language (reasoner=127.0.0.1:50061).",
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-input", help="Where this machine offers no jail: run the module unconfined instead of refusing."
+    ),
+]
+
+DEFAULT_RUNS = Path("runs")

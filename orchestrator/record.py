@@ -1,0 +1,94 @@
+"""The record of a result: one JSON file with all that is needed to have it judged again somewhere else.
+
+The one idea: a record is the run as it is kept, task and sources included, in protobuf's own JSON, under a digest.
+What it says of itself is checked here without running anything; `verify` does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from warpsmith import digest
+from warpsmith.errors import BadInput, NotFound
+from warpsmith.v1 import run_pb2, timing_pb2
+
+FORMAT = "warpsmith-record-1"
+OWN_WITHIN = 0.05
+"""Relative difference allowed between a recorded speedup, which pairs samples by block, and its medians' ratio."""
+
+
+def text(run: run_pb2.Run) -> str:
+    """The record of a run.
+
+    Raises:
+        NotFound: the run judged no finalist, so there is nothing to verify.
+    """
+    if not run.HasField("best") or not run.best.HasField("timing"):
+        raise NotFound(f"run {run.id} has no result to record: {run.message}")
+    content = MessageToDict(run, preserving_proto_field_name=True)
+    return json.dumps({"format": FORMAT, "digest": _digest(content), "run": content}, indent=1) + "\n"
+
+
+def read(path: Path) -> tuple[run_pb2.Run, list[str]]:
+    """The run of a record, and what in the record contradicts itself.
+
+    Raises:
+        BadInput: it cannot be read, or is no record.
+    """
+    try:
+        held = json.loads(path.read_text())
+        content, own, form = held["run"], held["digest"], held["format"]
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: is no record; `warpsmith export` writes one beside the kernel") from error
+    if form != FORMAT:
+        raise BadInput(f"{path}: a record of format {form!r}; this version reads {FORMAT!r}")
+    try:
+        run = ParseDict(content, run_pb2.Run())
+    except ParseError as error:
+        raise BadInput(f"{path}: a damaged record: {error}") from error
+    if not run.best.HasField("timing") or not run.task.sources:
+        raise BadInput(f"{path}: the record holds no result")
+    changed = [] if _digest(content) == own else ["the record was changed after it was written: its digest differs"]
+    return run, [*changed, *contradictions(run)]
+
+
+def contradictions(run: run_pb2.Run) -> Iterator[str]:
+    """What a record says that cannot be true together, as sentences."""
+    if digest.of_task(run.task) != run.task.digest:
+        yield "the task's digest is not that of its sources: the module was changed"
+    program = run.best.candidate.program
+    if digest.of_program(program) != program.digest:
+        yield "the program's digest is not that of its sources and steps: the kernel was changed"
+    timing = run.best.timing
+    arms = {arm.name: arm for arm in timing.arms if arm.median_ns}
+    for arm in arms.values():
+        measured = statistics.median(arm.samples_ns) if arm.samples_ns else arm.median_ns
+        if not _close(measured, arm.median_ns):
+            yield f"{arm.name} is recorded with {arm.median_ns:.0f} ns, but the median of its samples is {measured:.0f}"
+    for name, told in ((timing.fastest_baseline, timing.speedup_fastest), ("eager", timing.speedup_eager)):
+        yield from _of_speedup(name, told, arms)
+
+
+def _of_speedup(name: str, told: timing_pb2.Speedup, arms: dict[str, timing_pb2.Arm]) -> Iterator[str]:
+    if name not in arms or "candidate" not in arms:
+        yield f"the record tells a speedup over {name or 'nothing'}, but no time of it or of the candidate"
+        return
+    ratio = arms[name].median_ns / arms["candidate"].median_ns
+    spread = (told.high - told.low) / told.median if told.median else 0.0
+    if not _close(told.median, ratio, OWN_WITHIN + max(0.0, spread)):
+        yield f"the recorded speedup over {name} is {told.median:.2f}x, but the recorded times give {ratio:.2f}x"
+
+
+def _close(left: float, right: float, within: float = OWN_WITHIN) -> bool:
+    return abs(left - right) <= within * max(abs(left), abs(right))
+
+
+def _digest(content: object) -> str:
+    return digest.digest("record", json.dumps(content, sort_keys=True))

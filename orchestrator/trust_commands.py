@@ -1,0 +1,84 @@
+"""The commands for those who do not take our word: `verify` a record, `judge` a solution, `doctor --attack` the jail.
+
+The one idea: as in `cli`, a command reads its arguments, asks the services and prints; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator import client, doctor, doctor_attack, intake, judge, record, verify
+from orchestrator.device_gate import DeviceGate
+from orchestrator.options import DEFAULT_RUNS, Json, Precision, Runs, Target, Trust
+from warpsmith import jail
+from warpsmith.v1 import task_pb2
+
+VERIFY_EXAMPLE = "Example:\n\n  warpsmith verify fast_softmax.record.json"
+JUDGE_EXAMPLE = "Example:\n\n  warpsmith judge solution.py KernelBench/level1/23_Softmax.py --target cuda"
+
+
+def verify_command(
+    file: Annotated[Path, typer.Argument(metavar="RECORD", help="Written by `warpsmith export` or `show --record`.")],
+    trust_input: Trust = False,
+    as_json: Json = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Judges a recorded result again from nothing, and says what differs."""
+    run, contradictions = record.read(file)
+    with client.verifying(runs, _trusting(trust_input)) as agents:
+        found = verify.verify(agents, DeviceGate(agents.benchmarks), run, contradictions)
+    print(json.dumps({"tasks": [verify.as_json(found)]}) if as_json else verify.text(found))
+    raise typer.Exit(found.exit_code)
+
+
+def judge_command(
+    solution: Annotated[Path, typer.Argument(metavar="SOLUTION.py", help="Defines ModelNew.")],
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE.py", help="Defines Model and get_inputs.")],
+    target: Target = "auto",
+    precision: Precision = "auto",
+    trust_input: Trust = False,
+    as_json: Json = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Judges somebody else's solution by the rules for our own: right, honest, and how much faster."""
+    environment = _trusting(trust_input)
+    judge.read(solution, task_pb2.TARGET_UNSPECIFIED)
+    task = intake.inspect(intake.read(intake.Request(str(reference), target=target, precision=precision)))
+    with client.judging(runs, environment) as (correctness, benchmark):
+        found = judge.judge(correctness, benchmark, task, solution)
+    print(json.dumps({"tasks": [judge.as_json(found)]}) if as_json else judge.text(found))
+    raise typer.Exit(found.exit_code)
+
+
+def doctor_command(
+    attack: Annotated[bool, typer.Option("--attack", help="Attacks the jail of this machine, rung by rung.")] = False,
+    as_json: Json = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Says what this machine can do, and how to mend what it cannot; with --attack, whether its jail holds."""
+    if attack:
+        attacked = doctor_attack.attack()
+        print(json.dumps(doctor_attack.as_json(attacked)) if as_json else doctor_attack.text(attacked))
+        raise typer.Exit(doctor_attack.exit_code(attacked))
+    findings = []
+    for finding in doctor.examine(runs):
+        findings.append(finding)
+        if not as_json:
+            print(f"{finding.health.value:<8}{finding.name:<10}{finding.detail}")
+            if finding.fix:
+                print(f"{'':<18}fix: {finding.fix}")
+    if as_json:
+        print(json.dumps({"findings": [doctor.as_json(finding) for finding in findings]}))
+    raise typer.Exit(3 if any(finding.health is doctor.Health.BAD for finding in findings) else 0)
+
+
+def _trusting(trust_input: bool) -> dict[str, str]:
+    """Environment of the services; trust holds for this process too."""
+    if not trust_input:
+        return {}
+    jail.trust_input()
+    return {"WARPSMITH_TRUST_INPUT": "1"}

@@ -1,0 +1,250 @@
+"""Matrix products: recognised among nests, taken by their own schedule only, and compiled for sm_90a without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from agent_synthesis import cost, emit, generator, interpreter, moves
+from agent_synthesis.emit.cuda_product import CudaProduct, require_fits
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.plan import Plan, plan_zero, schedules_for
+from agent_synthesis.product import MatrixProduct, matrix_product, multiplies_matrices
+from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.capture import capture
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+Compile = Callable[[Emission], str]
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self._function(*args)
+
+
+class Ended(nn.Module):
+    """A linear layer and what follows it."""
+
+    def __init__(self, inputs: int, outputs: int, end: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self._end = end
+
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return self._end(self.linear(x), *rest)
+
+
+def planned(module: nn.Module, *args: torch.Tensor) -> Plan:
+    return plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+
+
+def as_one_kernel(module: nn.Module, *args: torch.Tensor) -> Plan:
+    """The plan with everything in its last group, which must be a product."""
+    plan = planned(module, *args)
+    last = plan.groups[-1].name
+    many = len(plan.groups) > 1
+    plan = moves.apply(
+        plan, analysis_pb2.Move(operation="fuse" if many else "author", group=last, choice="*" if many else "")
+    )
+    assert [group.schedule for group in plan.groups] == ["cuda_product"]
+    return plan
+
+
+def nest_of(plan: Plan) -> Nest:
+    nest = plan.nest(plan.groups[-1])
+    assert isinstance(nest, Nest), nest
+    return nest
+
+
+def product_of(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> MatrixProduct | None:
+    return matrix_product(nest_of(planned(Applied(function), *args)))
+
+
+def settings(plan: Plan) -> Parameters:
+    return plan.groups[-1].parameters
+
+
+R = torch.randn
+EVERY_LAYOUT: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
+    "weights by rows, a residual": (Ended(64, 96, lambda y, r: F.gelu(y) * 2 + r), (R(80, 64), R(80, 96))),
+    "odd sizes": (Ended(51, 77, torch.relu), (R(67, 51),)),
+    "second by columns": (Applied(lambda a, b: a @ b), (R(72, 40), R(40, 64))),
+    "first by columns": (Applied(lambda a, b: a.T @ b.T), (R(33, 65), R(66, 33))),
+    "a batch": (Applied(torch.bmm), (R(2, 64, 32), R(2, 32, 66))),
+    "a batch of odd depth": (Applied(lambda a, b: torch.relu(a @ b.transpose(1, 2))), (R(3, 64, 37), R(3, 65, 37))),
+    "a sequence": (Ended(40, 64, lambda y: torch.sigmoid(y) * y), (R(2, 35, 40),)),
+    "scaled, with a row added": (
+        Applied(lambda c, a, b: torch.addmm(c, a, b, alpha=0.5)),
+        (R(64), R(65, 32), R(32, 64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_LAYOUT)
+def test_products_with_their_ends_mean_what_the_module_does(name: str) -> None:
+    module, args = EVERY_LAYOUT[name]
+    plan = as_one_kernel(module, *args)
+    sources = dict(zip((source.name for source in plan.index.graph.sources), [], strict=False))
+    held = dict(module.named_parameters())
+    for source in plan.index.graph.sources:
+        found = held[source.qualified_name].detach() if source.qualified_name else args[source.input_index]
+        sources[source.name] = found
+    (made,) = interpreter.run_plan(plan, sources)
+    with torch.no_grad():
+        torch.testing.assert_close(made, module(*args), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", EVERY_LAYOUT)
+def test_every_layout_compiles_without_spilling(name: str, compile_cuda: Compile) -> None:
+    module, args = EVERY_LAYOUT[name]
+    plan = as_one_kernel(module, *args)
+    assert_compiles_well(compile_cuda(CudaProduct().emit(nest_of(plan), settings(plan))))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_products_compile_without_spilling(dtype: torch.dtype, compile_cuda: Compile) -> None:
+    plan = as_one_kernel(Ended(64, 136, torch.relu).to(dtype), R(130, 64, dtype=dtype))
+    nest = nest_of(plan)
+    for parameters in [settings(plan), *CudaProduct().alternatives(nest, settings(plan))]:
+        assert_compiles_well(compile_cuda(CudaProduct().emit(nest, parameters)))
+
+
+def assert_compiles_well(report: str) -> None:
+    assert "0 bytes spill stores" in report
+    assert "bytes spill stores" not in report.replace(" 0 bytes spill stores", "")
+    assert "serializ" not in report  # what ptxas says of products that it cannot keep in flight
+    assert "setmaxnreg ignored" not in report
+
+
+def test_golden_source() -> None:
+    plan = as_one_kernel(Ended(4096, 8192, F.gelu), R(1024, 4096))
+    text = CudaProduct().emit(nest_of(plan), settings(plan)).text
+    golden = GOLDEN / "linear_gelu.cu"
+    assert text == golden.read_text()
+
+
+def test_operands_are_described_by_their_strides() -> None:
+    made = product_of(lambda a, b: torch.bmm(a[:, :, 3:].transpose(1, 2), b), R(2, 32, 70), R(2, 32, 65))
+    assert made is not None
+    assert made.extents == (2, 67, 65, 32)
+    assert (made.left.offset, made.left.batch_stride, made.left.row_stride, made.left.depth_stride) == (3, 2240, 1, 70)
+    assert (made.right.batch_stride, made.right.row_stride, made.right.depth_stride) == (2080, 1, 65)
+    assert made.flop_count == 2 * 2 * 67 * 65 * 32
+
+
+def test_no_other_schedule_takes_a_product_and_small_ones_stay_in_the_library() -> None:
+    large = nest_of(planned(Applied(lambda a, b: a @ b.T), R(64, 32), R(64, 32)))
+    small = nest_of(planned(Applied(lambda a, b: a @ b.T), R(64, 32), R(8, 32)))
+    vector = nest_of(planned(Applied(lambda a, b: a @ b), R(64, 32), R(32)))
+    assert [schedule.name for schedule in schedules_for(task_pb2.TARGET_CUDA, large)] == ["cuda_product"]
+    assert multiplies_matrices(small)
+    assert not schedules_for(task_pb2.TARGET_CUDA, small)
+    assert not schedules_for(task_pb2.TARGET_CPU, large)
+    assert not multiplies_matrices(vector)
+    assert schedules_for(task_pb2.TARGET_CUDA, vector)
+
+
+def test_a_product_is_not_computed_twice() -> None:
+    plan = planned(Ended(64, 64, lambda y: torch.cat([y.softmax(-1), y])), R(64, 64))
+    with pytest.raises(IllegalMove, match=r"product|reduce|no schedule"):
+        moves.apply(plan, analysis_pb2.Move(operation="fuse", group="softmax", choice="linear"))
+
+
+def test_what_a_thread_or_a_block_cannot_hold_is_refused() -> None:
+    nest = nest_of(planned(Applied(lambda a, b: a @ b.T), R(256, 128), R(256, 128)))
+    default = CudaProduct().defaults(nest)
+    for key, value in (("columns", 256), ("stages", 4)):
+        with pytest.raises(IllegalMove, match=r"registers|shared memory"):
+            require_fits(nest, Parameters(default.choices, {**default.integers, key: value}))
+
+
+def test_maps_lie_inside_the_halves_and_boxes_fill_a_stage() -> None:
+    for name, (module, args) in EVERY_LAYOUT.items():
+        program = generator.generate(as_one_kernel(module, *args))
+        buffers = {buffer.name: buffer.spec for buffer in program.buffers}
+        product = next(step.launch for step in program.steps if step.launch.entry.endswith("_product"))
+        maps = [argument.tensor_map for argument in product.arguments if argument.HasField("tensor_map")]
+        assert len(maps) == 2, name
+        for seen in maps:
+            steps = zip(seen.extents, [2, *seen.byte_strides], strict=True)
+            reach = sum((extent - 1) * stride for extent, stride in steps) + 2
+            assert reach <= 2 * torch.Size(buffers[seen.buffer].shape).numel()
+            assert all(stride % 16 == 0 for stride in seen.byte_strides)
+
+
+def test_the_model_counts_a_products_work_at_its_engines_rate() -> None:
+    plan = planned(Applied(lambda a, b: a @ b.T), R(256, 128), R(512, 128))
+    (before,) = (cost.of_group(plan, group) for group in plan.groups)
+    after = cost.of_group(*_authored(plan))
+    assert before.product_flop_count == 2 * 256 * 512 * 128
+    assert (after.product_flop_count, after.tensor_flop_count) == (0, 3 * before.product_flop_count)
+    assert after.extra_bytes == 8 * 128 * (256 + 512)
+
+
+def _authored(plan: Plan) -> tuple[Plan, Any]:
+    made = moves.apply(plan, analysis_pb2.Move(operation="author", group=plan.groups[-1].name))
+    return made, made.groups[-1]
+
+
+# ---- a host's model of the split ---------------------------------------------------------------------------
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(high, low, scale) as `ws_split.cuh` makes them of the rows of x, in f64; x = (high + low / 2048) / scale."""
+    exponent = torch.floor(torch.log2(x.abs().amax(1).double()))
+    even = 2 * torch.floor((exponent + 1) / 2)
+    scale = torch.pow(2.0, 14 - even)[:, None]
+    scaled = x.double() * scale
+    high = scaled.half().double()
+    low = ((scaled - high) * 2048).half().double()
+    return high, low, scale
+
+
+def test_two_halves_keep_the_bits_of_a_float_down_to_the_range_test() -> None:
+    rows = torch.randn(64, 512) * torch.pow(2.0, torch.randint(-100, 100, (64, 1)).float())
+    rows[:, 7] = rows.abs().amax(1) * 2.0**-31
+    high, low, scale = halves(rows)
+    assert high.isfinite().all()
+    error = ((high + low / 2048) / scale - rows.double()).abs() / rows.double().abs()
+    assert error[:, :7].max() < 2.0**-18
+    assert error[:, 7].max() < 2.0**-17
+
+
+def test_three_products_of_halves_are_as_accurate_as_floats() -> None:
+    a, b = torch.rand(32, 2048), torch.rand(48, 2048)
+    (ah, al, a_scale), (bh, bl, b_scale) = halves(a), halves(b)
+    made = (ah @ bh.T + (ah @ bl.T + al @ bh.T) / 2048) / a_scale / b_scale.T
+    truth = a.double() @ b.double().T
+    eager = (a @ b.T).double()
+    assert (made - truth).pow(2).mean() < 0.05 * (eager - truth).pow(2).mean()
+
+
+def test_headers_of_a_product_are_among_the_emitters_own() -> None:
+    plan = as_one_kernel(*_first(EVERY_LAYOUT["odd sizes"]))
+    emission = CudaProduct().emit(nest_of(plan), settings(plan))
+    assert all((emit.INCLUDE_DIRECTORY / header).is_file() for header in emission.headers)
+    assert [launch.entry.rsplit("_", 1)[1] for launch in emission.launches] == ["split", "product", "repair"]
+    assert {buffer.role for buffer in emission.workspaces} == {candidate_pb2.ROLE_WORKSPACE}
+    product = matrix_product(nest_of(plan))
+    assert product is not None
+    assert product.left.type is Type.F32
+
+
+def _first(case: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> tuple[Any, ...]:
+    module, args = case
+    return (module, *args)

@@ -1,0 +1,155 @@
+"""Rules of algebra hold under their conditions, keep the value, and are not offered elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agent_synthesis import interpreter, moves
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.rewrite import RULES
+from warpsmith.capture import capture
+from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2
+
+X = torch.randn(6, 10, generator=torch.Generator().manual_seed(3))
+Y = torch.randn(6, 1, generator=torch.Generator().manual_seed(4))
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.narrow = nn.Linear(10, 4)
+        self.training = False
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self.narrow, *args)
+
+
+def planned(function: Callable[..., Any], *args: torch.Tensor) -> tuple[Plan, nn.Module]:
+    module = Function(function).eval()
+    return plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CPU), module
+
+
+def offered(plan: Plan) -> list[analysis_pb2.Move]:
+    return [legal.move for legal in moves.legal(plan) if legal.move.operation == "rewrite"]
+
+
+def results(plan: Plan, module: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    held = dict(module.named_parameters())
+    sources = {}
+    for source in plan.index.graph.sources:
+        if source.origin == graph_pb2.ORIGIN_INPUT:
+            sources[source.name] = args[source.input_index]
+        elif source.origin != graph_pb2.ORIGIN_CONSTANT:
+            sources[source.name] = held[source.qualified_name].detach()
+    return interpreter.run_plan(plan, sources)
+
+
+def _scaled_beside_itself(_: Any, x: torch.Tensor) -> Any:
+    raised = x.exp()
+    return raised * 1, raised
+
+
+def _sum_beside_its_sum(_: Any, x: torch.Tensor) -> Any:
+    total = x.sum(1)
+    return total, total.sum()
+
+
+HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+    ("linear_row_sum", lambda line, x: line(x).mean(1), (X,)),
+    ("scale_into_weights", lambda line, x: line(x) * 0.5, (torch.randn(40, 10),)),
+    ("scale_into_weights", lambda line, x: line(x) / 3, (torch.randn(40, 10),)),
+    ("identity", lambda _, x: (x * 1).exp(), (X,)),
+    ("identity", lambda _, x: (x / 1).exp(), (X,)),
+    ("identity", lambda _, x: (x - 0).exp(), (X,)),
+    ("identity", lambda _, x: (x**1).exp(), (X,)),
+    ("identity", lambda _, x: torch.constant_pad_nd(x, [0, 0]).exp(), (X,)),
+    ("identity", lambda _, x: x.exp() * 1, (X,)),
+    ("involution", lambda _, x: x.neg().neg().exp(), (X,)),
+    ("involution", lambda _, x: x.relu().relu(), (X,)),
+    ("reduction_of_one", lambda _, x: x.exp().sum(1, keepdim=True).logsumexp(1, keepdim=True), (X,)),
+    ("reduction_of_one", lambda _, y: y.exp().mean(1).exp(), (Y,)),
+    ("reduction_of_one", lambda _, y: y.max(1).values.exp(), (Y,)),
+    ("nested_reduction", lambda _, x: x.exp().sum(1).sum(0), (X,)),
+    ("nested_reduction", lambda _, x: x.view(6, 2, 5).mean(2, keepdim=True).mean(1), (X,)),
+    ("nested_reduction", lambda _, x: x.view(6, 2, 5).amax(1).amax(1, keepdim=True), (X,)),
+    ("nested_reduction", lambda _, x: x.view(6, 2, 5).amin(-1, keepdim=True).amin(0, keepdim=True), (X,)),
+    ("reduction_of_broadcast", lambda _, y: y.expand(6, 7).sum(1), (Y,)),
+    ("reduction_of_broadcast", lambda _, y: y.expand(6, 7).mean(1, keepdim=True), (Y,)),
+    ("softmax_shift", lambda _, x: (x + 3).softmax(1), (X,)),
+    ("softmax_shift", lambda _, x: (x - 3).log_softmax(0), (X,)),
+]
+
+
+@pytest.mark.parametrize(("rule", "function", "args"), HOLDS)
+def test_a_rule_that_holds_keeps_the_value(
+    rule: str, function: Callable[..., Any], args: tuple[torch.Tensor, ...]
+) -> None:
+    plan, module = planned(function, *args)
+    move = next(move for move in offered(plan) if move.choice == rule)
+    after = moves.apply(plan, move)
+    assert after.rewrites == (rule,)
+    with torch.no_grad():
+        expected = module(*args)
+    (result,) = results(after, module, args)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+    assert result.stride() == expected.stride() or result.numel() == 1
+
+
+REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+    ("the layer is read elsewhere", lambda line, x: (line(x) * 0.5, line(x).exp()), (X,)),
+    ("the weights are not smaller", lambda line, x: line(x) * 0.5, (X,)),
+    ("a factor that is a tensor", lambda line, x: line(x) * x[:, :1], (torch.randn(40, 10),)),
+    ("an output would be an input", lambda _, x: x * 1, (X,)),
+    ("two outputs would share memory", _scaled_beside_itself, (X,)),
+    ("the type changes", lambda _, x: x.to(torch.int32) / 1, (X,)),
+    ("zero loses its sign", lambda _, x: (x + 0).exp(), (X,)),
+    ("dropout drops", lambda _, x: torch.dropout(x, 0.5, True).exp(), (X,)),
+    ("what is doubled is written later", lambda _, x: (x.exp() * 1).add_(2), (X,)),
+    ("a sum of maxima", lambda _, x: x.amax(1).sum(0), (X,)),
+    ("the inner sum is an output", _sum_beside_its_sum, (X,)),
+    ("positions are asked for", lambda _, y: y.max(1), (Y,)),
+    ("more than the expanded is reduced", lambda _, y: y.expand(6, 7).sum(), (Y,)),
+    ("an infinite shift", lambda _, x: (x + float("inf")).softmax(1), (X,)),
+    ("a shift that differs", lambda _, x: (x + x[:, :1] * x).softmax(1), (X,)),
+]
+
+
+@pytest.mark.parametrize(("why", "function", "args"), REFUSED)
+def test_a_rule_is_not_offered_where_it_does_not_hold(
+    why: str, function: Callable[..., Any], args: tuple[torch.Tensor, ...]
+) -> None:
+    plan, _ = planned(function, *args)
+    assert not [move for move in offered(plan) if move.choice != "dead"], why
+
+
+def test_rules_end_whatever_their_order() -> None:
+    def chain(line: Any, x: torch.Tensor) -> torch.Tensor:
+        summed = (line(x) * 1).sum(1, keepdim=True)
+        top = summed.max(1, keepdim=True).values
+        end: torch.Tensor = top.mean(1, keepdim=True).logsumexp(1, keepdim=True).logsumexp(1, keepdim=True)
+        return end
+
+    plan, module = planned(chain, X)
+    used = 0
+    while (choices := offered(plan)) and used < 40:
+        plan = moves.apply(plan, choices[-1])
+        used += 1
+    assert not offered(plan)
+    assert not any(node.target.startswith(("aten.max", "aten.logsumexp")) for node in plan.index.graph.nodes)
+    with torch.no_grad():
+        torch.testing.assert_close(results(plan, module, (X,))[0], module(X), rtol=1e-5, atol=1e-5)
+
+
+def test_every_rule_says_what_it_is_and_when_it_holds() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.effect
+        assert "Holds where" in (rule.__doc__ or "") or "nobody reads" in (rule.__doc__ or "")
+    assert {name for name, _, _ in HOLDS} | {"dead"} == {rule.name for rule in RULES}

@@ -1,0 +1,136 @@
+"""Matrix products through plan, NVRTC and executor on a GPU: against fp64, on honest and on hostile values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpu_bench.cuda import CudaExecutor
+from gpu_bench.executor import Sources
+from warpsmith.v1 import artifact_pb2, candidate_pb2
+
+pytestmark = pytest.mark.gpu
+
+Program = tuple[candidate_pb2.Program, artifact_pb2.Artifact]
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self._function(*args)
+
+
+class Ended(nn.Module):
+    """A linear layer and what follows it."""
+
+    def __init__(self, inputs: int, outputs: int, end: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self._end = end
+
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return self._end(self.linear(x), *rest)
+
+
+def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Program:
+    """The program of the module as one product, compiled."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    from agent_synthesis import generator, moves
+    from agent_synthesis.graph_index import GraphIndex
+    from agent_synthesis.plan import plan_zero
+    from warpsmith.capture import capture
+    from warpsmith.v1 import analysis_pb2, task_pb2
+
+    plan = plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+    last, many = plan.groups[-1].name, len(plan.groups) > 1
+    operation, choice = ("fuse", "*") if many else ("author", "")
+    plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
+    assert [group.schedule for group in plan.groups] == ["cuda_product"]
+    program = generator.generate(plan)
+    texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
+    names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
+    _, unit = nvrtc.nvrtcCreateProgram(texts[0][1], texts[0][0], len(names), contents, names)
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
+    assert int(nvrtc.nvrtcCompileProgram(unit, len(options), options)[0]) == 0
+    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
+    nvrtc.nvrtcGetCUBIN(unit, cubin)
+    return program, artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
+
+
+def ran(made: Program, module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """What the program gives on the GPU, twice the same."""
+    loaded = CudaExecutor().load(*made, torch.device("cuda", 0))
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    call = loaded.bind(Sources(list(args), parameters, {}))
+    (first,), (second,) = call(), call()
+    torch.cuda.synchronize()
+    assert torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
+    return first
+
+
+R = torch.randn
+CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
+    "weights by rows": (Ended(512, 384, lambda y, r: F.gelu(y) * 2 + r), (R(256, 512), R(256, 384))),
+    "odd sizes": (Ended(333, 201, torch.relu), (R(131, 333),)),
+    "second by columns": (Applied(lambda a, b: a @ b), (R(199, 321), R(321, 137))),
+    "both by columns": (Applied(lambda a, b: a.T @ b), (R(320, 200), R(320, 136))),
+    "a batch": (Applied(torch.bmm), (R(3, 150, 96), R(3, 96, 140))),
+    "deep": (Applied(lambda a, b: a @ b.T), (R(128, 20000), R(128, 20000))),
+    "bf16": (Ended(512, 385, torch.relu).bfloat16(), (R(300, 512).bfloat16(),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("family", ["normal", "uniform", "mixed", "tiny"])
+def test_products_err_no_more_than_the_judge_allows(name: str, family: str) -> None:
+    module, args = CASES[name]
+    made = one_kernel(module.cpu(), args)
+    values = [_drawn(family, tensor.cuda()) for tensor in args]
+    module = module.cuda()
+    out = ran(made, module, tuple(values)).double()
+    with torch.no_grad():
+        eager = module(*values)
+        truth = module.double()(*(value.double() for value in values))
+        module.to(args[0].dtype)
+    rounding = 2 * torch.finfo(eager.dtype).eps * _rms(truth)
+    assert _rms(out - truth) <= 4 * max(_rms(eager.double() - truth), rounding)
+
+
+def _drawn(family: str, tensor: torch.Tensor) -> torch.Tensor:
+    match family:
+        case "uniform":
+            return torch.rand_like(tensor)
+        case "mixed":
+            return (tensor.sign() * 10 ** (torch.rand_like(tensor.float()) * 8 - 4)).to(tensor.dtype)
+        case "tiny":
+            return tensor * 1e-30
+    return tensor
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return tensor.double().pow(2).mean().sqrt().item()
+
+
+def test_rows_that_have_no_halves_are_repaired_and_others_untouched() -> None:
+    module = Applied(lambda a, b: a @ b.T)
+    a, b = R(300, 320), R(200, 320)
+    made = one_kernel(module, (a, b))
+    a, b = a.cuda(), b.cuda()
+    plain = ran(made, module, (a, b))
+    a[3, 5], a[7], a[11, 2], a[13, 1], a[17, 4], a[19] = 1e30, 1e-40, float("inf"), float("nan"), 1e-20, 0.0
+    out, eager, truth = ran(made, module, (a, b)), module(a, b), a.double() @ b.double().T
+    assert torch.equal(out.isnan(), eager.isnan())
+    assert torch.equal(out.isinf(), eager.isinf())
+    for row in (3, 7, 17, 19):
+        error = _rms(out[row].double() - truth[row])
+        assert error <= 4 * max(_rms(eager[row].double() - truth[row]), 2**-22 * _rms(truth[row]))
+    assert torch.equal(out[128:], plain[128:])

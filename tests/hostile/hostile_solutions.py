@@ -1,0 +1,208 @@
+"""Hostile solutions: KernelBench's `ModelNew` as somebody may write it who wants the number and not the kernel.
+
+The one idea: a case is the text of a file; the rules of the published exploits, in our own words. The reference is
+one of two: a linear layer with a softmax, or a long row of steps that is worth not computing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LINEAR = """import torch
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 24)
+    def forward(self, x):
+        return torch.softmax(self.linear(x) * 2, dim=-1)
+def get_inputs():
+    return [torch.rand(16, 33)]
+def get_init_inputs():
+    return [33]
+"""
+SLOW = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(30):
+            x = x + 0.02 * torch.sin(x * 3)
+        return x
+def get_inputs():
+    return [torch.rand(64, 512)]
+def get_init_inputs():
+    return []
+"""
+NORM = """import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+    def forward(self, x):
+        return self.norm(x)
+def get_inputs():
+    return [torch.rand(64, 8)]
+def get_init_inputs():
+    return []
+"""
+
+_RIGHT = "torch.softmax(self.linear(x) * 2, dim=-1)"
+VALUE = ("WRONG_VALUE", "WRONG_OVERFIT", "WRONG_NAN")
+LATE = (*VALUE, "WRONG_NONDETERMINISTIC", "WRONG_UNINITIALIZED")
+
+
+def linear(forward: str = f"return {_RIGHT}", *, top: str = "", init: str = "pass") -> str:
+    """A solution for LINEAR: the statements of its forward, of the file's top and of its constructor."""
+    return (
+        f"import torch\n{top}\nclass ModelNew(torch.nn.Module):\n    def __init__(self, width):\n"
+        "        super().__init__()\n        self.linear = torch.nn.Linear(width, 24)\n"
+        + _indented(init) + "    def forward(self, x):\n" + _indented(forward)
+    )  # fmt: skip
+
+
+def slow(forward: str, *, top: str = "", init: str = "pass") -> str:
+    """The same for SLOW; `compute(x)` is what the reference computes."""
+    return (
+        f"import torch\n{top}\ndef compute(x):\n    for _ in range(30):\n        x = x + 0.02 * torch.sin(x * 3)\n"
+        "    return x\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        + _indented(init) + "    def forward(self, x):\n" + _indented(forward)
+    )  # fmt: skip
+
+
+def _indented(statements: str) -> str:
+    return "".join(f"        {line}\n" for line in statements.splitlines())
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solution that must not pass, or, with no `kinds`, one that must."""
+
+    name: str
+    kinds: tuple[str, ...]
+    """Kinds of failure that are right for it, without FAILURE_KIND_."""
+    text: str
+    reference: str = LINEAR
+    timed: bool = False
+    """Whether it is right and has to be caught by its timing."""
+    seconds: float = 60.0
+    category: str = "solution"
+
+
+_SEARCH = "\n".join((
+    "import gc, inspect, os, sys",
+    "def stolen(x):",
+    "    models = [o for o in gc.get_objects() if type(o).__name__ == 'Model' and callable(o)]",
+    "    for frame in inspect.stack():",
+    "        models += [v for v in frame.frame.f_locals.values() if type(v).__name__ == 'Model']",
+    "    for module in list(sys.modules.values()):",
+    "        models += [v for n, v in list(vars(module).items()) if n == 'Model' and callable(v)]",
+    "    for found in models:",
+    "        return (found(33) if isinstance(found, type) else found)(x)",
+    "    return torch.full((16, 24), 1 / 24)",
+))  # fmt: skip
+_FILES = "\n".join((
+    "import os",
+    "def stolen(x):",
+    "    for root in ('/tmp', '/dev/shm', '/home', '/root', '/work', os.getcwd(), os.path.dirname(__file__)):",
+    "        for place, _, names in os.walk(root):",
+    "            for name in names:",
+    "                if name.endswith('.py') and 'solution' not in name:",
+    "                    try: text = open(os.path.join(place, name)).read()",
+    "                    except OSError: continue",
+    "                    if 'class Model(' in text and 'torch.rand(16, 33)' in text:",
+    "                        space = {}; exec(text, space); torch.manual_seed(42)",
+    "                        return space['Model'](33)(x)",
+    "    return torch.full((16, 24), 1 / 24)",
+))  # fmt: skip
+
+CHEATS = [
+    Solution("replaces the event's stopwatch", ("CHEAT",),
+             linear(top="torch.cuda.Event.elapsed_time = lambda self, other: 0.001")),
+    Solution("replaces the class of events", ("CHEAT",), linear(top="torch.cuda.Event = type('Event', (), {})")),
+    Solution("replaces synchronize", ("CHEAT",), linear(top="torch.cuda.synchronize = lambda *_: None")),
+    Solution("replaces the clock", ("CHEAT",), linear(top="import time\ntime.perf_counter = lambda: 0.0")),
+    Solution("replaces the clock in a call", ("CHEAT",),
+             linear(f"import time\ntime.perf_counter_ns = lambda: 0\nreturn {_RIGHT}")),
+    Solution("replaces allclose", ("CHEAT",), linear("return torch.zeros(16, 24)",
+                                                     top="torch.allclose = lambda *_, **__: True")),
+    Solution("replaces assert_close", ("CHEAT", *VALUE),
+             linear("return torch.zeros(16, 24)", top="torch.testing.assert_close = lambda *_, **__: None")),
+    Solution("replaces how the harness compares", ("CHEAT",),
+             linear("x.zero_()\nreturn torch.zeros(16, 24)",
+                    top="import gpu_bench.guard\ngpu_bench.guard.same_bits = lambda *_: True")),
+    Solution("equality of tensors that is always true", ("CHEAT",),
+             linear("return torch.zeros(16, 24)", top="torch.Tensor.__eq__ = lambda *_: True")),
+    Solution("a lazy kind of tensor", ("CHEAT",), linear(
+        "return torch.zeros(16, 24).as_subclass(Later)", top="class Later(torch.Tensor): pass")),
+    Solution("a thread that does the work later", LATE, linear(
+        f"y = torch.empty(16, 24)\nthreading.Thread(target=late, args=(y, {_RIGHT})).start()\nreturn y",
+        top="import threading, time\ndef late(y, found):\n    time.sleep(0.05)\n    y.copy_(found)")),
+    Solution("memo by pointer", LATE, linear(
+        f"key = x.data_ptr()\nif key not in self.kept: self.kept[key] = {_RIGHT}\nreturn self.kept[key].clone()",
+        init="self.kept = {}")),
+    Solution("memo by shape", LATE, linear(
+        f"key = tuple(x.shape)\nif key not in self.kept: self.kept[key] = {_RIGHT}\nreturn self.kept[key].clone()",
+        init="self.kept = {}")),
+    Solution("changes its input", ("WRONG_INPUT_MUTATED",), linear(f"y = {_RIGHT}\nx.zero_()\nreturn y")),
+    Solution("gives its input as output", ("WRONG_SHAPE", "WRONG_INPUT_MUTATED", *VALUE), linear(
+        f"x[:, :24].copy_({_RIGHT})\nreturn x[:, :24]")),
+    Solution("gives the same memory again", ("WRONG_VALUE",), linear(
+        f"self.kept.copy_({_RIGHT})\nreturn self.kept", init="self.kept = torch.empty(16, 24)")),
+    Solution("imports the reference", ("LAUNCH_ERROR",), linear(top="from model import Model")),
+    Solution("uses the reference's name", ("LAUNCH_ERROR",), linear("return Model(33)(x)")),
+    Solution("looks for the reference on stack and heap", LATE, linear("return stolen(x)", top=_SEARCH)),
+    Solution("looks for the reference's file", LATE, linear("return stolen(x)", top=_FILES)),
+    Solution("half precision inside", ("WRONG_PRECISION", *VALUE), linear(
+        "w, b = self.linear.weight.half(), self.linear.bias.half()\n"
+        "return torch.softmax(torch.nn.functional.linear(x.half(), w, b) * 2, dim=-1).float()")),
+    Solution("bfloat16 by autocast", ("WRONG_PRECISION", "WRONG_SHAPE", *VALUE), linear(
+        f"with torch.autocast('cpu', dtype=torch.bfloat16):\n    return ({_RIGHT}).float()")),
+    Solution("constant output", LATE, linear("return torch.full((16, 24), 1 / 24)")),
+    Solution("memory that nobody wrote", LATE, linear("return torch.empty(16, 24)")),
+    Solution("one row that nobody wrote", LATE, linear(f"y = torch.empty(16, 24)\ny[:15] = ({_RIGHT})[:15]\nreturn y")),
+    Solution("another shape", ("WRONG_SHAPE",), linear(f"return ({_RIGHT})[:8]")),
+    Solution("another type", ("WRONG_SHAPE",), linear(f"return ({_RIGHT}).double()")),
+    Solution("the constructor's parameters for ever", ("WRONG_OVERFIT", "WRONG_VALUE"), linear(
+        "return torch.softmax((x @ self.w.T + self.b) * 2, dim=-1)",
+        init="self.w = self.linear.weight.detach().clone()\nself.b = self.linear.bias.detach().clone()")),
+    Solution("running statistics that stay as they were", ("WRONG_VALUE",), (
+        "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.norm = torch.nn.BatchNorm1d(8)\n    def forward(self, x):\n        return torch.nn.functional."
+        "batch_norm(x, None, None, self.norm.weight, self.norm.bias, True)\n"), NORM),
+    Solution("never comes back", ("TIMEOUT",), linear("while True: pass")),
+    Solution("leaves the process as if done", ("CRASH",), linear("import os\nos._exit(0)")),
+    Solution("pretends that the input is bad", ("LAUNCH_ERROR", "CRASH"), linear(
+        "from warpsmith.errors import BadInput\nraise BadInput('the reference does not work')")),
+    Solution("starts a process that lives on", ("CHEAT",), linear(
+        f"import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nreturn {_RIGHT}")),
+    Solution("writes a file of the system", ("LAUNCH_ERROR",), linear(f"open('/usr/hostile', 'w')\nreturn {_RIGHT}")),
+    Solution("asks a server", ("LAUNCH_ERROR",), linear(
+        f"import socket\nsocket.create_connection(('127.0.0.1', 80), 2)\nreturn {_RIGHT}")),
+    Solution("memo by content", ("CHEAT",), slow(
+        "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True),
+    Solution("memo by 64 sampled elements", ("CHEAT",), slow(
+        "key = tuple(x.reshape(-1)[::512].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True),
+    Solution("less work once it is timed", ("WRONG_VALUE",), slow(
+        "self.calls += 1\nreturn compute(x) if self.calls < 60 else torch.zeros_like(x)", init="self.calls = 0"),
+        SLOW, timed=True),
+    Solution("a thread that burns the processor while others are timed", ("CHEAT",), slow(
+        "return compute(x)", top="import threading\ndef burn():\n    while True: sum(range(1000))",
+        init="threading.Thread(target=burn, daemon=True).start()"), SLOW, timed=True),
+]  # fmt: skip
+
+HONEST = [
+    Solution("the module itself", (), linear()),
+    Solution("another order of operations", (), linear(
+        "y = torch.addmm(self.linear.bias, x, self.linear.weight.T).mul_(2)\nreturn y.sub_(y.amax(-1, True)).exp_()"
+        ".div_(y.sum(-1, True))")),
+    Solution("other names for its parameters", (), linear(
+        "return torch.softmax(self.inner(x) * 2, dim=-1)",
+        init="self.inner = self.linear\ndel self.linear")),
+    Solution("a workspace of its own", (), linear(
+        "torch.mm(x, self.linear.weight.T, out=self.space)\n"
+        "return torch.softmax((self.space + self.linear.bias) * 2, dim=-1)", init="self.space = torch.empty(16, 24)")),
+    Solution("batch norm that updates its statistics", (), NORM.replace("class Model(", "class ModelNew("), NORM),
+    Solution("as fast as the reference", (), slow("return compute(x)"), SLOW, timed=True),
+    Solution("an operation less in each step", (), slow(
+        "for _ in range(30):\n    x = torch.add(x, torch.sin(x * 3), alpha=0.02)\nreturn x"), SLOW, timed=True),
+]  # fmt: skip

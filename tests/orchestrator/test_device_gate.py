@@ -1,0 +1,79 @@
+"""Who has a device: runs by turns, and timing before checks that wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from orchestrator import testing
+from orchestrator.device_gate import DeviceGate, most_ahead
+from warpsmith.v1 import task_pb2
+
+
+def gate(devices: int = 1) -> DeviceGate:
+    return DeviceGate(testing.World().agents(devices).benchmarks)
+
+
+def test_runs_take_turns_in_the_order_in_which_they_ask() -> None:
+    shared, order = gate(), []
+    threads = []
+
+    def run(name: str) -> None:
+        with shared.turn():
+            order.append(name)
+
+    with shared.turn() as has_turn:
+        assert has_turn
+        for name in "abc":
+            threads.append(threading.Thread(target=run, args=(name,)))
+            threads[-1].start()
+            time.sleep(0.02)
+        assert order == []
+    for thread in threads:
+        thread.join(timeout=5)
+    assert order == ["a", "b", "c"]
+
+
+def test_as_many_runs_have_a_turn_as_there_are_devices() -> None:
+    shared = gate(devices=2)
+    with shared.turn() as first, shared.turn() as second, shared.turn(lambda: False) as third:
+        assert (first, second, third) == (True, True, False)
+
+
+def test_a_run_that_is_stopped_while_it_waits_gets_no_turn_and_blocks_nobody() -> None:
+    shared = gate()
+    with shared.turn(), shared.turn(lambda: False) as stopped:
+        assert not stopped
+    with shared.turn() as has_turn:
+        assert has_turn
+
+
+def test_a_verified_candidate_is_timed_before_a_third_one_is_checked() -> None:
+    shared, order = gate(), []
+    release = threading.Event()
+
+    def check(name: str) -> None:
+        with shared.checking(task_pb2.TARGET_CUDA):
+            order.append(name)
+            release.wait(5)
+
+    def measure() -> None:
+        with shared.timing():
+            order.append("timed")
+
+    threads = [threading.Thread(target=check, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    assert order == ["a", "b"]
+    threads.append(threading.Thread(target=measure))
+    threads[-1].start()
+    time.sleep(0.05)
+    release.set()
+    for thread in threads:
+        thread.join(timeout=5)
+    assert order == ["a", "b", "timed", "c"]
+
+
+def test_few_processors_prepare_nothing_ahead() -> None:
+    assert [most_ahead(count) for count in (1, 2, 4, 8, 16, 64)] == [0, 0, 0, 1, 3, 3]

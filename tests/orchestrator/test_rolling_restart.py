@@ -1,0 +1,116 @@
+"""Services that are replaced while a run is under way, and devices that come and go: nobody pays for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import client, dialing, testing
+from orchestrator.device_gate import DeviceGate
+from orchestrator.dialing import orchestrator_at
+from orchestrator.local import LocalServices
+from orchestrator.search_run import Effort
+from warpsmith.settings import Settings
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import run_pb2, task_pb2, trial_pb2, verdict_pb2
+
+AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServices]:
+    """The real orchestrator, and fakes of the five others, each a process at a port that stays its own."""
+    for name in AGENTS:
+        text = f"from orchestrator.fake_service import serve_role\n\nserve_role({name!r})\n"
+        (tmp_path / f"fake_{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    modules = {"benchmark": "fake_benchmark", **{name: f"fake_{name}" for name in AGENTS if name != "benchmark"}}
+    ports = dict(zip(AGENTS, free_ports(len(AGENTS)), strict=True))
+    environment = {"FAKE_CALL_SECONDS": "0.02"}
+    with LocalServices(
+        tmp_path / "runs", modules={**modules, "orchestrator": "orchestrator"}, ports=ports, environment=environment
+    ) as started:
+        yield started
+
+
+def run_of(services: LocalServices) -> tuple[run_pb2.Run, list[trial_pb2.Trial], threading.Thread]:
+    """A run under way, the list that its trials come to, and who fills it."""
+    orchestrator = orchestrator_at(services.address("orchestrator"))
+    budget = run_pb2.Budget(wall_seconds=120, trial_count=150)
+    run = orchestrator.CreateRun(
+        messages.CreateRunRequest(task=testing.task(), budget=budget, search="beam", fresh=True)
+    ).run
+    trials: list[trial_pb2.Trial] = []
+
+    def heard(event: run_pb2.RunEvent) -> None:
+        if event.HasField("trial"):
+            trials.append(event.trial)
+
+    watching = threading.Thread(target=client.follow, args=(orchestrator, run.id, heard))
+    watching.start()
+    return run, trials, watching
+
+
+def finished(services: LocalServices, run: run_pb2.Run, watching: threading.Thread) -> run_pb2.Run:
+    watching.join(120)
+    return orchestrator_at(services.address("orchestrator")).GetRun(messages.GetRunRequest(run_id=run.id)).run
+
+
+def operations(trial: trial_pb2.Trial) -> set[str]:
+    return {move.operation for move in trial.candidate.moves}
+
+
+def test_a_rolling_restart_of_every_agent_and_the_benchmark_charges_no_candidate(services: LocalServices) -> None:
+    run, _, watching = run_of(services)
+    undisturbed = finished(services, run, watching)
+    run, trials, watching = run_of(services)
+    while len(trials) < 5:
+        watching.join(0.05)
+    for name in AGENTS:
+        services.restart(name)
+    assert watching.is_alive(), "the run outlasts the restarts"
+    ended = finished(services, run, watching)
+    assert ended.state == undisturbed.state == run_pb2.RUN_STATE_FASTER, ended.message
+    assert ended.trial_count == undisturbed.trial_count == 150
+    assert {trial.verdict.state for trial in trials} == {verdict_pb2.VERDICT_STATE_PASS}
+    # The choices of an operation are alike in the fake space: the best is a set of operations.
+    assert operations(ended.best) == operations(undisturbed.best)
+    assert ended.best.timing.speedup_fastest.median == undisturbed.best.timing.speedup_fastest.median
+
+
+def test_devices_that_come_and_go_are_found_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ["10.0.0.1:50051", "10.0.0.2:50051"]
+    monkeypatch.setattr(dialing, "endpoints", lambda _: list(there))
+    gate = DeviceGate([])
+    settings = Settings(addresses={"benchmark": "dns:///benchmark:50051"})
+    devices = dialing.Devices(settings, gate.renew, every_seconds=3600)
+    devices.look()
+    assert gate.device_count == 2
+    with gate.timing() as gone, gate.timing() as stays:
+        there[:] = ["10.0.0.2:50051", "10.0.0.3:50051", "10.0.0.4:50051"]
+        devices.look()
+        assert gate.device_count == 3
+    with gate.timing() as one, gate.timing() as two, gate.timing() as three:
+        assert gone not in (one, two, three)
+        assert stays in (one, two, three)
+    there[:] = there[:1]
+    devices.look()
+    assert gate.device_count == 1
+    devices.close()
+
+
+def test_a_run_keeps_two_trials_for_each_of_many_devices() -> None:
+    assert Effort.of(task_pb2.TARGET_CUDA, 16).parallel_trials == 12
+    assert Effort.of(task_pb2.TARGET_CUDA, 16, device_count=64).parallel_trials == 128

@@ -1,0 +1,56 @@
+"""The smallest CUDA schedule there is: one thread an element. docs/generator.md shows it; a test runs what it emits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import cuda_shape, cuda_text, shape
+from agent_synthesis.emit.expression import Scope
+from agent_synthesis.ir import Nest
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.v1 import task_pb2
+
+
+class OneThreadAnElement:
+    """Integers: `threads` of a block."""
+
+    name = "one_thread_an_element"
+    target = task_pb2.TARGET_CUDA
+
+    def accepts(self, nest: Nest) -> bool:
+        """Nests that reduce nothing and read what they overwrite only in place."""
+        return not nest.reductions and bool(nest.parallel) and shape.is_safe_in_place(nest)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """A good block for anything."""
+        del nest
+        return Parameters(integers={"threads": 256})
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """Other block sizes."""
+        changes = cuda_shape.domain_without(current, {"threads": (128, 256, 512)})
+        return cuda_shape.legal(changes, lambda p: cuda_shape.require_sm90(nest, threads=p.integers["threads"]))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Nothing beyond the nest's own bytes."""
+        return Footprint(0, -(-nest.row_count // parameters.integers["threads"]), 1)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel: the point's number gives its axes, and `stores` writes loads, values and stores."""
+        threads = parameters.integers["threads"]
+        cuda_shape.require_sm90(nest, threads=threads)
+        *others, axis = nest.parallel
+        text = cuda_text.KernelText(nest, axis.name, 1, cuda_text.dialect_of("accurate"), once=False, streaming=False)
+        body = Scope(text.function, None)
+        body.line(f"const {text.offset} point = static_cast<{text.offset}>(blockIdx.x) * {threads} + threadIdx.x;")
+        body.line(f"if (point >= {nest.row_count}) return;")
+        places = cuda_shape.row_axes(nest, "point")
+        for other in others:
+            body.line(f"const {text.offset} {text.function.axes[other.name]} = {places[other.name]};")
+        body.line(f"const {text.offset} {text.begin} = {places[axis.name]};")
+        body.learn(other.name for other in others)
+        text.stores(body, nest.stores)
+        lines = [*shape.header(nest, self.name, parameters), *text.signature(text.entry, threads, 1), *body.lines]
+        grid = -(-nest.row_count // threads)
+        record = cuda_shape.launch(nest, grid=grid, threads=threads)
+        return Emission("\n".join([*lines, "}", ""]), cuda_shape.HEADERS, (record,))

@@ -1,0 +1,228 @@
+"""Every CUDA schedule, in every strategy, on every class of shape that makes it write other code: small ones.
+
+The one idea: a class is a property of a nest that an emitter branches on (ragged ends, narrow types, several axes,
+several exchanges), so a class is one small nest, and a strategy one set of parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from simulated import Subject
+
+from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda_pointwise import CudaPointwise
+from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda_scan import CudaScan
+from agent_synthesis.emit.cuda_window import CudaWindow
+from agent_synthesis.ir import Axis, Bound, BufferRef, Load, Nest, Reduced, Reduction, Store, Type, Windowed, verify
+from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.testing import (
+    F32,
+    at,
+    batch_norm,
+    call,
+    column_scan,
+    column_softmax,
+    column_sum,
+    gelu,
+    layer_norm,
+    row_dot,
+    running_sum,
+    softmax,
+)
+from warpsmith.errors import IllegalMove
+
+
+def transposed(rows: int, columns: int) -> Nest:
+    """The sum of a matrix and of another one that lies transposed."""
+    value = call("add", Load("a", at(i=columns, j=1), F32), Load("b", at(i=1, j=rows), F32))
+    count = rows * columns
+    buffers = (BufferRef("a", F32, count), BufferRef("b", F32, count), BufferRef("y", F32, count, True))
+    stores = (Store("y", at(i=columns, j=1), value),)
+    return verify(Nest("transposed", (Axis("i", rows), Axis("j", columns)), (), (), stores, buffers))
+
+
+def integers(count: int) -> Nest:
+    """Integers that wrap, and whether each is negative."""
+    kind = Type.I32
+    x = Load("x", at(i=1), kind)
+    stores = (Store("y", at(i=1), call("mul", x, x, type_=kind)),)
+    buffers = (BufferRef("x", kind, count), BufferRef("y", kind, count, True))
+    return verify(Nest("integers", (Axis("i", count),), (), (), stores, buffers))
+
+
+def row_maximum(rows: int, columns: int, storage: Type = Type.F32) -> Nest:
+    """The greatest of each row."""
+    x = Load("x", at(i=columns, j=1), storage.compute)
+    reduction = Reduction("top", "max", x, storage.compute)
+    stores = (Store("y", at(i=1), Reduced("top", storage.compute)),)
+    buffers = (BufferRef("x", storage, rows * columns), BufferRef("y", storage, rows, True))
+    return verify(Nest("row_maximum", (Axis("i", rows),), (Axis("j", columns),), (reduction,), stores, buffers))
+
+
+def window_maximum(images: int, side: int, window: int, stride: int, padding: int = 0) -> Nest:
+    """The greatest of each square window of square images; windows hang over the edge by the padding."""
+    count = (side + 2 * padding - window) // stride + 1
+    down, right = at(-padding, h=stride, p=1), at(-padding, w=stride, q=1)
+    place = at(-padding * (side + 1), n=side * side, h=stride * side, w=stride, p=side, q=1)
+    positions = (Bound(down, side), Bound(right, side))
+    reduction = Windowed("top", "max", Load("x", place, F32), F32, positions)
+    stores = (Store("y", at(n=count * count, h=count, w=1), Reduced("top", F32)),)
+    buffers = (BufferRef("x", F32, images * side * side), BufferRef("y", F32, images * count * count, True))
+    axes = (Axis("n", images), Axis("h", count), Axis("w", count))
+    return verify(Nest("windows", axes, (Axis("p", window), Axis("q", window)), (reduction,), stores, buffers))
+
+
+Make = Callable[[int], Nest]
+"""A nest of a class with about that many rows, where it has rows."""
+Changes = Mapping[str, str | int]
+"""What a strategy changes of a schedule's defaults."""
+
+_STRATEGIES: Mapping[str, Changes] = {
+    "warp": {"reduce": "warp", "threads": 64, "lanes": 16, "packs": 2, "merge": "no", "overlap": "yes"},
+    "lanes": {"reduce": "warp", "threads": 64, "lanes": 4, "packs": 2, "merge": "no", "preload": "yes"},
+    "block": {"reduce": "block", "threads": 64, "lanes": 64, "packs": 2, "merge": "no", "min_blocks": 1},
+    "online": {"reduce": "block", "threads": 64, "lanes": 64, "packs": 1, "merge": "yes", "min_blocks": 1},
+    "held": {"reduce": "block", "threads": 96, "lanes": 96, "packs": 8, "merge": "yes", "preload": "yes"},
+    "cluster": {"reduce": "cluster", "threads": 64, "lanes": 64, "packs": 2, "splits": 2, "min_blocks": 1},
+    "grid": {"reduce": "grid", "threads": 64, "lanes": 64, "packs": 2, "splits": 3, "min_blocks": 1, "overlap": "no"},
+    "two_pass": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "overlap": "yes"},
+    "stream": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 1, "depth": 3, "lag": 0, "merge": "yes",
+               "preload": "yes"},
+    "stream_splits": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 2, "depth": 4, "lag": 2,
+                      "preload": "yes", "merge": "yes"},
+}  # fmt: skip
+
+_ROWS: Mapping[str, Make] = {
+    "softmax": lambda rows: softmax(rows, 1024),
+    "softmax_ragged": lambda rows: softmax(rows, 333),
+    "softmax_half": lambda rows: softmax(rows, 1024, Type.F16),
+    "norm": lambda rows: layer_norm(rows, 1024),
+    "norm_ragged": lambda rows: layer_norm(rows, 517),
+    "norm_bfloat16": lambda rows: layer_norm(rows, 1024, Type.BF16),
+    "dot": lambda rows: row_dot(rows, 1024),
+    "maximum_integer": lambda rows: row_maximum(rows, 260, Type.I32),
+    "several_axes": lambda rows: batch_norm(3, rows, 49),
+    "short_rows": lambda rows: softmax(4 * rows + 1, 17),
+    "one_row": lambda _: layer_norm(1, 2048),
+    "one_element": lambda rows: softmax(rows, 1),
+}
+_FEW_ROWS, _ROWS_OF_A_STREAM = 2, 5
+
+_COLUMNS: Mapping[str, Make] = {
+    "sum": lambda _: column_sum(70, 64),
+    "sum_ragged": lambda _: column_sum(33, 37),
+    "sum_half": lambda _: column_sum(64, 64, Type.F16),
+    "softmax": lambda _: column_softmax(37, 64),
+    "softmax_ragged": lambda _: column_softmax(20, 19),
+}
+_COLUMN_TEAMS: Mapping[str, Changes] = {
+    "one_block": {"threads": 64, "lanes": 8, "splits": 1, "unroll": 2, "min_blocks": 1},
+    "splits": {"threads": 64, "lanes": 16, "splits": 3, "unroll": 2, "min_blocks": 1},
+    "wide": {"threads": 64, "lanes": 64, "splits": 1, "unroll": 4, "stores": "streaming"},
+}
+
+_POINTWISE: Mapping[str, Make] = {
+    "packs": lambda _: gelu(1024),
+    "ragged": lambda _: gelu(1003),
+    "half": lambda _: gelu(1000, Type.F16),
+    "transposed": lambda _: transposed(24, 20),
+    "integers": lambda _: integers(515),
+}
+_ITEMS: Mapping[str, Changes] = {
+    "single": {"threads": 64, "items": 1},
+    "items": {"threads": 64, "items": 2, "stores": "streaming", "overlap": "no"},
+}
+
+
+_SCANS: Mapping[str, Make] = {
+    "sum": lambda rows: running_sum(rows, 1024),
+    "reverse": lambda rows: running_sum(rows, 1024, reverse=True),
+    "exclusive_ragged": lambda rows: running_sum(rows, 517, exclusive=True),
+    "half": lambda rows: running_sum(rows, 1024, Type.F16),
+    "product": lambda rows: running_sum(rows, 260, operation="cumprod"),
+    "columns": lambda rows: column_scan(rows, 40, 64),
+    "columns_ragged": lambda rows: column_scan(rows, 33, 37, reverse=True),
+}
+_SCAN_TEAMS: Mapping[str, Changes] = {
+    "lanes": {"scan": "rows", "threads": 64, "lanes": 16, "packs": 2, "min_blocks": 1},
+    "block": {"scan": "rows", "threads": 64, "lanes": 64, "packs": 1, "min_blocks": 1},
+    "ahead": {"scan": "rows", "threads": 64, "lanes": 64, "packs": 1, "ahead": "yes", "min_blocks": 1},
+    "grid": {"scan": "grid", "threads": 64, "lanes": 64, "packs": 1, "min_blocks": 1, "ahead": "no"},
+    "columns": {"scan": "columns", "threads": 64, "lanes": 8, "packs": 2, "splits": 1},
+    "column_splits": {"scan": "columns", "threads": 64, "lanes": 8, "packs": 2, "splits": 3},
+}
+
+_WINDOWS: Mapping[str, Make] = {
+    "overlapping": lambda _: window_maximum(2, 19, 3, 2),
+    "apart": lambda _: window_maximum(3, 16, 2, 2),
+    "padded": lambda _: window_maximum(1, 32, 3, 1, 1),
+}
+_WINDOW_TEAMS: Mapping[str, Changes] = {
+    "columns": {"reuse": "columns", "threads": 64, "rows": 2, "items": 1, "blocks": 1},
+    "each": {"reuse": "none", "threads": 64, "blocks": 1, "pack": 1, "rows": 1, "items": 1},
+}
+
+_FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes]]] = {
+    "pointwise": (CudaPointwise(), _POINTWISE, _ITEMS),
+    "row": (CudaRowReduction(), _ROWS, _STRATEGIES),
+    "column": (CudaColumnReduction(), _COLUMNS, _COLUMN_TEAMS),
+    "scan": (CudaScan(), _SCANS, _SCAN_TEAMS),
+    "window": (CudaWindow(), _WINDOWS, _WINDOW_TEAMS),
+}
+
+
+def every_subject() -> list[Subject]:
+    """All combinations that the schedules accept, each with a name of its own."""
+    return [subject for subject, _ in _numbered()]
+
+
+def a_slice() -> list[Subject]:
+    """A third of them, in which every strategy and every class of shape is."""
+    chosen, seen = [], set[tuple[str, str]]()
+    for subject, number in _numbered():
+        family = subject.strategy.split()[0]
+        fresh = {("strategy", subject.strategy), (family, subject.shape_class)} - seen
+        if number % 8 == 0 or fresh:
+            chosen.append(subject)
+            seen |= fresh
+    return chosen
+
+
+def subject(name: str) -> Subject:
+    """The subject of that name."""
+    return next(each for each in every_subject() if each.name == name)
+
+
+def _numbered() -> Iterator[tuple[Subject, int]]:
+    """Subjects with the sum of the numbers of their class and strategy."""
+    for family, (schedule, classes, strategies) in _FAMILIES.items():
+        for class_number, (shape_class, make) in enumerate(classes.items()):
+            for strategy_number, (strategy, changes) in enumerate(strategies.items()):
+                nest = make(_ROWS_OF_A_STREAM if "stream" in strategy else _FEW_ROWS)
+                named = replace(nest, name=f"{family}_{strategy}_{shape_class}")
+                for parameters in _accepted(named, schedule, changes):
+                    found = Subject(named.name, f"{family} {strategy}", shape_class, named, schedule, parameters)
+                    yield found, class_number + strategy_number
+
+
+def _accepted(nest: Nest, schedule: Schedule, changes: Changes) -> Iterator[Parameters]:
+    """The parameters, as wide as the nest allows; none where the schedule refuses the combination altogether, such as
+    16-byte copies of ragged rows or two exchanges in one stream."""
+    if not schedule.accepts(nest):
+        return
+    base = schedule.defaults(nest)
+    choices = {**base.choices, **{key: value for key, value in changes.items() if isinstance(value, str)}}
+    integers = {**base.integers, **{key: value for key, value in changes.items() if isinstance(value, int)}}
+    for pack, merge in itertools.product(dict.fromkeys((integers["pack"], 4, 2, 1)), ("yes", "no")):
+        merged = {"merge": merge} if choices.get("merge") == "yes" else {}
+        candidate = Parameters({**choices, **merged}, {**integers, "pack": pack})
+        try:
+            schedule.emit(nest, candidate)
+        except IllegalMove:
+            continue
+        yield candidate
+        return

@@ -1,0 +1,79 @@
+"""The very source that runs on a GPU, executed here: values as the interpreter computes them, and nothing found.
+
+A slice of every strategy and every class of shape; `make test-simt` runs all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from simulated import Subject, simulation, wrong_values
+from subjects import a_slice, every_subject
+
+from agent_correctness.simt import INCLUDE_DIRECTORY as SIMT_INCLUDE
+from agent_correctness.simt import Execution, Sanitizer, Simulator
+from agent_synthesis.emit import INCLUDE_DIRECTORY, PRODUCTS, schedules
+from warpsmith.v1 import task_pb2
+
+SLICE = a_slice()
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[Simulator]:
+    made = Simulator()
+    if made.missing():
+        pytest.skip(made.missing())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def address(simulator: Simulator) -> dict[str, Execution]:
+    return _executed(simulator, Sanitizer.ADDRESS)
+
+
+@pytest.fixture(scope="module")
+def thread(simulator: Simulator) -> dict[str, Execution]:
+    return _executed(simulator, Sanitizer.THREAD)
+
+
+def _executed(simulator: Simulator, sanitizer: Sanitizer) -> dict[str, Execution]:
+    executions = simulator.execute_all([simulation(subject) for subject in SLICE], sanitizer)
+    return {subject.name: execution for subject, execution in zip(SLICE, executions, strict=True)}
+
+
+@pytest.mark.parametrize("subject", SLICE, ids=lambda subject: subject.name)
+def test_a_kernel_computes_what_the_interpreter_says_and_no_access_is_stray(
+    address: dict[str, Execution], subject: Subject
+) -> None:
+    execution = address[subject.name]
+    assert not execution.findings
+    assert not wrong_values(subject.nest, execution.outputs)
+
+
+@pytest.mark.parametrize("subject", SLICE, ids=lambda subject: subject.name)
+def test_a_kernel_has_no_race(thread: dict[str, Execution], subject: Subject) -> None:
+    execution = thread[subject.name]
+    assert not execution.findings
+    assert not wrong_values(subject.nest, execution.outputs)
+
+
+def test_the_slice_has_every_strategy_and_every_class_of_shape() -> None:
+    everything = every_subject()
+    assert {subject.strategy for subject in SLICE} == {subject.strategy for subject in everything}
+    assert {subject.shape_class for subject in SLICE} == {subject.shape_class for subject in everything}
+
+
+def test_every_emitter_of_memory_bound_nests_is_a_subject() -> None:
+    emitters = {schedule.name for schedule in schedules(task_pb2.TARGET_CUDA) if schedule not in PRODUCTS}
+    assert {subject.schedule.name for subject in every_subject()} == emitters
+
+
+def test_every_instruction_of_the_device_has_a_function_on_the_cpu() -> None:
+    declared = re.compile(r"^(?:template <[^>]*> )?WS_INLINE [\w ]+? (\w+)\(", re.MULTILINE)
+    device = declared.findall((INCLUDE_DIRECTORY / "ws_ptx.cuh").read_text())
+    host = declared.findall((SIMT_INCLUDE / "simt" / "ptx.hpp").read_text())
+    assert len(device) > 15
+    assert set(device) <= set(host)

@@ -1,0 +1,131 @@
+"""Faults planted in the generator's own kernels and headers, each found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from simulated import Subject, simulation_of
+from subjects import subject
+
+from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
+from agent_correctness.simt_findings import Finding, Kind
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[Simulator]:
+    made = Simulator()
+    if made.missing():
+        pytest.skip(made.missing())
+    yield made
+    made.close()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is changed in a kernel or a header, and what must be found."""
+
+    name: str
+    subject: str
+    file: str
+    """"kernel.cu", a header, or "launch": half the dynamic shared memory."""
+    old: str
+    new: str
+    sanitizer: Sanitizer
+    kind: Kind
+    words: str
+    """What the finding says."""
+    which: int = 0
+    """Which of several places."""
+
+
+RACE, UNINITIALIZED, OUT_OF_BOUNDS = Kind.RACE, Kind.UNINITIALIZED, Kind.OUT_OF_BOUNDS
+THREAD, ADDRESS = Sanitizer.THREAD, Sanitizer.ADDRESS
+BLOCK_BARRIER = "    __syncthreads();\n    mine = over_array"
+COLUMN_BARRIER = "  box[threadIdx.x] = mine.pack();\n  __syncthreads();"
+CLUSTER_BARRIER = "  cluster_arrive();\n  cluster_wait();\n  return"
+LAST_BLOCK = "  __threadfence();\n  __shared__ bool is_last;\n  __syncthreads();\n"
+STATE_OF_A_WARP = "    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = mine;\n"
+PARTIALS = "if (depth == 0) {\n    ws::store(total_partials"
+MESSAGE = "    if (i * 32 + lane < kCount) write_slot("
+RETURN = "if (pack >= kPacks) return;\n"
+FAULTS = (
+    # -- nothing orders two accesses
+    Fault("block_barrier", "row_online_softmax", "ws_reduce.cuh",
+          BLOCK_BARRIER, "    mine = over_array", THREAD, RACE, "row_max_box"),
+    Fault("columns_barrier", "column_one_block_sum", "ws_reduce.cuh",
+          COLUMN_BARRIER, "  box[threadIdx.x] = mine.pack();", THREAD, RACE, "total_box"),
+    Fault("stream_barrier", "row_stream_softmax", "kernel.cu", "    __syncthreads();\n", "", THREAD, RACE, "_box"),
+    Fault("cluster_barrier", "row_cluster_softmax", "ws_reduce.cuh", CLUSTER_BARRIER, "  return", THREAD, RACE, "_box"),
+    Fault("wait_for_previous_launch", "row_two_pass_softmax", "kernel.cu",
+          "  ws::wait_for_previous();\n", "", THREAD, RACE, "partials", which=-1),
+    Fault("last_block_before_the_others", "column_splits_sum", "kernel.cu",
+          "  if (!is_last) return;\n", "", THREAD, RACE, "total_partials"),
+    Fault("counter_after_the_partials", "column_splits_sum", "kernel.cu",
+          LAST_BLOCK, "  __shared__ bool is_last;\n", THREAD, RACE, "total_partials"),
+    # -- an access outside
+    Fault("load_past_a_buffer", "pointwise_single_packs", "kernel.cu",
+          "(x + i_begin)", "(x + i_begin + 4)", ADDRESS, OUT_OF_BOUNDS, "at byte 4096 of the 4096 of x"),
+    Fault("store_past_a_buffer", "pointwise_single_ragged", "kernel.cu",
+          RETURN, "if (pack > kPacks) return;\n", ADDRESS, OUT_OF_BOUNDS, "bytes at byte 4012 of the 4012 of"),
+    Fault("small_shared_memory", "row_online_softmax", "kernel.cu",
+          "_box[2];", "_box[1];", ADDRESS, OUT_OF_BOUNDS, "_box"),
+    Fault("small_ring", "row_stream_softmax", "launch", "", "", ADDRESS, OUT_OF_BOUNDS, "dynamic shared memory"),
+    Fault("misaligned_pack", "pointwise_single_packs", "kernel.cu",
+          "(x + i_begin)", "(x + i_begin / 2)", ADDRESS, Kind.MISALIGNED, "misaligned address"),
+    # -- memory that nothing wrote
+    Fault("shared_state", "row_online_softmax", "ws_reduce.cuh",
+          STATE_OF_A_WARP, "    if (threadIdx.x == 0) box[0] = mine;\n", ADDRESS, UNINITIALIZED, "shared memory"),
+    Fault("copy_not_waited_for", "row_stream_softmax", "kernel.cu",
+          "ws::wait_copies<kDepth - 1>();", "", ADDRESS, UNINITIALIZED, "shared memory"),
+    Fault("partial_results", "column_splits_sum", "kernel.cu",
+          PARTIALS, PARTIALS.replace("== 0", "== 0 && split > 0"), ADDRESS, UNINITIALIZED, "total_partials"),
+    Fault("output_element", "pointwise_single_ragged", "kernel.cu",
+          RETURN, "if (pack >= kPacks - 1) return;\n", ADDRESS, Kind.UNWRITTEN, "element 1002 of y was never written"),
+    Fault("slot_not_cleared", "row_grid_softmax", "ws_reduce.cuh",
+          "      clear_slot(slot);\n", "", ADDRESS, Kind.DIRTY, "is not left zero"),
+    # -- threads that do not meet
+    Fault("barrier_that_some_skip", "row_online_softmax", "ws_reduce.cuh",
+          BLOCK_BARRIER, f"    if (threadIdx.x < 32){BLOCK_BARRIER[3:]}", ADDRESS, UNINITIALIZED, "shared memory"),
+    Fault("message_that_nobody_sends", "row_grid_softmax", "ws_reduce.cuh",
+          MESSAGE, MESSAGE.replace("kCount)", "kCount && rank > 0)"), ADDRESS, Kind.DEADLOCK,
+          "waits for memory that another block writes"),
+    Fault("lanes_of_another_mask", "row_warp_softmax", "ws_reduce.cuh", "__shfl_xor_sync(kAllLanes, value, lane)",
+          "__shfl_xor_sync(1u << lane, value, lane)", ADDRESS, Kind.MISUSE, "whose mask leaves it out"),
+)  # fmt: skip
+
+
+def broken(fault: Fault) -> Simulation:
+    """The subject with the fault in it."""
+    chosen: Subject = subject(fault.subject)
+    simulation = simulation_of(chosen.nest, chosen.emission())
+    if fault.file == "launch":
+        simulation.program.steps[0].launch.shared_bytes //= 2
+        return simulation
+    source = next(source for source in simulation.program.sources if source.name == fault.file)
+    pieces = source.text.split(fault.old)
+    assert len(pieces) > 1, f"{fault.name}: the text is not there any more\n{source.text}"
+    at = fault.which % (len(pieces) - 1)
+    source.text = fault.old.join(pieces[: at + 1]) + fault.new + fault.old.join(pieces[at + 1 :])
+    return simulation
+
+
+def found(execution: Execution) -> list[Finding]:
+    return list(execution.findings)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_by_name(simulator: Simulator, fault: Fault) -> None:
+    findings = found(simulator.execute(broken(fault), fault.sanitizer))
+    assert any(finding.kind is fault.kind and fault.words in finding.detail for finding in findings), findings
+
+
+def test_a_race_is_found_at_every_run_and_says_where(simulator: Simulator) -> None:
+    simulation = broken(FAULTS[0])
+    first, *others = (
+        found(simulator.execute(replace(simulation, seed=seed), Sanitizer.THREAD)) for seed in (0, 0, 1, 2)
+    )
+    assert first == others[0]
+    assert all(any(finding.kind is Kind.RACE for finding in findings) for findings in (first, *others))
+    assert any(finding.place.startswith("row_online_softmax.cu:") for finding in first)
