@@ -1,24 +1,27 @@
 """The whole way from a program to its outcome: policy, cache, toolchain, digest.
 
-The one idea: an artifact is named by its program's sources and entries and by the toolchain's description, so equal
-work is done once. Refusals are remembered too, but not those that time or memory decided.
+The one idea: an artifact is named by its program's sources and entries, by the toolchain's description and by the
+rules that let it through, so equal work is done once and nothing outlives a rule. Refusals are remembered too, but
+not those that time or memory decided.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter
 
-from agent_compile import policy
+from agent_compile import elf, policy
 from agent_compile.cache import Cache
 from agent_compile.toolchain import Compiled, Outcome, Rejected, Toolchain
 from warpsmith import digest
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
+_RULES = digest.digest("rules", *map(inspect.getsource, (policy, elf)))
 _counter = Counter("warpsmith_compile_cache_lookups_total", "Programs looked for in the cache.", ["outcome"])
 _lookups = {outcome: _counter.labels(outcome) for outcome in ("hit", "miss")}
 
@@ -58,7 +61,9 @@ class Compiler:
         # Buffers and grids do not change the binary: candidates that differ only there share one.
         texts = [part for source in program.sources for part in (source.name, source.text)]
         description = toolchain.describe()
-        key = digest.digest("artifact", program.target, description, *policy.entries(program), "sources", *texts)
+        key = digest.digest(
+            "artifact", program.target, description, _RULES, *policy.entries(program), "sources", *texts
+        )
         found = self._cache.find(key) if self._cache else None
         _lookups["miss" if found is None else "hit"].inc()
         if found is not None:

@@ -8,6 +8,7 @@ in this process. A task carries sources, never paths.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ SOURCE_BYTES = 8 << 20
 INSPECT_SECONDS = 120.0
 """Longest that building the module and one forward may take."""
 WORKER_ENTRY = "orchestrator.intake_worker:METHODS"
+
+UNKNOWN = "object()"
+"""Stands for an argument that no literal makes; it equals no argument of a call."""
+_NAMED_LITERAL = re.compile(r"torch\.\w+|float\('(?:-?inf|nan)'\)|object\(\)")
 
 TARGETS = {
     "auto": task_pb2.TARGET_UNSPECIFIED,
@@ -108,15 +113,26 @@ def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
     except WorkerCrashed as error:
         tail = error.stderr_tail.strip().splitlines()[-1:] or ["no message"]
         raise BadInput(f"{task.entry_path}: the module ended the process: {tail[0]}") from error
-    # The worker ran the user's code: only the specs are taken from it.
+    # The worker ran the user's code: only specs and literals are taken from it.
     inspected = task_pb2.Task()
     inspected.CopyFrom(task)
     inspected.inputs.extend(seen.inputs)
     inspected.outputs.extend(seen.outputs)
+    inspected.input_literals.extend(text if _is_literal(text) else UNKNOWN for text in seen.input_literals)
     if not inspected.precision:
         inspected.precision = _precision_of(inspected.inputs)
     inspected.digest = of_task(inspected)
     return inspected
+
+
+def _is_literal(text: str) -> bool:
+    """Whether an exported file may hold the text: a number, a string, a type, or what stands for anything else."""
+    if not text or _NAMED_LITERAL.fullmatch(text):
+        return True
+    try:
+        return isinstance(ast.literal_eval(text), bool | int | float | complex | str | None)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def accept(task: task_pb2.Task) -> None:
@@ -131,6 +147,8 @@ def accept(task: task_pb2.Task) -> None:
         raise BadInput(f"{task.name}: the sources exceed {SOURCE_BYTES} bytes")
     if not task.inputs or not task.outputs:
         raise BadInput(f"{task.name}: the task names no tensor inputs or outputs; make it with intake")
+    if strange := next((text for text in task.input_literals if not _is_literal(text)), ""):
+        raise BadInput(f"{task.name}: the input {strange[:40]!r} is no literal")
     if task.digest != of_task(task):
         raise BadInput(f"{task.name}: the task's digest is not that of its sources")
 

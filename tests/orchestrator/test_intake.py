@@ -91,8 +91,15 @@ def test_a_module_that_looks_at_values_is_run_on_real_tensors(tmp_path: Path) ->
 def test_arguments_that_are_no_tensors_are_kept_as_python(tmp_path: Path) -> None:
     text = GOOD.replace("forward(self, x, index)", "forward(self, x, index, rest)")
     text = text.replace("torch.arange(3)]", "torch.arange(3), [0.5, float('inf'), 'sum', None, object]]")
-    seen = intake_worker.inspect(read(tmp_path / "numbers.py", text))
+    seen = intake.inspect(read(tmp_path / "numbers.py", text))
     assert list(seen.input_literals) == ["", "", "0.5", "float('inf')", "'sum'", "None", "object()"]
+
+
+def test_an_argument_that_is_no_literal_is_not_accepted(tmp_path: Path) -> None:
+    task = intake.inspect(read(tmp_path / "good.py", GOOD))
+    task.input_literals[0] = "__import__('os').getcwd()"
+    with pytest.raises(BadInput, match="is no literal"):
+        intake.accept(task)
 
 
 def test_a_module_that_ends_the_process_is_bad_input(tmp_path: Path) -> None:
