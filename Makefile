@@ -24,10 +24,10 @@ run: $(READY) ## optimises three examples (BUDGET=6s of search for each, MODULES
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
-	@$(BIN)/pytest -m "not gpu and not vllm and not hostile and not postgres" --cov --cov-report=term:skip-covered
+	@$(BIN)/pytest -m "not gpu and not vllm and not hostile and not postgres and not simt" --cov --cov-report=term:skip-covered
 
-test-simt: $(READY) ## runs every CUDA emitter on the CPU under sanitizers, on every class of shape, and finds planted faults
-	@$(BIN)/python tests/simt/table.py
+test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds planted faults: a slice, or all of them (ALL=1)
+	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
 
 test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
 	@$(BIN)/pytest -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG)) $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD))

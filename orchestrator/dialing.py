@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
@@ -33,16 +33,16 @@ PATIENCE = Patience(gone_seconds=15.0)
 """A service that is being replaced is away for seconds."""
 
 
-def agents_of(settings: Settings) -> Agents:
-    """Stubs of all services; nothing is connected before the first call.
+def agents_of(settings: Settings, benchmarks: Sequence[str] = ()) -> Agents:
+    """Stubs of all services; nothing is connected before the first call. `benchmarks`: as `endpoints` has found them.
 
     Raises:
         BadInput: an address is not set, or the benchmark service's name does not resolve.
     """
-    return agents_at(settings.address, settings.tls)
+    return agents_at(settings.address, settings.tls, benchmarks)
 
 
-def agents_at(address: Callable[[str], str], tls: Tls | None = None) -> Agents:
+def agents_at(address: Callable[[str], str], tls: Tls | None = None, benchmarks: Sequence[str] = ()) -> Agents:
     """Stubs of all services by their addresses.
 
     Raises:
@@ -59,7 +59,7 @@ def agents_at(address: Callable[[str], str], tls: Tls | None = None) -> Agents:
         correctness=service(correctness_service_pb2_grpc.CorrectnessServiceStub, "correctness"),
         benchmarks=[
             dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, endpoint, PATIENCE, tls=tls, role="benchmark")
-            for endpoint in endpoints(address("benchmark"))
+            for endpoint in benchmarks or endpoints(address("benchmark"))
         ],
     )
 
@@ -67,18 +67,20 @@ def agents_at(address: Callable[[str], str], tls: Tls | None = None) -> Agents:
 class Devices:
     """Looks again, while it is open, what the benchmark service's name stands for, as pods come and go.
 
-    `changed` gets all services whenever they are not those of before. Only a `dns:///` address can change.
+    `known`: the services at first, by endpoint. `changed` gets all services whenever they are not those of before; who
+    stays is the same object. Only a `dns:///` address can change.
     """
 
     def __init__(
         self,
         settings: Settings,
+        known: Mapping[str, Benchmark],
         changed: Callable[[Sequence[Benchmark]], None],
         every_seconds: float = 5.0,
     ) -> None:
         self._settings, self._changed, self._every = settings, changed, every_seconds
         self._address = settings.address("benchmark")
-        self._known: dict[str, Benchmark] = {}
+        self._known = known
         self._closed = threading.Event()
         if self._address.startswith("dns:///"):
             threading.Thread(target=self._watch, name="devices", daemon=True).start()

@@ -10,7 +10,7 @@ import grpc
 
 from orchestrator.archive import Archive
 from orchestrator.device_gate import DeviceGate, most_ahead
-from orchestrator.dialing import Devices, agents_of
+from orchestrator.dialing import Devices, agents_of, endpoints
 from orchestrator.export import Exporter
 from orchestrator.hosting import RunHost, Story
 from orchestrator.intake import accept
@@ -96,9 +96,10 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
     """
     url = settings.database_url
     archive = Archive(url) if url else Archive.in_directory(settings.runs_directory)
-    agents = agents_of(settings)
+    found = endpoints(settings.address("benchmark"))
+    agents = agents_of(settings, found)
     gate = DeviceGate(agents.benchmarks)
-    devices = Devices(settings, gate.renew)
+    devices = Devices(settings, dict(zip(found, agents.benchmarks, strict=True)), gate.renew)
 
     def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
         def known(begun: run_pb2.Run) -> list[list[analysis_pb2.Move]]:

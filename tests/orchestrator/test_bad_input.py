@@ -194,7 +194,7 @@ def test_a_port_in_use_is_named(shell: Shell) -> None:
 # trials come one after another until the disk refuses.
 FAKED_AGENTS = """
 from orchestrator import testing, servicer
-servicer.agents_of = lambda settings: testing.World(
+servicer.agents_of = lambda settings, benchmarks: testing.World(
     gains={f"move{number}": 1.01 for number in range(40)}, seconds=0.05).agents()
 import orchestrator.__main__
 """
@@ -229,7 +229,7 @@ def test_a_disk_that_fills_up_during_a_run_leaves_what_was_found_readable(shell:
         "good.py",
         "--target",
         "cpu",
-        environment={"PYTHONPATH": str(shell.place)},
+        environment={"PYTHONPATH": str(shell.place), "WARPSMITH_BENCHMARK_ADDRESS": "127.0.0.1:1"},
         program=ONLY_THE_ORCHESTRATOR + COMMAND,
     )
     wait_for(shell.place / "err", "good #3 ")

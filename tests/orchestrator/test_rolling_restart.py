@@ -95,7 +95,7 @@ def test_devices_that_come_and_go_are_found_and_forgotten(monkeypatch: pytest.Mo
     monkeypatch.setattr(dialing, "endpoints", lambda _: list(there))
     gate = DeviceGate([])
     settings = Settings(addresses={"benchmark": "dns:///benchmark:50051"})
-    devices = dialing.Devices(settings, gate.renew, every_seconds=3600)
+    devices = dialing.Devices(settings, {}, gate.renew, every_seconds=3600)
     devices.look()
     assert gate.device_count == 2
     with gate.timing() as gone, gate.timing() as stays:

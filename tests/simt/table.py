@@ -1,4 +1,4 @@
-"""Runs every subject under both sanitizers, then every planted fault, and prints the tables. `make test-simt`.
+"""Runs every subject under both sanitizers, then every planted fault, and prints the tables. `make test-simt ALL=1`.
 
 Exit code 1 where a kernel is wrong, where anything is found in one, or where a fault is not found.
 """

@@ -1,6 +1,6 @@
 """The very source that runs on a GPU, executed here: values as the interpreter computes them, and nothing found.
 
-A slice of every strategy and every class of shape; `make test-simt` runs all of them.
+A slice of every strategy and every class of shape; `make test-simt ALL=1` runs all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from agent_correctness.simt import INCLUDE_DIRECTORY as SIMT_INCLUDE
 from agent_correctness.simt import Execution, Sanitizer, Simulator
 from agent_synthesis.emit import INCLUDE_DIRECTORY, PRODUCTS, schedules
 from warpsmith.v1 import task_pb2
+
+pytestmark = pytest.mark.simt
 
 SLICE = a_slice()
 

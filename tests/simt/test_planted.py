@@ -12,6 +12,8 @@ from subjects import subject
 from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
 from agent_correctness.simt_findings import Finding, Kind
 
+pytestmark = pytest.mark.simt
+
 
 @pytest.fixture(scope="module")
 def simulator() -> Iterator[Simulator]:
