@@ -38,7 +38,10 @@ class Evolution:
         for _ in range(ATTEMPTS * state.slots):
             if len(proposals) == state.slots:
                 break
-            proposal = self._child(state, population)
+            # The fastest plans may have no move left; then any plan that passed has a child.
+            proposal = self._child(state, population) or self._child(
+                state, [self._random.choice(passing)] if passing else []
+            )
             if proposal is None:
                 continue
             key = of_moves(proposal.hypothesis.moves)
@@ -53,10 +56,12 @@ class Evolution:
             other = self._tournament(population)
             return _crossed(parent, other) if other is not None else None
         number, moves = (parent.number, list(moves_of(parent))) if parent is not None else (PLAN_ZERO, [])
-        legal = state.analyze(number).legal_moves
-        return (
-            Proposal(number, with_move(moves, self._random.choice(legal), "evolution", "mutation")) if legal else None
-        )
+        legal = list(state.analyze(number).legal_moves)
+        for drawn in self._random.sample(legal, len(legal)):
+            hypothesis = with_move(moves, drawn, "evolution", "mutation")
+            if state.is_new(hypothesis):
+                return Proposal(number, hypothesis)
+        return None
 
     def _tournament(self, population: Sequence[trial_pb2.Trial]) -> trial_pb2.Trial | None:
         """The fastest of a few drawn; the population is ordered, fastest first."""
