@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,7 +10,6 @@ from agent_synthesis import moves
 from agent_synthesis.emit import INCLUDE_DIRECTORY
 from warpsmith.v1 import analysis_pb2, task_pb2
 
-ROOT = Path(__file__).parents[2]
 MODULE = """
 import torch
 import torch.nn.functional as F
@@ -112,21 +107,6 @@ TEXTS = {name: MODULE.format(init="pass", forward=text) for name, text in EXPRES
     name: MODULE.format(init=f"self.layer = {layer}", forward=f"self.layer({value})")
     for name, (layer, value) in LAYERS.items()
 }
-
-
-@pytest.fixture(scope="module")
-def checking() -> ModuleType:
-    """The command that checks random modules, as a module."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    path = ROOT / "docs" / "results" / "random_modules.py"
-    spec = importlib.util.spec_from_file_location("random_modules_command", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's about what modules do
