@@ -24,7 +24,8 @@ run: $(READY) ## optimises three examples (BUDGET=6s of search for each, MODULES
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
-	@$(BIN)/pytest -m "not gpu and not vllm and not hostile and not postgres and not simt" --cov --cov-report=term:skip-covered
+	@$(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile \
+	  -m "not gpu and not vllm and not hostile and not postgres and not simt" --cov --cov-report=term:skip-covered
 
 test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds planted faults: a slice, or all of them (ALL=1)
 	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
@@ -39,7 +40,7 @@ test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of t
 	@$(BIN)/pytest -m postgres tests/orchestrator
 
 test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
-	@$(PYTHON) -m pytest -m gpu
+	@$(PYTHON) -m pytest -m gpu --ignore=tests/hostile
 
 test-vllm: $(READY) ## runs the tests on a real vLLM with a tiny random model, in an environment of its own (.venv-vllm)
 	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) bash .ci/vllm_environment.sh

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 SERVER = "postgres"
@@ -58,6 +57,8 @@ class PostgreSql:
 
     def url(self, database: str) -> str:
         """Of a database of that name, made afresh."""
+        import psycopg  # only these tests need it: a GPU machine may lack it
+
         with psycopg.connect(host=str(self._place), user="warpsmith", dbname="postgres", autocommit=True) as connection:
             connection.execute(f"drop database if exists {database} with (force)".encode())
             connection.execute(f"create database {database}".encode())
