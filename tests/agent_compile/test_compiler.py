@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent_compile import compiler as compiler_module
 from agent_compile.cache import Cache
 from agent_compile.compiler import Compiler
 from agent_compile.gxx import Gxx
@@ -53,6 +54,16 @@ def test_equal_programs_are_compiled_once(program: Any, tmp_path: Path) -> None:
     assert isinstance(first.outcome, artifact_pb2.Artifact)
     assert first.outcome.digest
     assert first.outcome.toolchain == "counting 1.0"
+
+
+def test_an_artifact_that_older_rules_let_through_is_made_again(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain = Counting()
+    Compiler([toolchain], Cache(tmp_path)).compile(program("int a;\n"))
+    monkeypatch.setattr(compiler_module, "_RULES", "others")
+    assert not Compiler([toolchain], Cache(tmp_path)).compile(program("int a;\n")).cached
+    assert toolchain.count == 2
 
 
 def test_programs_that_differ_in_buffers_share_a_binary_under_their_own_names(program: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from orchestrator import finalists, testing
+from orchestrator import search_run as run_module
 from orchestrator.device_gate import DeviceGate
 from orchestrator.search import Search
 from orchestrator.search.beam import Beam
@@ -17,7 +18,15 @@ from orchestrator.search.evolution import Evolution, _crossed
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
-from warpsmith.v1 import benchmark_service_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import (
+    benchmark_service_pb2,
+    reasoning_service_pb2,
+    run_pb2,
+    task_pb2,
+    timing_pb2,
+    trial_pb2,
+    verdict_pb2,
+)
 
 EFFORT = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
 
@@ -232,6 +241,29 @@ def test_cancelling_judges_the_best_so_far() -> None:
     assert run.state == run_pb2.RUN_STATE_CANCELLED
     assert run.best.timing.faster
     assert run.trial_count < 8
+
+
+def test_a_reasoner_is_told_of_the_last_trials_and_of_the_family_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "RECENT_COUNT", 2)
+    asked: list[tuple[int, list[trial_pb2.Trial]]] = []
+
+    class Remembering(testing.World):
+        def ProposeHypotheses(
+            self, request: reasoning_service_pb2.ProposeHypothesesRequest, /, timeout: float | None = None
+        ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+            asked.append((len(request.analysis.moves), list(request.history)))
+            return super().ProposeHypotheses(request, timeout)
+
+    search_run(Remembering(choices={"vector": list("abc"), "tile": list("abc")})).execute()
+    for depth, history in asked:
+        numbers = [trial.number for trial in history]
+        assert numbers == sorted(set(numbers))
+        for trial in history[:-2]:
+            assert depth in (len(trial.candidate.moves), len(trial.candidate.moves) - 1), (
+                "kin alone is remembered longer"
+            )
+    assert any(len(history) > 2 for _, history in asked)
+    assert max(len(history) for _, history in asked) < max(history[-1].number for _, history in asked if history)
 
 
 def test_known_moves_are_the_first_hypotheses() -> None:
