@@ -6,8 +6,11 @@ workers report through the messages that they return.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from gpu_bench.nvml import THROTTLE_REASONS
 from warpsmith.v1 import timing_pb2, verdict_pb2
 
 _TIERS = {timing_pb2.TIER_SCREENING: "screening", timing_pb2.TIER_FINAL: "final"}
@@ -23,7 +26,13 @@ NOISE_FLOOR = Gauge("warpsmith_bench_noise_floor_ratio", "Noise floor of the las
 CLOCK = Gauge("warpsmith_bench_clock_hertz", "SM or processor clock after the last measurement; 0 when unknown.")
 FLAGGED = Counter("warpsmith_bench_flagged_timings", "Timings with a flag of the floor guard.", ["flag"])
 FAULTS = Counter("warpsmith_bench_faults", "Candidates that faulted while timed, by kind.", ["kind"])
-THROTTLED = Gauge("warpsmith_bench_throttled", "1 when the last measurement ended with a throttle reason in force.")
+THROTTLED = Gauge(
+    "warpsmith_bench_throttled", "1 when this throttle reason was in force in the last measurement.", ["reason"]
+)
+QUARANTINED = Gauge("warpsmith_bench_quarantined", "1 when the GPU is out of service for this reason.", ["reason"])
+BUSY = Gauge(
+    "warpsmith_bench_device_busy_ratio", "Share of time in which the GPU, or the machine's processors, worked."
+)
 
 # Every series starts at 0, so that a rate sees the first event too.
 for _tier in _TIERS.values():
@@ -34,6 +43,10 @@ for _flag in ("FLOOR_REJECT", "FLOOR_SUSPECT"):
     FLAGGED.labels(_flag)
 for _kind in ("crash", "launch_error", "resource", "timeout"):
     FAULTS.labels(_kind)
+for _reason in THROTTLE_REASONS:
+    THROTTLED.labels(_reason)
+for _reason in ("memory", "xid", "hang", "slow", "noise"):
+    QUARANTINED.labels(_reason)
 
 
 def record_timing(timing: timing_pb2.Timing) -> None:
@@ -62,4 +75,27 @@ def record_reference(report: timing_pb2.ReferenceReport) -> None:
 def _record_environment(environment: timing_pb2.Environment) -> None:
     if environment.clock_mhz:
         CLOCK.set(environment.clock_mhz[-1] * 1e6)
-    THROTTLED.set(1.0 if environment.throttle_reasons else 0.0)
+    for reason in THROTTLE_REASONS:
+        THROTTLED.labels(reason).set(reason in environment.throttle_reasons)
+
+
+class HostBusy:
+    """How busy all processors were since the last question, by the kernel's count; None where it does not tell."""
+
+    def __init__(self, file: Path = Path("/proc/stat")) -> None:
+        self._file = file
+        self._last = self._ticks()
+
+    def share(self) -> float | None:
+        """From 0 to 1; 0 for no time at all."""
+        before, self._last = self._last, self._ticks()
+        if before is None or self._last is None:
+            return None
+        idle, total = (after - earlier for earlier, after in zip(before, self._last, strict=True))
+        return 1.0 - idle / total if total > 0 else 0.0
+
+    def _ticks(self) -> tuple[int, int] | None:
+        if not self._file.exists():
+            return None
+        counts = [int(each) for each in self._file.read_text().split("\n", 1)[0].split()[1:9]]
+        return counts[3] + counts[4], sum(counts)  # idle and waiting for a disk; all

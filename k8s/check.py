@@ -17,20 +17,24 @@ import yaml
 Object = Mapping[str, Any]
 
 COMPONENT = "app.kubernetes.io/component"
-GRPC, HEALTH, METRICS, MODEL = 50051, 50052, 9090, 8000
+GRPC, HEALTH, METRICS = 50051, 50052, 9090
+OTHERS = {"vllm": 8000, "postgres": 5432}
+"""Services that are not ours, with their ports."""
 CLIENT = "client"
+MEASURING = ("benchmark", "checking")
 END_SECONDS = 10
 """What a service may need beyond its pause and its drain, to end its workers."""
 PRE_STOP = ("lifecycle", "preStop", "sleep", "seconds")
 
 
 def deployments(objects: Sequence[Object]) -> dict[str, Object]:
-    """Component → its Deployment."""
-    return {each["metadata"]["labels"][COMPONENT]: each for each in objects if each["kind"] == "Deployment"}
+    """Component → its Deployment, or the database's StatefulSet."""
+    kinds = ("Deployment", "StatefulSet")
+    return {each["metadata"]["labels"][COMPONENT]: each for each in objects if each["kind"] in kinds}
 
 
 def services(objects: Sequence[Object]) -> dict[str, Object]:
-    """Component → Deployment of the services that speak our contract; vLLM does not."""
+    """Component → Deployment of the services that speak our contract; vLLM and PostgreSQL do not."""
     return {name: each for name, each in deployments(objects).items() if _named(each, "service")}
 
 
@@ -51,7 +55,7 @@ def environment(deployment: Object) -> dict[str, str]:
 def edges(objects: Sequence[Object], direction: str) -> set[tuple[str, str]]:
     """(caller, callee) pairs that the policies of one direction, "Ingress" or "Egress", let through to a service.
 
-    A service's port is gRPC's, and the model's is HTTP; a rule about a pair at another port is a pair of its own.
+    A service's port is gRPC's, or its own where it is not ours; a rule about another port is a pair of its own.
     """
     found = set()
     for policy in (each for each in objects if each["kind"] == "NetworkPolicy"):
@@ -64,7 +68,7 @@ def edges(objects: Sequence[Object], direction: str) -> set[tuple[str, str]]:
                 there = peer["podSelector"]["matchLabels"][COMPONENT]
                 caller, callee = (there, here) if direction == "Ingress" else (here, there)
                 for port in rule["ports"]:
-                    expected = MODEL if callee == "vllm" else GRPC
+                    expected = OTHERS.get(callee, GRPC)
                     found.add((caller, callee if port["port"] == expected else f"{callee}:{port['port']}"))
     return found
 
@@ -77,7 +81,9 @@ def addressed(objects: Sequence[Object]) -> set[tuple[str, str]]:
             if name.endswith("_ADDRESS"):
                 found.add((caller, _host_and_port(value)[0]))
         if url := environment(deployment).get("WARPSMITH_MODEL_URL"):
-            found.add((caller, re.sub(rf"http://(\w+):{MODEL}/v1", r"\1", url)))
+            found.add((caller, re.sub(rf"http://(\w+):{OTHERS['vllm']}/v1", r"\1", url)))
+    if "postgres" in deployments(objects):  # its address is in a secret, which no file here holds
+        found.add(("orchestrator", "postgres"))
     return found
 
 
@@ -143,8 +149,13 @@ def ports_are_the_designs(objects: Sequence[Object]) -> Iterator[str]:
         if list(told.values()) != [str(port) for port in wanted.values()]:
             yield f"{name}: {told} is not what the ports say"
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if container.get(probe, {}).get("grpc", {}).get("port") != HEALTH:
+            asked = container.get(probe, {}).get("grpc", {})
+            if asked.get("port") != HEALTH:
                 yield f"{name}: {probe} does not ask the health port"
+            # Out of service is not dead: a benchmark pod that was started again would measure on the same bad GPU.
+            lives_on = name in MEASURING and probe != "readinessProbe"
+            if asked.get("service", "") != ("liveness" if lives_on else ""):
+                yield f"{name}: {probe} asks for {asked.get('service', 'readiness')}"
 
 
 def pods_are_restricted(objects: Sequence[Object]) -> Iterator[str]:
@@ -189,7 +200,7 @@ def drains_fit(objects: Sequence[Object]) -> Iterator[str]:
 
 def measuring_pods_are_guaranteed(objects: Sequence[Object]) -> Iterator[str]:
     """A benchmark pod's requests equal its limits, in whole processors; with a GPU, on a GPU's node."""
-    for name in sorted({"benchmark", "checking"} & deployments(objects).keys()):
+    for name in sorted({*MEASURING} & deployments(objects).keys()):
         deployment = deployments(objects)[name]
         resources = service_container(deployment)["resources"]
         limits, requests = resources["limits"], resources["requests"]
@@ -230,6 +241,13 @@ def nothing_is_without_its_companions(objects: Sequence[Object]) -> Iterator[str
                 yield f"{name}: the {kind} does not select its pods"
 
 
+def everything_is_in_the_namespace(objects: Sequence[Object]) -> Iterator[str]:
+    """What a component adds lies where it acts, and not in whatever namespace kubectl is in."""
+    for each in objects:
+        if each["kind"] not in ("Namespace", "PriorityClass") and not each["metadata"].get("namespace"):
+            yield f"{each['kind']} {each['metadata']['name']}: in no namespace"
+
+
 def mutual_tls_is_for_all(objects: Sequence[Object]) -> Iterator[str]:
     """With certificates, every service has the one of its role; without, none expects any."""
     issued = {
@@ -263,6 +281,7 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     measuring_pods_are_guaranteed,
     the_orchestrator_is_alone,
     nothing_is_without_its_companions,
+    everything_is_in_the_namespace,
     mutual_tls_is_for_all,
 )
 

@@ -3,7 +3,8 @@
 The one idea: callers of two kinds. Work (synthesis, compiling, checking) shares the machine with itself; timing
 shares it with nothing that could disturb it. On the CPU target all work would; on a GPU only checking would, and
 only where one benchmark service does both. Timing goes first when both wait. Runs take turns with the devices, in the
-order in which they ask; what needs none they do before their turn. Nothing here knows what is timed.
+order in which they ask; what needs none they do before their turn. A device that says it cannot be trusted is put aside
+for a while. Nothing here knows what is timed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from orchestrator import metrics
 from orchestrator.agents import Benchmark
+from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import task_pb2, timing_pb2
 
+ASIDE_SECONDS = 30.0
+"""After which a device out of service is asked again: its service may be another by then."""
 _CHECKS_AT_ONCE = 2
 """Checks that may be under way on a GPU: were twelve to wait for one another, what is right would be timed last."""
 
@@ -27,6 +31,7 @@ class DeviceGate:
     def __init__(self, benchmarks: Sequence[Benchmark]) -> None:
         self._benchmarks = list(benchmarks)
         self._free = list(benchmarks)
+        self._aside: list[Benchmark] = []
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._device_freed = threading.Condition(lock)  # one waiter is woken for one device: there may be a hundred
@@ -50,6 +55,7 @@ class DeviceGate:
             self._benchmarks = list(benchmarks)
             metrics.devices.set(len(self._benchmarks))
             self._free = [each for each in self._free if each in self._benchmarks] + new
+            self._set_aside([each for each in self._aside if each in self._benchmarks])
             self._changed.notify_all()
             self._device_freed.notify_all()
 
@@ -112,16 +118,43 @@ class DeviceGate:
             benchmark = self._free.pop(0)
             self._timing += 1
             metrics.devices_timing.inc()
+        is_fit = True
         try:
             yield benchmark
+        except DeviceQuarantined:
+            is_fit = False
+            raise
         finally:
             with self._changed:
-                if benchmark in self._benchmarks:
-                    self._free.append(benchmark)
                 self._timing -= 1
                 metrics.devices_timing.dec()
+                if is_fit:
+                    self._free_again(benchmark)
+                else:
+                    self._put_aside(benchmark)
                 self._changed.notify_all()
-                self._device_freed.notify()
+
+    def _free_again(self, benchmark: Benchmark) -> None:
+        if benchmark in self._benchmarks:
+            self._free.append(benchmark)
+        self._device_freed.notify()
+
+    def _put_aside(self, benchmark: Benchmark) -> None:
+        self._set_aside([*self._aside, benchmark])
+
+        def return_it() -> None:
+            with self._changed:
+                if benchmark in self._aside:
+                    self._set_aside([each for each in self._aside if each is not benchmark])
+                    self._free_again(benchmark)
+
+        timer = threading.Timer(ASIDE_SECONDS, return_it)
+        timer.daemon = True
+        timer.start()
+
+    def _set_aside(self, benchmarks: list[Benchmark]) -> None:
+        self._aside = benchmarks
+        metrics.devices_aside.set(len(benchmarks))
 
 
 def most_ahead(processor_count: int) -> int:

@@ -1,4 +1,4 @@
-"""Measures what the services themselves cost: one call on loopback, and one compilation.
+"""Measures what the services themselves cost: one call on loopback, one candidate's synthesis, one compilation.
 
     python docs/results/service_numbers.py [--target cuda]
 
@@ -51,21 +51,27 @@ def call_seconds(agents: Agents) -> list[float]:
     return samples
 
 
-def compile_seconds(agents: Agents, task: task_pb2.Task) -> list[float]:
-    """Compilations of distinct programs, as the caller sees them. The first, which starts a compiler, is left out."""
-    samples = []
-    for program in itertools.islice(programs(agents, task), PROGRAMS + 1):
+def candidate_seconds(agents: Agents, task: task_pb2.Task) -> tuple[list[float], list[float]]:
+    """Syntheses of candidates, and compilations of those with a new program, as the caller sees them.
+
+    The first of both, which starts a worker or a compiler, is left out.
+    """
+    samples, synthesized = [], []
+    for program in itertools.islice(programs(agents, task, synthesized), PROGRAMS + 1):
         begin = time.perf_counter()
         request = compile_service_pb2.CompileCandidateRequest(program=program)
         answer = agents.compilation.CompileCandidate(request, timeout=60.0)
         samples.append(time.perf_counter() - begin)
         if answer.cached or not answer.HasField("artifact"):
             raise SystemExit(f"not a fresh compilation: {answer.rejection.diagnostics or 'it was in the cache'}")
-    return samples[1:]
+    return synthesized[1:], samples[1:]
 
 
-def programs(agents: Agents, task: task_pb2.Task) -> Iterator[candidate_pb2.Program]:
-    """Distinct programs of authored kernels: each legal way to author, then each legal setting of it."""
+def programs(agents: Agents, task: task_pb2.Task, seconds: list[float]) -> Iterator[candidate_pb2.Program]:
+    """Distinct programs of authored kernels: each legal way to author, then each legal setting of it.
+
+    `seconds` gets what each synthesis took.
+    """
     seen: set[str] = set()
     plans: list[list[analysis_pb2.Move]] = [[]]
     for moves in plans:
@@ -76,7 +82,9 @@ def programs(agents: Agents, task: task_pb2.Task) -> Iterator[candidate_pb2.Prog
                 continue
             hypothesis = hypothesis_pb2.Hypothesis(moves=[*moves, option.move], new_move_count=1, source="numbers")
             wanted = synthesis_service_pb2.SynthesizeCandidateRequest(task=task, hypothesis=hypothesis)
+            begin = time.perf_counter()
             program = agents.synthesis.SynthesizeCandidate(wanted, timeout=120.0).candidate.program
+            seconds.append(time.perf_counter() - begin)
             if program.digest not in seen:
                 seen.add(program.digest)
                 plans.append(list(hypothesis.moves))
@@ -106,7 +114,9 @@ def main() -> int:
             agents = agents_of(Settings(addresses={name: services.address(name) for name in names}))
             task = intake.inspect(intake.read(intake.Request(str(EXAMPLE), target=options.target)))
             print(json.dumps(row("one call on loopback", call_seconds(agents))), flush=True)
-            print(json.dumps(row(f"compiling for {options.target}", compile_seconds(agents, task))), flush=True)
+            synthesized, compiled = candidate_seconds(agents, task)
+            print(json.dumps(row(f"synthesizing for {options.target}", synthesized)), flush=True)
+            print(json.dumps(row(f"compiling for {options.target}", compiled)), flush=True)
     print(
         json.dumps({"python": platform.python_version(), "processors": os.cpu_count(), "machine": platform.machine()})
     )

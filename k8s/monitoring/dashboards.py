@@ -38,6 +38,12 @@ class Panel:
 
 THROUGHPUT = [
     Panel(
+        "Trials a second",
+        "On average over the range shown.",
+        {"trials": "sum(rate(warpsmith_trials_total[$__range]))"},
+        kind="stat",
+    ),
+    Panel(
         "Trials an hour, by how far they came",
         "The search's speed. Much verify_fail: wrong code is written; much duplicate: the space is used up.",
         {"{{outcome}}": "sum by (outcome) (rate(warpsmith_trials_total[$__rate_interval])) * 3600"},
@@ -161,10 +167,11 @@ FLEET = [
     ),
     Panel(
         "Devices",
-        "In all, those that something is timed on now, and measurements that wait for one.",
+        "In all, timed on now, put aside because they say that they cannot be trusted; and measurements that wait.",
         {
             "in all": "sum(warpsmith_devices)",
             "timing": "sum(warpsmith_devices_timing)",
+            "put aside": "sum(warpsmith_devices_aside)",
             "waiting": "sum(warpsmith_waiting_to_time)",
         },
     ),
@@ -205,9 +212,21 @@ FLEET = [
         "Throttled, and impossible times",
         "1 while a throttle reason was in force; flags count times that physics forbids or that nobody reached here.",
         {
-            "throttled {{instance}}": "max by (instance) (warpsmith_bench_throttled)",
+            "{{reason}}": "max by (reason) (warpsmith_bench_throttled)",
             "{{flag}}": "sum by (flag) (increase(warpsmith_bench_flagged_timings_total[$__range]))",
         },
+    ),
+    Panel(
+        "Devices out of service, by reason",
+        "GPUs that failed a test of themselves. Their pods are not ready; the alert says what to do.",
+        {"{{reason}}": "sum by (reason) (warpsmith_bench_quarantined)"},
+        kind="bargauge",
+    ),
+    Panel(
+        "Use of each device",
+        "Share of time in which a kernel ran, as the driver says; of a machine without a GPU, its processors.",
+        {"{{instance}}": "max by (instance) (warpsmith_bench_device_busy_ratio)"},
+        unit="percentunit",
     ),
     Panel(
         "Candidates that faulted while timed",
@@ -289,6 +308,40 @@ MODEL = [
             )
         },
         unit="s",
+    ),
+    Panel(
+        "vLLM: requests under way and waiting",
+        "On its side. Requests that wait for long: a second replica, or a smaller model.",
+        {
+            "under way": "sum(vllm:num_requests_running)",
+            "waiting": "sum(vllm:num_requests_waiting)",
+        },
+    ),
+    Panel(
+        "vLLM: tokens a second",
+        "Of all that ask it, as it counts them.",
+        {
+            "prompt": "sum(rate(vllm:prompt_tokens_total[$__rate_interval]))",
+            "answer": "sum(rate(vllm:generation_tokens_total[$__rate_interval]))",
+        },
+    ),
+    Panel(
+        "vLLM: time to the first token, and between tokens",
+        "95 %, on its side: without the network and our queue.",
+        {
+            legend: f"histogram_quantile(0.95, sum by (le) (rate({metric}_bucket[$__rate_interval])))"
+            for legend, metric in (
+                ("first token", "vllm:time_to_first_token_seconds"),
+                ("next token", "vllm:inter_token_latency_seconds"),
+            )
+        },
+        unit="s",
+    ),
+    Panel(
+        "vLLM: cache of keys and values in use",
+        "Near 100 % requests wait.",
+        {"{{instance}}": "max by (instance) (vllm:kv_cache_usage_perc)"},
+        unit="percentunit",
     ),
     Panel(
         "Processor time, by service",

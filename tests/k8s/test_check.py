@@ -14,7 +14,9 @@ import dashboards
 import pytest
 import render
 import yaml
+from prometheus_client import REGISTRY
 
+from orchestrator import metrics
 from orchestrator.local import MODULES, PEERS
 from warpsmith import settings
 
@@ -47,8 +49,8 @@ def test_the_overlay_that_swaps_an_agent_has_ten_lines_at_most_and_changes_that_
     changed = render.differences(render.render(swap), render.render(K8S / "overlays" / "gpu"))
     assert changed == ["Deployment/warpsmith/reasoning"]
     container = check.service_container(deployment(render.render(swap), "reasoning"))
-    assert container["image"] == "my-reasoner:1.0.0"
-    assert {"name": "WARPSMITH_REASONER", "value": "mine"} in container["env"]
+    assert container["image"] == "least-traffic:0.1.0"
+    assert {"name": "WARPSMITH_REASONER", "value": "least_traffic"} in container["env"]
 
 
 def test_a_kustomization_with_what_the_renderer_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -62,6 +64,30 @@ def test_the_model_is_one_edge_more() -> None:
     assert model - plain == {("reasoning", "vllm")}
 
 
+def test_the_database_is_one_edge_more() -> None:
+    plain, small = (check.edges(render.render(K8S / name), "Egress") for name in ("overlays/cpu", "examples/small"))
+    assert small - plain == {("orchestrator", "postgres")}
+
+
+def test_agents_scale_by_stages_that_the_orchestrator_counts() -> None:
+    scalers = {
+        each["metadata"]["name"]: each["spec"]["metrics"][0]["external"]["metric"]
+        for each in render.render(K8S / "examples" / "platform")
+        if each["kind"] == "HorizontalPodAutoscaler"
+    }
+    assert set(scalers) == {"reasoning", "synthesis", "compile", "correctness"}
+    adapter = yaml.safe_load((K8S / "components" / "autoscaling-by-queue" / "adapter-values.yaml").read_text())
+    told = {rule["name"]["as"] for rule in adapter["rules"]["external"]}
+    stages: list[str] = []
+    for metric in scalers.values():
+        assert metric["name"] in told
+        selector = metric["selector"]
+        stages += selector.get("matchLabels", {}).values()
+        stages += [value for each in selector.get("matchExpressions", ()) for value in each["values"]]
+    assert sorted(stages) == sorted(set(stages) & set(metrics.STAGES))
+    assert REGISTRY.get_sample_value("warpsmith_stage_active", {"stage": "compile"}) is not None
+
+
 def test_policies_and_addresses_are_the_edges_of_local_mode(objects: list[dict[str, Any]]) -> None:
     local = {(caller, callee) for caller, callees in PEERS.items() for callee in callees}
     assert check.addressed(objects) == local
@@ -72,6 +98,18 @@ def test_policies_and_addresses_are_the_edges_of_local_mode(objects: list[dict[s
 def test_every_service_of_local_mode_is_deployed_with_its_module(objects: list[dict[str, Any]]) -> None:
     deployed = {name: check.service_container(each)["args"] for name, each in check.deployments(objects).items()}
     assert deployed == {name: [module] for name, module in MODULES.items()}
+
+
+def test_the_readme_names_every_object_of_the_gpu_overlay() -> None:
+    section = (K8S.parent / "README.md").read_text().partition("## Deploying")[2].partition("\n## ")[0]
+    lines = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    named = {name for line in lines for name in re.findall(r"`([\w/-]+)`", line)}
+    kinds = {name.partition("/")[0] for name in named}
+    for each in render.render(K8S / "overlays" / "gpu"):
+        kind, name = each["kind"].lower(), each["metadata"]["name"]
+        is_pattern = f"{kind}/NAME" in named and name in MODULES
+        assert is_pattern or {f"{kind}/{name}", name} & named, f"{kind}/{name}"
+        assert kind in kinds
 
 
 def test_services_of_the_image_without_torch_import_none() -> None:
@@ -151,6 +189,15 @@ def lose_a_budget(objects: list[dict[str, Any]]) -> None:
     ]
 
 
+def restart_what_is_out_of_service(objects: list[dict[str, Any]]) -> None:
+    del check.service_container(deployment(objects, "benchmark"))["livenessProbe"]["grpc"]["service"]
+
+
+def land_anywhere(objects: list[dict[str, Any]]) -> None:
+    budget = next(each for each in objects if each["kind"] == "PodDisruptionBudget")
+    del budget["metadata"]["namespace"]
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence"),
     [
@@ -164,6 +211,8 @@ def lose_a_budget(objects: list[dict[str, Any]]) -> None:
         (burst, "not Guaranteed"),
         (two_orchestrators, "not one replica"),
         (dial_nowhere, "is no headless service of ours"),
+        (restart_what_is_out_of_service, "benchmark: livenessProbe asks for readiness"),
+        (land_anywhere, "in no namespace"),
         (lose_a_budget, "0 objects of kind PodDisruptionBudget"),
     ],
 )

@@ -1,0 +1,113 @@
+"""How many series a service can ever have: every label's values are known beforehand, and a scrape stays small."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import grpc
+import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+from gpu_bench.quarantine import Reason
+from orchestrator import metrics
+from warpsmith import service
+from warpsmith.errors import ModelReason
+from warpsmith.settings import Settings
+from warpsmith.v1 import optimization_service_pb2 as api
+from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, verdict_pb2
+
+MODULES = (
+    "agent_compile.compiler",
+    "agent_reasoning.language_model",
+    "gpu_bench.metrics",
+    "orchestrator.metrics",
+    "warpsmith.openai_client",
+    "warpsmith.service",
+    "warpsmith.worker_metrics",
+)
+"""All that define metrics."""
+SERIES = 2000
+PROCESS = 40
+"""Series of Python and the process, which the client library adds."""
+
+MOST = {
+    "service": 1,  # of one process
+    "method": 12,
+    "code": len(grpc.StatusCode),
+    "outcome": 8 + len(ModelReason),
+    "stage": len(metrics.STAGES),
+    "state": len(run_pb2.RunState.keys()),
+    "kind": 2 + len(verdict_pb2.FailureKind.keys()),
+    "task": metrics.TASK_COUNT,
+    "tier": 3,
+    "flag": 2,
+    "worker": 8,
+    "by": 2,
+    "reason": max(len(Reason), len(ModelReason) + 8),
+}
+"""Label → the most values that it can have in one process. A label that is not here is a label too many."""
+
+
+def families() -> dict[str, MetricWrapperBase]:
+    for module in MODULES:
+        importlib.import_module(module)
+    found = {collector for collector in REGISTRY._collector_to_names if isinstance(collector, MetricWrapperBase)}
+    return {each._name: each for each in found if each._name.startswith("warpsmith")}
+
+
+def test_all_series_of_all_services_together_stay_within_one_scrape() -> None:
+    total = PROCESS
+    for name, family in families().items():
+        assert set(family._labelnames) <= MOST.keys(), name
+        a_child = {Counter: 2, Gauge: 1}.get(type(family), 0)
+        if isinstance(family, Histogram):
+            a_child = len(family._upper_bounds) + 3
+        total += a_child * math.prod(MOST[label] for label in family._labelnames)
+    print(f"{total} series at most")
+    assert total <= SERIES
+
+
+def test_names_are_in_base_units_and_counters_say_total() -> None:
+    for name, family in families().items():
+        assert not name.endswith(("_ms", "_milliseconds", "_ns", "_percent", "_mhz", "_kb", "_mb")), name
+        if isinstance(family, Histogram):
+            assert name.endswith(("_seconds", "_ratio", "_bytes")), name
+        samples = [sample.name for metric in family.collect() for sample in metric.samples]
+        if isinstance(family, Counter):
+            assert all(sample.endswith(("_total", "_created")) for sample in samples), name
+
+
+class Answering(optimization_service_pb2_grpc.OptimizationServiceServicer):
+    """Answers with an empty run."""
+
+    def GetRun(self, request: api.GetRunRequest, context: object) -> api.GetRunResponse:
+        del request, context
+        return api.GetRunResponse()
+
+
+def test_methods_that_nobody_serves_and_texts_of_users_make_no_series() -> None:
+    running = service.start(
+        "test-cardinality",
+        optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server,
+        Answering(),
+        Settings(drain_seconds=0.1, metrics_port=None),
+    )
+
+    def series() -> set[str]:
+        return {str(sample.labels) for family in REGISTRY.collect() for sample in family.samples}
+
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+            stub = optimization_service_pb2_grpc.OptimizationServiceStub(channel)
+            stub.GetRun(api.GetRunRequest(run_id="first"))
+            before = series()
+            for number in range(20):
+                stub.GetRun(api.GetRunRequest(run_id=f"user's text {number}"))
+                method = channel.unary_unary(f"/warpsmith.v1.OptimizationService/Guessed{number}")
+                with pytest.raises(grpc.RpcError):
+                    method(b"")
+            assert series() == before
+    finally:
+        running.stop()
