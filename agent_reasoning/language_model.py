@@ -20,7 +20,7 @@ from agent_reasoning.language_model_options import Option
 from agent_reasoning.language_model_prompt import SIZES, Prompt
 from agent_reasoning.roofline_reasoner import DEFAULT_LIMIT, RooflineReasoner
 from warpsmith import digest, language_model, settings
-from warpsmith.errors import ModelFault, ModelReason
+from warpsmith.errors import MODEL_AWAY, ModelFault, ModelReason
 from warpsmith.v1 import hypothesis_pb2, reasoning_service_pb2
 
 log = logging.getLogger("warpsmith")
@@ -78,6 +78,7 @@ class LanguageModelReasoner:
                 log.warning("the roofline reasoner takes the turn: %s", text)
                 for hypothesis in fallback.hypotheses:
                     hypothesis.rationale += f" [the model had no say: {reason}]"
+                fallback.model_away = text if reason in MODEL_AWAY else ""
                 return fallback
             case choices:
                 _turns.labels("model", "chosen").inc()

@@ -6,13 +6,13 @@ schema leaves nothing to complain about; one that does not is held to it here.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from warpsmith.json_answer import objects
 from warpsmith.language_model import Answer
 from warpsmith.untrusted import one_line
 
@@ -23,8 +23,6 @@ REASON_CHARACTERS = 120
 """At most 128: xgrammar 0.2.8, which vLLM 0.32.0 uses, fails on longer repetitions in a pattern (xgrammar #863)."""
 REASON_PATTERN = f"^[A-Za-z0-9 ,.;:()%/+=_-]{{1,{REASON_CHARACTERS}}}$"
 """A pattern and not `maxLength`: under that alone a string may hold control characters, which is no JSON."""
-STARTS_TRIED = 32
-"""Opening braces at which an object is looked for."""
 
 
 class Fault(StrEnum):
@@ -92,7 +90,7 @@ def read(answer: Answer, open_options: Collection[int], option_count: int, most:
     if not answer.text.strip():
         fault = Fault.CUT_OFF if answer.is_cut_off else Fault.EMPTY
         return Complaint(fault, "it was empty")
-    found = next(_objects(answer.text), None)
+    found = next(objects(answer.text, "hypotheses"), None)
     if found is None:
         if answer.is_cut_off:
             return Complaint(Fault.CUT_OFF, "it was cut off before its end; give one hypothesis with a short reason")
@@ -115,22 +113,6 @@ def read(answer: Answer, open_options: Collection[int], option_count: int, most:
     if any(_is_whole(number) and 0 <= number < option_count for number in numbers):
         return Complaint(Fault.REPEATED, "the chosen options are not open: they have been tried, or were not shown")
     return Complaint(Fault.ILLEGAL, "there are no options with these numbers")
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """JSON objects with "hypotheses" in the text, wherever they stand: in a fence, after thinking, between words."""
-    decoder = json.JSONDecoder()
-    start = -1
-    for _ in range(STARTS_TRIED):
-        start = text.find("{", start + 1)
-        if start < 0:
-            return
-        try:
-            found, _end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict) and "hypotheses" in found:
-            yield found
 
 
 def _is_whole(value: object) -> bool:

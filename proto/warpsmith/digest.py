@@ -16,12 +16,12 @@ SHORT = 12
 
 def digest(*parts: str | bytes | int) -> str:
     """The hexadecimal SHA-256 of the parts in order; text counts as UTF-8, integers as decimal text."""
-    hasher = hashlib.sha256()
+    whole = bytearray()
     for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode()
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
-    return hasher.hexdigest()
+        data = part.encode() if isinstance(part, str) else part if isinstance(part, bytes) else str(part).encode()
+        whole += len(data).to_bytes(8, "little")
+        whole += data
+    return hashlib.sha256(whole).hexdigest()
 
 
 def short(value: str) -> str:
@@ -40,8 +40,7 @@ def of_moves(moves: Iterable[analysis_pb2.Move]) -> str:
     """Digest of a list of moves in order."""
     parts: list[str | bytes | int] = ["moves"]
     for move in moves:
-        arguments = sorted(move.arguments.items())
-        flat = ";".join(f"{name}={value}" for name, value in arguments)
+        flat = ";".join(f"{name}={value}" for name, value in sorted(move.arguments.items())) if move.arguments else ""
         parts += [move.operation, move.group, move.choice, flat]
     return digest(*parts)
 

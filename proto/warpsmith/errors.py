@@ -9,6 +9,8 @@
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
         ├── JailUnavailable  no way to confine untrusted code on this machine
         ├── ServiceFault     a peer did not answer, or answered with an error
+        │   ├── ServiceGone  nothing answers there, or not any more
+        │   │   └── DeviceQuarantined  its GPU has failed a test of itself
         │   └── ModelFault   a language model gave nothing that can be used; `reason` says why
         └── WorkerFault      a jailed worker process failed its call
             ├── WorkerTimeout  no answer by the deadline; the worker was killed
@@ -65,6 +67,10 @@ class ServiceGone(ServiceFault):
     """Nothing answers at a peer's address, or it went away in the midst of a call: another try may find it again."""
 
 
+class DeviceQuarantined(ServiceGone):
+    """The GPU of a benchmark service has failed a test of itself: another one, or its successor, may answer."""
+
+
 class ModelReason(StrEnum):
     """Why a language model's server gave no answer; also a label of metrics."""
 
@@ -92,6 +98,13 @@ class ModelReason(StrEnum):
     """The answer is larger than any that can be meant."""
     NOT_THE_API = "not_the_api"
     """What came is not what the API says: broken events, no end, wrong types."""
+
+
+MODEL_AWAY = frozenset({
+    ModelReason.SERVER_DOWN, ModelReason.SERVER_ERROR, ModelReason.RATE_LIMITED, ModelReason.FIRST_TOKEN_LATE,
+    ModelReason.WRONG_URL, ModelReason.WRONG_MODEL, ModelReason.KEY_REFUSED,
+})  # fmt: skip
+"""Reasons that are the server's or its settings': the same question may be answered when it is back."""
 
 
 class ModelFault(ServiceFault):
@@ -169,6 +182,10 @@ def from_status(code: grpc.StatusCode, message: str, kind: str = "") -> Warpsmit
 
     `kind` names the exception that the servicer raised; without one, the call has not reached it, or did not end.
     """
+    if kind == DeviceQuarantined.__name__:
+        return DeviceQuarantined(message)
     if kind == ServiceGone.__name__ or (not kind and code in _CUT):
         return ServiceGone(message)
+    if kind == ModelFault.__name__:
+        return ModelFault(ModelReason.SERVER_DOWN, message)
     return _RAISED.get(code, ServiceFault)(message)

@@ -38,6 +38,8 @@ class Spec(TypedDict):
     """Apply Landlock, seccomp and the loss of capabilities. False only for trusted input."""
     gpu: bool
     """Allow the little that CUDA needs beyond its devices."""
+    peers: bool
+    """Allow it to every process of the jail, and sockets between them."""
     mounts: list[tuple[str, str, str]]
     """(kind, source, target) with kind read, write, device or link, parents first; for `unshare` only."""
     readable: list[str]
@@ -170,14 +172,16 @@ def _start_target(spec: Spec, argv: list[str], scratch: str) -> NoReturn:
     lockdown.limit_resources(spec["limits"])
     if spec["lock"]:
         lockdown.drop_capabilities()
+        # CUDA names its threads through /proc/self/task/*/comm, and fails (error 304) where it cannot. "self" is this
+        # process: of those that it starts nobody knows the number yet, so they need all of the jail's own /proc.
+        named = ["/proc"] if spec["peers"] else ["/proc/self/task"]
         lockdown.restrict_files(
             readable=spec["readable"],
             listable=spec["listable"],
-            # CUDA names its threads through /proc/self/task/*/comm, and fails where it cannot.
-            writable=[*spec["writable"], scratch, *(["/proc/self/task"] if spec["gpu"] else [])],
+            writable=[*spec["writable"], scratch, *(named if spec["gpu"] else [])],
             devices=spec["devices"],
         )
-        lockdown.filter_syscalls(shared_host=spec["shared_host"], cuda=spec["gpu"])
+        lockdown.filter_syscalls(shared_host=spec["shared_host"], cuda=spec["gpu"], peers=spec["peers"])
     os.execvpe(argv[0], argv, {"HOME": scratch, "TMPDIR": scratch, **spec["env"]})
 
 

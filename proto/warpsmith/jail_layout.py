@@ -42,6 +42,9 @@ class Policy:
     """Existing directories to read and write, at the same path as outside."""
     gpu: bool = False
     """Reach the NVIDIA devices."""
+    peers: bool = False
+    """Its processes may meet by Unix sockets, and with `gpu` each of them may use CUDA, not the first alone. Only where
+    the jail has namespaces of its own: elsewhere the names of sockets and processes are the host's."""
     memory_bytes: int | None = 16 << 30
     """Address space of each process. With `gpu` its private writable memory instead, because CUDA reserves more
     addresses than any machine has memory."""
@@ -166,6 +169,8 @@ def confine(
 ) -> list[str]:
     """The command that runs `argv` confined, for as long as the writing end of `control_fd` stays open."""
     namespaced = rung in (Rung.BUBBLEWRAP, Rung.UNSHARE)
+    if policy.peers and rung is Rung.LANDLOCK:
+        raise ValueError("the landlock rung keeps the processes of a jail apart")
     mounts = _mounts(policy)
     proc = ["/proc"] if namespaced else [f"/proc/{name}" for name in _PROC]
     spec = jail_init.Spec(
@@ -173,6 +178,7 @@ def confine(
         shared_host=not namespaced,
         lock=rung is not Rung.NONE,
         gpu=policy.gpu,
+        peers=policy.peers,
         mounts=mounts if rung is Rung.UNSHARE else [],
         readable=[*_readable(policy), *proc],
         listable=[str(path) for path in policy.listable],
@@ -205,6 +211,8 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]], policy: Policy) -> list[
     # As process 1 our own first process takes everybody along when it ends; bwrap's would wait for them all.
     command += ["--unshare-cgroup-try", "--cap-drop", "ALL", "--as-pid-1"]
     command += ["--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--proc", "/proc", *size, "--tmpfs", "/tmp"]
+    for name in ("sys", "sysrq-trigger", "irq", "bus"):  # the host's own: bwrap leaves what real root could write
+        command += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for kind, source, target in mounts:
         if target not in _DEVICES:  # --dev made those
             command += [option[kind], source, target]

@@ -38,8 +38,8 @@ class LanguageModel(Protocol):
         """Most tokens of a prompt and its answer together; 0 where the server does not say, or is down."""
         ...
 
-    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Answer:
-        """What the model says under a JSON schema; nothing of that is checked here.
+    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any] | None) -> Answer:
+        """What the model says, under a JSON schema or (None) as it likes; nothing of that is checked here.
 
         Raises:
             ModelFault: there is no answer; says why.

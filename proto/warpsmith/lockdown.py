@@ -150,7 +150,7 @@ def scope_signals() -> bool:
 # generator, compiler or tensor library needs.
 _DENIED: Final[dict[str, tuple[int, int | None]]] = {
     # network
-    "connect": (42, 203), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     # other processes
@@ -191,7 +191,7 @@ _DENIED_ON_SHARED_HOST: Final[dict[str, tuple[int, int | None]]] = {
 # Signals to a process named by the first argument.
 _SIGNALLING: Final = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240))
 _CLONE, _CLONE3, _PRLIMIT64, _SECCOMP = (56, 220), (435, 435), (302, 261), (317, 277)
-_SOCKET, _BIND, _SENDTO = (41, 198), (49, 200), (44, 206)
+_SOCKET, _BIND, _CONNECT, _SENDTO = (41, 198), (49, 200), (42, 203), (44, 206)
 _NEW_NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _X32_BIT = 0x40000000
 
@@ -204,7 +204,7 @@ def _instruction(code: int, value: int, when_true: int = 0, when_false: int = 0)
     return struct.pack("HBBI", code, when_true, when_false, value & 0xFFFFFFFF)
 
 
-def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool) -> bytes:
+def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool, peers: bool) -> bytes:
     """The BPF program: a straight line of "if it is this call, refuse", so that no jump can be miscounted.
 
     Its length costs nothing: the kernel caches which system calls a filter always allows.
@@ -232,6 +232,8 @@ def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool) ->
     # it can connect it to nothing and send through it to nobody.
     if not cuda:
         code += [_instruction(_EQUAL, _BIND[ARM], 0, 1), deny]
+    if not peers:
+        code += [_instruction(_EQUAL, _CONNECT[ARM], 0, 1), deny]
     code += [_instruction(_EQUAL, _SOCKET[ARM], 0, 4), load_first]
     code += [_instruction(_EQUAL, 1 if cuda else 0xFFFF, 1, 0), deny, reload]
     # A datagram socket from socketpair could still be pointed at a service's socket: no address may be given.
@@ -253,14 +255,16 @@ def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool) ->
     return b"".join(code)
 
 
-def filter_syscalls(*, shared_host: bool, cuda: bool) -> None:
+def filter_syscalls(*, shared_host: bool, cuda: bool, peers: bool = False) -> None:
     """Refuses the system calls of the two tables above, and sockets, for this process and all that it starts.
+
+    `peers`: Unix sockets may be connected, to what the jail's own namespaces and files let them find.
 
     `shared_host`: the jail has no namespaces of its own. There, on kernels where Landlock does not yet govern
     signals, a process may also signal only itself (a compiler driver's child that aborts then ends by SIGSEGV).
     """
     own_signals_only = shared_host and landlock_abi() < SIGNAL_ABI
-    program = _filter_program(shared_host=shared_host, own_signals_only=own_signals_only, cuda=cuda)
+    program = _filter_program(shared_host=shared_host, own_signals_only=own_signals_only, cuda=cuda, peers=peers)
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(instructions))
     prctl(PR_SET_NO_NEW_PRIVS, 1)

@@ -111,7 +111,7 @@ class OpenAiClient:
         except ModelFault:
             return 0
 
-    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Answer:
+    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any] | None) -> Answer:
         """See `LanguageModel`; at most `total_seconds` and what waiting for a free slot and retries takes."""
         self._raise_if_resting()
         retrying = Retrying(
@@ -161,19 +161,20 @@ class OpenAiClient:
             self._listed = (name, context if isinstance(context, int) and context > 0 else 0)
         return self._listed
 
-    def _exchange(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Answer:
+    def _exchange(self, messages: Sequence[Message], schema: Mapping[str, Any] | None) -> Answer:
         begin = time.monotonic()
         outcome = "answered"
+        form: dict[str, Any] = {}
+        if schema is not None:
+            named = {"name": "answer", "schema": dict(schema), "strict": True}
+            form["response_format"] = {"type": "json_schema", "json_schema": named}
         try:
             name, context = self._model()
             create: Any = self._client.chat.completions.create  # its types know OpenAI's own models only
             stream = create(
                 model=name,
                 messages=[{"role": message.role, "content": message.content} for message in messages],
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "answer", "schema": dict(schema), "strict": True},
-                },
+                **form,
                 max_tokens=min(self._settings.answer_tokens, context // 3 or self._settings.answer_tokens),
                 stream=True,
                 stream_options={"include_usage": True},

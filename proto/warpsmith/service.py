@@ -32,7 +32,7 @@ from tenacity import (
 
 from warpsmith import jail, transport
 from warpsmith import settings as settings_module
-from warpsmith.errors import BadInput, WarpsmithError, from_status, to_status
+from warpsmith.errors import BadInput, ModelFault, WarpsmithError, from_status, to_status
 from warpsmith.settings import Settings
 from warpsmith.transport import Tls
 
@@ -53,6 +53,9 @@ RETURNING: Sequence[tuple[str, Any]] = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
+
+LIVENESS = "liveness"
+"""Name under which the health service says that the process lives, also while it is not ready for calls."""
 
 KIND = "warpsmith-error"
 """Trailing metadata: the class of the exception that a servicer raised. A status without it is gRPC's own."""
@@ -177,7 +180,8 @@ class Serving:
 def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, settings: Settings) -> Serving:
     """Starts serving and returns at once.
 
-    `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain.
+    `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain. One that may
+    find itself unfit has `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
 
     Raises:
         BadInput: a port is in use, or a certificate's file cannot be read; names it.
@@ -203,7 +207,10 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     metrics_port = _start_metrics(settings)
     for each in servers:
         each.start()
-    state.set("", health_pb2.HealthCheckResponse.SERVING)
+    for part in ("", LIVENESS):
+        state.set(part, health_pb2.HealthCheckResponse.SERVING)
+    if hasattr(servicer, "when_unfit"):
+        servicer.when_unfit(lambda: state.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
     if settings.port_file is not None:
         _publish(settings.port_file, f"{port} {metrics_port or 0}\n")
     close = getattr(servicer, "close", lambda: None)
@@ -304,28 +311,43 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method = str(details.method).rsplit("/", 1)[-1]
         details = _with_deadline(details, self._patience.deadline_seconds)
-        patience, once = self._patience, method in NEVER_RETRIED
-        enough = stop_after_attempt(1 if once else patience.attempts) | stop_after_delay(patience.budget_seconds)
-        gone = stop_after_delay(0.0 if once else patience.gone_seconds)
+        try:
+            try:
+                return _answered(continuation, details, request)
+            except grpc.RpcError as error:  # what retries cost is paid where one is needed
+                if method in NEVER_RETRIED or not _is_unavailable(error):
+                    raise
+                return self._asked_again(lambda: _answered(continuation, details, request), error)
+        except grpc.RpcError as error:
+            raise _translated(error, method) from None
+
+    def _asked_again(self, call: Callable[[], Any], failed: grpc.RpcError) -> Any:
+        """Repeats a call after its first attempt, which failed so."""
+        patience = self._patience
+        enough = stop_after_attempt(patience.attempts) | stop_after_delay(patience.budget_seconds)
+        gone = stop_after_delay(patience.gone_seconds)
         retrying = Retrying(
             retry=retry_if_exception(_is_unavailable),
             stop=lambda state: enough(state) and (gone(state) or not _is_gone(state)),
             wait=wait_random_exponential(multiplier=0.1, max=5),
             reraise=True,
         )
-        try:
-            for attempt in retrying:
-                with attempt:
-                    call = continuation(details, request)
-                    call.result()
-                    return call
-        except grpc.RpcError as error:
-            raise _translated(error, method) from None
+        for attempt in retrying:
+            with attempt:
+                if attempt.retry_state.attempt_number == 1:
+                    raise failed
+                return call()
         raise AssertionError("tenacity ends with a result or an exception")
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method = str(details.method).rsplit("/", 1)[-1]
         return _translated_stream(continuation(details, request), method)
+
+
+def _answered(continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+    call = continuation(details, request)
+    call.result()
+    return call
 
 
 def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
@@ -338,7 +360,12 @@ def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
 
 
 def _is_unavailable(error: BaseException) -> bool:
-    return isinstance(error, grpc.RpcError) and _code(error) is grpc.StatusCode.UNAVAILABLE
+    """Whether the call may be made again at once; whoever missed its language model has asked that often enough."""
+    return (
+        isinstance(error, grpc.RpcError)
+        and _code(error) is grpc.StatusCode.UNAVAILABLE
+        and _kind(error) != ModelFault.__name__
+    )
 
 
 def _is_gone(state: RetryCallState) -> bool:

@@ -18,6 +18,9 @@ SERVICES = ("reasoning", "synthesis", "compile", "correctness", "benchmark", "or
 CHOSEN_ROLES = {"reasoner": "reasoning", "synthesizer": "synthesis"}
 """Roles that one plugin fills for a whole process, with its service; `WARPSMITH_<ROLE>` names another plugin."""
 
+ASSISTED = ("compile", "correctness")
+"""Agents that a language model may help, where WARPSMITH_MODEL_ASSISTS names them: no one asks it to by itself."""
+
 TLS_VARIABLES = ("WARPSMITH_TLS_CERTIFICATE", "WARPSMITH_TLS_KEY", "WARPSMITH_TLS_CA")
 """PEM files of mutual TLS; all or none."""
 
@@ -72,6 +75,8 @@ class Settings:
     """Role of `CHOSEN_ROLES` → name of the plugin that fills it instead of the built-in one."""
     model: ModelSettings = ModelSettings()
     """The language model of agents that use one."""
+    model_assists: frozenset[str] = frozenset()
+    """Agents of `ASSISTED` that may ask it beside their own work."""
     tls: Tls | None = None
     """Files of mutual TLS with peers; None for plain text."""
     trust_input: bool = False
@@ -113,6 +118,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
             if environment.get(f"WARPSMITH_{role.upper()}")
         },
         model=_model(environment),
+        model_assists=_assists(environment),
         tls=_tls(environment),
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
@@ -139,6 +145,13 @@ def _model(environment: Mapping[str, str]) -> ModelSettings:
         concurrency=int(_positive(environment, "WARPSMITH_MODEL_CONCURRENCY", default.concurrency)),
         answer_tokens=int(_positive(environment, "WARPSMITH_MODEL_ANSWER_TOKENS", default.answer_tokens)),
     )
+
+
+def _assists(environment: Mapping[str, str]) -> frozenset[str]:
+    named = frozenset(environment.get("WARPSMITH_MODEL_ASSISTS", "").replace(",", " ").split())
+    if unknown := named - set(ASSISTED):
+        raise BadInput(f"WARPSMITH_MODEL_ASSISTS={','.join(sorted(unknown))}: name some of {', '.join(ASSISTED)}")
+    return named
 
 
 def _positive(environment: Mapping[str, str], name: str, default: float) -> float:

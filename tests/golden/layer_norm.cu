@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) layer_norm(
       squares_lanes.take(e, difference * difference);
     }
   }
-  const ws::Moments<float, true> own_total = ws::Moments<float, true>{count2, thread_mean, squares_lanes.folded()};
+  const ws::Moments<float, true> own_total = ws::Moments<float, true>{thread_mean, count2, squares_lanes.folded()};
   __shared__ ws::Moments<float, true> total_box[16];
   const ws::Moments<float, true> block_total = ws::over_block<16>(own_total, total_box);
   auto* total_mailboxes = reinterpret_cast<ws::Slot<ws::Moments<float, true>>*>(mailboxes) + row * (kSplits * kSplits);

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) layer_norm_stream(
           squares_lanes.take(e, difference * difference);
         }
       }
-      const ws::Moments<float, true> own_total = ws::Moments<float, true>{count2, thread_mean, squares_lanes.folded()};
+      const ws::Moments<float, true> own_total = ws::Moments<float, true>{thread_mean, count2, squares_lanes.folded()};
       const ws::Moments<float, true> mine = ws::Moments<float, true>::over_lanes<32>(own_total);
       if (threadIdx.x % 32 == 0) total_box[turn % 2][threadIdx.x / 32] = mine;
       newest = newest + 1 == kDepth ? 0 : newest + 1;

@@ -1,0 +1,65 @@
+"""A whole optimisation on this processor with a model in it that writes a kernel: composed, verified and chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kernel_replies as replies
+import pytest
+from scripted_model import ScriptedModel
+
+
+def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from orchestrator.cli import main; main()", *arguments],
+        cwd=directory,
+        env={**os.environ, "WARPSMITH_MODEL_URL": url, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_kernel_that_a_model_wrote_is_verified_and_chosen_for_being_faster(tmp_path: Path) -> None:
+    (tmp_path / "turned.py").write_text(replies.MODULE)
+    with ScriptedModel(replies.good) as server:
+        done = warpsmith(
+            tmp_path, server.url, "optimize", "turned.py", "--target", "cpu", "--budget", "4m", "--trials", "3",
+            "--synthesizer", "vllm", "--json",
+        )  # fmt: skip
+        assert len(server.asked) >= 1
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["tasks"][0]
+    shown = warpsmith(tmp_path, server.url, "show").stdout
+    assert result["verdict"] == "PASS", (result, shown)
+    exported = warpsmith(tmp_path, server.url, "export", "--output", "-")
+    assert exported.returncode == 0, exported.stderr
+    assert "(x[i] - x[i]) + x[i]" in exported.stdout, (result, shown)
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        (ScriptedModel(replies.good, names=("qwen",)), "it has no model 'llama'; it has: qwen; set WARPSMITH_MODEL"),
+        (ScriptedModel(replies.good, key="secret"), "it refuses the key; set WARPSMITH_MODEL_KEY_FILE (no such key)"),
+    ],
+)
+def test_settings_that_the_server_refuses_are_said_when_the_service_starts(server: ScriptedModel, says: str) -> None:
+    with server:
+        chosen = {"WARPSMITH_MODEL_URL": server.url, "WARPSMITH_MODEL": "llama", "WARPSMITH_SYNTHESIZER": "vllm"}
+        done = subprocess.run(
+            [sys.executable, "-m", "agent_synthesis"],
+            env={**os.environ, **chosen},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith(says)
