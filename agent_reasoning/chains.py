@@ -45,6 +45,13 @@ class _Options:
         fusions = frozenset((x.move.group, x.move.choice) for x in legal_moves if x.move.operation == "fuse")
         return _Options(authors, fusions)
 
+    def fused(self, plan: PlanModel, consumer: str, producer: str) -> PlanModel:
+        """The plan with a producer in its consumer; a matrix product is made there as a kernel of ours makes it."""
+        legal = self.authors.get(producer)
+        if plan.units[producer].multiplies and legal is not None and legal.HasField("after"):
+            plan = plan.authored(producer, legal.after)
+        return plan.fused(consumer, producer)
+
     def usable(self, unit: Unit) -> bool:
         """Whether the group can be part of a kernel, as far as the legal moves tell."""
         return unit.authored or unit.name in self.authors or any(unit.name in pair for pair in self.fusions)
@@ -52,9 +59,12 @@ class _Options:
 
 def with_all_producers(plan: PlanModel, consumer: str, legal_moves: Sequence[analysis_pb2.LegalMove]) -> PlanModel:
     """What `fuse(consumer, "*")` should give: all that can be part of a kernel, nearest first."""
-    options = _Options.of(legal_moves)
-    while candidates := [name for name in plan.units[consumer].producers if options.usable(plan.units[name])]:
-        fused = plan.fused(consumer, candidates[-1])
+    return _with_all_producers(plan, consumer, _Options.of(legal_moves))
+
+
+def _with_all_producers(plan: PlanModel, consumer: str, options: _Options) -> PlanModel:
+    while candidates := [name for name in plan.units[consumer].producers if _joins(plan, options, consumer, name)]:
+        fused = options.fused(plan, consumer, candidates[-1])
         if candidates[-1] in fused.units:
             break  # it had to stay: to go on would meet it again
         plan = fused
@@ -92,8 +102,8 @@ def _kernels(plan: PlanModel, options: _Options, reduction_limit: int) -> Iterat
 
     A producer is taken only where nobody else reads it: else its work would be done twice for no traffic saved.
     """
-
     taken: set[str] = set()
+    products = any(unit.multiplies and options.usable(unit) for unit in plan.units.values())
     for name in reversed(tuple(plan.units)):
         if name in taken or not options.usable(plan.units[name]):
             continue
@@ -106,23 +116,38 @@ def _kernels(plan: PlanModel, options: _Options, reduction_limit: int) -> Iterat
                 for producer in reversed(unit.producers)
                 if producer not in taken
                 and current.consumers(producer) == (name,)
-                and options.usable(current.units[producer])
+                and _joins(current, options, name, producer)
                 and reducing + plan.units[producer].reducing <= max(reduction_limit, reducing)
             ]
             if not candidates:
                 break
             fused.append(candidates[0])
-            current = current.fused(name, candidates[0])
+            current = options.fused(current, name, candidates[0])
         taken |= {name, *fused}
-        # A group alone is no fusion; it is authored where a single move says that it pays.
-        if fused:
+        # A group alone is no fusion; it is authored where a single move says that it pays. Beside a product of ours,
+        # which takes most of the time away, the reductions that it cannot end in count as well.
+        alone = name in options.authors and (plan.units[name].multiplies or (products and plan.units[name].reducing))
+        if fused or alone:
             yield name, tuple(fused)
+
+
+def _joins(plan: PlanModel, options: _Options, consumer: str, producer: str) -> bool:
+    """Whether the two may be one kernel, as far as can be told: a matrix product ends in pointwise work only, and what
+    it multiplies is read from memory."""
+    into, part = plan.units[consumer], plan.units[producer]
+    if part.multiplies and (into.reducing or into.multiplies):
+        return False
+    if into.multiplies and (part.reducing or producer in into.multiplied):
+        return False
+    return options.usable(part)
 
 
 def _joined(plan: PlanModel, options: _Options, kernels: Sequence[_Kernel]) -> Chain:
     moves: list[Move] = []
     touched: list[str] = []
     for consumer, producers in kernels:
+        if consumer not in plan.units:
+            continue  # a fusion with all producers took it in
         before, start = plan, len(moves)
         if not plan.units[consumer].authored and consumer in options.authors:
             legal = options.authors[consumer]
@@ -130,10 +155,11 @@ def _joined(plan: PlanModel, options: _Options, kernels: Sequence[_Kernel]) -> C
             plan = plan.authored(consumer, legal.after if legal.HasField("after") else None)
         for producer in producers:
             moves.append(Move(operation="fuse", group=consumer, choice=producer))
-            plan = plan.fused(consumer, producer)
+            plan = options.fused(plan, consumer, producer)
         if sum(before.units[name].reducing for name in producers) and (consumer, ALL_PRODUCERS) in options.fusions:
             # Several reductions may not be one nest: synthesis then takes what it can, instead of refusing the chain.
             moves[start:] = [Move(operation="fuse", group=consumer, choice=ALL_PRODUCERS)]
+            plan = _with_all_producers(before, consumer, options)
         touched += plan.units[consumer].parts
     return Chain(tuple(moves), plan, tuple(touched))
 

@@ -19,6 +19,9 @@ from warpsmith.v1 import analysis_pb2, timing_pb2, trial_pb2, verdict_pb2
 PRIOR_TRIALS = 2.0
 """Imagined trials that agreed with the prediction."""
 
+PLAN_ZERO = 0
+"""Number of the parent of what grows from the module as library calls; that plan's own trial has another."""
+
 INFRA = verdict_pb2.VERDICT_STATE_INFRA
 PASS = verdict_pb2.VERDICT_STATE_PASS
 
@@ -53,10 +56,12 @@ class Evidence:
         self._measured: dict[str, trial_pb2.Trial] = {}
         self._kinds: defaultdict[str, _Seen] = defaultdict(_Seen)
         by_number = {trial.number: trial for trial in history}
+        bare = [trial for trial in history if not trial.candidate.moves and not trial.hypothesis.moves]
+        by_number |= {PLAN_ZERO: bare[0]} if bare else {}
         for trial in history:
             moves = trial.candidate.moves or trial.hypothesis.moves
             if trial.verdict.state != INFRA:  # nothing was learnt of the candidate: it may be tried again
-                self._tried.add(digest.of_moves(moves))
+                self._tried |= {digest.of_moves(moves), digest.of_moves(trial.hypothesis.moves)}
             if candidate_ns(trial.timing) > 0:
                 self._measured[digest.of_moves(moves)] = trial
             self._learn(trial, by_number.get(trial.parent))
@@ -86,6 +91,11 @@ class Evidence:
     def trial_of(self, moves: Iterable[analysis_pb2.Move]) -> trial_pb2.Trial | None:
         """The timed trial of exactly these moves."""
         return self._measured.get(digest.of_moves(moves))
+
+    def candidate_ns(self, moves: Iterable[analysis_pb2.Move]) -> float:
+        """Nanoseconds of exactly these moves; 0 where they were not timed."""
+        trial = self.trial_of(moves)
+        return candidate_ns(trial.timing) if trial else 0.0
 
     def measured_groups(self, moves: Iterable[analysis_pb2.Move]) -> dict[str, float]:
         """Nanoseconds of each group, as timed for exactly these moves; empty when they were not timed step by step."""

@@ -34,6 +34,13 @@ class Unit:
     cost: analysis_pb2.Cost
     parts: tuple[str, ...]
     operations: tuple[str, ...]
+    multiplied: tuple[str, ...] = ()
+    """Producers whose results are factors of a matrix product in it."""
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether matrix products are made in it."""
+        return self.cost.product_flop_count + self.cost.tensor_flop_count > 0
 
 
 @dataclass(frozen=True)
@@ -46,18 +53,20 @@ class PlanModel:
     def of(analysis: analysis_pb2.Analysis) -> PlanModel:
         """The plan that an analysis describes."""
         names = {group.name for group in analysis.groups}
-        units = {
-            group.name: Unit(
+        units = {}
+        for group in analysis.groups:
+            producers = tuple(name for name in dict.fromkeys(group.producers) if name in names)
+            unit = Unit(
                 name=group.name,
                 authored=group.engine == "authored",
                 reducing=reduces(group.operations),
-                producers=tuple(name for name in dict.fromkeys(group.producers) if name in names),
+                producers=producers,
                 cost=group.cost,
                 parts=(group.name,),
                 operations=tuple(group.operations),
             )
-            for group in analysis.groups
-        }
+            alone = unit.multiplies and len(group.operations) == 1
+            units[group.name] = replace(unit, multiplied=producers) if alone else unit
         return PlanModel(units)
 
     def consumers(self, name: str) -> tuple[str, ...]:
@@ -80,7 +89,9 @@ class PlanModel:
         others = [name for name in self.consumers(producer) if name != consumer]
         knot = any(self._before(other, consumer) for other in others)
         shared = min(part.cost.write_bytes, into.cost.read_bytes)
-        parallel = [cost.parallel_count for cost in (into.cost, part.cost) if cost.parallel_count > 0]
+        # A reduction or a product decides how the kernel is spread over the machine, else what is stored does.
+        deciding = [unit.cost for unit in (into, part) if unit.reducing or unit.multiplies] or [into.cost]
+        parallel = [cost.parallel_count for cost in deciding if cost.parallel_count > 0]
         cost = analysis_pb2.Cost(
             read_bytes=into.cost.read_bytes - shared + part.cost.read_bytes,
             write_bytes=into.cost.write_bytes + (part.cost.write_bytes if others and not knot else 0),
@@ -88,7 +99,6 @@ class PlanModel:
             product_flop_count=into.cost.product_flop_count + part.cost.product_flop_count,
             tensor_flop_count=into.cost.tensor_flop_count + part.cost.tensor_flop_count,
             launch_count=max(1, into.cost.launch_count),
-            # The reduction decides how the kernel is spread over the machine.
             parallel_count=min(parallel, default=0),
             extra_bytes=max(into.cost.extra_bytes, part.cost.extra_bytes),
         )
@@ -100,6 +110,7 @@ class PlanModel:
             cost=cost,
             parts=(*part.parts, *into.parts),
             operations=(*part.operations, *into.operations),
+            multiplied=into.multiplied or part.multiplied,
         )
         units = {**self.units, consumer: whole}
         if not knot:

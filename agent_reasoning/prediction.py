@@ -1,11 +1,14 @@
 """Predicts the time of a whole plan, anchored to what was measured of its parent.
 
 The one idea: only what a move touches is predicted; the rest keeps the time it was measured at, and library calls are
-as much slower than the roofline as the reference was. So an error of the model cancels where it can.
+as much slower than the roofline as the reference was. So an error of the model cancels where it can. A kernel that was
+measured far above its roofline is held back by something that the roofline does not see; another way of doing the same
+is taken to be held back half as much.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,6 +33,8 @@ class Predictor:
     """Time of each group of the parent: measured where it was, else predicted."""
     library_slowness: float
     """Library calls over their roofline."""
+    held_back: float = 1.0
+    """The parent's kernels as measured over what was predicted of them; 1 where they were not measured."""
 
     @property
     def parent_ns(self) -> float:
@@ -43,9 +48,17 @@ class Predictor:
             if self.parent.units.get(name) == unit:
                 total += self.base_ns[name]
             else:
-                slowness = AUTHORED_SLOWNESS if unit.authored else self.library_slowness
-                total += slowness * plan.unit_ns(name, self.machine)
+                total += self.unit_ns(plan, name)
         return total
+
+    def unit_ns(self, plan: PlanModel, name: str) -> float:
+        """Time of a group that moves made or changed."""
+        unit = plan.units[name]
+        slowness = self.library_slowness
+        if unit.authored:
+            known = any(part in self.parent.units and self.parent.units[part].authored for part in unit.parts)
+            slowness = AUTHORED_SLOWNESS * (math.sqrt(self.held_back) if known else 1.0)
+        return slowness * plan.unit_ns(name, self.machine)
 
     def speedup(self, plan: PlanModel) -> float:
         """Parent over plan."""
@@ -73,8 +86,17 @@ def predictor(
         slowness = eager / max(sum(predicted.values()), 1.0)
     slowness = min(_MOST_SLOWNESS, max(1.0, slowness or 1.0))
     measured = evidence.measured_groups(analysis.moves)
-    base = {
-        name: measured.get(name) or time * (AUTHORED_SLOWNESS if plan.units[name].authored else slowness)
-        for name, time in predicted.items()
-    }
-    return Predictor(plan, machine, base, slowness)
+    own = {name for name in predicted if plan.units[name].authored}
+    base = {name: time * (AUTHORED_SLOWNESS if name in own else slowness) for name, time in predicted.items()}
+    held_back = _held_back(base, own, evidence.candidate_ns(analysis.moves))
+    base = {name: measured.get(name) or time * (held_back if name in own else 1.0) for name, time in base.items()}
+    return Predictor(plan, machine, base, slowness, held_back)
+
+
+def _held_back(base: Mapping[str, float], own: set[str], measured_ns: float) -> float:
+    """What the kernels of ours took over their prediction, in a plan that was timed as a whole."""
+    kernels = sum(base[name] for name in own)
+    if measured_ns <= 0 or kernels <= 0:
+        return 1.0
+    calls = sum(base.values()) - kernels
+    return min(_MOST_SLOWNESS, max(0.5, (measured_ns - calls) / kernels))

@@ -6,6 +6,8 @@ of the analysis, so equal requests give equal answers. It never calls a predicti
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -113,8 +115,11 @@ def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator
 
 
 def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
+    alike: Counter[tuple[str, ...]] = Counter()
     for legal in analysis.legal_moves:
         move, what = legal.move, wording.effect(legal)
+        if move.operation == "write":
+            continue  # how fast a kernel will be that nobody has written yet, no roofline tells
         unit = predicted.parent.units.get(move.group)
         if unit is None or move.operation == "rewrite":
             speedup = predicted.rewrite_speedup(legal.before, legal.after)
@@ -127,7 +132,10 @@ def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[
             # Relative to the group as predicted before, so that a measured group is not compared with a guess.
             speedup = _set_speedup(legal, predicted)
             share = predicted.base_ns[move.group] / max(predicted.parent_ns, 1.0)
-            score = speedup * (1.0 + _SET_PRIOR * share)
+            # The first value of every parameter comes before the second of any.
+            place = (move.group, *re.findall(r"(\w+)=", move.choice), *sorted(move.arguments))
+            score = speedup * (1.0 + _SET_PRIOR * share / (1 + alike[place]))
+            alike[place] += 1
         touched = plan.units[move.group].parts if move.operation == "fuse" else (move.group,)
         yield _Option((move,), speedup, score, _reason(what, predicted, plan, speedup, touched))
 
@@ -152,11 +160,19 @@ def _after(legal: analysis_pb2.LegalMove, plan: PlanModel, legal_moves: Sequence
 
 
 def _set_speedup(legal: analysis_pb2.LegalMove, predicted: Predictor) -> float:
-    group = legal.move.group
-    after = predicted.parent.changed(group, legal.after, authored=True).unit_ns(group, predicted.machine)
-    ratio = after / max(predicted.parent.unit_ns(group, predicted.machine), 1.0) if legal.HasField("after") else 1.0
-    changed = predicted.parent_ns + predicted.base_ns[group] * (ratio - 1.0)
-    return predicted.parent_ns / max(changed, 1.0)
+    if not legal.HasField("after"):
+        return 1.0
+    group, base = legal.move.group, predicted.base_ns[legal.move.group]
+    plan = predicted.parent.changed(group, legal.after, authored=True)
+    before = predicted.parent.unit_ns(group, predicted.machine)
+    time = base * plan.unit_ns(group, predicted.machine) / max(before, 1.0)
+    if legal.move.choice and _spread(legal.before) != _spread(legal.after):
+        time = predicted.unit_ns(plan, group)  # another way to spread the work need not be held back as this one is
+    return predicted.parent_ns / max(predicted.parent_ns + time - base, 1.0)
+
+
+def _spread(cost: analysis_pb2.Cost) -> tuple[int, int]:
+    return cost.launch_count, cost.parallel_count
 
 
 def _reason(what: str, predicted: Predictor, plan: PlanModel, speedup: float, touched: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ def describe(plan: Plan, *, with_legal_moves: bool) -> analysis_pb2.Analysis:
 def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
     return analysis_pb2.Group(
         name=group.name,
-        engine=group.engine,
+        engine="library" if group.engine == "library" else "authored",
         schedule=group.schedule,
         operations=[plan.index.nodes[node].target for node in plan.all_nodes(group)],
         producers=plan.producers(group),
@@ -40,6 +40,7 @@ def _plan_digest(plan: Plan) -> str:
     for group in plan.groups:
         settings = sorted({**group.parameters.choices, **group.parameters.integers}.items())
         parts += [group.name, group.engine, group.schedule, ",".join(group.nodes), ",".join(group.recomputed)]
+        parts += [group.text] if group.text else []
         parts += [f"{name}={value}" for name, value in settings]
     return digest.digest(*parts)
 
@@ -50,7 +51,7 @@ def _features(plan: Plan) -> list[str]:
     features = [f"partition:{digest.short(digest.digest(*sorted(partition)))}"] if partition else ["partition:none"]
     features += [f"rewrite:{rule}" for rule in plan.rewrites]
     for group in plan.groups:
-        if group.engine == "authored":
+        if group.engine != "library":
             features.append(f"{group.name}:{group.schedule}")
             features += [f"{group.name}:{key}={value}" for key, value in sorted(group.parameters.choices.items())]
     return features

@@ -31,7 +31,18 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         if footprint.tensor_flop_count:
             cost.tensor_flop_count, cost.product_flop_count = footprint.tensor_flop_count, 0
         return cost
+    if group.engine == "written":
+        return at_once(plan, group)
     return total(of_call(plan.index, node) for node in group.nodes)
+
+
+def at_once(plan: Plan, group: Group) -> analysis_pb2.Cost:
+    """Work of a group's calls in one kernel that reads and writes each tensor once."""
+    cost = total(of_call(plan.index, node) for node in plan.all_nodes(group))
+    cost.read_bytes = sum(byte_count(plan.index.spec(tensor)) for tensor in plan.reads(group))
+    cost.write_bytes = sum(byte_count(plan.index.spec(tensor)) for tensor in plan.outputs(group))
+    cost.launch_count = 1
+    return cost
 
 
 def total(costs: Iterable[analysis_pb2.Cost]) -> analysis_pb2.Cost:

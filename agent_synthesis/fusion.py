@@ -35,7 +35,7 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
     made = splits.taken_apart(plan.index, name) if isinstance(plan.nest(group), Refusal) else None
     if made is not None and len(group.nodes) == 1 and not schedule:
         return _authored_in_parts(plan, made)
-    trial = with_groups(plan, [name], [replace(group, engine="authored")])
+    trial = with_groups(plan, [name], [replace(group, engine="authored", text="")])
     return _scheduled(trial, name, schedule)
 
 
@@ -65,13 +65,36 @@ def fused(plan: Plan, name: str, producer: str) -> Plan:
     group, other = plan.group(name), plan.group(producer)
     if producer not in plan.producers(group):
         raise IllegalMove(f"{name} reads no result of {producer}")
+    if "written" in (group.engine, other.engine):
+        raise IllegalMove(f"{name} and {producer}: a kernel that was written does not fuse; author it first")
     reason = ""
     for trial in _trials(plan, group, other):
         try:
-            return _scheduled(trial(), name, group.schedule)
+            return _without_unread(_scheduled(trial(), name, group.schedule, other.schedule))
         except IllegalMove as error:
             reason = reason or str(error)
     raise IllegalMove(reason)
+
+
+def _without_unread(plan: Plan) -> Plan:
+    """The plan in which calls that every reader of a group computes again by now belong to the first of these readers.
+
+    Raises:
+        IllegalMove: a kernel would be left that nobody reads.
+    """
+    for group in plan.groups:
+        if plan.outputs(group) or not all(plan.index.is_pure(node) for node in group.nodes):
+            continue
+        heir = next((other for other in plan.groups if {*group.nodes} <= {*other.recomputed}), None)
+        if heir is None and group.engine != "library":
+            raise IllegalMove(f"nobody would read {group.name}")
+        if heir is None:
+            continue
+        nodes = tuple(sorted((*group.nodes, *heir.nodes), key=plan.index.position.__getitem__))
+        recomputed = tuple(node for node in heir.recomputed if node not in group.nodes)
+        made = replace(heir, nodes=nodes, recomputed=recomputed)
+        return _without_unread(ordered(with_groups(plan, [group.name, heir.name], [made])))
+    return plan
 
 
 def fused_with_all(plan: Plan, name: str) -> Plan:
@@ -137,31 +160,29 @@ def _multiplies(plan: Plan, node: str) -> bool:
     return isinstance(nest, Nest) and multiplies_matrices(nest)
 
 
-def _scheduled(plan: Plan, name: str, wanted: str) -> Plan:
-    """The plan with the authored group given a schedule: the wanted one if it takes the nest, else the
-    first."""
+def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "") -> Plan:
+    """The plan with the authored group given a schedule: the wanted one if it takes the nest, else what a producer
+    that came in had, else the first."""
     group = plan.group(name)
     nest = plan.nest(group)
     if isinstance(nest, Refusal):
         raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
-    schedule = _choose(plan, nest, group, wanted)
+    schedule = _choose(plan, nest, group, wanted, otherwise)
     chosen = replace(group, schedule=schedule.name, parameters=schedule.defaults(nest))
     return ordered(replace(plan, groups=tuple(chosen if g.name == name else g for g in plan.groups)))
 
 
-def _choose(plan: Plan, nest: Nest, group: Group, wanted: str) -> Schedule:
+def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -> Schedule:
     taking = schedules_for(plan.target, nest)
     if not taking and multiplies_matrices(nest):
         raise IllegalMove(f"{group.name} is a product of two matrices, of a form or size that no schedule takes")
     if not taking:
         raise IllegalMove(f"{group.name}: no schedule of the target takes {nest.comment or 'the nest'}")
-    if not wanted:
-        return taking[0]
-    for schedule in taking:
-        if schedule.name == wanted:
-            return schedule
-    if wanted == group.schedule:  # a fusion changed the nest; its old schedule was no demand
-        return taking[0]
+    by_name = {schedule.name: schedule for schedule in taking}
+    if wanted in by_name:
+        return by_name[wanted]
+    if not wanted or wanted == group.schedule:  # a fusion changed the nest; its old schedule was no demand
+        return by_name.get(otherwise, taking[0])
     schedule_named(plan.target, wanted)
     raise IllegalMove(f"schedule {wanted} does not take {group.name}")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.free_form import compose as free_form
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Group, Plan
 from agent_synthesis.schedule import Emission
@@ -53,6 +54,7 @@ class _Generator:
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written
         self._texts: list[str] = []
+        self._written: list[str] = []  # kept apart and last: macros in them reach no text of ours
         self._headers: dict[str, None] = {}
         self._fresh = self._memory_of_outputs()
 
@@ -60,6 +62,8 @@ class _Generator:
         for group in self._plan.groups:
             if group.engine == "authored":
                 self._author(group)
+            elif group.engine == "written":
+                self._write(group)
             else:
                 self._call_library(group)
         self._need(self._index.graph.outputs, self._plan.groups[-1].name if self._plan.groups else "outputs")
@@ -97,13 +101,24 @@ class _Generator:
         nest = self._plan.nest(group)
         assert isinstance(nest, Nest), nest
         emission = self._plan.schedule(group).emit(nest, group.parameters)
-        for buffer in nest.buffers:
-            if buffer.written and buffer.name not in self._index.sources:
-                self._declare_written(buffer.name)
+        made = [buffer.name for buffer in nest.buffers if buffer.written and buffer.name not in self._index.sources]
+        self._launch(group, emission, [buffer.name for buffer in nest.buffers], made)
+        self._texts.append(emission.text)
+
+    def _write(self, group: Group) -> None:
+        emission, outputs = free_form.emission(self._plan, group), self._plan.outputs(group)
+        self._launch(group, emission, [*self._plan.reads(group), *outputs], outputs)
+        self._written.append(emission.text)
+
+    def _launch(self, group: Group, emission: Emission, tensors: Iterable[str], made: Sequence[str]) -> None:
+        """Declares what an emission reads and makes, and appends its launches."""
+        for tensor in tensors:
+            if tensor in made:
+                self._declare_written(tensor)
             else:
-                self._need([buffer.name], group.name)
-                self._buffers[buffer.name].alignment_bytes = _WIDEST_ACCESS.get(self._plan.target, 0)
-        names = self._workspaces(nest, emission)
+                self._need([tensor], group.name)
+                self._buffers[tensor].alignment_bytes = _WIDEST_ACCESS.get(self._plan.target, 0)
+        names = self._workspaces(group.name, emission)
         for launch in emission.launches:
             copy = candidate_pb2.Launch()
             copy.CopyFrom(launch)
@@ -112,14 +127,13 @@ class _Generator:
                     arguments.rename(argument, names.get(name, name))
             copy.writes[:] = [names.get(name, name) for name in copy.writes]
             self._program.steps.append(candidate_pb2.Step(group=group.name, launch=copy))
-        self._texts.append(emission.text)
         self._headers.update(dict.fromkeys(emission.headers))
 
-    def _workspaces(self, nest: Nest, emission: Emission) -> Mapping[str, str]:
+    def _workspaces(self, group: str, emission: Emission) -> Mapping[str, str]:
         """Declares an emission's workspaces; gives each a name that is free in the program."""
         names = {}
         for workspace in emission.workspaces:
-            wanted = f"{nest.name}_{workspace.name}" if workspace.name in self._taken() else workspace.name
+            wanted = f"{group}_{workspace.name}" if workspace.name in self._taken() else workspace.name
             names[workspace.name] = wanted
             buffer = self._buffers.setdefault(wanted, candidate_pb2.Buffer())
             buffer.CopyFrom(workspace)
@@ -153,10 +167,11 @@ class _Generator:
     # -- text
 
     def _sources(self) -> Sequence[candidate_pb2.DeviceSource]:
-        if not self._texts:
+        texts = [*self._texts, *self._written]
+        if not texts:
             return []
         includes = "".join(f'#include "{header}"\n' for header in self._headers)
-        text = f"{self._comment()}\n{includes}\n" + "\n".join(self._texts)
+        text = f"{self._comment()}\n{includes}\n" + "\n".join(texts)
         unit = candidate_pb2.DeviceSource(name=_UNIT_NAME[self._plan.target], text=text)
         return [unit, *_with_includes(self._headers)]
 

@@ -128,12 +128,15 @@ def _moments(
     *,
     mean_of_infinite: bool = False,
     squares: Type | None = None,
+    exact_mean: bool = False,
 ) -> tuple[Symbol, Symbol]:
     """(variance, mean), both with kept dimensions; summed about the first element of each slice.
 
     The shift makes slices of one constant exact, as PyTorch's running (Welford) mean has them, and keeps the digits of
     data far from zero. `mean_of_infinite`: the mean of a slice that begins with an infinity is what a plain sum gives,
     not NaN. `squares`: the type of the variance and of the squares that it is made of, where that is a wider one.
+    `exact_mean`: the mean is a result, so it is summed and shifted back in float64: of data about zero, a float32 would
+    keep an error in proportion to the first element, thousands of times as large as the mean of millions.
     """
     wide = _typed(value, type_)
     folded = {dim % max(1, len(value.shape)) for dim in dims}
@@ -145,13 +148,15 @@ def _moments(
     if mean_of_infinite:
         first = _combine(_zero_where_infinite, first)
     shifted = _combine(lambda x, origin: op("sub", x, origin), wide, first)
-    mean = _mean(shifted, dims, type_)
+    wide_mean = _mean(_typed(shifted, Type.F64), dims, Type.F64) if exact_mean else _mean(shifted, dims, type_)
+    mean = _typed(wide_mean, type_)
     distance = _typed(_combine(lambda x, m: op("sub", x, m), shifted, mean), squares or type_)
     squared = _combine(lambda d: op("mul", d, d), distance)
     count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
     divisor = literal(max(0.0, count - correction), distance.type)
     variance = _combine(lambda s: op("div", s, divisor), _sum(squared, dims, distance.type))
-    return variance, _combine(lambda origin, m: op("add", origin, m), first, mean)
+    total = _combine(lambda origin, m: op("add", origin, m), _typed(first, wide_mean.type), wide_mean)
+    return variance, _typed(total, type_)
 
 
 def _correction(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
@@ -169,10 +174,12 @@ def _variance_of(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     squares: Type | None = None,
+    exact_mean: bool = False,
 ) -> tuple[Symbol, Symbol]:
     dim = next((a for a in args if not isinstance(a, bool)), kwargs.get("dim"))
     type_ = type_of(out.dtype).compute
-    return _moments(tracer.symbol(x), _dims(x, dim), type_, _correction(args, kwargs), squares=squares)
+    correction = _correction(args, kwargs)
+    return _moments(tracer.symbol(x), _dims(x, dim), type_, correction, squares=squares, exact_mean=exact_mean)
 
 
 @handles("var")
@@ -189,7 +196,7 @@ def _std(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwarg
 
 @handles("var_mean")
 def _var_mean(tracer: Tracer, out: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Symbol, Symbol]:
-    variance, mean = _variance_of(tracer, out[0], x, args, kwargs)
+    variance, mean = _variance_of(tracer, out[0], x, args, kwargs, exact_mean=True)
     return _result(tracer, variance, out[0]), _result(tracer, mean, out[1])
 
 
@@ -289,7 +296,7 @@ def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: An
     wide = tuple(x.shape[1] if extent == -1 else extent for extent in shape)
     if training:
         dims = [dim for dim in range(x.dim()) if dim != 1]
-        variance, mean = _moments(value, dims, type_, 0, mean_of_infinite=bool(tensors))
+        variance, mean = _moments(value, dims, type_, 0, mean_of_infinite=bool(tensors), exact_mean=bool(tensors))
         if tensors:
             count = x.numel() // x.shape[1]
             unbiased = _combine(lambda v: op("mul", v, literal(count / max(1, count - 1), type_)), variance)

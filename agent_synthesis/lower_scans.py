@@ -1,7 +1,8 @@
 """Handlers of scans: cumulative sums and products along one dimension.
 
 A scan is a formula that reads a running fold at its own place; flips and shifts around it are views, which `iteration`
-recognises as scans from the end and scans without the element itself. Sums accumulate in f32 or wider.
+recognises as scans from the end and scans without the element itself. Sums accumulate in f32 or wider, products in f64:
+those of a few hundred factors leave the range of f32, at other elements in every order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def _scan(operation: str) -> Callable[..., Symbol]:
         value, stored = tracer.symbol(x), type_of(out.dtype)
         if stored is Type.BOOL:
             raise Refused(f"{operation} of truth values is not lowered")
-        accumulate = stored.compute if stored.is_float else Type.I64
+        product = Type.F64 if operation == "cumprod" else stored.compute
+        accumulate = product if stored.is_float else Type.I64
         dim %= max(1, x.dim())
 
         def element(index: Indices) -> Expression:

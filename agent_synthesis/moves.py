@@ -6,6 +6,8 @@
     rewrite(group, choice=rule)        algebra, see `rewrite`
     set(group, choice="reduce=split")  one schedule parameter changes; integers such as {"threads": 1} as
     arguments
+    write(group, choice=digest, text)         the group's kernel is the text's, see `free_form`; a model may have
+    written it
 
 A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
 """
@@ -17,7 +19,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agent_synthesis import cost, fusion, rewrite, splits
+from agent_synthesis.free_form import compose
 from agent_synthesis.ir import Nest
+from agent_synthesis.lowering import Refusal
 from agent_synthesis.plan import Group, Plan, schedules_for
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
@@ -44,8 +48,17 @@ def apply(plan: Plan, move: Move) -> Plan:
             made = rewrite.rewritten(plan, move.group, move.choice)
         case "set":
             made = _set(plan, move)
+        case compose.OPERATION:
+            made = compose.written(plan, move)
         case _:
             raise IllegalMove(f"no move is called {move.operation!r}")
+    for group in made.groups:  # what one group reads from now on or no more, another has to store or not
+        if group.engine == "authored":
+            nest = made.nest(group)
+            if isinstance(nest, Refusal):
+                raise IllegalMove(f"{group.name} could no longer be one kernel: {nest.reason}")
+            if not made.schedule(group).accepts(nest):
+                raise IllegalMove(f"{group.name} could no longer be a kernel of schedule {group.schedule}")
     return replace(made, moves=(*plan.moves, move))
 
 
@@ -110,8 +123,9 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
         for producer in plan.producers(group):
             effect = f"computes {_words(plan, plan.group(producer))} and {what} in one kernel"
             yield Move(operation="fuse", group=group.name, choice=producer), effect
-        if group.engine == "authored":
+        if group.engine != "library":
             yield Move(operation="library", group=group.name), f"computes {what} by PyTorch's own calls"
+        if group.engine == "authored":
             yield from _settings(plan, group)
 
 
@@ -119,7 +133,7 @@ def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]
     nest = plan.nest(group)
     if not isinstance(nest, Nest):
         if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
-            effect = f"computes {what} in kernels of our own, sample by sample and then over the samples"
+            effect = f"computes {what} in kernels of our own, {splits.wording(plan.index, group.name)}"
             yield Move(operation="author", group=group.name), effect
         return
     for schedule in schedules_for(plan.target, nest):
@@ -129,9 +143,7 @@ def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]
 
 
 def _settings(plan: Plan, group: Group) -> Iterator[tuple[Move, str]]:
-    nest = plan.nest(group)
-    assert isinstance(nest, Nest), nest
-    for parameters in plan.schedule(group).alternatives(nest, group.parameters):
+    for parameters in plan.alternatives(group):
         choices = _changed(group.parameters.choices, parameters.choices)
         integers = _changed(group.parameters.integers, parameters.integers)
         choice = ",".join(f"{key}={value}" for key, value in choices.items())
@@ -157,9 +169,7 @@ def _set(plan: Plan, move: Move) -> Plan:
     if unknown:
         raise IllegalMove(f"schedule {group.schedule} has no parameter {', '.join(sorted(unknown))}")
     wanted = Parameters(choices, {**group.parameters.integers, **move.arguments})
-    nest = plan.nest(group)
-    assert isinstance(nest, Nest), nest
-    if wanted not in plan.schedule(group).alternatives(nest, group.parameters):
+    if wanted not in plan.alternatives(group):
         raise IllegalMove(f"{group.name}: {move.choice or dict(move.arguments)} is not one legal change away")
     return fusion.with_parameters(plan, group.name, wanted)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,7 +22,7 @@ from agent_synthesis.schedule import Parameters, Schedule
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, task_pb2
 
-Engine = Literal["library", "authored"]
+Engine = Literal["library", "authored", "written"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,13 @@ class Group:
     recomputed: tuple[str, ...] = ()
     """Calls of other groups that an authored group computes again instead of reading their results."""
     engine: Engine = "library"
-    """Library call, or a kernel of ours."""
+    """Library call, a kernel that a schedule emits, or one that somebody wrote (`free_form`)."""
     schedule: str = ""
     """Schedule of an authored group."""
     parameters: Parameters = field(default_factory=Parameters)
     """How the schedule is set."""
+    text: str = ""
+    """The kernel of a written group."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,18 @@ class Plan:
     def schedule(self, group: Group) -> Schedule:
         """The schedule of an authored group."""
         return schedule_named(self.target, group.schedule)
+
+    def alternatives(self, group: Group) -> Sequence[Parameters]:
+        """Other parameters of an authored group, one change away; remembered, since every setting is held to them."""
+        if group.name not in self._alternatives:
+            nest = self.nest(group)
+            assert isinstance(nest, Nest), nest
+            self._alternatives[group.name] = self.schedule(group).alternatives(nest, group.parameters)
+        return self._alternatives[group.name]
+
+    @functools.cached_property
+    def _alternatives(self) -> dict[str, Sequence[Parameters]]:
+        return {}
 
     @functools.cached_property
     def _readers(self) -> Mapping[str, set[str]]:

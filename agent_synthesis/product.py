@@ -35,7 +35,7 @@ class MatrixProduct:
     left: Operand
     right: Operand
     batch: tuple[Axis, ...]
-    """Axes that both operands know, as the nest has them; rows and columns likewise."""
+    """Axes that both operands know, or that no one stride of the rows describes; rows and columns likewise."""
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
     depth: tuple[Axis, ...]
@@ -85,6 +85,11 @@ def matrix_product(nest: Nest) -> MatrixProduct | None:
     columns = tuple(axis for axis in nest.parallel if axis.name in right_axes - left_axes)
     if not rows or not columns or innermost not in right_axes - left_axes:
         return None
+    # Rows (or columns) that no one stride describes are a batch of which the other operand knows nothing.
+    while len(rows) > 1 and _stride(left.index, rows) is None:
+        batch, rows = (*batch, rows[0]), rows[1:]
+    while len(columns) > 1 and _stride(right.index, columns) is None:
+        batch, columns = (*batch, columns[0]), columns[1:]
     operands = []
     for factor, own in ((left, rows), (right, columns)):
         strides = [_stride(factor.index, axes) for axes in (batch, own, nest.reduced)]

@@ -30,7 +30,8 @@ class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
     ) -> pb.SynthesizeCandidateResponse:
         """See the contract."""
         del context
-        candidate = self._synthesizer.synthesize(request.task, request.hypothesis)
+        told = [request.parent] if request.HasField("parent") else []  # to those alone who write kernels
+        candidate = self._synthesizer.synthesize(request.task, request.hypothesis, *told)
         return pb.SynthesizeCandidateResponse(candidate=candidate)
 
     def RepairCandidate(

@@ -1,7 +1,8 @@
-"""Calls that reduce twice taken apart into calls that are one nest each: the losses of samples, then their mean.
+"""Calls that reduce twice taken apart into calls that are one nest each: losses of samples and their mean, attention.
 
-The one idea: PyTorch's own name for the first part is the same call with reduction "none", so nothing is rewritten by
-hand. The value stays; it is no algebra, and reports do not call it that.
+The one idea: PyTorch's own name for the first part of a loss is the same call with reduction "none", and attention is
+by definition two products with a softmax between them. The value stays; it is no algebra, and reports do not call it
+that.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation
+from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from warpsmith import dtypes
 
 _MEAN, _SUM = 1, 2
@@ -21,9 +22,18 @@ _BY_CLASS = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_los
 """Losses whose mean is over the samples that count: weighted by class, without an ignored one."""
 
 
+def wording(index: GraphIndex, node: str) -> str:
+    """How the parts follow each other, in words."""
+    if operation(index.nodes[node]) in _LOSSES:
+        return "sample by sample and then over the samples"
+    return "scores first, then their softmax and what it weighs"
+
+
 def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
-    """The calls that a call is made of; None for a call that is no such loss, or that is one without them."""
+    """The calls that a call is made of; None for a call that is none of these, or that is one without them."""
     call = index.nodes[node]
+    if operation(call) == "scaled_dot_product_attention":
+        return _attention(index, node)
     if operation(call) not in _LOSSES:
         return None
     given = arguments(call)
@@ -41,6 +51,27 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
     else:
         _mean_over_classes(index, draft, node, samples, given["target"], given.get("weight"), given["ignore_index"])
     return Replacement((node,), tuple(draft.nodes))
+
+
+def _attention(index: GraphIndex, node: str) -> Replacement | None:
+    """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, heads that share keys, or a mask that is not added."""
+    given = arguments(index.nodes[node])
+    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
+    if given["dropout_p"] or given["is_causal"] or given["enable_gqa"] or len(shape(index, query)) < 3:
+        return None
+    dtype = index.spec(node).dtype
+    if mask is not None and index.spec(mask.name).dtype != dtype:
+        return None
+    scale = given["scale"] if given["scale"] is not None else shape(index, query)[-1] ** -0.5
+    draft = Draft(index)
+    keys = draft.view(f"{node}_keys", "aten.transpose.int", key, -2, -1)
+    scores = draft.call(f"{node}_scores", "aten.matmul.default", query, keys)
+    scaled = draft.call(f"{node}_scaled", "aten.mul.Scalar", scores, scale)
+    if mask is not None:
+        scaled = draft.call(f"{node}_masked", "aten.add.Tensor", scaled, mask)
+    weights = draft.call(f"{node}_weights", "aten.softmax.int", scaled, -1)
+    draft.call(node, "aten.matmul.default", weights, value)
+    return Replacement((node,), tuple(draft.nodes)) if draft.nodes[-1].results[0].spec == index.spec(node) else None
 
 
 def _holds_probabilities(index: GraphIndex, target: Named) -> bool:

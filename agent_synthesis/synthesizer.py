@@ -46,8 +46,13 @@ class Synthesizer(Protocol):
         """
         ...
 
-    def synthesize(self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis) -> candidate_pb2.Candidate:
-        """Makes the candidate that a hypothesis names. Raises as `analyze` does."""
+    def synthesize(
+        self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis, parent: trial_pb2.Trial | None = None
+    ) -> candidate_pb2.Candidate:
+        """Makes the candidate that a hypothesis names; `parent` is the timed trial that it grew from, if one is told.
+
+        Raises as `analyze` does; NotFound where a kernel had to be written and none was.
+        """
         ...
 
     def repair(
@@ -83,8 +88,11 @@ class BuiltInSynthesizer:
                     self._analyses.popitem(last=False)
         return known
 
-    def synthesize(self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis) -> candidate_pb2.Candidate:
+    def synthesize(
+        self, task: task_pb2.Task, hypothesis: hypothesis_pb2.Hypothesis, parent: trial_pb2.Trial | None = None
+    ) -> candidate_pb2.Candidate:
         """See `Synthesizer`."""
+        del parent
         plan = self.plan(task, hypothesis.moves)
         key = _task_key(task)
         return candidate_pb2.Candidate(

@@ -128,6 +128,45 @@ def batch_norm(batch: int, channels: int, pixels: int) -> Nest:
     ))  # fmt: skip
 
 
+def batch_statistics(batch: int, channels: int, pixels: int, running: str = "running") -> Nest:
+    """Batch norm in training: its mean is summed in float64 and updates the `running` one, in place if it is that."""
+    place = at(n=channels * pixels, c=pixels, s=1)
+    shifted = call("sub", Load("x", place, F32), Load("x", at(c=pixels), F32))
+    total = call("div", Reduced("total", Type.F64), Literal(float(batch * pixels), Type.F64), type_=Type.F64)
+    distance = call("sub", shifted, Call("cast", (total,), F32))
+    scale = call("rsqrt", call("div", Reduced("squares", F32), number(float(batch * pixels))))
+    mean = call("add", Call("cast", (Load("x", at(c=pixels), F32),), Type.F64), total, type_=Type.F64)
+    moved = call("add", call("mul", Load(running, at(c=1), F32), number(0.9)), Call("cast", (mean,), F32))
+    count = batch * channels * pixels
+    reductions = (
+        Reduction("total", "sum", Call("cast", (shifted,), Type.F64), Type.F64),
+        Reduction("squares", "sum", call("mul", distance, distance), F32),
+    )
+    return verify(Nest(
+        "batch_statistics", (Axis("c", channels),), (Axis("n", batch), Axis("s", pixels)), reductions,
+        (Store("y", place, call("mul", distance, scale)), Store("running", at(c=1), moved)),
+        (BufferRef("x", F32, count), BufferRef("y", F32, count, True), BufferRef("running", F32, channels, True),
+         *([BufferRef(running, F32, channels)] if running != "running" else [])),
+    ))  # fmt: skip
+
+
+def group_norm(batch: int, groups: int, channels: int, pixels: int) -> Nest:
+    """[batch, groups, channels of a group, pixels] normalised by group, with a weight for each channel."""
+    rest = {"g": channels * pixels, "c": pixels, "s": 1}
+    place = at(n=groups * channels * pixels, **rest)
+    size = number(float(channels * pixels))
+    x, weight = Load("x", place, F32), Load("weight", at(g=channels, c=1), F32)
+    distance = call("sub", x, call("div", Reduced("total", F32), size))
+    scale = call("rsqrt", call("div", Reduced("squares", F32), size))
+    count = batch * groups * channels * pixels
+    return verify(Nest(
+        "group_norm", (Axis("n", batch), Axis("g", groups)), (Axis("c", channels), Axis("s", pixels)),
+        (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32)),
+        (Store("y", place, call("mul", call("mul", distance, scale), weight)),),
+        (BufferRef("x", F32, count), BufferRef("weight", F32, groups * channels), BufferRef("y", F32, count, True)),
+    ))  # fmt: skip
+
+
 def gelu(count: int, storage: Type = F32) -> Nest:
     """GELU without its half, pointwise."""
     x = Load("x", at(i=1), F32)

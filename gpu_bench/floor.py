@@ -14,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpu_bench.device import Ceilings
+from gpu_bench.second_sweeps import REGISTER_BYTES, Slices, slices_of
 from warpsmith import aten, dtypes
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
 
@@ -75,6 +76,8 @@ class Work:
     """Products and convolutions that the reference executes."""
     needed_flops: int
     """What is left of those without dead, repeated, diagonal and summed-away products."""
+    slices: tuple[Slices, ...] = ()
+    """Inputs that a reduction over their slices reads before they are needed."""
 
     @property
     def total_bytes(self) -> int:
@@ -93,17 +96,22 @@ def work_of(graph: graph_pb2.Graph) -> Work:
         else:
             parameters += needed
     flops = counter.flops()
-    return Work(inputs, parameters, counter.write_bytes(), *flops)
+    sizes = {source.name: spec_bytes(source.spec) for source in graph.sources}
+    return Work(inputs, parameters, counter.write_bytes(), *flops, slices_of(graph, sizes))
 
 
 def floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool = False, parameters_warm: bool = False) -> float:
     """Least time at the measured ceilings: the larger of memory time and product time.
 
+    What a second sweep must read again counts, unless other algebra may do without.
     `algebra`: the candidate replaced products by other algebra, so only bytes count. `parameters_warm`: calls were
     timed in groups, so parameters that fit the cache are not read again.
     """
     device = ceilings.device
     reads = _reads(work, device.cache_bytes, parameters_warm)
+    if not algebra:
+        on_chip = device.cache_bytes + device.unit_count * (device.shared_bytes + _registers(device))
+        reads += sum(each.again(on_chip) for each in work.slices)
     memory_s = _memory_s(reads, work.output_bytes, device)
     products_s = 0.0
     if not algebra and ceilings.fp32_product_rate:
@@ -157,6 +165,10 @@ def spec_bytes(spec: tensor_pb2.TensorSpec) -> int:
     if 0 in spec.shape:
         return 0
     return math.prod(extents) * dtypes.to_torch(spec.dtype).itemsize
+
+
+def _registers(device: timing_pb2.Device) -> int:
+    return REGISTER_BYTES if device.target == task_pb2.TARGET_CUDA else 0
 
 
 def _reads(work: Work, cache_bytes: int, parameters_warm: bool) -> int:
@@ -233,6 +245,7 @@ class _Counter:
             if not count or id(node) not in self._live or key in seen or self._has_diagonal_factor(node):
                 continue
             seen.add(key)
+            count = int(count * self._kept_part(node))
             if not self._reaches_linearly(node, _SUMMING):
                 needed += count
             if self._reaches_linearly(node, _CONTRACTING):
@@ -302,6 +315,19 @@ class _Counter:
         diagonal = any(producer is not None and _operation(producer) in _DIAGONAL for producer in producers)
         return diagonal and _operation(node) in _PRODUCTS
 
+    def _kept_part(self, node: graph_pb2.Node) -> float:
+        """Part of a product's elements that anybody uses: less than all where only triangles of it are kept."""
+        if _operation(node) not in _PRODUCTS:
+            return 1.0
+        equal = [other for other in self._graph.nodes if _content_key(other) == _content_key(node)]
+        names = [result.name for other in equal for result in other.results]
+        consumers = [each for name in names for each in self._consumers.get(name, []) if id(each) in self._live]
+        kept = all(_operation(each) in _TRIANGULAR for each in consumers) and not self._outputs.intersection(names)
+        if not consumers or not kept:
+            return 1.0
+        rows, columns = self._specs[names[0]].shape[-2:]
+        return min(1.0, sum(_triangle(each, rows, columns) for each in consumers) / (rows * columns))
+
     def _reaches_linearly(self, node: graph_pb2.Node, ends: frozenset[str]) -> bool:
         """Whether the result of a product goes only through linear operations into one of `ends`.
 
@@ -340,6 +366,14 @@ class _Counter:
         while name in self._alias:
             name = self._alias[name]
         return name
+
+
+def _triangle(node: graph_pb2.Node, rows: int, columns: int) -> int:
+    """Elements of a matrix that triu or tril keeps."""
+    diagonal = node.args[1].integer if len(node.args) > 1 else 0
+    below = sum(max(0, min(columns, row + diagonal)) for row in range(rows))  # left of the diagonal
+    on = sum(0 <= row + diagonal < columns for row in range(rows))
+    return rows * columns - below if _operation(node) == "triu" else below + on
 
 
 def _operation(node: graph_pb2.Node) -> str:

@@ -13,7 +13,7 @@ from orchestrator import export
 from orchestrator.export import Exported, Names
 from orchestrator.export_module import extents
 from warpsmith.errors import BadInput
-from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
+from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2, tensor_pb2
 
 REFUSED = {
     "a try statement": r"\btry\s*:",
@@ -31,6 +31,28 @@ _RANDOM = re.compile(r"dropout|bernoulli|multinomial|rand|normal_|exponential_|l
 
 _CHECK = """static void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+}
+"""
+
+_MAP = """static ws::TensorMap map_of(std::uintptr_t address, CUtensorMapDataType type,
+                            std::initializer_list<cuuint64_t> extents, std::initializer_list<cuuint64_t> byte_strides,
+                            std::initializer_list<cuuint32_t> box, CUtensorMapSwizzle swizzle) {
+  // Asked of the runtime, so that nothing has to be linked against the driver.
+  static void* const encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+    if (result != cudaDriverEntryPointSuccess) throw std::runtime_error("the driver encodes no tensor maps");
+    return found;
+  }();
+  ws::TensorMap map;
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
+      reinterpret_cast<CUtensorMap*>(&map), type, extents.size(), reinterpret_cast<void*>(address), extents.begin(),
+      byte_strides.begin(), box.begin(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (error != CUDA_SUCCESS) throw std::runtime_error("the driver refused a tensor map");
+  return map;
 }
 """
 
@@ -157,7 +179,11 @@ class _Terse(ast.NodeTransformer):
 def _build(program: candidate_pb2.Program, hosts: list[str], declarations: list[str]) -> str:
     """Python that defines `_ws_extension`. Without torch's headers it compiles in seconds instead of a minute."""
     headers = ["#include <cuda_runtime.h>", "#include <cstdint>", "#include <stdexcept>"]
-    cuda = "\n".join([*headers, _without_word(inline_headers(program)), _CHECK, *hosts])
+    support = [_CHECK]
+    if any(argument.HasField("tensor_map") for step in program.steps for argument in step.launch.arguments):
+        headers += ["#include <cuda.h>", "#include <initializer_list>"]
+        support.append(_MAP)
+    cuda = "\n".join([*headers, _without_word(inline_headers(program)), *support, *hosts])
     cpp = "\n".join(["#include <pybind11/pybind11.h>", "#include <cstdint>", *declarations])
     return f"""_WS_CUDA = r'''{cuda}'''
 
@@ -207,7 +233,8 @@ def _host_function(name: str, launch: candidate_pb2.Launch, program: candidate_p
             parameters.append(f"std::uintptr_t t{number}")
             arguments += f", reinterpret_cast<{kinds[number]}>(t{number})"
         elif kind == "tensor_map":
-            raise BadInput("the kernelbench flavour has no tensor maps yet: export with --flavour module instead")
+            parameters.append(f"std::uintptr_t t{number}")
+            arguments += f",\n      {_map(f't{number}', argument.tensor_map)}"
         else:
             arguments += f", {_SCALARS[kind]}({getattr(argument, kind)})"
     attributes, limits = "", ""
@@ -234,6 +261,14 @@ def _host_function(name: str, launch: candidate_pb2.Launch, program: candidate_p
         arguments=arguments,
     )
     return text, f"void {name}({', '.join(parameters)});"
+
+
+def _map(address: str, seen: candidate_pb2.TensorMap) -> str:
+    """The C++ that makes a tensor map of what lies at an address."""
+    dtype = tensor_pb2.Dtype.Name(seen.dtype).removeprefix("DTYPE_")
+    lists = ", ".join(f"{{{', '.join(map(str, each))}}}" for each in (seen.extents, seen.byte_strides, seen.box))
+    swizzle = f"CU_TENSOR_MAP_SWIZZLE_{f'{seen.swizzle_bytes}B' if seen.swizzle_bytes else 'NONE'}"
+    return f"map_of({address}, CU_TENSOR_MAP_DATA_TYPE_{dtype}, {lists}, {swizzle})"
 
 
 def _attribute(entry: str, name: str, value: int) -> str:

@@ -15,6 +15,8 @@ from agent_synthesis.emit.cpu_window import CpuWindow
 from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
+from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda_scan import CudaScan
 from agent_synthesis.emit.cuda_window import CudaWindow
@@ -24,7 +26,7 @@ from warpsmith.v1 import task_pb2
 INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
-PRODUCTS: tuple[Schedule, ...] = (CudaProduct(),)
+PRODUCTS: tuple[Schedule, ...] = (CudaProduct(), CudaStreamedProduct(), CudaSmallProduct())
 """Schedules of matrix products, which no other schedule takes."""
 _CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
 _CUDA: tuple[Schedule, ...] = (

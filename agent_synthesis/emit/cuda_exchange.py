@@ -40,8 +40,7 @@ def emit(
         kernel.learn(number, _exchange(kernel, stage, own, slots, offset))
         offset += slot_words(stage) * nest.row_count * team.splits**2
         root.line("")
-    kernel.store_row()
-    kernel.store_elements()
+    kernel.store()
     workspaces = [cuda_shape.workspace(original, "mailboxes", offset, zero=True)] if grid else []
     types = {slots: "ws::uint64"} if grid else {}
     signature = kernel.text.signature(kernel.text.entry, team.threads, kernel.min_blocks, workspaces=types)

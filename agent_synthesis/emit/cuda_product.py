@@ -23,8 +23,19 @@ LEAST_ROWS = 64
 LEAST_DEPTH = 32
 SHORT_DEPTH = 1024
 """Depth up to which sums are promoted every 64 elements instead of every 128."""
-MULTIPLYING_REGISTERS = 240
-"""Registers of a multiplying thread once the copying warpgroup has handed its own back."""
+LEAST_SLICE = 1024
+"""Depth below which a slice is not worth the sums that it adds."""
+MOST_SLICE = 8192
+"""Depth of a row that the splitting block holds in registers, so that it reads it once."""
+MULTIPLYING_REGISTERS = {2: 240, 4: 112}
+"""Multiplying warpgroups → registers of their threads once the copying warpgroup has handed its own back."""
+
+TILE_FLOPS_PER_NS = 6100.0
+"""What an SM multiplies of 16-bit operands (H200, 8192 of everything in bf16, 4096 as halves of f32)."""
+RATES = {256: 1.0, 192: 1.0, 128: 0.96}
+"""Columns of a tile → share of that rate: narrow tiles copy more for each product (same place)."""
+TILE_END_NS, SLICES_NS, BYTES_PER_NS = 1500.0, 4000.0, 4000.0
+"""What a tile's end costs, what the launch that adds slices does, and how fast their sums move."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +54,25 @@ ENGINES = {"fp16x3": Engine(2, 3, 3), "fp16": Engine(1, 1, 1), "bf16": Engine(1,
 _BY_TYPE = {Type.F32: "fp16x3", Type.F16: "fp16", Type.BF16: "bf16"}
 
 
+_BEGINNINGS = {
+    1: (
+        {"columns": 256, "stages": 4, "cluster": 2, "group": 8},
+        {"columns": 192, "stages": 4, "cluster": 2, "group": 8},
+        {"columns": 256, "stages": 4, "cluster": 1, "group": 8},
+        {"columns": 128, "stages": 6, "cluster": 1, "group": 8},
+    ),
+    2: ({"columns": 128, "stages": 3, "cluster": 1, "group": 8},),
+}
+"""Parts of an operand's element → tilings to begin with."""
+
+
 class CudaProduct:
     """Choices: `engine`, given by the operands' type.
 
     Integers: `columns` of a tile (its rows are 128), `stages` of 64 elements of depth in shared memory, `cluster`
     (blocks that share the columns' copies), `group` (rows of tiles walked together), `promote` (stages between
-    promotions of sums to f32 registers, for fp16x3).
+    promotions of sums to f32 registers, for fp16x3), `slices` of the depth that are added up by a kernel of their own,
+    `warpgroups` that multiply.
     """
 
     name = "cuda_product"
@@ -59,20 +83,26 @@ class CudaProduct:
         product = matrix_product(shape.simplified(nest))
         if product is None or product.left.type is not product.right.type or product.left.type not in _BY_TYPE:
             return False
-        _, m, n, k = product.extents
+        batch, m, n, k = product.extents
         if min(m, n) < LEAST_ROWS or k < LEAST_DEPTH or not shape.is_safe_in_place(nest):
             return False
-        return all(_suits(operand) for operand in (product.left, product.right))
+        return all(_suits(operand, batch) for operand in (product.left, product.right))
 
     def defaults(self, nest: Nest) -> Parameters:
-        """The tiles that measured best at 4096 and 8192 of everything."""
-        engine = _BY_TYPE[_product(nest).left.type]
-        if engine == "fp16x3":
-            # A library's own error is small where few terms are added, and tensor cores round towards zero.
-            promote = 1 if _product(nest).extents[3] <= SHORT_DEPTH else 2
-            tiles = {"columns": 128, "stages": 3, "cluster": 1, "group": 8, "promote": promote}
-            return Parameters({"engine": engine}, tiles)
-        return Parameters({"engine": engine}, {"columns": 256, "stages": 4, "cluster": 2, "group": 8})
+        """Of a few tilings that measured well at 4096 and 8192 of everything, the fastest by a model of waves."""
+        product = _product(nest)
+        engine = _BY_TYPE[product.left.type]
+        made = []
+        for tiles in _BEGINNINGS[ENGINES[engine].parts]:
+            integers = dict(tiles)
+            if engine == "fp16x3":
+                # A library's own error is small where few terms are added, and tensor cores round towards zero.
+                integers["promote"] = 1 if product.extents[3] <= SHORT_DEPTH else 2
+            integers["warpgroups"] = 4 if product.extents[3] <= cuda_product_text.TILE_DEPTH else 2
+            for slices in _slice_counts(product, tiles["columns"]):
+                made.append(Parameters({"engine": engine}, {**integers, "slices": slices}))
+        possible = cuda_shape.legal(made, lambda parameters: require_fits(nest, parameters))
+        return min(possible, key=lambda parameters: predicted_ns(product, parameters))
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
@@ -82,6 +112,8 @@ class CudaProduct:
             "cluster": (1, 2),
             "group": (4, 8, 16),
             "promote": (1, 2, 4),
+            "warpgroups": (2, 4),
+            "slices": (1, *_slice_counts(_product(nest), current.integers["columns"])),
         })  # fmt: skip
         return cuda_shape.legal(changes, lambda parameters: require_fits(nest, parameters))
 
@@ -89,13 +121,19 @@ class CudaProduct:
         """Halves are written and read once more than their floats."""
         product = _product(nest)
         batch, m, n, k = product.extents
-        engine = ENGINES[parameters.choices["engine"]]
-        tiles = batch * -(-m // cuda_product_text.TILE_ROWS) * -(-n // parameters.integers["columns"])
-        split = engine.parts > 1
+        engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+        extra, launches = 0, 1
+        if engine.parts > 1:
+            across = [rows for rows, operand in ((m, product.left), (n, product.right)) if operand.depth_stride != 1]
+            extra += batch * k * (8 * (m + n) + 4 * sum(across))
+            launches += 3 if across else 2
+        if tiling.slices > 1:
+            extra += 8 * batch * m * n * tiling.slices
+            launches += 1
         return Footprint(
-            extra_bytes=8 * batch * (m + n) * k if split else 0,
-            parallel_count=tiles,
-            launch_count=3 if split else 1,
+            extra_bytes=extra,
+            parallel_count=_tile_count(product, tiling),
+            launch_count=launches,
             tensor_flop_count=engine.products * product.flop_count,
         )
 
@@ -119,16 +157,66 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
         raise IllegalMove(
             f"{nest.name}: {needed} bytes of shared memory, of {cuda_shape.SHARED_BYTES} a block may have"
         )
-    registers = engine.sums * tiling.columns // 2 + cuda_shape.KERNEL_OVERHEAD_REGISTERS
-    if registers > MULTIPLYING_REGISTERS:
-        raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {MULTIPLYING_REGISTERS}")
-    if tiling.columns // tiling.cluster % 8:
-        raise IllegalMove(f"{nest.name}: a cluster of {tiling.cluster} shares no {tiling.columns} columns in eights")
+    product = _product(nest)
+    depth = cuda_product_text.slice_depth(product.extents[3], tiling.slices)
+    sets = min(engine.sums, 2) if depth <= cuda_product_text.TILE_DEPTH else engine.sums  # one stage promotes nothing
+    registers = sets * tiling.columns // tiling.warpgroups + cuda_shape.KERNEL_OVERHEAD_REGISTERS
+    if registers > (limit := MULTIPLYING_REGISTERS[tiling.warpgroups]):
+        raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
+    if 2 * tiling.columns // tiling.warpgroups % 64:
+        raise IllegalMove(f"{nest.name}: {tiling.warpgroups} warpgroups share no {tiling.columns} columns by 64")
+    shared_rows = cuda_product_text.BLOCK_ROWS if product.right.depth_stride != 1 else 8
+    if tiling.columns // tiling.cluster % shared_rows:
+        raise IllegalMove(
+            f"{nest.name}: a cluster of {tiling.cluster} does not share {tiling.columns} columns by {shared_rows}"
+        )
+    if tiling.slices > 1:
+        _require_slices(nest.name, product, tiling.slices, split=engine.parts > 1)
+
+
+def _require_slices(name: str, product: MatrixProduct, slices: int, *, split: bool) -> None:
+    """Checks that no slice is empty, and that the copy engine finds slices of what is not split."""
+    batch, _, _, k = product.extents
+    if (slices - 1) * cuda_product_text.slice_depth(k, slices) >= k:
+        raise IllegalMove(f"{name}: {slices} slices of a depth of {k} leave one empty")
+    if not split and (batch > 1 or k % (slices * cuda_product_text.TILE_DEPTH)):
+        raise IllegalMove(f"{name}: 16-bit operands are sliced without a batch, and into whole stages")
+
+
+def predicted_ns(product: MatrixProduct, parameters: Parameters) -> float:
+    """Time of the product's kernel and of adding slices, by waves of tiles: for comparing tilings with each other."""
+    engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+    batch, m, n, k = product.extents
+    resident = cuda_shape.RESIDENT_CLUSTERS[tiling.cluster]
+    waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
+    depth = cuda_shape.round_up(cuda_product_text.slice_depth(k, tiling.slices), 16)
+    flops = 2 * cuda_product_text.TILE_ROWS * tiling.columns * depth * engine.products
+    tile_ns = flops / (TILE_FLOPS_PER_NS * RATES[tiling.columns]) + TILE_END_NS
+    added_ns = SLICES_NS + 8 * batch * m * n * tiling.slices / BYTES_PER_NS if tiling.slices > 1 else 0.0
+    return waves * tile_ns + added_ns
+
+
+def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
+    """Blocks' tiles, whole clusters of them."""
+    batch, m, n, _ = product.extents
+    clusters = -(-m // (cuda_product_text.TILE_ROWS * tiling.cluster))
+    return batch * tiling.slices * tiling.cluster * clusters * -(-n // tiling.columns)
+
+
+def _slice_counts(product: MatrixProduct, columns: int) -> tuple[int, ...]:
+    """Slices that fill one, two … waves of multiprocessors, where one slice leaves most of them idle."""
+    batch, m, n, k = product.extents
+    tiles = batch * -(-m // cuda_product_text.TILE_ROWS) * -(-n // columns)
+    if 2 * tiles > cuda_shape.SM_COUNT:
+        return (1,)
+    whole = max(1, cuda_shape.SM_COUNT // tiles)
+    whole *= max(1, -(-k // (MOST_SLICE * whole)))
+    counts = {1, whole, *(2**i for i in range(1, 6) if 2**i * tiles <= cuda_shape.SM_COUNT)}
+    return tuple(sorted(count for count in counts if count == 1 or k // count >= LEAST_SLICE))
 
 
 def _tiling(parameters: Parameters) -> Tiling:
-    given = {"promote": 1, **parameters.integers}
-    return Tiling(**{key: given[key] for key in ("columns", "stages", "cluster", "group", "promote")})
+    return Tiling(**{"promote": 1, "slices": 1, **parameters.integers})
 
 
 def _product(nest: Nest) -> MatrixProduct:
@@ -137,9 +225,12 @@ def _product(nest: Nest) -> MatrixProduct:
     return product
 
 
-def _suits(operand: Operand) -> bool:
+def _suits(operand: Operand, batch: int) -> bool:
     """Whether the splitting kernel (f32) or the copy engine (16 bits) can walk the operand."""
+    if 1 not in (operand.depth_stride, operand.row_stride) or min(operand.depth_stride, operand.row_stride) <= 0:
+        return False
     if operand.type is Type.F32:
-        return 1 in (operand.depth_stride, operand.row_stride) and min(operand.depth_stride, operand.row_stride) > 0
-    aligned = operand.row_stride % 8 == 0 and operand.batch_stride % 8 == 0 and operand.row_stride > 0
-    return operand.depth_stride == 1 and operand.offset == 0 and aligned
+        return operand.batch_stride >= 0
+    outer = operand.row_stride if operand.depth_stride == 1 else operand.depth_stride
+    steps = (outer, operand.batch_stride) if batch > 1 else (outer,)
+    return operand.offset == 0 and all(step > 0 and step % 8 == 0 for step in steps)

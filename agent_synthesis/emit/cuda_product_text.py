@@ -6,30 +6,34 @@ its strides and one function, which gets two neighbouring sums and makes the sto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from agent_synthesis.emit import cuda_shape, cuda_text, shape
+from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
-from agent_synthesis.ir import Axis, Index, Nest, Type
+from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 TILE_ROWS = 128
 TILE_DEPTH = 64
-PRODUCT_THREADS = 384
+BLOCK_ROWS = 64
+"""Rows of a box where they are neighbours in memory: 128 bytes, the swizzle's width."""
+WARPGROUP_THREADS = 128
 SPLIT_THREADS = 256
-REPAIR_THREADS = 256
-MOST_HELD = 8
-"""Packs of four floats that a splitting thread keeps in registers; longer rows are read twice."""
-COLUMN_ROWS = 32
-"""Rows of a block that splits an operand whose rows are neighbours in memory."""
+ADD_THREADS = 256
+SIMT_THREADS = 256
+WARP_DEPTH = 1024
+"""Depth up to which a warp splits a row, and not a block."""
+LEAST_SPLIT_BLOCKS = 264
+"""Blocks that a split across is cut into where the depth allows it: two for each multiprocessor."""
 
 _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
-    "ws_product.cuh",
+    "ws_product_shape.cuh", "ws_product.cuh",
 )  # fmt: skip
 _DTYPES = {Type.F16: tensor_pb2.DTYPE_FLOAT16, Type.BF16: tensor_pb2.DTYPE_BFLOAT16, Type.F32: tensor_pb2.DTYPE_FLOAT32}
 
@@ -43,6 +47,8 @@ class Tiling:
     cluster: int
     group: int
     promote: int
+    slices: int
+    warpgroups: int = 2
 
 
 def shared_bytes(tiling: Tiling, parts: int) -> int:
@@ -50,53 +56,136 @@ def shared_bytes(tiling: Tiling, parts: int) -> int:
     return tiling.stages * parts * (TILE_ROWS + tiling.columns) * TILE_DEPTH * 2 + 2048
 
 
+def slice_depth(depth: int, slices: int) -> int:
+    """Depth of all slices but the last, as the kernels have it."""
+    return depth if slices == 1 else cuda_shape.round_up(-(-depth // slices), TILE_DEPTH)
+
+
+def padded(count: int) -> int:
+    """Halves from one row (or depth) to the next, as the kernels have it."""
+    return 32 if count <= 32 else cuda_shape.round_up(count, 64)
+
+
 def emission(simple: Nest, product: MatrixProduct, parts: int, tiling: Tiling, parameters: Parameters) -> Emission:
     """The whole source of a product in the form that `shape.simplified` gives."""
-    made = _Product(simple, product, parts, tiling)
-    heading = shape.header(simple, "cuda_product", parameters)
-    if parts == 1:
-        lines = [*heading, *made.shape(), "", *made.end(), "", *made.product()]
-        return Emission("\n".join([*lines, ""]), _HEADERS, (made.product_launch(),))
-    lines = [*heading, *made.shape(), "", *made.end(), "", *made.split(), "", *made.product(), "", *made.repair()]
-    return Emission(
-        "\n".join([*lines, ""]),
-        (*_HEADERS, "ws_product_simt.cuh"),
-        (made.split_launch(), made.product_launch(), made.repair_launch()),
-        made.workspaces(),
-    )
+    made = ProductText(simple, product, parts, tiling)
+    pieces = [made.shape(), made.end()]
+    headers, launches = list(_HEADERS), []
+    if parts > 1:
+        pieces += [made.split(), *([made.split_across()] if made.across else [])]
+        launches += [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
+    pieces.append(made.product())
+    launches.append(made.product_launch())
+    if parts > 1:
+        headers.append("ws_product_simt.cuh")
+        pieces.append(made.repair())
+        launches.append(made.repair_launch())
+    if tiling.slices > 1:
+        headers.append("ws_product_slices.cuh")
+        pieces.append(made.add())
+        launches.append(made.add_launch())
+    text = "\n\n".join("\n".join(piece) for piece in pieces)
+    heading = "\n".join(shape.header(simple, "cuda_product", parameters))
+    return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
-class _Product:
-    """One product's pieces of text. `left` and `right` name operands in the text and in workspaces alike."""
+@dataclass(frozen=True)
+class Side:
+    """An operand: `name` stands in the text and in workspaces alike."""
 
-    def __init__(self, nest: Nest, product: MatrixProduct, parts: int, tiling: Tiling) -> None:
+    name: str
+    operand: Operand
+    rows: int
+
+    @property
+    def is_across(self) -> bool:
+        """Whether rows are neighbours in memory."""
+        return self.operand.depth_stride != 1
+
+    @property
+    def start(self) -> str:
+        """Address of its first element."""
+        return f"{self.name} + {self.operand.offset}" if self.operand.offset else self.name
+
+
+class ProductText:
+    """One product's pieces of text."""
+
+    def __init__(
+        self, nest: Nest, product: MatrixProduct, parts: int, tiling: Tiling, *, widest: int = 8, scalars: bool = False
+    ) -> None:
+        """`widest`: most columns that the end may take at once; `scalars`: no tensor cores, so no halves."""
         self._product = product
         self._parts = parts
         self._tiling = tiling
-        self._nest = _three_axes(nest, product)
-        self._end, self._pack = _end_of(self._nest)
+        self._nest = three_axes(nest, product)
+        self._end, self._pack = end_of(self._nest, widest)
         self._text = cuda_text.KernelText(self._end, "n", self._pack, CUDA, once=False, streaming=False)
-        self._entry = shape.entry_name(nest)
+        self.entry = shape.entry_name(nest)
         self._names = self._text.function.names
         self._batch, self._m, self._n, self._k = product.extents
-        self._padded = cuda_shape.round_up(self._k, 8)
-        self._sides = (("left", product.left, self._m), ("right", product.right, self._n))
-        element = {Type.F32: "half", Type.F16: "half", Type.BF16: "bfloat16"}[product.left.type]
-        self._element = f"ws::{element}"
+        self._slice = slice_depth(self._k, tiling.slices)
+        self.layers = self._batch * tiling.slices
+        self._padded = padded(self._slice)
+        self.sides = (Side("left", product.left, self._m), Side("right", product.right, self._n))
+        self.across = tuple(side for side in self.sides if side.is_across)
+        self._scalars = scalars
+        elements = {Type.F32: "float" if scalars else "ws::half", Type.F16: "ws::half", Type.BF16: "ws::bfloat16"}
+        self.element = elements[product.left.type]
 
     # -- text
 
     def shape(self) -> list[str]:
-        extents = f"ws::Extents{{.batch = {self._batch}, .m = {self._m}, .n = {self._n}, .k = {self._k}}}"
-        t = self._tiling
-        tiling = (
-            f"ws::Tiling{{.columns = {t.columns}, .stages = {t.stages}, .cluster = {t.cluster}, "
-            f".group = {t.group}, .promote = {t.promote}}}"
-        )
-        return [
-            f"using {self._entry}_shape = ws::MatrixProduct<{self._element}, {self._parts}, {extents},",
-            f"    {tiling}>;",
+        """The product's type, and what is split."""
+        t, wide = self._tiling, max(2, self._pack)
+        directions = ", ".join(f"ws::{'kAcross' if side.is_across else 'kAlong'}" for side in self.sides)
+        band = band_of(self._end)
+        lines = [
+            f"using {self.entry}_shape = ws::MatrixProduct<{self.element}, {self._parts},",
+            f"    ws::Extents{{.batch = {self._batch}, .m = {self._m}, .n = {self._n}, .k = {self._k}, "
+            f".slices = {t.slices}, .pack = {wide}}},",
+            f"    ws::Directions{{{directions}}},",
+            f"    ws::Tiling{{.columns = {t.columns}, .stages = {t.stages}, .cluster = {t.cluster}, "
+            f".group = {t.group}, .promote = {t.promote}, .warpgroups = {t.warpgroups}}}",
         ]
+        if band != EVERYWHERE:
+            lines[-1] += ","
+            lines.append(f"    ws::Band{{.first = {band[0]}, .last = {band[1]}}}")
+        lines[-1] += ">;"
+        for side in self.sides if self._parts > 1 or self._scalars else ():
+            o = side.operand
+            lines += [
+                f"constexpr ws::Operand {self.operand(side)}{{.batch = {self._batch}, .rows = {side.rows}, "
+                f".depth = {self._k}, .slices = {t.slices},",
+                f"    .batch_stride = {o.batch_stride}, .row_stride = {o.row_stride}, "
+                f".depth_stride = {o.depth_stride}, .wide = {self._wide(side)}, .chunk = {self._chunk(side)}}};",
+            ]
+        return lines
+
+    def operand(self, side: Side) -> str:
+        """The name of an operand's description."""
+        return f"{self.entry}_{side.name}"
+
+    def _wide(self, side: Side) -> int:
+        """Neighbouring operands that every access can take at once."""
+        o = side.operand
+        inner, outer = (side.rows, o.depth_stride) if side.is_across else (self._k, o.row_stride)
+        return 1 if any(size % 4 for size in (inner, outer, o.batch_stride, o.offset)) else 4
+
+    def _groups(self, side: Side) -> int:
+        wide = self._wide(side)
+        aside = min(SPLIT_THREADS, max(32, cuda_shape.power_of_two_at_least(-(-side.rows // wide))))
+        return -(-side.rows // (aside * wide))
+
+    def _chunk(self, side: Side) -> int:
+        """Depth that a block splits across."""
+        chunk = 512
+        while chunk > TILE_DEPTH and self.layers * self._groups(side) * -(-self._slice // chunk) < LEAST_SPLIT_BLOCKS:
+            chunk //= 2
+        return chunk
+
+    def _chunks(self, side: Side) -> int:
+        return -(-self._slice // self._chunk(side))
 
     def end(self) -> list[str]:
         """The function that takes two neighbouring sums to the stores."""
@@ -104,7 +193,7 @@ class _Product:
         sums = self._names.take("sums")
         function.reductions[self._product.reduction] = f"{sums}[{text.e}]"
         given = [function.axes.get(name, name) for name in ("batch", "m")]
-        if self._pack == 2:
+        if self._pack > 1:
             column, body = text.begin, Scope(function, None, known=["batch", "m"], depth=2)
             text.stores(body, self._end.stores, define=lambda inner: inner.learn([f"%{self._product.reduction}"]))
             lines = body.lines
@@ -123,83 +212,101 @@ class _Product:
             members.append(f"  {kind if buffer.written else f'const {kind}'} __restrict__ {name};")
         axes = f"{text.offset} {given[0]}, {text.offset} {given[1]}, {text.offset} {column}"
         return [
-            f"struct {self._entry}_end {{",
+            f"struct {self.entry}_end {{",
             *members,
-            f"  WS_INLINE void operator()({axes}, ws::Pack<float, 2> {sums}) const {{",
+            f"  WS_INLINE void operator()({axes}, ws::Pack<float, {max(2, self._pack)}> {sums}) const {{",
             *lines,
             "  }",
             "};",
         ]
 
     def split(self) -> list[str]:
-        lines = [
-            f'extern "C" __global__ void __launch_bounds__({SPLIT_THREADS}) {self._entry}_split(',
-            "    const float* __restrict__ left, const float* __restrict__ right,",
-            "    ws::half* __restrict__ left_halves, ws::half* __restrict__ right_halves,",
-            "    float* __restrict__ left_roots, float* __restrict__ right_roots) {",
-            f"  constexpr int kDepth = {self._k}, kPadded = {self._padded};",
-        ]
-        first = 0
-        for position, (side, operand, rows) in enumerate(self._sides):
-            blocks = self._split_blocks(operand, rows)
-            inner = [f"    {line}" for line in self._split_side(side, operand, rows, first)]
-            lines += [f"  if (blockIdx.x < {blocks}) {{" if position == 0 else "  } else {", *inner]
-            first = blocks
-        return [*lines, "  }", "}"]
-
-    def _split_blocks(self, operand: Operand, rows: int) -> int:
-        return self._batch * (rows if operand.depth_stride == 1 else -(-rows // COLUMN_ROWS))
-
-    def _split_side(self, side: str, operand: Operand, rows: int, first: int) -> list[str]:
-        block = f"blockIdx.x - {first}" if first else "blockIdx.x"
-        start = f"{side} + {operand.offset}" if operand.offset else side
-        if operand.depth_stride == 1:
-            held = -(-self._k // (4 * SPLIT_THREADS))
-            aligned = all(size % 4 == 0 for size in (self._k, operand.row_stride, operand.batch_stride, operand.offset))
-            settings = f"{SPLIT_THREADS}, {held if held <= MOST_HELD else 0}, {str(aligned).lower()}"
-            if self._batch > 1:
-                parts = f"row / {rows} * {2 * rows} + row % {rows}"
-                place = f"row / {rows} * {operand.batch_stride} + row % {rows} * {operand.row_stride}"
+        """Splits operands whose rows' elements are neighbours, and measures the others."""
+        calls = {}
+        for side in self.sides:
+            n, operands = side.name, self.operand(side)
+            if side.is_across:
+                calls[n] = f"ws::measure_across<{operands}>(%, {side.start}, {n}_ranges);"
             else:
-                parts, place = "row", f"row * {operand.row_stride}"
-            at = f"({parts})" if " " in parts else parts
-            return [
-                f"const ws::int64 row = {block};",
-                f"ws::half* high = {side}_halves + {at} * kPadded;",
-                f"ws::split_row<{settings}>({start} + {place}, kDepth, kPadded, high, high + {rows}LL * kPadded,",
-                f"    {side}_roots + row);",
-            ]
-        groups = -(-rows // COLUMN_ROWS)
-        return [
-            f"const ws::int64 group = {block};",
-            f"const int batch = group / {groups}, first = group % {groups} * {COLUMN_ROWS};",
-            f"ws::half* high = {side}_halves + (batch * {2 * rows}LL + first) * kPadded;",
-            f"ws::split_columns<{SPLIT_THREADS}>({start} + batch * {operand.batch_stride}LL, {operand.depth_stride},",
-            f"    first, {rows}, kDepth, kPadded, high, high + {rows}LL * kPadded, {side}_roots + batch * {rows});",
+                calls[n] = f"ws::split_along<{operands}>(%, {side.start}, {n}_halves, {n}_roots, marks);"
+        return self._splitting("split", self._split_arguments(), self.sides, calls)
+
+    def split_across(self) -> list[str]:
+        """Splits operands whose rows are neighbours."""
+        calls = {}
+        for side in self.across:
+            n = side.name
+            ranges = f"{side.start}, {n}_ranges, {n}_halves, {n}_roots, marks"
+            calls[n] = f"ws::split_across<{self.operand(side)}>(%, {ranges});"
+        return self._splitting("split_across", self._across_arguments(), self.across, calls)
+
+    def _splitting(
+        self, name: str, arguments: Sequence[str], sides: Sequence[Side], calls: Mapping[str, str]
+    ) -> list[str]:
+        lines = [
+            f'extern "C" __global__ void __launch_bounds__(ws::kSplitThreads) {self.entry}_{name}(',
+            *cuda_text.wrapped([_POINTERS[argument.rpartition("_")[2]] + argument for argument in arguments]),
         ]
+        if len(sides) == 1:
+            return [*lines, f"  {calls[sides[0].name].replace('%', 'blockIdx.x')}", "}"]
+        first = self._split_blocks(sides[0])
+        lines += [
+            f"  if (blockIdx.x < {first}) {calls['left'].replace('%', 'blockIdx.x')}",
+            f"  else {calls['right'].replace('%', f'blockIdx.x - {first}')}",
+        ]
+        return [*lines, "}"]
+
+    def _split_arguments(self) -> list[str]:
+        along = [side.name for side in self.sides if not side.is_across]
+        halves = [f"{name}_{what}" for what in ("halves", "roots") for name in along]
+        ranges = [f"{side.name}_ranges" for side in self.across]
+        return ["left", "right", *halves, *ranges, *(["marks"] if along else [])]
+
+    def _across_arguments(self) -> list[str]:
+        whats = ("", "_ranges", "_halves", "_roots")
+        return [*(f"{side.name}{what}" for what in whats for side in self.across), "marks"]
+
+    def _split_blocks(self, side: Side) -> int:
+        if side.is_across:
+            return self.layers * self._groups(side) * self._chunks(side)
+        rows = self.layers * side.rows
+        return -(-rows // (SPLIT_THREADS // 32)) if self._slice <= WARP_DEPTH else rows
 
     def product(self) -> list[str]:
+        """The product's kernel."""
         roots = "left_roots, right_roots" if self._parts > 1 else "nullptr, nullptr"
         arguments = ["const __grid_constant__ ws::TensorMap left", "const __grid_constant__ ws::TensorMap right"]
-        arguments += self._roots()
         return [
-            *self._signature(f"__launch_bounds__(ws::kProductThreads, 1) {self._entry}_product", arguments),
-            f"  ws::multiply<{self._entry}_shape>(left, right, {roots}, {self._end_value()});",
+            *self.signature(
+                f"__launch_bounds__({self.entry}_shape::kThreads, 1) {self.entry}_product", [*arguments, *self._roots()]
+            ),
+            f"  ws::multiply<{self.entry}_shape>(left, right, {roots}, {self.end_value()});",
             "}",
         ]
 
     def repair(self) -> list[str]:
+        """The kernel that makes the products of rows without a scale."""
         arguments = ["const float* __restrict__ left", "const float* __restrict__ right", *self._roots()]
-        strides, starts = [], []
-        for side, operand, _ in self._sides:
-            starts.append(f"{side} + {operand.offset}" if operand.offset else side)
-            values = f".batch = {operand.batch_stride}, .row = {operand.row_stride}, .depth = {operand.depth_stride}"
-            strides.append(f"ws::Strides{{{values}}}")
+        operands = ", ".join(self.operand(side) for side in self.sides)
+        starts = ", ".join(side.start for side in self.sides)
+        arguments += ["ws::Marks* marks", *(f"{_POINTERS['ranges']}{side.name}_ranges" for side in self.across)]
         return [
-            *self._signature(f"__launch_bounds__(ws::kRepairThreads) {self._entry}_repair", arguments),
-            f"  ws::repair<{self._entry}_shape, {strides[0]},",
-            f"             {strides[1]}>({', '.join(starts)}, left_roots, right_roots,",
-            f"             {self._end_value()});",
+            *self.signature(f"__launch_bounds__(ws::kSimtThreads) {self.entry}_repair", arguments),
+            *(f"  ws::forget<{self.operand(side)}>({side.name}_ranges);" for side in self.across),
+            f"  ws::repair<{self.entry}_shape, {operands}>({starts}, left_roots, right_roots, marks,",
+            f"             {self.end_value()});",
+            "}",
+        ]
+
+    def add(self) -> list[str]:
+        """The kernel that adds up the slices and makes the stores."""
+        return [
+            *self.signature(
+                f"__launch_bounds__(ws::kAddThreads) {self.entry}_add",
+                ["const float* __restrict__ slices"],
+                whole=True,
+            ),
+            f"  ws::add_slices<{self.entry}_shape>(slices, {self.end_value(whole=True)});",
             "}",
         ]
 
@@ -207,94 +314,161 @@ class _Product:
         sides = ("left", "right") if self._parts > 1 else ()
         return [f"const float* __restrict__ {side}_roots" for side in sides]
 
-    def _signature(self, name: str, arguments: list[str]) -> list[str]:
+    def _is_end(self, whole: bool) -> bool:
+        """Whether a kernel ends with the nest's stores, not with the sums of slices."""
+        return whole or self._tiling.slices == 1
+
+    def signature(self, name: str, arguments: list[str], *, whole: bool = False) -> list[str]:
+        """The head of a kernel with these parameters, and then what its end needs."""
         function = self._text.function
-        for buffer in self._end.buffers:
+        if not self._is_end(whole):
+            arguments.append("float* __restrict__ slices")
+        for buffer in self._end.buffers if self._is_end(whole) else ():
             kind = f"{function.dialect.storage[buffer.type]}*"
             arguments.append(f"{kind if buffer.written else f'const {kind}'} __restrict__ {self._passed(buffer.name)}")
         return [f'extern "C" __global__ void {name}(', *cuda_text.wrapped(arguments)]
 
     def _passed(self, buffer: str) -> str:
-        """A buffer's name among a kernel's parameters, some of which are called left and right."""
+        """A buffer's name among a kernel's parameters, some of which have names of their own."""
         name = self._text.function.buffers[buffer]
-        return f"{name}_" if name in ("left", "right", "left_roots", "right_roots") else name
+        return f"{name}_" if name in ("left", "right", "left_roots", "right_roots", "marks", "slices") else name
 
-    def _end_value(self) -> str:
-        return f"{self._entry}_end{{{', '.join(self._passed(buffer.name) for buffer in self._end.buffers)}}}"
+    def end_value(self, *, whole: bool = False) -> str:
+        """What a kernel makes of sums: the nest's stores, or (unless `whole`) a slice's."""
+        if not self._is_end(whole):
+            return f"ws::SliceEnd<{self.entry}_shape>{{slices}}"
+        return f"{self.entry}_end{{{', '.join(self._passed(buffer.name) for buffer in self._end.buffers)}}}"
 
     # -- records
 
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
+        """Halves, what is known of their rows, and the sums of slices."""
         found = []
-        for side, _, rows in self._sides:
-            halves = [self._batch, self._parts, rows, self._padded]
-            found.append(_workspace(f"{self._entry}_{side}_halves", tensor_pb2.DTYPE_FLOAT16, halves))
-            found.append(_workspace(f"{self._entry}_{side}_roots", tensor_pb2.DTYPE_FLOAT32, [self._batch * rows]))
+        for side in self.sides if self._parts > 1 else ():
+            pair = [self._slice, padded(side.rows)] if side.is_across else [side.rows, self._padded]
+            halves = [self.layers, self._parts, *pair]
+            found.append(_workspace(self._workspace(f"{side.name}_halves"), tensor_pb2.DTYPE_FLOAT16, halves))
+            roots = [self.layers * side.rows]
+            found.append(_workspace(self._workspace(f"{side.name}_roots"), tensor_pb2.DTYPE_FLOAT32, roots))
+            if side.is_across:
+                found.append(_cleared(self._workspace(f"{side.name}_ranges"), self.layers * side.rows))
+        if self._parts > 1:
+            found.append(_cleared(self._workspace("marks"), 1))
+        if self._tiling.slices > 1:
+            sums = [self.layers, self._m, self._n]
+            found.append(_workspace(self._workspace("slices"), tensor_pb2.DTYPE_FLOAT32, sums))
         return tuple(found)
 
+    def _workspace(self, name: str) -> str:
+        return f"{self.entry}_{name}"
+
     def split_launch(self) -> candidate_pb2.Launch:
-        work = [f"{self._entry}_{side}_{what}" for what in ("halves", "roots") for side in ("left", "right")]
-        blocks = sum(self._split_blocks(operand, rows) for _, operand, rows in self._sides)
-        operands = [operand.buffer for _, operand, _ in self._sides]
-        return self._launch("split", blocks, SPLIT_THREADS, [_address(n) for n in [*operands, *work]], work)
+        """Of `split`."""
+        blocks = sum(self._split_blocks(side) for side in self.sides)
+        return self._split_record("split", blocks, self._split_arguments())
+
+    def split_across_launch(self) -> candidate_pb2.Launch:
+        """Of `split_across`."""
+        blocks = sum(self._split_blocks(side) for side in self.across)
+        return self._split_record("split_across", blocks, self._across_arguments())
+
+    def _split_record(self, name: str, blocks: int, arguments: Sequence[str]) -> candidate_pb2.Launch:
+        operands = {side.name: side.operand.buffer for side in self.sides}
+        passed = [operands.get(argument) or self._workspace(argument) for argument in arguments]
+        written = [self._workspace(argument) for argument in arguments if argument not in operands]
+        return self.launch(name, blocks, SPLIT_THREADS, [address(each) for each in passed], written)
 
     def product_launch(self) -> candidate_pb2.Launch:
-        maps = [self._map(side, operand, rows) for side, operand, rows in self._sides]
+        """Of `product`."""
+        maps = [self._map(side) for side in self.sides]
         tiling = self._tiling
-        clusters = self._batch * -(-self._m // (TILE_ROWS * tiling.cluster)) * -(-self._n // tiling.columns)
+        clusters = self.layers * -(-self._m // (TILE_ROWS * tiling.cluster)) * -(-self._n // tiling.columns)
         grid = min(clusters, cuda_shape.RESIDENT_CLUSTERS[tiling.cluster]) * tiling.cluster
-        record = self._launch("product", grid, PRODUCT_THREADS, [*maps, *self._ending()], self._written())
+        threads = WARPGROUP_THREADS * (1 + tiling.warpgroups)
+        record = self.launch("product", grid, threads, [*maps, *self.ending()], self.written())
         record.shared_bytes = shared_bytes(tiling, self._parts)
         if tiling.cluster > 1:
             record.cluster.CopyFrom(candidate_pb2.Extent3(x=tiling.cluster, y=1, z=1))
         return record
 
     def repair_launch(self) -> candidate_pb2.Launch:
-        operands = [_address(operand.buffer) for _, operand, _ in self._sides]
-        blocks = cuda_shape.SM_COUNT
-        return self._launch("repair", blocks, REPAIR_THREADS, [*operands, *self._ending()], self._written())
+        """Of `repair`."""
+        operands = [address(side.operand.buffer) for side in self.sides]
+        cleared = ["marks", *(f"{side.name}_ranges" for side in self.across)]
+        written = [*self.written(), *map(self._workspace, cleared)]
+        arguments = [*operands, *self.ending(*cleared)]
+        return self.launch("repair", cuda_shape.SM_COUNT, SIMT_THREADS, arguments, written)
 
-    def _ending(self) -> list[candidate_pb2.LaunchArgument]:
-        roots = [f"{self._entry}_{side}_roots" for side in ("left", "right")] if self._parts > 1 else []
-        return [_address(name) for name in [*roots, *(buffer.name for buffer in self._end.buffers)]]
+    def add_launch(self) -> candidate_pb2.Launch:
+        """Of `add`."""
+        packs = self._batch * self._m * -(-self._n // max(2, self._pack))
+        blocks = min(-(-packs // ADD_THREADS), 8 * cuda_shape.SM_COUNT)
+        names = [self._workspace("slices"), *(buffer.name for buffer in self._end.buffers)]
+        written = [buffer.name for buffer in self._end.buffers if buffer.written]
+        return self.launch("add", blocks, ADD_THREADS, [address(name) for name in names], written)
 
-    def _written(self) -> list[str]:
+    def ending(self, *more: str) -> list[candidate_pb2.LaunchArgument]:
+        """What follows the operands among a kernel's arguments."""
+        names = ["left_roots", "right_roots"] if self._parts > 1 else []
+        work = [self._workspace(name) for name in (*names, *more)]
+        ends = [buffer.name for buffer in self._end.buffers] if self._is_end(False) else [self._workspace("slices")]
+        return [address(name) for name in (*work, *ends)]
+
+    def written(self) -> list[str]:
+        """Buffers that a kernel's end writes."""
+        if not self._is_end(False):
+            return [self._workspace("slices")]
         return [buffer.name for buffer in self._end.buffers if buffer.written]
 
-    def _launch(
+    def launch(
         self, name: str, grid: int, threads: int, arguments: Sequence[candidate_pb2.LaunchArgument], writes: list[str]
     ) -> candidate_pb2.Launch:
+        """A record of a grid and block of one dimension."""
         return candidate_pb2.Launch(
-            entry=f"{self._entry}_{name}",
+            entry=f"{self.entry}_{name}",
             grid=candidate_pb2.Extent3(x=grid, y=1, z=1),
             block=candidate_pb2.Extent3(x=threads, y=1, z=1),
             arguments=arguments,
             writes=writes,
         )
 
-    def _map(self, side: str, operand: Operand, rows: int) -> candidate_pb2.LaunchArgument:
-        """The operand's parts as (depth, row, part, batch)."""
+    def _map(self, side: Side) -> candidate_pb2.LaunchArgument:
+        """The operand's parts as (depth, row, part, layer); across as (row, depth, part, layer)."""
+        o = side.operand
         if self._parts > 1:
-            buffer, depth, row, part = f"{self._entry}_{side}_halves", self._padded, self._padded, rows * self._padded
-            batch = self._parts * part
+            buffer = self._workspace(f"{side.name}_halves")
+            inner = padded(side.rows) if side.is_across else self._padded
+            part = (self._slice if side.is_across else side.rows) * inner
+            layer = self._parts * part
         else:
-            buffer, depth, row = operand.buffer, self._k, operand.row_stride
-            part = batch = operand.batch_stride or row
-        shared = side == "right" and self._tiling.cluster > 1
-        box_rows = TILE_ROWS if side == "left" else self._tiling.columns // self._tiling.cluster
+            buffer, inner = o.buffer, o.depth_stride if side.is_across else o.row_stride
+            layer = self._slice * o.depth_stride if self._tiling.slices > 1 else o.batch_stride
+            part = layer = layer or inner
+        rows = TILE_ROWS if side.name == "left" else self._tiling.columns // self._tiling.cluster
+        depth = self._padded if self._parts > 1 else self._slice
+        extents = [side.rows, self._slice] if side.is_across else [depth, side.rows]
+        box = [BLOCK_ROWS, TILE_DEPTH] if side.is_across else [TILE_DEPTH, rows]
         return candidate_pb2.LaunchArgument(
             tensor_map=candidate_pb2.TensorMap(
                 buffer=buffer,
-                dtype=_DTYPES[Type.BF16 if self._element == "ws::bfloat16" else Type.F16],
-                extents=[depth, rows, self._parts, self._batch],
-                byte_strides=[2 * row, 2 * part, 2 * batch],
-                box=[TILE_DEPTH, box_rows, 1 if shared else self._parts, 1],
+                dtype=_DTYPES[Type.BF16 if self.element == "ws::bfloat16" else Type.F16],
+                extents=[*extents, self._parts, self.layers],
+                byte_strides=[2 * inner, 2 * part, 2 * layer],
+                box=[*box, 1, 1],
                 swizzle_bytes=128,
             )
         )
 
 
-def _address(buffer: str) -> candidate_pb2.LaunchArgument:
+_POINTERS = {
+    "left": "const float* __restrict__ ", "right": "const float* __restrict__ ", "halves": "ws::half* __restrict__ ",
+    "roots": "float* __restrict__ ", "ranges": "ws::Measured* __restrict__ ", "marks": "ws::Marks* ",
+}  # fmt: skip
+"""Last word of a splitting kernel's parameter → its type."""
+
+
+def address(buffer: str) -> candidate_pb2.LaunchArgument:
+    """A buffer as a launch's argument."""
     return candidate_pb2.LaunchArgument(buffer=buffer)
 
 
@@ -310,34 +484,8 @@ def _workspace(name: str, dtype: tensor_pb2.Dtype.ValueType, extents: Sequence[i
     )
 
 
-def _three_axes(nest: Nest, product: MatrixProduct) -> Nest:
-    """The nest over axes `batch` (where there is one), `m` and `n`; what is not affine in them has quotients."""
-    groups = [("batch", product.batch), ("m", product.rows), ("n", product.columns)]
-    kept = [(Axis(name, _count(axes)), axes) for name, axes in groups if axes]
-    extents = {axis.name: axis.extent for axis in (*(axis for axis, _ in kept), *nest.reduced)}
-    parts: dict[str, Index] = {}
-    for whole, axes in kept:
-        inside = whole.extent
-        for axis in axes:
-            outside, inside = inside, inside // axis.extent
-            part = Index.axis(whole.name).divided(inside, extents)
-            parts[axis.name] = part if outside == whole.extent else part.modulo(axis.extent, extents)
-    return shape.reindexed(
-        nest, lambda index: index.substituted(parts, extents), [axis for axis, _ in kept], nest.reduced
-    )
-
-
-def _end_of(nest: Nest) -> tuple[Nest, int]:
-    """The stores alone, with the buffers that they touch, and how many neighbours every access takes at once."""
-    end = replace(nest, reduced=(), reductions=())
-    used = {name for name, _ in cuda_shape.accesses(end)}
-    end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
-    columns = next(axis for axis in end.parallel if axis.name == "n")
-    return end, min(2, cuda_shape.widest_pack(end, columns))
-
-
-def _count(axes: Sequence[Axis]) -> int:
-    count = 1
-    for axis in axes:
-        count *= axis.extent
-    return count
+def _cleared(name: str, words: int) -> candidate_pb2.Buffer:
+    """A workspace of 8-byte words that are zero between calls."""
+    buffer = _workspace(name, tensor_pb2.DTYPE_INT64, [words])
+    buffer.zero_between_calls = True
+    return buffer

@@ -7,15 +7,25 @@ between the visits, so that most rows are read once and written once. What to ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from agent_synthesis.emit import cuda_exchange, cuda_shape, cuda_stages, cuda_stream, cuda_two_pass, shape, sweeps
+from agent_synthesis.emit import (
+    cuda_exchange,
+    cuda_hold,
+    cuda_shape,
+    cuda_stages,
+    cuda_stream,
+    cuda_two_pass,
+    shape,
+    sweeps,
+)
 from agent_synthesis.emit.cuda_team import require, team_of
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream")
+STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream", "hold")
 _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which the data is read faster than the blocks of a grid meet."""
@@ -24,6 +34,12 @@ _LARGE_TENSOR = 32 << 20
 _LONG_BLOCK_ROW = 16384
 _STREAM_SLICE = 8192
 """Elements of a row that a block streams at most: three or four such rows fit half an SM's shared memory."""
+_MOST_SKEWED = 40
+"""Elements that a thread holds of a row that begins anywhere, by default."""
+_HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
+"""Threads of a block that keeps its part of a row, packs of each that come together, and blocks of an SM."""
+_OTHER_SHARED_BYTES = 2 << 10
+"""What a block that keeps its row needs of shared memory besides: the states of its warps."""
 _MOST_HELD_BYTES = 384
 """Bytes of a row that a thread may hold in registers."""
 
@@ -34,8 +50,10 @@ class CudaRowReduction:
     `overlap` (yes: may start while the previous kernel ends).
 
     Integers: `threads` of a block, `lanes` (threads of a row, for warp), `splits` (blocks of a row, for cluster, grid,
-    two_pass and stream), `pack` (elements), `packs` (in registers at once), `min_blocks` (blocks that share an SM),
-    `depth` (rows of a block in shared memory, for stream), `lag` (rows that a block goes on to while others answer).
+    two_pass, stream and hold), `pack` (elements; more than lie aligned together: packs begin before the row), `packs`
+    (in registers at once), `min_blocks` (blocks that share an SM), `depth` (rows of a block in shared memory, for
+    stream; parts of its row, for hold), `lag` (rows that a block goes on to while others answer, for stream; parts of
+    the next row asked for meanwhile, for hold).
     """
 
     name = "cuda_row_reduction"
@@ -98,16 +116,23 @@ class CudaRowReduction:
         streaming = self._streaming(simple)
         found += streaming if _common_loads(simple) else []
         clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 512, 1), (16, 512, 1)]
-        if cuda_shape.widest_pack(simple, simple.reduced[0]) == 1:
-            # Rows that begin anywhere are read element by element, which more threads hide (L1 norm of 32768x65535:
-            # 5758 us instead of 7855).
+        best, skewed = cuda_shape.best_pack(simple, simple.reduced[0]), _is_skewed(simple)
+        if best == 1:
+            # Rows read element by element want more threads (L1 norm of 32768x65535: 5758 us instead of 7855).
             clusters = [(2, 512, 2), (4, 512, 2), (8, 512, 2), *clusters]
+        elif skewed:
+            # Where each element is asked whether it is inside, 36 of a thread are better than 68 (4660 us, 5528).
+            clusters.insert(2, (4, 512, 1))
         for splits, threads, min_blocks in clusters:
-            found.append(
-                self._parameters(
-                    simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, loads="shared"
-                )
+            some = self._parameters(
+                simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, loads="shared"
             )
+            if not skewed or some.integers["packs"] * best <= _MOST_SKEWED:
+                found.append(some)
+        if not _common_loads(simple):
+            # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4790 us; a block each 5460). Where
+            # rows share weights, reading these delays them (layer norm of 16x4194304: 290 us, two kernels 259).
+            found += self._holding(simple, threads=512, packs=4, min_blocks=1)
         found += streaming
         if rows < cuda_shape.SM_COUNT:
             splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
@@ -141,6 +166,27 @@ class CudaRowReduction:
         settings = {"depth": depth, "lag": max(1, depth - 2)}
         return [Parameters(draft.choices, {**draft.integers, **settings})] if depth >= 3 else []
 
+    def _holding(self, simple: Nest, *, threads: int, packs: int, min_blocks: int) -> list[Parameters]:
+        """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can."""
+        if not sweeps.element_stores(simple) or simple.column_count <= _LONG_BLOCK_ROW:
+            return []
+        draft = self._parameters(
+            simple, "hold", threads=threads, packs=packs, min_blocks=min_blocks, depth=1, stores="streaming"
+        )
+        team = team_of(simple, draft)
+        part_bytes = replace(team, depth=1).ring_bytes(simple) - replace(team, depth=0).ring_bytes(simple)
+        room = cuda_shape.SHARED_BYTES // min_blocks - cuda_shape.RESERVED_SHARED_BYTES - _OTHER_SHARED_BYTES
+        depth = (room - replace(team, depth=0).ring_bytes(simple)) // max(1, part_bytes)
+        if not part_bytes or depth < 1:
+            return []
+        resident = cuda_shape.resident_blocks(threads, min_blocks)
+        wanted = -(-simple.column_count // (depth * team.part))
+        teams = max(1, min(simple.row_count, resident // wanted))
+        splits = -(-simple.column_count // replace(team, splits=resident // teams).slice)
+        parts = replace(team, splits=splits).parts
+        settings = {"splits": splits, "depth": min(depth, parts), "lag": min(2, parts)}
+        return [Parameters(draft.choices, {**draft.integers, **settings})]
+
     def _short(self, simple: Nest) -> Parameters:
         pack = cuda_shape.widest_pack(simple, simple.reduced[0])
         lanes = min(32, cuda_shape.power_of_two_at_least(-(-simple.column_count // pack)))
@@ -167,7 +213,7 @@ class CudaRowReduction:
         lag: int = 0,
         stores: str = "plain",
     ) -> Parameters:
-        pack = pack or cuda_shape.widest_pack(simple, simple.reduced[0])
+        pack = pack or cuda_shape.best_pack(simple, simple.reduced[0])
         size = max((b.type.size_bytes for b in simple.buffers if not b.written), default=4)
         packs = packs or max(1, _MOST_HELD_BYTES // (pack * size))
         merge = reduce != "warp" and cuda_stages.can_merge(simple)
@@ -216,16 +262,20 @@ class CudaRowReduction:
         integers, reduce = current.integers, current.choices["reduce"]
         splits, threads, depth = integers["splits"], integers["threads"], integers["depth"]
         stored = self._later_loads(simple)
-        stream = reduce == "stream"
+        stream, hold = reduce == "stream", reduce == "hold"
         yield from cuda_shape.domain_without(
             current,
             {
                 "loads": () if stream else ("once", "shared"),
                 "stores": ("plain", "streaming") if sweeps.element_stores(simple) else (),
-                "preload": ("yes", "no") if stored and reduce != "two_pass" else (),
+                "preload": ("yes", "no") if stored and reduce != "two_pass" and not hold else (),
                 "exp": ("accurate", "fast") if cuda_stages.exponentials(simple) else (),
             },
         )
+        if hold:
+            yield from self._other_holders(simple, current)
+            yield from (p for p in self._preferred(simple) if p.choices["reduce"] != reduce)
+            return
         for wanted in (threads * 2, threads // 2):
             blocks = {integers["min_blocks"], max(1, integers["min_blocks"] * threads // max(32, wanted))}
             for min_blocks in sorted(blocks, reverse=True):
@@ -242,7 +292,7 @@ class CudaRowReduction:
         yield from (p for p in self._preferred(simple) if p.choices["reduce"] != reduce)
         if reduce != "cluster":
             yield self._parameters(simple, "cluster", threads=256, splits=8)
-        widest = cuda_shape.widest_pack(simple, simple.reduced[0])
+        widest = cuda_shape.best_pack(simple, simple.reduced[0], 0)
         yield from (_resized(current, pack=pack) for pack in (1, 2, 4, 8) if pack <= widest)
         yield from cuda_shape.domain_without(
             current,
@@ -252,6 +302,13 @@ class CudaRowReduction:
                 "packs": () if stream else (16, 8, 4, 2, 1),
             },
         )
+
+    def _other_holders(self, simple: Nest, current: Parameters) -> Iterator[Parameters]:
+        """Blocks of other sizes that keep what fits them, and more or less of the next row asked for in time."""
+        for threads, packs, min_blocks in _HOLDERS:
+            for held in self._holding(simple, threads=threads, packs=packs, min_blocks=min_blocks):
+                yield Parameters(current.choices, held.integers)
+        yield from cuda_shape.domain_without(current, {"lag": (0, 2, 8)})
 
     @staticmethod
     def _later_loads(simple: Nest) -> bool:
@@ -271,6 +328,11 @@ class CudaRowReduction:
         rereads = 0 if team.holds_row and launches == 1 else visits - 1
         read = cuda_shape.row_data_bytes(simple)
         blocks = -(-simple.row_count // team.rows_a_block) * team.splits
+        if team.reduce == "hold":
+            blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
+            beyond = max(0, 1 - team.depth / team.parts)
+            again = int(read * beyond) if read / simple.row_count * beyond > cuda_shape.L2_BYTES // 2 else 0
+            return Footprint(again + 16 * blocks, blocks, 1)
         if team.reduce == "stream":
             blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
             return Footprint(8 * blocks * team.splits * sum(s.state_bytes() for s in stages), blocks, 1)
@@ -288,7 +350,7 @@ class CudaRowReduction:
         simple = cuda_shape.canonical(nest)
         stages = self._stages(simple, parameters)
         header = shape.header(nest, self.name, parameters)
-        writers = {"two_pass": cuda_two_pass.emit, "stream": cuda_stream.emit}
+        writers = {"two_pass": cuda_two_pass.emit, "stream": cuda_stream.emit, "hold": cuda_hold.emit}
         write = writers.get(parameters.choices["reduce"], cuda_exchange.emit)
         return write(sweeps.with_reciprocal(simple), nest, parameters, stages, header)
 
@@ -304,7 +366,8 @@ class CudaRowReduction:
         pack, splits, lanes, threads = (integers[key] for key in ("pack", "splits", "lanes", "threads"))
         if reduce not in STRATEGIES:
             raise IllegalMove(f"{nest.name}: reduce = {reduce} is none of {', '.join(STRATEGIES)}")
-        if pack < 1 or cuda_shape.widest_pack(simple, simple.reduced[0]) % pack:
+        axis = simple.reduced[0]
+        if pack < 1 or (cuda_shape.widest_pack(simple, axis) % pack and cuda_shape.best_pack(simple, axis, 0) % pack):
             raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
         if reduce == "warp" and (lanes not in (1, 2, 4, 8, 16, 32) or threads % 32):
             raise IllegalMove(f"{nest.name}: lanes = {lanes} is no part of a warp")
@@ -358,6 +421,12 @@ def _tight(simple: Nest, parameters: Parameters) -> Parameters:
     if min(integers["lanes"], integers["threads"], integers["splits"], integers["pack"], integers["packs"]) < 1:
         return parameters
     return Parameters(parameters.choices, {**integers, "packs": team_of(simple, parameters).packs})
+
+
+def _is_skewed(simple: Nest) -> bool:
+    """Whether rows begin anywhere, and the packs that they are taken in before them."""
+    axis = simple.reduced[0]
+    return cuda_shape.skew(simple, axis, cuda_shape.best_pack(simple, axis)) is not None
 
 
 def _common_loads(simple: Nest) -> bool:

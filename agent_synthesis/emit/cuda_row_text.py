@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape, cuda_text, sweeps
-from agent_synthesis.emit.cuda_stages import Stage, kept_parts
+from agent_synthesis.emit.cuda_stages import Stage, kept_parts, narrowed
 from agent_synthesis.emit.cuda_team import team_of
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import accumulator
@@ -26,9 +26,11 @@ class RowKernel:
         self.stages = list(stages)
         self.min_blocks = parameters.integers["min_blocks"]
         self._preload = parameters.choices["preload"] == "yes"
+        self._place = cuda_shape.skew(nest, nest.reduced[0], self.team.pack)
         self.text = cuda_text.KernelText(
             nest, nest.reduced[0].name, self.team.pack, cuda_text.dialect_of(parameters.choices["exp"]),
             once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
+            skew=self._place,
         )  # fmt: skip
         self.function = self.text.function
         names = self.function.names
@@ -78,11 +80,17 @@ class RowKernel:
             else (f"{team.pack} * threadIdx.x" if team.pack > 1 else thread)
         )
         start = f"{self.rank} * {team.slice} + " if team.splits > 1 else ""
-        root.line(f"const int {self.first} = {start}{scaled};")
+        before = ""
+        if self._place is not None:
+            shift = self.function.names.take("shift")
+            place = self.function.index(self._place)
+            root.line(f"const int {shift} = ({place}) % {team.pack};  // the row's first pack begins so far before it")
+            before = f" - {shift}"
+        root.line(f"const int {self.first} = {start}{scaled}{before};")
         if not team.is_even:
             last = "kColumns"
             if team.splits > 1:
-                last = f"min(kColumns, ({self.rank} + 1) * {team.slice})"
+                last = f"min(kColumns, ({self.rank} + 1) * {team.slice}{before})"
             root.line(f"const int {self.end} = {last};")
         root.learn(axis.name for axis in self.nest.parallel)
 
@@ -127,7 +135,7 @@ class RowKernel:
     def _slot(self) -> str:
         return f"[{self.v}]" if self.team.packs > 1 else "[0]"
 
-    def _hold(self, scope: Scope, loads: Sequence[Load], base: str) -> list[tuple[Load, str]]:
+    def hold(self, scope: Scope, loads: Sequence[Load], base: str) -> list[tuple[Load, str]]:
         """Declares and fills the packs of loads; the text of the pack `v` of each."""
         wide = [load for load in loads if self._is_holdable(load)]
         held = []
@@ -165,9 +173,9 @@ class RowKernel:
         if self.team.holds_row:
             row = self._row_loads()
             first = len(self._reduction_loads())
-            self._held = self._hold(self.root, row[:first], self.first)
+            self._held = self.hold(self.root, row[:first], self.first)
             if row[first:]:
-                self._held += self._hold(self.root, row[first:], self.first)
+                self._held += self.hold(self.root, row[first:], self.first)
             self.root.line("")
 
     def hold_common(self) -> None:
@@ -176,7 +184,7 @@ class RowKernel:
             roots = [reduction.value for stage in self.stages for reduction in stage.reductions]
             found = self.text.varying_loads([*roots, *(store.value for store in self.element_stores)])
             common = [load for load in found if not self.text.varies_by_row(load)]
-            self._held = self._hold(self.root, common, self.first)
+            self._held = self.hold(self.root, common, self.first)
 
     def keep_nothing(self) -> None:
         """Parts are computed again where they are needed again."""
@@ -196,7 +204,7 @@ class RowKernel:
                 size = self.text.storage(load.buffer).size_bytes
                 rows = load.index.axes() - {axis}
                 contiguous = load.index.coefficient(axis) == 1 and rows and self.text.access_of(load) == "pack"
-                if contiguous and team.columns % team.slice == 0 and team.pack * size % 16 == 0:
+                if contiguous and not team.skewed and team.columns % team.slice == 0 and team.pack * size % 16 == 0:
                     start = f"{self.rank} * {team.slice}" if team.splits > 1 else "0"
                     address = self.text.address(load.buffer, load, start)
                     self.root.line(f"if (threadIdx.x == 0) ws::prefetch({address}, {team.slice * size});")
@@ -206,10 +214,10 @@ class RowKernel:
         """Loads once what the stores read, for a kernel that only stores."""
         if self.team.holds_row and self.element_stores:
             loads = self.text.varying_loads(store.value for store in self.element_stores)
-            self._held = self._hold(self.root, loads, self.first)
+            self._held = self.hold(self.root, loads, self.first)
         self._keep = {}
 
-    def _chunks(self, roots: Sequence[Expression], write: object) -> None:
+    def chunks(self, roots: Sequence[Expression], write: object) -> None:
         """Runs `write(scope, base, held)` on the held row, or on chunk after chunk of it."""
         assert callable(write)
         if self.team.holds_row:
@@ -219,7 +227,7 @@ class RowKernel:
         step = team.packs * team.stride
         stop = self.end if not team.is_even else f"{self.first} + {team.slice}"
         inner = self.root.child()
-        held = self._hold(inner, self.text.varying_loads(roots), self.chunk)
+        held = self.hold(inner, self.text.varying_loads(roots), self.chunk)
         write(inner, self.chunk, held)
         self.root.line(f"for (int {self.chunk} = {self.first}; {self.chunk} < {stop}; {self.chunk} += {step}) {{")
         self.root.absorb(inner)
@@ -261,7 +269,7 @@ class RowKernel:
             parts = stage.state_of([f"{lane}.folded()" for lane in lanes])
             self._finish_chunk(scope, state_type, running, f"{state_type}{parts}")
 
-        self._chunks(roots, write)
+        self.chunks(roots, write)
         self._kept += [(part, f"{name}{self._slot}[{self.text.lane}]") for part, name in keeps]
         return running
 
@@ -288,7 +296,7 @@ class RowKernel:
             root.line(f"{state_type} {running} = {state_type}::empty();")
         write = self._shifted if stage.kind == "shifted" else self._moments
         roots = [reduction.value for reduction in stage.reductions]
-        self._chunks(roots, lambda scope, base, held: write(scope, base, held, number, running))
+        self.chunks(roots, lambda scope, base, held: write(scope, base, held, number, running))
         return running
 
     def _finish_chunk(self, scope: Scope, state_type: str, running: str, parts: str) -> None:
@@ -343,44 +351,51 @@ class RowKernel:
     def _moments(self, scope: Scope, base: str, held: list[tuple[Load, str]], number: int, running: str) -> None:
         stage = self.stages[number]
         total, squares = stage.reductions
-        names, kind, pack = self.function.names, self.dialect.compute(total.type), self.team.pack
+        names, pack = self.function.names, self.team.pack
+        kind, squares_kind = self.dialect.compute(total.type), self.dialect.compute(squares.type)
+        # A thread's few elements add up in the narrower type, also where the row's sum is a wider one.
+        own_value = narrowed(total.value, squares.type)
         state_type = stage.state_type(self.dialect)
         lanes, count, mean = names.take(f"{total.name}_lanes"), names.take("count"), names.take("thread_mean")
-        scope.line(f"ws::Lanes<ws::Sum, {kind}, {pack}> {lanes};")
+        scope.line(f"ws::Lanes<ws::Sum, {squares_kind}, {pack}> {lanes};")
         even = self.team.is_even
         suffix = "f" if kind == "float" else ""
         if not even:
-            scope.line(f"{kind} {count} = 0;")
+            scope.line(f"{squares_kind} {count} = 0;")
 
         def first(inner: Scope) -> None:
             self._define_kept(inner)
-            inner.line(f"{lanes}.take({self.text.lane}, {inner.converted(total.value, total.type)});")
+            inner.line(f"{lanes}.take({self.text.lane}, {inner.converted(own_value, squares.type)});")
+            if self.team.skewed:
+                inner.line(f"{count} += 1;")
 
         def visit(s: Scope) -> None:
-            self.text.elements(s, [total.value], first, held=held)
-            if not even:
+            self.text.elements(s, [own_value], first, held=held)
+            if not even and not self.team.skewed:
                 s.line(f"{count} += {pack};")
 
         self._packs(scope, base, visit)
         if even:
-            scope.line(f"constexpr {kind} {count} = {self.team.packs * pack};")
+            scope.line(f"constexpr {squares_kind} {count} = {self.team.packs * pack};")
             scope.line(f"const {kind} {mean} = {lanes}.folded() * (1.0{suffix} / {count});")
         else:
-            scope.line(f"const {kind} {mean} = {lanes}.folded() / max({count}, 1.0{suffix});")
+            least = f"max({count}, 1.0{'' if squares_kind == 'double' else 'f'})"
+            own_sum = f"{lanes}.folded()" if kind == squares_kind else f"static_cast<{kind}>({lanes}.folded())"
+            scope.line(f"const {kind} {mean} = {own_sum} / {least};")
         square_lanes = names.take(f"{squares.name}_lanes")
-        scope.line(f"ws::Lanes<ws::Sum, {kind}, {pack}> {square_lanes};")
+        scope.line(f"ws::Lanes<ws::Sum, {squares_kind}, {pack}> {square_lanes};")
 
         def second(inner: Scope) -> None:
             self._define_kept(inner)
             assert stage.shared is not None
-            inner.define(stage.shared, mean)
+            inner.define(stage.shared, mean if kind == squares_kind else f"static_cast<{squares_kind}>({mean})")
             inner.line(f"{square_lanes}.take({self.text.lane}, {inner.converted(squares.value, squares.type)});")
 
         def again(s: Scope) -> None:
             self.text.elements(s, [squares.value], second, held=held, known=[f"%{total.name}"])
 
         self._packs(scope, base, again)
-        self._finish_chunk(scope, state_type, running, f"{state_type}{{{count}, {mean}, {square_lanes}.folded()}}")
+        self._finish_chunk(scope, state_type, running, f"{state_type}{{{mean}, {count}, {square_lanes}.folded()}}")
 
     def learn(self, number: int, state: str) -> None:
         """From here on the stage's results are known, from the row's state."""
@@ -392,7 +407,9 @@ class RowKernel:
             self.function.reductions[name] = identifier
         self.root.learn(sweeps.names_of(stage.reductions))
         if stage.kind == "moments" and stage.shared is not None:
-            self.root.define(stage.shared, f"{state}.mean")
+            narrow = self.dialect.compute(stage.shared.type)
+            same = stage.shared.type is stage.reductions[0].type
+            self.root.define(stage.shared, f"{state}.mean" if same else f"static_cast<{narrow}>({state}.mean)")
         if self._rescale is not None and self._rescale[0] is stage and stage.shared is not None:
             _, element, own = self._rescale
             factor = self.function.names.take("rescale")
@@ -404,20 +421,29 @@ class RowKernel:
 
     # -- ends
 
-    def store_row(self) -> None:
-        """What is stored once a row."""
-        if not self.row_stores:
-            return
-        self.root.expect(store.value for store in self.row_stores)
-        inner = self.root.child()
-        for store in self.row_stores:
-            inner.store(store)
-        self.root.line(f"if ({self.leader}) {{")
-        self.root.absorb(inner)
-        self.root.line("}")
+    def store(self) -> None:
+        """The row's own stores and those of its elements.
 
-    def store_elements(self) -> None:
-        """What is stored at every element."""
+        What a row's stores read of what they overwrite only the thread that writes it may read, so nothing of them is
+        computed further out; they come last, since the others wait for nobody who waits for that.
+        """
+        names = {store.buffer for store in self.row_stores}
+        values = [store.value for store in self.row_stores]
+        in_place = any(load.buffer in names for load in cuda_shape.loads_below(values))
+        if in_place:
+            self._store_elements()
+        if self.row_stores:
+            scope = self.root.child(closed=in_place)
+            (scope if in_place else self.root).expect(values)
+            for store in self.row_stores:
+                scope.store(store)
+            self.root.line(f"if ({self.leader}) {{")
+            self.root.absorb(scope)
+            self.root.line("}")
+        if not in_place:
+            self._store_elements()
+
+    def _store_elements(self) -> None:
         if not self.element_stores:
             return
         ragged_rows = self.team.rows_a_block > 1 and self.nest.row_count % self.team.rows_a_block
@@ -430,7 +456,7 @@ class RowKernel:
 
             self._packs(scope, base, body)
 
-        self._chunks([store.value for store in self.element_stores], write)
+        self.chunks([store.value for store in self.element_stores], write)
 
     def lines(self, signature: Sequence[str]) -> list[str]:
         """The finished kernel."""

@@ -27,6 +27,9 @@ _SPARED_REGISTERS = 6
 """Registers that a scan needs less than kernels usually do beside their data."""
 _WARP_COLUMNS = 1024
 """Columns up to which a warp has a row."""
+_SAFE_FACTORS = 512
+"""Factors that f64 multiplies apart from what is before them. Those of one row leave its range after a thousand normal
+numbers, and an infinity before them times such a zero would be NaN; PyTorch multiplies almost in order."""
 
 
 class CudaScan:
@@ -60,6 +63,10 @@ class CudaScan:
         pack = _pack(simple, simple.reduced[0])
         most = max(1, _HELD_ELEMENTS // pack)  # packs of a thread
         found = []
+        if _multiplies(simple):
+            lanes = min(32, cuda_shape.power_of_two_at_least(-(-columns // pack)))
+            parts = [max(1, _SAFE_FACTORS // (lanes * pack * part)) for part in (1, 2, 4)]
+            return [self._parameters("rows", 256, lanes, pack, packs, ahead="yes") for packs in parts]
         if columns <= _WARP_COLUMNS:
             lanes = min(32, cuda_shape.power_of_two_at_least(-(-columns // pack)))
             found.append(self._parameters("rows", 256, lanes, pack, -(-columns // (lanes * pack))))
@@ -89,7 +96,7 @@ class CudaScan:
             tiles = simple.row_count // axis.extent * -(-axis.extent // (pack * lanes))
             # Few columns: parts of them for all SMs, or at least narrower tiles.
             splits = min(4 * cuda_shape.SM_COUNT // tiles, simple.column_count // (32 * 128 // lanes))
-            if tiles >= 2 * cuda_shape.SM_COUNT or splits < 2 or len(simple.scans) > 1:
+            if tiles >= 2 * cuda_shape.SM_COUNT or splits < 2 or len(simple.scans) > 1 or _multiplies(simple):
                 splits = 1
             else:
                 threads = 128
@@ -182,6 +189,7 @@ class CudaScan:
         if simple.column_count > 2**31 - 2**16:
             raise IllegalMove(f"{nest.name}: places along the scan do not fit 32 bits")
         splits = integers["splits"]
+        threads_of_a_part = lanes if scan != "columns" else threads // lanes
         if splits < 1 or (splits > 1 and (scan != "columns" or len(simple.scans) > 1 or splits > simple.column_count)):
             raise IllegalMove(f"{nest.name}: splits = {splits}; blocks share the rows of one scan down columns")
         if scan == "columns":
@@ -189,6 +197,10 @@ class CudaScan:
                 raise IllegalMove(f"{nest.name}: {threads // lanes} threads above each other; 64 add up at most")
         elif lanes > 32 and lanes != threads:
             raise IllegalMove(f"{nest.name}: a row has lanes of one warp or all threads of a block")
+        if _multiplies(simple) and (splits > 1 or scan == "grid" or threads_of_a_part * pack * packs > _SAFE_FACTORS):
+            raise IllegalMove(
+                f"{nest.name}: {_SAFE_FACTORS} factors at most are multiplied apart from those before them"
+            )
         if scan == "grid" and (lanes <= 32 or _row_team(simple, parameters).chunks * simple.row_count >= 2**31):
             raise IllegalMove(f"{nest.name}: a grid has a block for every chunk")
         if parameters.choices["ahead"] == "yes" and scan != "rows":
@@ -206,6 +218,11 @@ def _pack(simple: Nest, axis: Axis) -> int:
     """Elements of one access, of 16 bytes of the widest type: a warp then moves what lies together."""
     sizes = [simple.buffer(name).type.size_bytes for name, _ in cuda_shape.accesses(simple)]
     return max(1, min(cuda_shape.widest_pack(simple, axis), 16 // max(sizes)))
+
+
+def _multiplies(simple: Nest) -> bool:
+    """Whether products of floats are scanned."""
+    return any(scan.operation == "cumprod" and scan.type.is_float for scan in simple.scans)
 
 
 def _is_needed_again(simple: Nest) -> bool:

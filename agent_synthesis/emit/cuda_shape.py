@@ -12,7 +12,7 @@ from typing import Literal as OneOf
 
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Interner
-from agent_synthesis.ir import Axis, BufferRef, Expression, Index, Load, Nest, Quotient, needs_int64
+from agent_synthesis.ir import Axis, BufferRef, Expression, Index, Load, Nest, Quotient, Remainder, needs_int64
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, tensor_pb2
@@ -34,6 +34,8 @@ SM_REGISTERS = 65536
 """Registers of an SM (same place)."""
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 """Clusters at one block per SM that an H200 holds at once: its GPCs differ in size (measured)."""
+SKEWED_ROW = 4096
+"""Elements from which on a row that begins anywhere is read in packs unasked, behind a ragged head and tail."""
 L2_BYTES = 50 << 20
 """Second-level cache of an H100, the smaller of the two."""
 
@@ -92,7 +94,32 @@ def canonical(nest: Nest) -> Nest:
     flat = Axis(simple.reduced[-1].name, simple.column_count)
     singles, extents = _split(simple.reduced, flat)
     extents.update({axis.name: axis.extent for axis in simple.parallel})
-    return shape.reindexed(simple, lambda index: index.substituted(singles, extents), simple.parallel, [flat])
+    return shape.reindexed(
+        simple, lambda index: _recombined(index.substituted(singles, extents)), simple.parallel, [flat]
+    )
+
+
+def _recombined(index: Index) -> Index:
+    """The index with quotients and remainders put together where they form the number that they were split from.
+
+    `d (v / d) + v % d` is v, and `a ((v / a) % b) + v % a` is v % (a b): a tensor whose merged axes lie together is
+    contiguous along them although others are not.
+    """
+    terms = dict(index.terms)
+    for atom, coefficient in index.terms:
+        if not isinstance(atom, Remainder):
+            continue
+        value, divisor = atom.value, atom.divisor
+        for outer, step in index.terms:
+            if step != coefficient * divisor or isinstance(outer, str):
+                continue
+            rest = Index(index.offset, tuple((a, c) for a, c in terms.items() if a not in (atom, outer)))
+            if outer == Quotient(value, divisor):
+                return _recombined(rest + value.scaled(coefficient))
+            if isinstance(outer, Remainder) and outer.value == Index(0, ((Quotient(value, divisor), 1),)):
+                whole = Remainder(value, divisor * outer.divisor)
+                return _recombined(rest + Index(0, ((whole, coefficient),)))
+    return index
 
 
 def _split(axes: Sequence[Axis], flat: Axis) -> tuple[dict[str, Index], dict[str, int]]:
@@ -147,6 +174,11 @@ def access(index: Index, axis: str, pack: int) -> Access:
     return "pack" if step == 1 and _aligned(index, axis, pack) and pack > 1 else "each"
 
 
+def is_contiguous(index: Index, axis: str) -> bool:
+    """Whether neighbours along the axis are neighbours in memory, but for the ends of merged axes."""
+    return _step(index, axis, 1) == 1
+
+
 def _step(index: Index, axis: str, pack: int) -> int | None:
     """How far one step inside an aligned pack moves; None when it differs between steps."""
     total = 0
@@ -193,6 +225,53 @@ def widest_pack(nest: Nest, axis: Axis) -> int:
     while pack > 1 and (axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)):
         pack //= 2
     return pack
+
+
+def skew(nest: Nest, axis: Axis, pack: int) -> Index | None:
+    """Where rows begin that no pack can be aligned to: the place of a row's first element in what is read or written.
+
+    Packs then begin up to `pack - 1` elements before the row, so that they are aligned; accesses of other rows' places
+    modulo `pack` go element by element. None where packs are aligned anyway, or where nothing is contiguous.
+    """
+    if pack == 1 or widest_pack(nest, axis) % pack == 0:
+        return None
+    found = [
+        (nest.buffer(name).element_count, index)
+        for name, index in accesses(nest)
+        if index.coefficient(axis.name) == 1 and min([index.offset, *(c for _, c in index.terms)]) >= 0
+    ]
+    _, largest = max(found, key=lambda access: access[0], default=(0, None))
+    if largest is None or axis.extent < pack:
+        return None
+    return Index(largest.offset, tuple(term for term in largest.terms if term[0] != axis.name))
+
+
+def skewed_access(index: Index, axis: str, pack: int, place: Index) -> Access:
+    """`access`, for packs that are aligned to rows beginning at `place`."""
+    if axis not in index.axes():
+        return "same"
+    if index.coefficient(axis) != 1:
+        return "each"
+    apart = index + place.scaled(-1)
+    moved = [apart.offset, *(coefficient for atom, coefficient in apart.terms if atom != axis)]
+    return "pack" if all(coefficient % pack == 0 for coefficient in moved) else "each"
+
+
+def best_pack(nest: Nest, axis: Axis, shortest: int = SKEWED_ROW) -> int:
+    """The widest pack; in rows of at least `shortest` that begin anywhere, one that is skewed to be aligned.
+
+    That needs three quarters of what is contiguous to begin at one place modulo the pack: the rest goes by element.
+    """
+    pack = widest_pack(nest, axis)
+    contiguous = [(nest.buffer(name), index) for name, index in accesses(nest) if index.coefficient(axis.name) == 1]
+    if pack > 1 or axis.extent < shortest or not contiguous:
+        return pack
+    wide = min(8, 16 // max(buffer.type.size_bytes for buffer, _ in contiguous))
+    place = skew(nest, axis, wide)
+    if place is None:
+        return pack
+    alike = [b.element_count for b, i in contiguous if skewed_access(i, axis.name, wide, place) == "pack"]
+    return wide if 4 * sum(alike) >= 3 * sum(buffer.element_count for buffer, _ in contiguous) else pack
 
 
 def accesses(nest: Nest) -> list[tuple[str, Index]]:

@@ -24,7 +24,7 @@ class Stage:
     reductions: tuple[Reduction, ...]
     """In order; two, where two are merged."""
     shared: Expression | None = field(default=None, compare=False)
-    """`shifted`: the exponential; `moments`: the mean."""
+    """`shifted`: the exponential; `moments`: the mean, in the type of the squares."""
     even: bool = field(default=False, compare=False)
     """`moments`: whether the lanes of every exchange have equally many elements."""
 
@@ -39,7 +39,8 @@ class Stage:
         if self.kind == "shifted":
             return f"ws::ShiftedSum<{kinds[0]}, {'true' if dialect.functions.get('exp') else 'false'}>"
         if self.kind == "moments":
-            return f"ws::Moments<{kinds[0]}{', true' if self.even else ''}>"
+            mean = f", {kinds[0]}" if kinds[0] != kinds[1] else ""
+            return f"ws::Moments<{kinds[1]}{', true' if self.even else (', false' if mean else '')}{mean}>"
         folds = [f"ws::Fold<{self.functor(r)}, {kind}>" for r, kind in zip(self.reductions, kinds, strict=True)]
         text = folds[-1]
         for fold in reversed(folds[:-1]):
@@ -50,7 +51,7 @@ class Stage:
         """Size of that state."""
         sizes = [accumulator_bytes(reduction) for reduction in self.reductions]
         if self.kind == "moments":
-            return 3 * sizes[0]
+            return sizes[0] + 2 * sizes[1]
         return max(sizes) * len(sizes)  # aligned to the largest
 
     def functor(self, reduction: Reduction) -> str:
@@ -122,10 +123,11 @@ def distance_exponentials_only(nest: Nest) -> bool:
 
 
 def _merged(nest: Nest, top: Reduction, total: Reduction) -> Stage | None:
-    if top.type is not total.type or top.type not in (Type.F32, Type.F64) or total.operation != "sum":
+    real = (Type.F32, Type.F64)
+    if top.type not in real or total.type not in real or total.operation != "sum":
         return None
     interner = Interner()
-    if top.operation == "max":
+    if top.operation == "max" and top.type is total.type:
         exponential = _exponential(total.value, top, interner)
         return Stage("shifted", (top, total), exponential) if exponential is not None else None
     if top.operation == "sum":
@@ -156,16 +158,32 @@ def _mean_of_squares(value: Expression, top: Reduction, interner: Interner, coun
         case _:
             return None
     match distance:
-        case Call("sub", (inner, mean), _) if interner.number(inner) == interner.number(top.value):
+        case Call("sub", (inner, mean), kind) if interner.number(inner) == interner.number(narrowed(top.value, kind)):
             pass
         case _:
             return None
-    match mean:
+    match _wide(mean):
         case Call("div", (Reduced(name, _), Literal(divisor, _)), _) if name == top.name and divisor == count:
             return mean
         case Call("mul", (Reduced(name, _), Literal(factor, _)), _) if name == top.name and factor * count == 1:
             return mean
     return None
+
+
+def narrowed(value: Expression, type_: Type) -> Expression:
+    """What was widened to be summed, where that is of the type."""
+    match value:
+        case Call("cast", (inner,), Type.F64) if inner.type is type_:
+            return inner
+    return value
+
+
+def _wide(mean: Expression) -> Expression:
+    """What was narrowed to be subtracted."""
+    match mean:
+        case Call("cast", (inner,), Type.F32):
+            return inner
+    return mean
 
 
 def kept_parts(nest: Nest, stages: Sequence[Stage]) -> Mapping[int, Sequence[Expression]]:

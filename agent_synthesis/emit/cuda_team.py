@@ -20,7 +20,7 @@ class Team:
     """Who shares a row, and how much of it each holds."""
 
     reduce: str
-    """warp, block, cluster, grid, two_pass or stream."""
+    """warp, block, cluster, grid, two_pass, stream or hold."""
     threads: int
     """Threads of a block."""
     lanes: int
@@ -30,18 +30,23 @@ class Team:
     pack: int
     """Elements of a pack."""
     packs: int
-    """Packs that a thread has on chip at once: in registers, or for stream in shared memory."""
+    """Packs that a thread has on chip at once: in registers, or for stream in shared memory. For hold: of a part."""
     columns: int
     """Elements of a row."""
     depth: int = 0
-    """For stream: rows that a block has in shared memory or on the way there."""
+    """For stream: rows that a block has in shared memory or on the way there. For hold: parts of its row there."""
     lag: int = 0
-    """For stream: turns that the blocks of a row have to agree; 0 where a row has one block."""
+    """For stream: turns that the blocks of a row have to agree; 0 where a row has one block.
+    For hold: parts of the next row that are asked for meanwhile."""
+    skewed: bool = False
+    """Whether packs begin before the row, by as much as aligns them: then the first and the last are ragged."""
 
     @property
     def slice(self) -> int:
         """Elements of a row that one block has."""
-        return cuda_shape.round_up(-(-self.columns // self.splits), self.pack)
+        reach = self.columns + (self.pack - 1 if self.skewed else 0)
+        whole = 32 * self.pack if self.reduce == "hold" else self.pack  # a warp's packs: whole lines of the caches
+        return cuda_shape.round_up(-(-reach // self.splits), whole)
 
     @property
     def stride(self) -> int:
@@ -51,22 +56,23 @@ class Team:
     @property
     def holds_row(self) -> bool:
         """Whether the packs in registers are all that a thread has of a row."""
-        return self.packs * self.stride >= self.slice
+        return self.reduce != "hold" and self.packs * self.stride >= self.slice
 
     @property
     def is_even(self) -> bool:
         """Whether every thread has equally many packs, in whole chunks."""
-        return self.columns == self.slice * self.splits and self.slice % (self.packs * self.stride) == 0
+        whole = self.columns == self.slice * self.splits and self.slice % (self.packs * self.stride) == 0
+        return whole and not self.skewed
 
     @property
     def exchanges_evenly(self) -> bool:
         """Whether the lanes that meet in any exchange have equally many elements."""
         counts = (self.warps, self.splits)
-        return self.is_even and all(count & (count - 1) == 0 for count in counts)
+        return self.reduce != "hold" and self.is_even and all(count & (count - 1) == 0 for count in counts)
 
     @property
     def places(self) -> int:
-        """For stream: packs of a row in shared memory, those of ragged ends included."""
+        """For stream and hold: packs of a row, or of a part, in shared memory, those of ragged ends included."""
         return self.packs * self.threads
 
     @property
@@ -75,14 +81,31 @@ class Team:
         return 2 * self.lag * self.splits**2
 
     def teams(self, rows: int, min_blocks: int) -> int:
-        """For stream: rows in work at once, one for each team of resident blocks."""
+        """For stream and hold: rows in work at once, one for each team of resident blocks."""
         return min(rows, cuda_shape.resident_blocks(self.threads, min_blocks) // self.splits)
 
     def ring_bytes(self, nest: Nest) -> int:
-        """For stream: shared memory of a block's ring."""
-        packs = sum(nest.buffer(load.buffer).type.size_bytes for load in ring_loads(nest))
-        singles = sum(nest.buffer(load.buffer).type.size_bytes for load in ring_values(nest))
-        return self.depth * (self.places * self.pack * packs + self.threads * singles)
+        """For stream and hold: shared memory of a block's ring, or of what it keeps."""
+        packs = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
+        hold = self.reduce == "hold"
+        values = early_values(nest) if hold else ring_values(nest)
+        singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
+        turns = 1 if hold else self.depth
+        return self.depth * self.places * self.pack * packs + turns * self.threads * singles
+
+    def copied(self, nest: Nest) -> list[Load]:
+        """For stream and hold: loads whose packs lie in shared memory."""
+        return kept_loads(nest, self.pack) if self.reduce == "hold" else ring_loads(nest)
+
+    @property
+    def part(self) -> int:
+        """For hold: elements of one part of a block's slice, a few packs of each thread."""
+        return self.packs * self.stride
+
+    @property
+    def parts(self) -> int:
+        """For hold: parts of a block's slice."""
+        return -(-self.slice // self.part)
 
     @property
     def warps(self) -> int:
@@ -100,25 +123,44 @@ def team_of(nest: Nest, parameters: Parameters) -> Team:
     reduce, integers = parameters.choices["reduce"], parameters.integers
     lanes = integers["lanes"] if reduce == "warp" else integers["threads"]
     splits = 1 if reduce in ("warp", "block") else integers["splits"]
-    team = Team(reduce, integers["threads"], lanes, splits, integers["pack"], integers["packs"], nest.column_count)
+    pack = integers["pack"]
+    team = Team(reduce, integers["threads"], lanes, splits, pack, integers["packs"], nest.column_count)
+    team = replace(team, skewed=cuda_shape.skew(nest, nest.reduced[0], pack) is not None)
     most = -(-team.slice // team.stride)
+    if reduce == "hold":
+        team = replace(team, packs=min(team.packs, most), lag=integers["lag"])
+        return replace(team, depth=min(integers["depth"], team.parts))
     if reduce == "stream":
         return replace(team, packs=most, depth=integers["depth"], lag=integers["lag"] if splits > 1 else 0)
     return replace(team, packs=min(team.packs, most))
 
 
 def ring_loads(nest: Nest) -> list[Load]:
-    """Loads that differ from row to row, which stream has copied ahead."""
+    """Contiguous loads that differ from row to row, which stream has copied ahead."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
     found = cuda_shape.loads(nest)
-    return [load for load in found if load.index.axes() & rows and axis in load.index.axes()]
+    return [load for load in found if load.index.axes() & rows and cuda_shape.is_contiguous(load.index, axis)]
+
+
+def kept_loads(nest: Nest, pack: int) -> list[Load]:
+    """Loads that differ from row to row and that the stores need again: hold keeps them on chip."""
+    axis = nest.reduced[0].name
+    again = cuda_shape.loads_below(store.value for store in nest.stores)
+    first = cuda_shape.loads_below(reduction.value for reduction in nest.reductions)
+    found = [load for load in ring_loads(nest) if load in first and load in again]
+    return [load for load in found if cuda_shape.access(load.index, axis, pack) == "pack"]
 
 
 def ring_values(nest: Nest) -> list[Load]:
-    """Loads of one element for all of a row, which stream has copied ahead too, for each thread."""
+    """Loads of one element for all of a row, which stream and hold have copied ahead too, for each thread."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
     found = [load for load in cuda_shape.loads(nest) if load.index.axes() & rows and axis not in load.index.axes()]
     return [load for load in found if nest.buffer(load.buffer).type.size_bytes in (4, 8)]
+
+
+def early_values(nest: Nest) -> list[Load]:
+    """Those of them that this kernel does not write: the others are read where they are used."""
+    return [load for load in ring_values(nest) if not nest.buffer(load.buffer).written]
 
 
 def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *, preload: bool) -> None:
@@ -127,19 +169,20 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     Raises:
         IllegalMove: names the limit.
     """
-    stream = team.reduce == "stream"
+    stream = team.reduce in ("stream", "hold")
     elements = team.pack * team.packs
     axis = nest.reduced[0].name
     roots = [reduction.value for stage in stages for reduction in stage.reductions]
     roots += [store.value for store in nest.stores] if preload else []
     held = [load for load in cuda_shape.loads_below(roots) if axis in load.index.axes()]
     if stream:
-        _require_stream(nest, team, stages, min_blocks)
-        held = [load for load in held if load not in ring_loads(nest)]
+        (_require_hold if team.reduce == "hold" else _require_stream)(nest, team, stages, min_blocks)
+        held = [load for load in held if load not in team.copied(nest)]
     registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
-    registers += elements if stream else 0  # ptxas keeps what it read from the ring for the second visit
+    # ptxas keeps what it read from the ring for the second visit.
+    registers += elements if stream else 0
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if team.reduce == "cluster" else 1)
-    shared = 2 * boxes + team.ring_bytes(nest) if stream else boxes
+    shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream else boxes
     cuda_shape.require_sm90(
         nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=shared, held_registers=registers
     )
@@ -160,5 +203,20 @@ def _require_stream(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks:
         raise IllegalMove(f"{nest.name}: a ring of {team.depth} rows does not reach ahead of a lag of {team.lag}")
     if team.splits > 1 and not 1 <= team.lag <= 4:
         raise IllegalMove(f"{nest.name}: lag = {team.lag}; blocks agree in 1 to 4 turns")
+    if team.teams(nest.row_count, min_blocks) < 1:
+        raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
+
+
+def _require_hold(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where blocks cannot stay and keep parts of their rows."""
+    if len(stages) != 1 or not any(nest.is_element_store(store) for store in nest.stores):
+        raise IllegalMove(f"{nest.name}: hold visits a row twice, once for one exchange and once to store")
+    kept = kept_loads(nest, team.pack)
+    if any(nest.buffer(load.buffer).written for load in kept):
+        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
+    if not kept or any(team.pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in kept):
+        raise IllegalMove(f"{nest.name}: nothing to keep that copies of 16 bytes can fetch")
+    if not 1 <= team.depth <= 128 or not 0 <= team.lag <= team.parts:
+        raise IllegalMove(f"{nest.name}: depth = {team.depth}, lag = {team.lag}; a slice has {team.parts} parts")
     if team.teams(nest.row_count, min_blocks) < 1:
         raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")

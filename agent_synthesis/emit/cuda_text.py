@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from agent_synthesis.emit import cuda_shape, shape
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
-from agent_synthesis.ir import BufferRef, Expression, Load, Nest, Store, Type
+from agent_synthesis.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
 
 UNROLL = "#pragma unroll"
 
@@ -20,7 +20,17 @@ UNROLL = "#pragma unroll"
 class KernelText:
     """Pieces of one kernel over a canonical nest whose packs lie along `axis`."""
 
-    def __init__(self, nest: Nest, axis: str, pack: int, dialect: Dialect, *, once: bool, streaming: bool) -> None:
+    def __init__(
+        self,
+        nest: Nest,
+        axis: str,
+        pack: int,
+        dialect: Dialect,
+        *,
+        once: bool,
+        streaming: bool,
+        skew: Index | None = None,
+    ) -> None:
         self.nest = nest
         self.axis = axis
         self.pack = pack
@@ -33,6 +43,8 @@ class KernelText:
         self.begin = names.take(f"{self.j}_begin") if axis else ""
         self.e = names.take("e")
         self._once = once
+        self._skew = skew
+        """Where rows begin whose packs hang over their ends; the element number tells who is inside."""
         self._loaded = {load.buffer for load in cuda_shape.loads(nest)}
         self._rows = {a.name for a in nest.parallel if a.name != axis}
         self.places: dict[int, str] = {}
@@ -88,7 +100,10 @@ class KernelText:
             reuse = "ws::kOnce"
         else:
             reuse = "ws::kShared"
-        return f"ws::load<{self.pack}, {reuse}>({self.address(load.buffer, load, begin)})"
+        address = self.address(load.buffer, load, begin)
+        if self._skew is not None:
+            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin})"
+        return f"ws::load<{self.pack}, {reuse}>({address})"
 
     def address(self, buffer: str, access: Load | Store, begin: str) -> str:
         """The address of an access by the element `begin`."""
@@ -103,6 +118,8 @@ class KernelText:
 
     def access_of(self, access: Load | Store) -> cuda_shape.Access:
         """How a pack makes the access."""
+        if self._skew is not None:
+            return cuda_shape.skewed_access(access.index, self.axis, self.pack, self._skew)
         return cuda_shape.access(access.index, self.axis, self.pack)
 
     def varying_loads(self, roots: Iterable[Expression]) -> list[Load]:
@@ -129,7 +146,7 @@ class KernelText:
         """
         begin = begin or self.begin
         single = self.pack == 1
-        inner = scope.child([self.axis, *known], deeper=0 if single else 1)
+        inner = scope.child([self.axis, *known], deeper=0 if single else 1 + (self._skew is not None))
         number = self.function.interner.number
         packs = {number(load): text for load, text in held}
         for load in self.varying_loads(roots):
@@ -159,9 +176,14 @@ class KernelText:
             return
         scope.line(UNROLL)
         scope.line(f"for (int {self.e} = 0; {self.e} < {self.pack}; ++{self.e}) {{")
-        if uses_axis:
+        if uses_axis or self._skew is not None:
             scope.line(f"  {declaration}")
-        scope.absorb(inner)
+        if self._skew is not None:
+            scope.line(f"  if (ws::is_inside<kColumns>({self.j})) {{")
+            scope.absorb(inner)
+            scope.line("  }")
+        else:
+            scope.absorb(inner)
         scope.line("}")
 
     def _single(self, load: Load, text: str) -> str:
@@ -199,7 +221,10 @@ class KernelText:
         for store in stores:
             if store.buffer in wide:
                 place = self.address(store.buffer, store, begin or self.begin)
-                scope.line(f"{function}({place}, {wide[store.buffer]});")
+                if self._skew is not None:
+                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {begin or self.begin});")
+                else:
+                    scope.line(f"{function}({place}, {wide[store.buffer]});")
 
 
 def wrapped(arguments: Sequence[str]) -> list[str]:

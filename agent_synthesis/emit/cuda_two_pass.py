@@ -49,9 +49,8 @@ def emit(
         if last:
             if overlap:
                 root.line("ws::launch_dependents();")
-            kernel.store_row()
             kernel.hold_stores()
-            kernel.store_elements()
+            kernel.store()
         else:
             stage = stages[number]
             kernel.hold_row()

@@ -172,9 +172,13 @@ class Scope:
     `known` holds axis names and '%reduction' names that this block adds to its parent's.
     """
 
-    def __init__(self, function: Function, parent: Scope | None, known: Iterable[str] = (), depth: int = 1):
+    def __init__(
+        self, function: Function, parent: Scope | None, known: Iterable[str] = (), depth: int = 1, closed: bool = False
+    ):
         self.function = function
         self.parent = parent
+        self.closed = closed
+        """Whether everything stays here that could be computed further out: for what only some threads may do."""
         self.known: frozenset[str] = frozenset(known) | (parent.known if parent else frozenset())
         self.depth = depth
         self.lines: list[str] = []
@@ -189,9 +193,9 @@ class Scope:
         """Adds a statement."""
         self.lines.append("  " * self.depth + text if text else "")
 
-    def child(self, known: Iterable[str] = (), deeper: int = 1) -> Scope:
-        """An inner block, to be closed with `absorb`."""
-        return Scope(self.function, self, known, self.depth + deeper)
+    def child(self, known: Iterable[str] = (), deeper: int = 1, *, closed: bool = False) -> Scope:
+        """An inner block, to be ended with `absorb`."""
+        return Scope(self.function, self, known, self.depth + deeper, closed)
 
     def absorb(self, inner: Scope) -> None:
         """Puts the statements of a finished inner block here."""
@@ -245,7 +249,7 @@ class Scope:
     def _home(self, needs: frozenset[str]) -> Scope:
         """The outermost block, from here, in which all of that is known."""
         home = self
-        while home.parent is not None and needs <= home.parent.known:
+        while not home.closed and home.parent is not None and needs <= home.parent.known:
             home = home.parent
         return home
 

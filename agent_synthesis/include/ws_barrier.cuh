@@ -24,13 +24,15 @@ struct alignas(8) Barrier {
                  : "memory");
   }
 
-  // One arrival at the same barrier of another block of the cluster (or of this one, by its own rank).
+  // One arrival at the same barrier of another block of the cluster (or of this one, by its own rank). It orders the
+  // copy engine's and the tensor cores' accesses, which is what it is for: a release to the cluster would order ordinary
+  // ones too, by a fence of the whole GPU's memory at every stage.
   WS_INLINE void arrive_at(int block) {
     asm volatile(
         "{\n"
         ".reg .b32 remote;\n"
         "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
         "}" ::"r"(shared_address(&state)), "r"(block)
         : "memory");
   }
@@ -41,7 +43,7 @@ struct alignas(8) Barrier {
         "{\n"
         ".reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
         "}" ::"r"(shared_address(&state)), "r"(parity)
         : "memory");

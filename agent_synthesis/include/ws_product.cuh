@@ -1,67 +1,28 @@
-// A matrix product on tensor cores: sums[batch][m, n] = sum over k of left[batch][m, k] * right[batch][n, k], for sm_90a.
+// A matrix product on tensor cores: sums[layer][m, n] = sum over k of left[layer][m, k] * right[layer][n, k], for sm_90a.
 //
-// One warp copies boxes of both operands through a ring of stages; two warpgroups multiply 64 rows each. Blocks stay and
-// take tile after tile. Two blocks of a cluster take tiles one above the other and share the columns' copies.
+// One warp copies boxes of both operands through a ring of stages; two warpgroups multiply 64 rows each, or four half of
+// the columns of 64 rows, which ends short products sooner. Blocks stay and take tile after tile. Two blocks of a cluster
+// take tiles one above the other and share the columns' copies.
 // With kParts = 2 the operands are halves from `ws_split.cuh`: the product of the high parts is summed in float
 // registers every kPromote stages, since tensor cores round towards zero; the two cross products, 2048 times smaller,
 // need no such care. Their own product (low by low) is below a float's rounding.
+// The depth may be cut into slices, each a layer like those of a batch: `ws_product_slices.cuh` adds them up.
 #pragma once
-#include "ws_split.cuh"
+#include "ws_product_shape.cuh"
 #include "ws_tensor_copy.cuh"
 #include "ws_wgmma.cuh"
 
 namespace ws {
 
-constexpr int kTileRows = 128;   // of a block: 64 for each multiplying warpgroup
-constexpr int kTileDepth = 64;   // elements of k in a stage: 128 bytes, the swizzle's width
-constexpr int kProductThreads = 384;
-constexpr int kMultiplyingWarps = 8;
-
-struct Extents {
-  int batch, m, n, k;
+// Boxes of both operands, and the barriers of a ring of them.
+template <class P> struct alignas(1024) Stage {
+  typename P::Element left[P::kParts][kTileRows * kTileDepth];
+  typename P::Element right[P::kParts][P::kTileColumns * kTileDepth];
 };
-
-// `group`: rows of tiles that are walked together, so that the second-level cache helps; `promote`: stages between promotions.
-struct Tiling {
-  int columns, stages, cluster, group, promote;
-};
-
-template <class Element_, int kParts_, Extents kExtents, Tiling kTiling> struct MatrixProduct {
-  using Element = Element_;
-  static constexpr int kParts = kParts_;
-  static constexpr int kBatch = kExtents.batch, kM = kExtents.m, kN = kExtents.n, kK = kExtents.k;
-  static constexpr int kTileColumns = kTiling.columns, kStages = kTiling.stages, kCluster = kTiling.cluster;
-  static constexpr int kGroup = kTiling.group, kPromote = kTiling.promote;
-  static constexpr int kRowTiles = (kM + kTileRows * kCluster - 1) / (kTileRows * kCluster);  // of a whole cluster
-  static constexpr int kColumnTiles = (kN + kTileColumns - 1) / kTileColumns;
-  static constexpr int kTiles = kRowTiles * kColumnTiles * kBatch;
-  static constexpr int kSteps = (kK + kTileDepth - 1) / kTileDepth;
-  static constexpr int kSums = kTileColumns / 2;  // accumulators of a thread
-
-  struct alignas(1024) Stage {
-    Element left[kParts][kTileRows][kTileDepth];
-    Element right[kParts][kTileColumns][kTileDepth];
-  };
-  struct Shared {
-    Stage stages[kStages];
-    Barrier filled[kStages];
-    Barrier free[kStages];
-  };
-  static constexpr int kSharedBytes = sizeof(Shared) + 1024;  // dynamic shared memory begins anywhere
-
-  struct Tile {
-    int batch, row, column;
-  };
-
-  // Tiles in the order in which clusters take them: groups of rows of tiles, in each column by column.
-  static WS_INLINE Tile tile_at(int number) {
-    const int batch = number / (kRowTiles * kColumnTiles);
-    const int place = number % (kRowTiles * kColumnTiles);
-    const int first = place / (kGroup * kColumnTiles) * kGroup;
-    const int rows = min(kGroup, kRowTiles - first);
-    const int inside = place % (kGroup * kColumnTiles);
-    return {batch, first + inside % rows, inside / rows};
-  }
+template <class P> struct Ring {
+  Stage<P> stages[P::kStages];
+  Barrier filled[P::kStages];
+  Barrier free[P::kStages];
 };
 
 // The stage that comes next, and the parity of its phase.
@@ -73,29 +34,41 @@ template <int kStages> struct RingPlace {
   }
 };
 
+// Copies `kRows` rows of all parts of an operand to `to`, where each part has `kPartRows`; to every block of the cluster
+// where there are several `kReceivers`.
+template <int kParts, Direction kDirection, int kRows, int kPartRows, int kReceivers, class Element>
+WS_INLINE void copy_rows(const TensorMap& map, Barrier& filled, Element* to, int depth, int row, int layer) {
+  constexpr int kBoxRows = kDirection == kAcross ? 64 : kRows;
+  static_assert(kRows % kBoxRows == 0, "across, rows come in blocks of 64");
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int begin = 0; begin < kRows; begin += kBoxRows) {
+      Element* place = to + (part * kPartRows + begin) * kTileDepth;
+      const int x = kDirection == kAcross ? row + begin : depth, y = kDirection == kAcross ? depth : row + begin;
+      if constexpr (kReceivers == 1) copy_box(map, filled, place, x, y, part, layer);
+      else copy_box_to((1 << kReceivers) - 1, map, filled, place, x, y, part, layer);
+    }
+  }
+}
+
 template <class P>
-WS_INLINE void copy_operands(typename P::Shared& shared, const TensorMap& left, const TensorMap& right, int rank) {
+WS_INLINE void copy_operands(Ring<P>& shared, const TensorMap& left, const TensorMap& right, int rank) {
   constexpr int kShare = P::kTileColumns / P::kCluster;
   RingPlace<P::kStages> place;
   for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
     const typename P::Tile tile = P::tile_at(number);
-    const int row = (tile.row * P::kCluster + rank) * kTileRows;
+    if (!tile.is_wanted()) continue;
     for (int step = 0; step < P::kSteps; ++step) {
-      typename P::Stage& stage = shared.stages[place.stage];
+      Stage<P>& stage = shared.stages[place.stage];
       Barrier& filled = shared.filled[place.stage];
       shared.free[place.stage].wait(place.parity ^ 1);
-      filled.expect(sizeof(typename P::Stage));
-      copy_box(left, filled, stage.left, step * kTileDepth, row, 0, tile.batch);
-      if constexpr (P::kCluster == 1) {
-        copy_box(right, filled, stage.right, step * kTileDepth, tile.column * P::kTileColumns, 0, tile.batch);
-      } else {
-        // One box a part, since a block's share of the rows of both parts is not one piece.
-#pragma unroll
-        for (int part = 0; part < P::kParts; ++part) {
-          copy_box_to((1 << P::kCluster) - 1, right, filled, stage.right[part][rank * kShare], step * kTileDepth,
-                      tile.column * P::kTileColumns + rank * kShare, part, tile.batch);
-        }
-      }
+      filled.expect(sizeof(Stage<P>));
+      copy_rows<P::kParts, P::kLeft, kTileRows, kTileRows, 1>(left, filled, stage.left[0], step * kTileDepth,
+                                                              tile.first_row(rank), tile.layer);
+      copy_rows<P::kParts, P::kRight, kShare, P::kTileColumns, P::kCluster>(
+          right, filled, stage.right[0] + rank * kShare * kTileDepth, step * kTileDepth,
+          tile.first_column() + rank * kShare, tile.layer);
       place.advance();
     }
   }
@@ -111,20 +84,27 @@ template <class P> WS_INLINE void release(Barrier& free) {
   if (threadIdx.x % 32 < P::kCluster) free.arrive_at(threadIdx.x % 32);
 }
 
+// `sums` (+)= the products of a stage's rows; `keep` as `multiply_add` takes it.
+template <class P>
+WS_INLINE void multiply_stage(float (&sums)[P::kSums], uint64 left, uint64 right, int keep) {
+#pragma unroll
+  for (int k = 0; k < P::kStepDepth; k += 16)
+    multiply_add<typename P::Element, P::kLeft, P::kRight>(sums, further<P::kLeft>(left, k),
+                                                           further<P::kRight>(right, k), keep + k > 0);
+}
+
 // The sums of one tile's 64 rows; what lies in `place` moves on by the steps taken.
 template <class P>
-WS_INLINE void multiply_tile(typename P::Shared& shared, RingPlace<P::kStages>& place, int warpgroup,
+WS_INLINE void multiply_tile(Ring<P>& shared, RingPlace<P::kStages>& place, int warpgroup,
                              float (&sums)[P::kSums]) {
-  using T = typename P::Element;
+  const int rows = warpgroup % 2 * 64 * kTileDepth, columns = warpgroup / 2 * P::kOwnColumns * kTileDepth;
   int previous = 0;
   if constexpr (P::kParts == 1) {
     for (int step = 0; step < P::kSteps; ++step) {
-      typename P::Stage& stage = shared.stages[place.stage];
+      Stage<P>& stage = shared.stages[place.stage];
       shared.filled[place.stage].wait(place.parity);
-      const uint64 left = operand_at(stage.left[0][64 * warpgroup]), right = operand_at(stage.right[0]);
       products_begin();
-#pragma unroll
-      for (int k = 0; k < kTileDepth; k += 16) multiply_add<T>(sums, further(left, k), further(right, k), step + k > 0);
+      multiply_stage<P>(sums, operand_at<P::kLeft>(stage.left[0] + rows), operand_at<P::kRight>(stage.right[0] + columns), step);
       products_commit();
       products_wait<1>();
       if (step > 0) release<P>(shared.free[previous]);
@@ -139,27 +119,23 @@ WS_INLINE void multiply_tile(typename P::Shared& shared, RingPlace<P::kStages>& 
 #pragma unroll
     for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
     for (int step = 0; step < P::kSteps; ++step) {
-      typename P::Stage& stage = shared.stages[place.stage];
+      Stage<P>& stage = shared.stages[place.stage];
       shared.filled[place.stage].wait(place.parity);
-      const uint64 left = operand_at(stage.left[0][64 * warpgroup]), right = operand_at(stage.right[0]);
-      const uint64 left_low = operand_at(stage.left[1][64 * warpgroup]), right_low = operand_at(stage.right[1]);
+      const uint64 left = operand_at<P::kLeft>(stage.left[0] + rows), left_low = operand_at<P::kLeft>(stage.left[1] + rows);
+      const uint64 right = operand_at<P::kRight>(stage.right[0] + columns);
+      const uint64 right_low = operand_at<P::kRight>(stage.right[1] + columns);
       products_begin();
-#pragma unroll
-      for (int k = 0; k < kTileDepth; k += 16)
-        multiply_add<T>(main, further(left, k), further(right, k), step % P::kPromote + k > 0);
+      multiply_stage<P>(main, left, right, step % P::kPromote);
       products_commit();
-#pragma unroll
-      for (int k = 0; k < kTileDepth; k += 16) {
-        multiply_add<T>(cross, further(left, k), further(right_low, k), step + k > 0);
-        multiply_add<T>(cross, further(left_low, k), further(right, k), 1);
-      }
+      multiply_stage<P>(cross, left, right_low, step);
+      multiply_stage<P>(cross, left_low, right, 1);
       products_commit();
       products_wait<1>();  // the main product of this step and all before; the cross products run on
       settle(main);
       if (step > 0) release<P>(shared.free[previous]);
       if (step % P::kPromote == P::kPromote - 1 || step == P::kSteps - 1) {
 #pragma unroll
-        for (int i = 0; i < P::kSums; ++i) sums[i] += main[i];
+        for (int i = 0; i < P::kSums; ++i) sums[i] = P::kSteps == 1 ? main[i] : sums[i] + main[i];
       }
       previous = place.stage;
       place.advance();
@@ -172,33 +148,145 @@ WS_INLINE void multiply_tile(typename P::Shared& shared, RingPlace<P::kStages>& 
   }
 }
 
-// A pair of neighbouring sums, from scaled operands' to the operands' own scale. Roots, so that no step leaves the range
-// of floats where the result does not.
-template <class P>
-WS_INLINE Pack<float, 2> unscaled(Pack<float, 2> sums, float left_root, const float* right_roots, int column) {
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const float right_root = P::kN % 2 == 0 || column + e < P::kN ? right_roots[column + e] : 0.0f;
-    sums[e] = sums[e] * left_root * right_root * left_root * right_root;
-  }
-  return sums;
+// A thread's next pack of neighbouring columns of one row: pairs that its warpgroup holds eight columns apart, exchanged
+// with the threads that hold the pairs between, so that stores are wide. `pairs` are the thread's of kPack / 2 times eight
+// columns; the pack's first column, counted from theirs, is `first_of_pack`.
+template <int kPack> WS_INLINE int first_of_pack() {
+  const int quarter = threadIdx.x % 4;
+  return kPack == 2 ? 2 * quarter : kPack == 4 ? 8 * (quarter % 2) + 4 * (quarter / 2) : 8 * quarter;
 }
 
-// The whole product. `finish(batch, m, n, sums)` gets the sums of row m at columns n and n + 1; n is even and inside. The
-// roots of scales are those of `split_row`; with one part there are none.
+template <int kPack> WS_INLINE Pack<float, kPack> gathered(const Pack<float, 2> (&pairs)[kPack / 2]) {
+  const int quarter = threadIdx.x % 4;
+  if constexpr (kPack == 2) {
+    return pairs[0];
+  } else {
+    // Neighbours exchange: a thread has four columns of every second eight.
+    constexpr int kFours = kPack / 4;
+    const bool odd = quarter % 2, upper = quarter / 2;
+    Pack<float, 4> fours[kFours];
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float mine = odd ? pairs[2 * i + 1][e] : pairs[2 * i][e], other = odd ? pairs[2 * i][e] : pairs[2 * i + 1][e];
+        const float theirs = __shfl_xor_sync(0xffffffffu, other, 1);
+        fours[i][e] = odd ? theirs : mine;
+        fours[i][2 + e] = odd ? mine : theirs;
+      }
+    }
+    if constexpr (kPack == 4) {
+      return fours[0];
+    } else {
+      // Then those two apart: a thread has all columns of every fourth eight.
+      Pack<float, 8> eight;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float mine = upper ? fours[1][e] : fours[0][e], other = upper ? fours[0][e] : fours[1][e];
+        const float theirs = __shfl_xor_sync(0xffffffffu, other, 2);
+        eight[e] = upper ? theirs : mine;
+        eight[4 + e] = upper ? mine : theirs;
+      }
+      return eight;
+    }
+  }
+}
+
+template <bool kFirst, class First, class Second> struct EitherOf { using Type = First; };
+template <class First, class Second> struct EitherOf<false, First, Second> { using Type = Second; };
+template <bool kFirst, class First, class Second> using Either = typename EitherOf<kFirst, First, Second>::Type;
+
+// Where a thread's packs of a tile lie: two rows, and packs that are 4 * kPack columns apart.
+template <class P> struct ThreadPlace {
+  static constexpr int kPacks = P::kOwnColumns / 4 / P::kPack;
+  int layer, first_row, first_column;
+
+  WS_INLINE ThreadPlace(const typename P::Tile& tile, int rank, int warpgroup)
+      : layer(tile.layer),
+        first_row(tile.first_row(rank) + warpgroup % 2 * 64 + 16 * (threadIdx.x % 128 / 32) + threadIdx.x % 32 / 4),
+        first_column(tile.first_column() + warpgroup / 2 * P::kOwnColumns + first_of_pack<P::kPack>()) {}
+  WS_INLINE int row(int lower) const { return first_row + 8 * lower; }
+  WS_INLINE int column(int pack) const { return first_column + 4 * P::kPack * pack; }
+};
+
+// Takes packs of a scaled product to the operands' own scale. By roots, so that no step leaves the range of floats where
+// the result does not; those of half a tile all asked for before the first store: stores might change them, for all that
+// the compiler knows, and each would wait for the one before (2.40 ms instead of 1.65 at 32768 x 64 x 32768, H200).
+template <class P> struct Unscaling {
+  float rows[2];
+  Pack<float, P::kPack> columns[ThreadPlace<P>::kPacks / 2];
+
+  WS_INLINE Unscaling(const ThreadPlace<P>& place, int half, const float* left_roots, const float* right_roots) {
+    left_roots += place.layer * static_cast<int64>(P::kM);
+    right_roots += place.layer * static_cast<int64>(P::kN);
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) rows[lower] = place.row(lower) < P::kM ? left_roots[place.row(lower)] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < ThreadPlace<P>::kPacks / 2; ++i) {
+      const int column = place.column(half * ThreadPlace<P>::kPacks / 2 + i);
+      if constexpr (P::kN % P::kPack == 0 && P::kPack > 2) {
+        if (column < P::kN) columns[i] = load<P::kPack, kShared>(right_roots + column);
+      } else {
+#pragma unroll
+        for (int e = 0; e < P::kPack; ++e) columns[i][e] = column + e < P::kN ? right_roots[column + e] : 0.0f;
+      }
+    }
+  }
+
+  WS_INLINE void apply(Pack<float, P::kPack>& sums, int lower, int pack) const {
+#pragma unroll
+    for (int e = 0; e < P::kPack; ++e) {
+      const float root = rows[lower] * columns[pack][e];
+      sums[e] = sums[e] * root * root;
+    }
+  }
+};
+
+// Of operands that were not scaled.
+template <class P> struct NoUnscaling {
+  WS_INLINE NoUnscaling(const ThreadPlace<P>&, int, const float*, const float*) {}
+  WS_INLINE void apply(Pack<float, P::kPack>&, int, int) const {}
+};
+
+// Takes a tile's sums to the end.
+template <class P, class Finish>
+WS_INLINE void finish_tile(const ThreadPlace<P>& place, const float (&sums)[P::kSums], const float* left_roots,
+                           const float* right_roots, const Finish& finish) {
+  constexpr int kPairs = P::kPack / 2, kHalf = ThreadPlace<P>::kPacks / 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Either<P::kParts == 1, NoUnscaling<P>, Unscaling<P>> unscaling(place, half, left_roots, right_roots);
+#pragma unroll
+    for (int i = 0; i < 2 * kHalf; ++i) {
+      const int lower = i / kHalf, number = half * kHalf + i % kHalf, row = place.row(lower), column = place.column(number);
+      Pack<float, 2> pairs[kPairs];
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        const int first = 4 * (number * kPairs + j) + 2 * lower;
+        pairs[j] = {sums[first], sums[first + 1]};
+      }
+      Pack<float, P::kPack> pack = gathered<P::kPack>(pairs);
+      unscaling.apply(pack, lower, i % kHalf);
+      if (row < P::kM && column < P::kN) finish(place.layer, row, column, pack);
+    }
+  }
+}
+
+// The whole product. `finish(layer, m, n, sums)` gets the sums of row m at columns n to n + kPack - 1; n is a multiple of
+// kPack and inside. The roots of scales are those of `split_row`; with one part there are none.
 template <class P, class Finish>
 WS_INLINE void multiply(const TensorMap& left, const TensorMap& right, const float* left_roots, const float* right_roots,
                         const Finish& finish) {
   extern __shared__ char memory[];
-  typename P::Shared& shared =
-      *reinterpret_cast<typename P::Shared*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
+  Ring<P>& shared =
+      *reinterpret_cast<Ring<P>*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
   const int rank = P::kCluster > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
     prefetch_map(left);
     prefetch_map(right);
     for (int i = 0; i < P::kStages; ++i) {
       shared.filled[i].begin(1);
-      shared.free[i].begin(kMultiplyingWarps * P::kCluster);
+      shared.free[i].begin(4 * P::kWarpgroups * P::kCluster);
     }
     publish_barriers();
   }
@@ -211,30 +299,17 @@ WS_INLINE void multiply(const TensorMap& left, const TensorMap& right, const flo
     if (threadIdx.x == 0) copy_operands<P>(shared, left, right, rank);
     return;
   }
-  take_registers<240>();
+  take_registers<P::kRegisters>();
   RingPlace<P::kStages> place;
-  const int row_inside = 64 * warpgroup + 16 * (threadIdx.x % 128 / 32) + threadIdx.x % 32 / 4;
-  const int column_inside = 2 * (threadIdx.x % 4);
   for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
     float sums[P::kSums];
-    multiply_tile<P>(shared, place, warpgroup, sums);
-    const typename P::Tile tile = P::tile_at(number);
-    const int first_row = (tile.row * P::kCluster + rank) * kTileRows + row_inside;
-    const int first_column = tile.column * P::kTileColumns + column_inside;
+    if (P::tile_at(number).is_wanted()) {
+      multiply_tile<P>(shared, place, warpgroup, sums);
+    } else {
 #pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const int row = first_row + 8 * lower;
-      if (row >= P::kM) continue;
-      const float root = P::kParts == 2 ? left_roots[tile.batch * P::kM + row] : 1.0f;
-#pragma unroll
-      for (int i = 0; i < P::kSums / 4; ++i) {
-        const int column = first_column + 8 * i;
-        if (column >= P::kN) continue;
-        Pack<float, 2> pair{sums[4 * i + 2 * lower], sums[4 * i + 2 * lower + 1]};
-        if constexpr (P::kParts == 2) pair = unscaled<P>(pair, root, right_roots + tile.batch * P::kN, column);
-        finish(tile.batch, row, column, pair);
-      }
+      for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
     }
+    finish_tile<P>({P::tile_at(number), rank, warpgroup}, sums, left_roots, right_roots, finish);
   }
 }
 

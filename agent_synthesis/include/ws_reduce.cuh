@@ -109,33 +109,36 @@ template <class T, bool kFast> struct ShiftedSum {
   WS_INLINE T total() const { return greatest == -infinity<T>() ? quiet_nan<T>() : sum; }
 };
 
-// Count, mean, and sum of squares about the mean (Chan, Golub, LeVeque 1979).
-// kEven: the lanes of an exchange have equally many elements each, so counts need not travel.
-template <class T, bool kEven = false> struct Moments {
-  T count, mean, squares;
-  static WS_INLINE Moments empty() { return {T(0), T(0), T(0)}; }
+// Mean, count, and sum of squares about the mean (Chan, Golub, LeVeque 1979).
+// kEven: the lanes of an exchange have equally many elements each, so counts need not travel. M: the type of the mean.
+template <class T, bool kEven = false, class M = T> struct Moments {
+  M mean;
+  T count, squares;
+  static WS_INLINE Moments empty() { return {M(0), T(0), T(0)}; }
   static WS_INLINE Moments join(Moments a, Moments b) {
     const T count = a.count + b.count;
     if (count == T(0)) return a;
-    const T apart = b.mean - a.mean, share = b.count / count;
-    return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
+    const M apart = b.mean - a.mean;
+    const T near = static_cast<T>(apart), share = b.count / count;
+    return {a.mean + apart * share, count, a.squares + b.squares + near * near * a.count * share};
   }
   template <int kOver> static WS_INLINE Moments over_lanes(Moments mine) {
-    T count, mean;
+    T count;
+    M mean;
     if constexpr (kEven) {
       // About one of the means, so that a large common offset costs no bits.
-      const T about = __shfl_sync(kAllLanes, mine.mean, 0, kOver);
+      const M about = __shfl_sync(kAllLanes, mine.mean, 0, kOver);
       count = mine.count * kOver;
-      mean = about + fold_lanes<Sum, kOver>(mine.mean - about) * (T(1) / kOver);
+      mean = about + fold_lanes<Sum, kOver>(mine.mean - about) * (M(1) / kOver);
     } else {
       // The mean in two steps: what the first rounded away, the second adds back.
       count = fold_lanes<Sum, kOver>(mine.count);
-      const T share = count > T(0) ? mine.count / count : T(0);
-      const T about = fold_lanes<Sum, kOver>(share * mine.mean);
+      const M share = count > T(0) ? M(mine.count) / count : M(0);
+      const M about = fold_lanes<Sum, kOver>(share * mine.mean);
       mean = about + fold_lanes<Sum, kOver>(share * (mine.mean - about));
     }
-    const T apart = mine.mean - mean;
-    return {count, mean, fold_lanes<Sum, kOver>(mine.squares + mine.count * apart * apart)};
+    const T apart = static_cast<T>(mine.mean - mean);
+    return {mean, count, fold_lanes<Sum, kOver>(mine.squares + mine.count * apart * apart)};
   }
 };
 
@@ -144,10 +147,11 @@ template <class State> WS_INLINE State join_next(const State& all, const State& 
   (void)count;
   return State::join(all, next);
 }
-template <class T>
-WS_INLINE Moments<T, true> join_next(const Moments<T, true>& all, const Moments<T, true>& next, int count) {
-  const T apart = next.mean - all.mean, share = T(1) / (count + 1);  // a constant where the loop is unrolled
-  return {all.count + next.count, all.mean + apart * share, all.squares + next.squares + apart * apart * all.count * share};
+template <class T, class M>
+WS_INLINE Moments<T, true, M> join_next(const Moments<T, true, M>& all, const Moments<T, true, M>& next, int count) {
+  const M apart = next.mean - all.mean;
+  const T near = static_cast<T>(apart), share = T(1) / (count + 1);  // a constant where the loop is unrolled
+  return {all.mean + apart * share, all.count + next.count, all.squares + next.squares + near * near * all.count * share};
 }
 
 // Two states that travel together.

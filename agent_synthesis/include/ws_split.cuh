@@ -1,4 +1,4 @@
-// Floats as two 16-bit floats each, so that tensor cores can multiply them at the accuracy of floats.
+// Operand as two 16-bit floats each, so that tensor cores can multiply them at the accuracy of floats.
 //
 // A row is scaled by a power of two to just below 2^15 and split: x * up = high + low / 2048, both halves. That keeps 22
 // bits of every element down to 2^-29 of the row's greatest, and 18 bits down to 2^-33. A row with a smaller element,
@@ -42,6 +42,16 @@ WS_INLINE RowScale row_scale(SizeRange range) {
   const float root_down = __uint_as_float(static_cast<unsigned>(127 + (even - 14) / 2) << 23);
   const bool precise = __uint_as_float(range.least + 1) * up >= 0x1p-18f;
   return {up, fits && precise ? root_down : quiet_nan<float>()};
+}
+
+// What splitting leaves for the repair: whether there is a row without a scale; and how many blocks have looked.
+struct Marks {
+  unsigned marked, looked;
+};
+
+WS_INLINE void write_root(float* to, float root, Marks* marks) {
+  *to = root;
+  if (root != root) marks->marked = 1;
 }
 
 struct Halves {
@@ -103,7 +113,7 @@ WS_INLINE void store_four(const Pack<float, 4>& values, float up, half* high, ha
 // write its scale. Rows of at most 4 * kLanes * kHeld stay in registers between the two uses; kHeld 0 reads twice.
 template <int kLanes, int kHeld, bool kAligned>
 WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, half* __restrict__ high,
-                         half* __restrict__ low, float* __restrict__ root_down) {
+                         half* __restrict__ low, float* __restrict__ root, Marks* marks) {
   __shared__ SizeRange scratch[kLanes > 32 ? kLanes / 32 : 1];
   const int lane = threadIdx.x % kLanes;
   SizeRange range;
@@ -122,7 +132,7 @@ WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, h
       const int first = 4 * (lane + i * kLanes);
       if (first < padded) store_four(held[i], scale.up, high + first, low + first);
     }
-    if (lane == 0) *root_down = scale.root_down;
+    if (lane == 0) write_root(root, scale.root_down, marks);
   } else {
     for (int first = 4 * lane; first < count; first += 4 * kLanes) {
       const Pack<float, 4> values = four_of<kAligned>(row, first, count);
@@ -132,50 +142,170 @@ WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, h
     const RowScale scale = row_scale(range_of_all<kLanes>(range, scratch));
     for (int first = 4 * lane; first < padded; first += 4 * kLanes)
       store_four(four_of<kAligned>(row, first, count), scale.up, high + first, low + first);
-    if (lane == 0) *root_down = scale.root_down;
+    if (lane == 0) write_root(root, scale.root_down, marks);
   }
 }
 
-// The same for a matrix whose rows' elements are `stride` apart and whose rows are neighbours: a block of kThreads splits
-// rows [first, first + 32) in two passes, the second through a transposing tile of 64 elements a row. `high` and `low` are
-// the first of these rows' places, `padded` apart.
-template <int kThreads>
-WS_INLINE void split_columns(const float* __restrict__ matrix, int64 stride, int first, int rows, int count, int padded,
-                             half* __restrict__ high, half* __restrict__ low, float* __restrict__ root_down) {
-  constexpr int kWarps = kThreads / 32, kDepth = 64;
-  __shared__ SizeRange ranges[kWarps][32];
-  __shared__ float tile[kDepth][33];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const bool inside = first + lane < rows;
-  const float* column = matrix + first + lane;
-  SizeRange range;
+// ---- operands ------------------------------------------------------------------------------------------
+
+// An operand of a product: `rows` rows of `depth` elements in each layer of the batch, and steps between neighbours in
+// elements. Its depth is cut into `slices`, each split by a scale of its own; `wide`: neighbours that one access takes;
+// `chunk`: elements of depth that a block splits where rows are neighbours in memory.
+struct Operand {
+  int batch, rows, depth, slices;
+  int64 batch_stride, row_stride, depth_stride;
+  int wide, chunk;
+};
+
+constexpr int kSplitThreads = 256;
+
+WS_INLINE constexpr int slice_of(int depth, int slices) {
+  return slices == 1 ? depth : ((depth + slices - 1) / slices + 63) / 64 * 64;
+}
+
+// Halves of a row or of a depth begin at multiples of 128 bytes, so that rows of boxes are whole lines of the second-level
+// cache: 1.34 ms instead of 1.73 for the product of 8205 x 2949 x 5921 (H200).
+WS_INLINE constexpr int padded(int count) { return count <= 32 ? 32 : (count + 63) / 64 * 64; }
+
+WS_INLINE constexpr int threads_aside(int packs) {
+  int threads = 32;
+  while (threads < packs && threads < kSplitThreads) threads *= 2;
+  return threads;
+}
+
+template <Operand kOperand> struct Split {
+  static constexpr int kSlice = slice_of(kOperand.depth, kOperand.slices);
+  static constexpr int kLayers = kOperand.batch * kOperand.slices;
+  static constexpr bool kAligned = kOperand.wide >= 4;
+  // Rows whose elements are neighbours: a warp or a block each.
+  static constexpr int kLanes = kSlice <= 1024 ? 32 : kSplitThreads;
+  static constexpr int kPaddedDepth = padded(kSlice);
+  static constexpr int kPacks = (kSlice + 4 * kLanes - 1) / (4 * kLanes);
+  static constexpr int kHeld = kPacks <= 8 ? kPacks : 0;
+  // Rows that are neighbours: a group of them and a chunk of the depth are a block's; the more of its threads lie side by
+  // side, the longer the pieces of memory that it reads and writes.
+  static constexpr int kAside = threads_aside((kOperand.rows + kOperand.wide - 1) / kOperand.wide);
+  static constexpr int kDown = kSplitThreads / kAside;
+  static constexpr int kGroupRows = kAside * kOperand.wide;
+  static constexpr int kGroups = (kOperand.rows + kGroupRows - 1) / kGroupRows;
+  static constexpr int kChunks = (kSlice + kOperand.chunk - 1) / kOperand.chunk;
+  static constexpr int kPaddedRows = padded(kOperand.rows);
+
+  // A layer of batch and slice: where it begins, and the elements of depth it has.
+  static WS_INLINE int64 layer_at(int layer) {
+    return layer / kOperand.slices * kOperand.batch_stride + layer % kOperand.slices * (kSlice * kOperand.depth_stride);
+  }
+  static WS_INLINE int depth_of(int layer) { return min(kSlice, kOperand.depth - layer % kOperand.slices * kSlice); }
+
+  // A block's rows and depth in a layer, where rows are neighbours.
+  struct Part {
+    int layer, chunk, first;
+    WS_INLINE explicit Part(int block)
+        : layer(block / (kGroups * kChunks)), chunk(block / kGroups % kChunks), first(block % kGroups * kGroupRows) {}
+    WS_INLINE int begin() const { return chunk * kOperand.chunk; }
+    WS_INLINE int end() const { return min(begin() + kOperand.chunk, kSlice); }
+    WS_INLINE int row() const { return first + threadIdx.x % kAside * kOperand.wide; }
+    WS_INLINE int down() const { return threadIdx.x / kAside; }
+  };
+};
+
+// Splits rows whose elements are neighbours, to [layer][part][row][depth] halves.
+template <Operand kOperand>
+WS_INLINE void split_along(int block, const float* __restrict__ operand, half* __restrict__ halves,
+                           float* __restrict__ roots, Marks* marks) {
+  using S = Split<kOperand>;
+  const int64 number = block * static_cast<int64>(kSplitThreads / S::kLanes) + threadIdx.x / S::kLanes;
+  if (number >= static_cast<int64>(S::kLayers) * kOperand.rows) return;
+  const int layer = number / kOperand.rows, row = number % kOperand.rows;
+  half* high = halves + (number + layer * static_cast<int64>(kOperand.rows)) * S::kPaddedDepth;
+  split_row<S::kLanes, S::kHeld, S::kAligned>(operand + S::layer_at(layer) + row * kOperand.row_stride, S::depth_of(layer),
+                                              S::kPaddedDepth, high, high + kOperand.rows * static_cast<int64>(S::kPaddedDepth),
+                                              roots + number, marks);
+}
+
+// The elements of neighbouring rows at one depth; zeros outside.
+template <int kWide> WS_INLINE Pack<float, kWide> neighbours(const float* from, bool inside) {
+  if (inside) return load<kWide, kShared>(from);
+  Pack<float, kWide> zeros;
+#pragma unroll
+  for (int e = 0; e < kWide; ++e) zeros[e] = 0.0f;
+  return zeros;
+}
+
+// What blocks know together of a row's sizes; all zeros at first. `not_least` is the complement.
+struct Measured {
+  unsigned greatest, not_least;
+};
+
+// Ranges of the sizes of rows that are neighbours, by [layer][row].
+template <Operand kOperand>
+WS_INLINE void measure_across(int block, const float* __restrict__ operand, Measured* __restrict__ ranges) {
+  using S = Split<kOperand>;
+  constexpr int kWide = kOperand.wide;
+  __shared__ SizeRange found[S::kDown][S::kGroupRows];
+  const typename S::Part part(block);
+  const float* from = operand + S::layer_at(part.layer) + part.row();
+  SizeRange range[kWide];
+  const int end = min(part.end(), S::depth_of(part.layer));
 #pragma unroll 8
-  for (int k = warp; k < count; k += kWarps) range.add(inside ? column[k * stride] : 0.0f);
-  ranges[warp][lane] = range;
+  for (int k = part.begin() + part.down(); k < end; k += S::kDown) {
+    const Pack<float, kWide> values = neighbours<kWide>(from + k * kOperand.depth_stride, part.row() < kOperand.rows);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) range[e].add(values[e]);
+  }
+#pragma unroll
+  for (int e = 0; e < kWide; ++e) found[part.down()][part.row() - part.first + e] = range[e];
   __syncthreads();
-  for (int other = 0; other < kWarps; ++other) range.add(ranges[other][lane]);
-  const RowScale scale = row_scale(range);
-  if (warp == 0 && inside) root_down[first + lane] = scale.root_down;
-  for (int begin = 0; begin < padded; begin += kDepth) {
-    __syncthreads();
+  for (int inside = threadIdx.x; inside < min(S::kGroupRows, kOperand.rows - part.first); inside += kSplitThreads) {
+    SizeRange all;
 #pragma unroll
-    for (int k = warp; k < kDepth; k += kWarps)
-      tile[k][lane] = inside && begin + k < count ? column[(begin + k) * stride] * scale.up : 0.0f;
-    __syncthreads();
+    for (int other = 0; other < S::kDown; ++other) all.add(found[other][inside]);
+    Measured& whole = ranges[part.layer * static_cast<int64>(kOperand.rows) + part.first + inside];
+    atomicMax(&whole.greatest, all.greatest);
+    atomicMax(&whole.not_least, ~all.least);
+  }
+}
+
+// Makes the ranges zeros again, for the next call.
+template <Operand kOperand> WS_INLINE void forget(Measured* __restrict__ ranges) {
+  constexpr int64 kCount = static_cast<int64>(Split<kOperand>::kLayers) * kOperand.rows;
+  for (int64 i = blockIdx.x * static_cast<int64>(blockDim.x) + threadIdx.x; i < kCount; i += gridDim.x * blockDim.x)
+    ranges[i] = {0, 0};
+}
+
+// Splits measured rows, to [layer][part][depth][row] halves.
+template <Operand kOperand>
+WS_INLINE void split_across(int block, const float* __restrict__ operand, const Measured* __restrict__ ranges,
+                            half* __restrict__ halves, float* __restrict__ roots, Marks* marks) {
+  using S = Split<kOperand>;
+  constexpr int kWide = kOperand.wide;
+  const typename S::Part part(block);
+  if (part.row() >= kOperand.rows) return;
+  float up[kWide];
 #pragma unroll
-    for (int row = warp; row < 32; row += kWarps) {
-      const int k = begin + 2 * lane;
-      if (first + row >= rows || k >= padded) continue;
-      Pack<half, 2> highs, lows;
+  for (int e = 0; e < kWide; ++e) {
+    const int64 row = part.layer * static_cast<int64>(kOperand.rows) + part.row() + e;
+    const Measured measured = ranges[row];
+    const RowScale scale = row_scale({measured.greatest, ~measured.not_least});
+    up[e] = scale.up;
+    if (part.chunk == 0 && part.down() == 0) write_root(roots + row, scale.root_down, marks);
+  }
+  const float* from = operand + S::layer_at(part.layer) + part.row();
+  half* high = halves + part.layer * (2LL * S::kSlice * S::kPaddedRows) + part.row();
+  half* low = high + static_cast<int64>(S::kSlice) * S::kPaddedRows;
+  const int depth = S::depth_of(part.layer);
+#pragma unroll 8
+  for (int k = part.begin() + part.down(); k < part.end(); k += S::kDown) {
+    const Pack<float, kWide> values = neighbours<kWide>(from + k * kOperand.depth_stride, k < depth);
+    Pack<half, kWide> highs, lows;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const Halves parts = split(tile[2 * lane + e][row], 1.0f);
-        highs[e] = parts.high;
-        lows[e] = parts.low;
-      }
-      store(high + static_cast<int64>(row) * padded + k, highs);
-      store(low + static_cast<int64>(row) * padded + k, lows);
+    for (int e = 0; e < kWide; ++e) {
+      const Halves parts = split(values[e], up[e]);
+      highs[e] = parts.high;
+      lows[e] = parts.low;
     }
+    store(high + static_cast<int64>(k) * S::kPaddedRows, highs);
+    store(low + static_cast<int64>(k) * S::kPaddedRows, lows);
   }
 }
 

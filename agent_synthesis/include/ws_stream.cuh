@@ -74,4 +74,34 @@ template <int kCount, class State> WS_INLINE void clear_mailboxes(Slot<State>* m
     if (i * 32 + lane < kCount) clear_slot(mailboxes + rank * kCount + i * 32 + lane);
 }
 
+// Over the kCount blocks of a row, all of them resident; every thread gets the row's state. A block has one slot, which all read;
+// its flag is the row's turn. Two sets of slots take turns: who writes to one has read all of the other, as have all who wrote
+// there. `box` has kWarps places twice.
+template <int kWarps, int kCount, class State>
+WS_INLINE State over_team(const State& mine, State (*box)[kWarps], Slot<State>* slots, int rank, unsigned turn) {
+  const State block = over_block<kWarps>(mine, box[0]);
+  if (threadIdx.x == 0) write_slot(slots + rank, block, turn);
+  State all = State::empty();
+  for (int from = threadIdx.x; from < kCount; from += 32 * kWarps) {
+    uint64 word[Slot<State>::kWords];
+    do look_into(slots + from, word);
+    while (!is_complete<State>(word, turn));
+    all = State::join(all, state_in<State>(word));
+  }
+  return over_block<kWarps>(all, box[1]);
+}
+
+// Leaves a team's two sets of slots as a call finds them, zero: by the last of its kCount blocks that gets here.
+template <int kCount, class State> WS_INLINE void clear_slots(Slot<State>* slots, uint64* arrivals) {
+  __shared__ bool is_last;
+  __syncthreads();
+  auto* counter = reinterpret_cast<unsigned*>(arrivals);
+  if (threadIdx.x == 0) is_last = arrive(counter) == kCount - 1;
+  __syncthreads();
+  if (is_last) {
+    for (int slot = threadIdx.x; slot < 2 * kCount; slot += blockDim.x) clear_slot(slots + slot);
+    if (threadIdx.x == 0) *counter = 0;
+  }
+}
+
 }  // namespace ws

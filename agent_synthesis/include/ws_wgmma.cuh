@@ -1,23 +1,29 @@
 // Warpgroup matrix products (wgmma) of 16-bit operands in shared memory, for sm_90a.
 //
-// 64 rows of A times N rows of B, 16 deep, added to float accumulators in registers. Both operands lie as rows of 64
-// elements (128 bytes) with the 128-byte swizzle of the copy engine: 8 rows are one kilobyte. Thread t of the warpgroup
-// holds, of result row 16 * (t / 32) + t % 32 / 4 (+ 8), columns 8 * i + 2 * (t % 4) (+ 1):
-// accumulators 4 * i + {0, 1} are the upper row's, 4 * i + {2, 3} the lower row's.
+// 64 rows of A times N rows of B, 16 deep, added to float accumulators in registers. Operands lie in shared memory with the
+// 128-byte swizzle of the copy engine, in blocks of 64 rows by 64 elements of depth (8 kilobytes): along the depth, a row
+// of the block is 128 bytes; across, 64 rows' elements of one depth are. Thread t of the warpgroup holds, of result row
+// 16 * (t / 32) + t % 32 / 4 (+ 8), columns 8 * i + 2 * (t % 4) (+ 1): accumulators 4 * i + {0, 1} are the upper row's,
+// 4 * i + {2, 3} the lower row's.
 #pragma once
 #include "ws_barrier.cuh"
+#include "ws_product_shape.cuh"
 
 namespace ws {
 
-// Describes an operand whose first row begins at a multiple of one kilobyte (PTX ISA, matrix descriptor).
-WS_INLINE uint64 operand_at(const void* rows) {
+// Describes an operand whose first row begins at a multiple of one kilobyte (PTX ISA, matrix descriptor): bytes over 16
+// between eight rows, or between eight elements of depth, and across also between blocks of 64 rows.
+template <Direction kDirection> WS_INLINE uint64 operand_at(const void* rows) {
   constexpr uint64 kSwizzle128 = 1ULL << 62;
-  constexpr uint64 kEightRows = 1024 / 16;
-  return kSwizzle128 | (kEightRows << 32) | (1ULL << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
+  constexpr uint64 kEight = 1024 / 16;
+  constexpr uint64 kNextBlock = kDirection == kAcross ? 8192 / 16 : 1;
+  return kSwizzle128 | (kEight << 32) | (kNextBlock << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
 }
 
-// The same rows, `elements` further along.
-WS_INLINE uint64 further(uint64 operand, int elements) { return operand + elements * 2 / 16; }
+// The same rows, `depth` elements further along.
+template <Direction kDirection> WS_INLINE uint64 further(uint64 operand, int depth) {
+  return operand + depth * (kDirection == kAcross ? 128 : 2) / 16;
+}
 
 // Before products that follow other uses of their accumulators.
 WS_INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -35,14 +41,17 @@ template <int kCount> WS_INLINE void settle(float (&accumulators)[kCount]) {
 
 #define WS_SUMS_8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define WS_SUMS_32(d, i) WS_SUMS_8(d, i), WS_SUMS_8(d, i + 8), WS_SUMS_8(d, i + 16), WS_SUMS_8(d, i + 24)
-#define WS_SUMS_64(d) WS_SUMS_32(d, 0), WS_SUMS_32(d, 32)
-#define WS_SUMS_96(d) WS_SUMS_64(d), WS_SUMS_32(d, 64)
-#define WS_SUMS_128(d) WS_SUMS_96(d), WS_SUMS_32(d, 96)
+#define WS_SUMS_FROM(d, i) WS_SUMS_8(d, i), WS_SUMS_8(d, i + 8), WS_SUMS_8(d, i + 16), WS_SUMS_8(d, i + 24)
+#define WS_SUMS_32(d) WS_SUMS_FROM(d, 0)
+#define WS_SUMS_64(d) WS_SUMS_32(d), WS_SUMS_FROM(d, 32)
+#define WS_SUMS_96(d) WS_SUMS_64(d), WS_SUMS_FROM(d, 64)
+#define WS_SUMS_128(d) WS_SUMS_96(d), WS_SUMS_FROM(d, 96)
 
-#define WS_NAMES_64 \
+#define WS_NAMES_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WS_NAMES_64 WS_NAMES_32 \
+  ", "\
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WS_NAMES_96 WS_NAMES_64 \
@@ -54,33 +63,40 @@ template <int kCount> WS_INLINE void settle(float (&accumulators)[kCount]) {
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// `sums` (+)= A * B^T for N = 2 * count of accumulators; `keep` 0 forgets what the sums held.
-#define WS_PRODUCT(COUNT, COLUMNS, TYPE, PTX_TYPE, A, B, KEEP)                                                          \
-  template <> WS_INLINE void multiply_add<TYPE>(float (&sums)[COUNT], uint64 a, uint64 b, int keep) {                  \
-    asm volatile(                                                                                                       \
-        "{\n"                                                                                                           \
-        ".reg .pred keep;\n"                                                                                            \
-        "setp.ne.b32 keep, " KEEP ", 0;\n"                                                                              \
-        "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." PTX_TYPE "." PTX_TYPE " {" WS_NAMES_##COUNT "}, " A ", " B  \
-        ", keep, 1, 1, 0, 0;\n"                                                                                         \
-        "}"                                                                                                             \
-        : WS_SUMS_##COUNT(sums)                                                                                         \
-        : "l"(a), "l"(b), "r"(keep));                                                                                   \
-  }
-template <class T, int kCount> WS_INLINE void multiply_add(float (&sums)[kCount], uint64 a, uint64 b, int keep);
-WS_PRODUCT(64, "128", half, "f16", "%64", "%65", "%66")
-WS_PRODUCT(64, "128", bfloat16, "bf16", "%64", "%65", "%66")
-WS_PRODUCT(96, "192", half, "f16", "%96", "%97", "%98")
-WS_PRODUCT(96, "192", bfloat16, "bf16", "%96", "%97", "%98")
-WS_PRODUCT(128, "256", half, "f16", "%128", "%129", "%130")
-WS_PRODUCT(128, "256", bfloat16, "bf16", "%128", "%129", "%130")
+template <class T> constexpr bool kIsHalf = false;
+template <> constexpr bool kIsHalf<half> = true;
 
+// `sums` (+)= A * B^T for N = 2 * count of accumulators; `keep` 0 forgets what the sums held.
+#define WS_ASSEMBLY(COUNT, COLUMNS, TYPE, A, B, KEEP, LEFT, RIGHT)                                                   \
+  asm volatile(                                                                                                      \
+      "{\n"                                                                                                          \
+      ".reg .pred keep;\n"                                                                                           \
+      "setp.ne.b32 keep, " KEEP ", 0;\n"                                                                             \
+      "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" WS_NAMES_##COUNT "}, " A ", " B      \
+      ", keep, 1, 1, " LEFT ", " RIGHT ";\n"                                                                         \
+      "}"                                                                                                            \
+      : WS_SUMS_##COUNT(sums)                                                                                        \
+      : "l"(a), "l"(b), "r"(keep), "n"(static_cast<int>(kLeft)), "n"(static_cast<int>(kRight)))
+#define WS_PRODUCT(COUNT, COLUMNS, A, B, KEEP, LEFT, RIGHT)                                                          \
+  template <class T, Direction kLeft, Direction kRight>                                                              \
+  WS_INLINE void multiply_add(float (&sums)[COUNT], uint64 a, uint64 b, int keep) {                                  \
+    if constexpr (kIsHalf<T>) WS_ASSEMBLY(COUNT, COLUMNS, "f16", A, B, KEEP, LEFT, RIGHT);                           \
+    else WS_ASSEMBLY(COUNT, COLUMNS, "bf16", A, B, KEEP, LEFT, RIGHT);                                               \
+  }
+WS_PRODUCT(32, "64", "%32", "%33", "%34", "%35", "%36")
+WS_PRODUCT(64, "128", "%64", "%65", "%66", "%67", "%68")
+WS_PRODUCT(96, "192", "%96", "%97", "%98", "%99", "%100")
+WS_PRODUCT(128, "256", "%128", "%129", "%130", "%131", "%132")
+
+#undef WS_ASSEMBLY
 #undef WS_PRODUCT
 #undef WS_SUMS_8
+#undef WS_SUMS_FROM
 #undef WS_SUMS_32
 #undef WS_SUMS_64
 #undef WS_SUMS_96
 #undef WS_SUMS_128
+#undef WS_NAMES_32
 #undef WS_NAMES_64
 #undef WS_NAMES_96
 #undef WS_NAMES_128

@@ -31,6 +31,7 @@ class Rule(Protocol):
 
 RULES: tuple[Rule, ...] = (
     linear.LinearRowSum(),
+    linear.LinearPool(),
     linear.ScaleIntoWeights(),
     identities.Identity(),
     identities.Involution(),
@@ -79,13 +80,13 @@ def with_replacement(plan: Plan, made: Replacement) -> Plan:
 
 
 def _applicable(plan: Plan, group: Group, rule: Rule) -> Replacement | None:
-    if group.engine == "authored":
+    if group.engine != "library":
         return None
     made = rule.replacement(plan.index, group.nodes[-1])
     if made is None or (len(plan.groups) == len(made.removed) and not made.added):
         return None  # something must be left to run
     for other in plan.groups:
         shares = set(plan.all_nodes(other)) & set(made.removed)
-        if shares and other.engine == "authored":
+        if shares and other.engine != "library":
             return None
     return made

@@ -77,3 +77,10 @@ def test_step_times_are_summed_by_group() -> None:
 )
 def test_moves_are_alike_whatever_their_group(move: Move, expected: str) -> None:
     assert kind(move) == expected
+
+
+def test_moves_on_the_module_itself_are_compared_with_its_own_trial() -> None:
+    zero = trial_pb2.Trial(number=1)
+    zero.verdict.state = verdict_pb2.VERDICT_STATE_PASS
+    zero.timing.arms.add(name="candidate", median_ns=800)
+    assert Evidence([zero, trial(2, AUTHOR, ns=100)]).correction([AUTHOR]) == pytest.approx(8 ** (1 / 3))

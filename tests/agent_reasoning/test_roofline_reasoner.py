@@ -204,6 +204,40 @@ def test_few_long_rows_want_more_blocks() -> None:
     assert other.predicted_speedup == pytest.approx(1.0)
 
 
+def timed_trial(moves: list[Move], ns: float) -> trial_pb2.Trial:
+    made = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=moves, new_move_count=len(moves)))
+    made.verdict.state = verdict_pb2.VERDICT_STATE_PASS
+    made.timing.arms.add(name="candidate", median_ns=ns)
+    return made
+
+
+def test_a_kernel_far_above_its_roofline_wants_its_work_spread_otherwise() -> None:
+    size = 4 * 25 * MB
+    grid = Cost(read_bytes=size, write_bytes=4, launch_count=1, parallel_count=512)
+    two_pass = Cost(read_bytes=size, write_bytes=4, launch_count=2, parallel_count=100)
+    authored = group("sum", "aten.sum.default", grid)
+    authored.engine = "authored"
+    moves = [
+        legal("set", "sum", "stores=plain", before=grid, after=grid),
+        legal("set", "sum", "reduce=two_pass", before=grid, after=two_pass),
+    ]
+    before = [Move(operation="author", group="sum")]
+    unmeasured = propose(ask([authored], moves, before=before))
+    assert [new_moves(each)[0][2] for each in unmeasured] == ["stores=plain"]
+    slow = propose(ask([authored], moves, before=before, history=[timed_trial(before, 200_000)]))
+    assert [new_moves(each)[0][2] for each in slow] == ["reduce=two_pass", "stores=plain"]
+    assert slow[0].predicted_speedup > 1.5
+
+
+def test_one_value_of_every_parameter_comes_before_a_second_of_any() -> None:
+    cost = pointwise(MB)
+    authored = group("relu", "aten.relu.default", cost)
+    authored.engine = "authored"
+    moves = [legal("set", "relu", choice, before=cost, after=cost) for choice in ("a=1", "a=2", "a=3", "b=1", "b=2")]
+    order = [new_moves(each)[0][2] for each in propose(ask([authored], moves))]
+    assert order == ["a=1", "b=1", "a=2", "b=2", "a=3"]
+
+
 def test_a_tiny_graph_is_bound_by_its_launches() -> None:
     groups = [group("n0", "aten.relu.default", pointwise(1000))]
     groups += [group(f"n{i}", "aten.relu.default", pointwise(1000), f"n{i - 1}") for i in range(1, 8)]

@@ -90,8 +90,14 @@ def compile_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence
 
 
 @pytest.fixture(scope="session")
-def compile_cuda() -> Callable[[Emission], str]:
+def compile_cuda(build_cubin: Callable[[Emission], tuple[str, bytes]]) -> Callable[[Emission], str]:
     """Compiles an emission to a cubin for sm_90a; gives ptxas's report back."""
+    return lambda emission: build_cubin(emission)[0]
+
+
+@pytest.fixture(scope="session")
+def build_cubin() -> Callable[[Emission], tuple[str, bytes]]:
+    """Compiles an emission for sm_90a: ptxas's report, and the cubin."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         nvrtc.nvrtcVersion()
@@ -101,7 +107,7 @@ def compile_cuda() -> Callable[[Emission], str]:
     headers = [(INCLUDE_DIRECTORY / name).read_bytes() for name in names]
     options = [b"--gpu-architecture=sm_90a", b"--std=c++20", b"--ptxas-options=-v"]
 
-    def compile_one(emission: Emission) -> str:
+    def compile_one(emission: Emission) -> tuple[str, bytes]:
         assert set(emission.headers) <= set(names)
         text = "".join(f'#include "{name}"\n' for name in emission.headers) + emission.text
         _, program = nvrtc.nvrtcCreateProgram(
@@ -113,10 +119,12 @@ def compile_cuda() -> Callable[[Emission], str]:
         nvrtc.nvrtcGetProgramLog(program, log)
         report = log.decode()
         assert int(outcome) == 0, f"{report}\n{text}"
+        cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+        nvrtc.nvrtcGetCUBIN(program, cubin)
         nvrtc.nvrtcDestroyProgram(program)
         for launch in emission.launches:
             assert f"'{launch.entry}'" in report
-        return report
+        return report, cubin
 
     return compile_one
 

@@ -91,7 +91,7 @@ def test_default_rows_compile_and_stay_in_registers(
     assert spilled_bytes(compile_cuda(emitted(build(rows, columns)))) <= 16
 
 
-@pytest.mark.parametrize("reduce", [strategy for strategy in STRATEGIES if strategy != "stream"])
+@pytest.mark.parametrize("reduce", [strategy for strategy in STRATEGIES if strategy not in ("stream", "hold")])
 @pytest.mark.parametrize("merge", ["yes", "no"])
 @pytest.mark.parametrize("nest", [softmax(7, 1003), layer_norm(6, 2048, Type.BF16)], ids=lambda n: n.name)
 def test_every_strategy_compiles(compile_cuda: Compile, nest: Nest, reduce: str, merge: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from agent_synthesis import cost, emit, generator, interpreter, moves
 from agent_synthesis.emit.cuda_product import CudaProduct, require_fits
+from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.plan import Plan, plan_zero, schedules_for
@@ -88,6 +90,9 @@ EVERY_LAYOUT: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "a batch": (Applied(torch.bmm), (R(2, 64, 32), R(2, 32, 66))),
     "a batch of odd depth": (Applied(lambda a, b: torch.relu(a @ b.transpose(1, 2))), (R(3, 64, 37), R(3, 65, 37))),
     "a sequence": (Ended(40, 64, lambda y: torch.sigmoid(y) * y), (R(2, 35, 40),)),
+    "the upper triangle": (Applied(lambda a, b: torch.triu(a @ b, 3)), (R(160, 40), R(40, 96))),
+    "too few tiles for its depth": (Applied(lambda a, b: torch.relu(a @ b)), (R(65, 4100), R(4100, 70))),
+    "a batch of one matrix": (Applied(lambda a, b: a.transpose(1, 2) @ b), (R(2, 40, 66), R(40, 64))),
     "scaled, with a row added": (
         Applied(lambda c, a, b: torch.addmm(c, a, b, alpha=0.5)),
         (R(64), R(65, 32), R(32, 64)),
@@ -124,6 +129,55 @@ def test_sixteen_bit_products_compile_without_spilling(dtype: torch.dtype, compi
         assert_compiles_well(compile_cuda(CudaProduct().emit(nest, parameters)))
 
 
+SIXTEEN_BIT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "along, across": lambda a, b: a @ b,
+    "across, across": lambda a, b: a.T @ b,
+    "across, along": lambda a, b: a.T @ b.T,
+}
+
+
+@pytest.mark.parametrize("name", SIXTEEN_BIT)
+def test_sixteen_bit_operands_are_taken_as_they_lie(name: str, compile_cuda: Compile) -> None:
+    left = R(72, 64) if name.startswith("along") else R(64, 72)
+    right = R(136, 64) if name.endswith("along") else R(64, 136)
+    plan = as_one_kernel(Applied(SIXTEEN_BIT[name]), left.bfloat16(), right.bfloat16())
+    emission = CudaProduct().emit(nest_of(plan), settings(plan))
+    assert [launch.entry for launch in emission.launches] == ["ws_matmul_product"]
+    assert not emission.workspaces
+    directions = ", ".join(f"ws::kA{word[1:]}" for word in name.split(", "))
+    assert f"ws::Directions{{{directions}}}" in emission.text
+    assert_compiles_well(compile_cuda(emission))
+
+
+HGMMA, LOCAL_LOAD, LOCAL_STORE = 0x9F0, 0x983, 0x387
+"""Low twelve bits of machine instructions of sm_90, as nvdisasm prints them."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_machine_code_multiplies_on_tensor_cores_and_keeps_sums_in_registers(
+    dtype: torch.dtype, build_cubin: Callable[[Emission], tuple[str, bytes]]
+) -> None:
+    plan = as_one_kernel(Ended(4096, 8192, F.gelu).to(dtype), R(1024, 4096, dtype=dtype))
+    _, cubin = build_cubin(CudaProduct().emit(nest_of(plan), settings(plan)))
+    found = operations(cubin, "ws_gelu_product")
+    # A stage is four times 16 deep; halves make three products of it, in code for whole and for promoted stages.
+    assert found.count(HGMMA) >= (12 if dtype is torch.float32 else 4)
+    assert LOCAL_LOAD not in found
+    assert LOCAL_STORE not in found
+
+
+def operations(cubin: bytes, entry: str) -> list[int]:
+    """The operations of a kernel's instructions, 16 bytes each, from the sections of an ELF file."""
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * number) for number in range(count)]
+    for name, _, _, _, offset, length in sections:
+        start = sections[names][4] + name
+        if cubin[start : cubin.index(b"\0", start)].decode() == f".text.{entry}":
+            return [struct.unpack_from("<H", cubin, offset + at)[0] & 0xFFF for at in range(0, length, 16)]
+    raise AssertionError(f"no code of {entry}")
+
+
 def assert_compiles_well(report: str) -> None:
     assert "0 bytes spill stores" in report
     assert "bytes spill stores" not in report.replace(" 0 bytes spill stores", "")
@@ -147,16 +201,29 @@ def test_operands_are_described_by_their_strides() -> None:
     assert made.flop_count == 2 * 2 * 67 * 65 * 32
 
 
-def test_no_other_schedule_takes_a_product_and_small_ones_stay_in_the_library() -> None:
-    large = nest_of(planned(Applied(lambda a, b: a @ b.T), R(64, 32), R(64, 32)))
+def test_only_schedules_of_products_take_one_and_small_ones_get_small_tiles() -> None:
+    large = nest_of(planned(Applied(lambda a, b: a @ b.T), R(2048, 512), R(2048, 512)))
     small = nest_of(planned(Applied(lambda a, b: a @ b.T), R(64, 32), R(8, 32)))
+    skewed = nest_of(planned(Applied(lambda a, b: a[:, ::2] @ b), R(2048, 1024), R(512, 2048)))
     vector = nest_of(planned(Applied(lambda a, b: a @ b), R(64, 32), R(32)))
     assert [schedule.name for schedule in schedules_for(task_pb2.TARGET_CUDA, large)] == ["cuda_product"]
-    assert multiplies_matrices(small)
-    assert not schedules_for(task_pb2.TARGET_CUDA, small)
+    assert [schedule.name for schedule in schedules_for(task_pb2.TARGET_CUDA, small)] == ["cuda_product_simt"]
+    assert multiplies_matrices(skewed)
+    assert not schedules_for(task_pb2.TARGET_CUDA, skewed)
     assert not schedules_for(task_pb2.TARGET_CPU, large)
     assert not multiplies_matrices(vector)
     assert schedules_for(task_pb2.TARGET_CUDA, vector)
+
+
+def test_small_products_of_every_type_and_tile_compile(compile_cuda: Compile) -> None:
+    schedule = CudaSmallProduct()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        left, right = R(20, 600, dtype=dtype), R(600, 33, dtype=dtype)
+        nest = nest_of(planned(Applied(lambda a, b: torch.bmm(a[None], b[None])), left, right))
+        default = schedule.defaults(nest)
+        assert default.integers["slices"] > 1
+        for parameters in [default, *schedule.alternatives(nest, default)]:
+            assert "error" not in compile_cuda(schedule.emit(nest, parameters))
 
 
 def test_a_product_is_not_computed_twice() -> None:
@@ -171,6 +238,45 @@ def test_what_a_thread_or_a_block_cannot_hold_is_refused() -> None:
     for key, value in (("columns", 256), ("stages", 4)):
         with pytest.raises(IllegalMove, match=r"registers|shared memory"):
             require_fits(nest, Parameters(default.choices, {**default.integers, key: value}))
+
+
+def test_few_deep_tiles_are_sliced_and_many_are_not() -> None:
+    deep = nest_of(planned(Applied(lambda a, b: a @ b), R(256, 65536), R(65536, 256)))
+    default = CudaProduct().defaults(deep)
+    assert default.integers["slices"] == 32
+    emission = CudaProduct().emit(deep, default)
+    assert emission.launches[-1].entry == "ws_matmul_add"
+    assert CudaProduct().footprint(deep, default).parallel_count == 128
+    with pytest.raises(IllegalMove, match="empty"):
+        require_fits(deep, Parameters(default.choices, {**default.integers, "slices": 1100}))
+    broad = nest_of(planned(Applied(lambda a, b: a @ b.T), R(2048, 2048), R(2048, 2048)))
+    assert CudaProduct().defaults(broad).integers["slices"] == 1
+
+
+def test_sixteen_bit_operands_are_sliced_into_whole_stages_only() -> None:
+    whole = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8192).half(), R(8192, 128).half()))
+    ragged = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8200).half(), R(8200, 128).half()))
+    assert CudaProduct().defaults(whole).integers["slices"] > 1
+    assert CudaProduct().defaults(ragged).integers["slices"] == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "band"),
+    [
+        (torch.triu, "first = 0, .last = 1073741824"),
+        (lambda y: torch.relu(torch.tril(y, -2)) + 1, "first = -1073741824, .last = -2"),
+        (lambda y: torch.triu(torch.tril(y, 5), -4), "first = -4, .last = 5"),
+        (lambda y: torch.triu(y) + y, ""),
+        (lambda y: torch.where(y > 0, y, 0.0), ""),
+    ],
+)
+def test_only_the_triangle_that_the_end_uses_is_multiplied(
+    function: Callable[[torch.Tensor], torch.Tensor], band: str
+) -> None:
+    plan = as_one_kernel(Applied(lambda a, b: function(a @ b)), R(128, 64), R(64, 128))
+    text = CudaProduct().emit(nest_of(plan), settings(plan)).text
+    assert ("ws::Band" in text) == bool(band)
+    assert band in text
 
 
 def test_maps_lie_inside_the_halves_and_boxes_fill_a_stage() -> None:

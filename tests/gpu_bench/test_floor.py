@@ -9,6 +9,7 @@ from torch import nn
 from gpu_bench import floor
 from gpu_bench.device import Ceilings
 from gpu_bench.floor import Work, guard, reference_flags, work_of
+from gpu_bench.second_sweeps import Slices
 from warpsmith.v1 import task_pb2, tensor_pb2, timing_pb2
 
 capture = pytest.importorskip("warpsmith.capture")
@@ -40,6 +41,16 @@ def test_an_input_of_which_a_slice_is_used_counts_that_slice():
 def test_an_input_that_is_not_used_counts_nothing():
     found = work(lambda x, _unused: x + 1, torch.rand(8), torch.rand(1000))
     assert found.input_bytes == 32
+
+
+def test_of_a_product_only_the_triangle_that_is_kept_must_be_made():
+    a, b = torch.rand(64, 16), torch.rand(16, 64)
+    whole = 2 * 64 * 64 * 16
+    kept = 64 * 65 // 2
+    assert work(lambda a, b: torch.tril(a @ b), a, b).product_flops == whole * kept // 64**2
+    assert work(lambda a, b: torch.triu(a @ b, 1), a, b).product_flops == whole * (kept - 64) // 64**2
+    assert work(lambda a, b: torch.triu(a @ b) + a @ b, a, b).product_flops == whole
+    assert work(lambda a, b: torch.relu(a @ b), a, b).product_flops == whole
 
 
 def test_a_triangle_counts_half_and_gathered_rows_count_themselves():
@@ -139,3 +150,45 @@ def test_distinct_bytes_of_a_spec():
     assert floor.spec_bytes(spec) == 16
     empty = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4, 0], strides=[0, 1])
     assert floor.spec_bytes(empty) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: torch.softmax(x, dim=1), [(256, 32)]),
+        (lambda x: x / torch.norm(x, p="fro"), [(8192, 1)]),
+        (lambda x: x / torch.mean(torch.abs(x), dim=1, keepdim=True), [(256, 32)]),
+        (lambda x: x.view(4, 8, 64) - x.mean(), [(8192, 1)]),
+        (lambda x: x.sum(1), []),
+        (lambda x: ((x - 1) ** 2).mean(), []),
+        (torch.relu, []),
+        (lambda x: x.cumsum(1), []),
+    ],
+)
+def test_what_is_needed_again_after_its_reduction_is_known_by_its_slices(function, expected):
+    found = work(function, torch.rand(32, 64))
+    assert [(each.slice_bytes, each.count) for each in found.slices] == expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (nn.LayerNorm((8, 16)), (512, 24)),
+        (nn.GroupNorm(3, 6), (1024, 12)),
+        (nn.BatchNorm2d(6), (2048, 6)),
+        (nn.InstanceNorm2d(6), (512, 24)),
+    ],
+)
+def test_the_slices_of_a_norm(layer, expected):
+    (found,) = work(lambda norm, x: norm(x), torch.rand(4, 6, 8, 16), layers=(layer,)).slices
+    assert (found.slice_bytes, found.count) == expected
+
+
+def test_a_second_sweep_counts_where_the_slice_exceeds_what_is_on_chip():
+    once = Work(10**9, 0, 10**9, 0, 0, 0, 0)
+    small = Work(10**9, 0, 10**9, 0, 0, 0, 0, (Slices(10**6, 1000),))
+    large = Work(10**9, 0, 10**9, 0, 0, 0, 0, (Slices(10**9, 1),))
+    machine = ceilings(cache=60 * 10**6)
+    assert floor.floor_ns(small, machine) == floor.floor_ns(once, machine)
+    assert floor.floor_ns(large, machine) > 1.4 * floor.floor_ns(once, machine)
+    assert floor.floor_ns(large, machine, algebra=True) == floor.floor_ns(once, machine)

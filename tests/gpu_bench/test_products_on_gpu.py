@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -85,7 +86,21 @@ CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "both by columns": (Applied(lambda a, b: a.T @ b), (R(320, 200), R(320, 136))),
     "a batch": (Applied(torch.bmm), (R(3, 150, 96), R(3, 96, 140))),
     "deep": (Applied(lambda a, b: a @ b.T), (R(128, 20000), R(128, 20000))),
+    "first by columns": (Applied(lambda a, b: a.T @ b.T), (R(96, 260), R(190, 96))),
+    "a batch with one matrix": (Applied(lambda a, b: a @ b), (R(5, 70, 96), R(96, 132))),
+    "the upper triangle": (Applied(lambda a, b: torch.triu(a @ b, -3)), (R(400, 96), R(96, 520))),
+    "the lower triangle of a batch": (
+        Applied(lambda a, b: torch.bmm(a, b).tril(1) + 1),
+        (R(2, 300, 64), R(2, 64, 290)),
+    ),
+    "a short depth": (Applied(lambda a, b: a @ b), (R(1000, 33), R(33, 520))),
+    "deep by columns": (Applied(lambda a, b: torch.relu(a @ b)), (R(96, 40007), R(40007, 150))),
     "bf16": (Ended(512, 385, torch.relu).bfloat16(), (R(300, 512).bfloat16(),)),
+    "bf16 by rows": (Applied(lambda a, b: a @ b), (R(300, 512).bfloat16(), R(512, 392).bfloat16())),
+    "fp16 by columns": (Applied(lambda a, b: a.T @ b), (R(512, 304).half(), R(512, 136).half())),
+    "bf16 first by columns": (Applied(lambda a, b: a.T @ b.T), (R(512, 304).bfloat16(), R(136, 512).bfloat16())),
+    "bf16 deep": (Applied(lambda a, b: a @ b), (R(128, 16384).bfloat16(), R(16384, 256).bfloat16())),
+    "fp16 batch": (Applied(torch.bmm), (R(3, 150, 96).half(), R(3, 96, 136).half())),
 }
 
 
@@ -93,7 +108,7 @@ CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
 @pytest.mark.parametrize("family", ["normal", "uniform", "mixed", "tiny"])
 def test_products_err_no_more_than_the_judge_allows(name: str, family: str) -> None:
     module, args = CASES[name]
-    made = one_kernel(module.cpu(), args)
+    made = _made(name)
     values = [_drawn(family, tensor.cuda()) for tensor in args]
     module = module.cuda()
     out = ran(made, module, tuple(values)).double()
@@ -103,6 +118,12 @@ def test_products_err_no_more_than_the_judge_allows(name: str, family: str) -> N
         module.to(args[0].dtype)
     rounding = 2 * torch.finfo(eager.dtype).eps * _rms(truth)
     assert _rms(out - truth) <= 4 * max(_rms(eager.double() - truth), rounding)
+
+
+@functools.cache
+def _made(name: str) -> Program:
+    module, args = CASES[name]
+    return one_kernel(module.cpu(), args)
 
 
 def _drawn(family: str, tensor: torch.Tensor) -> torch.Tensor:

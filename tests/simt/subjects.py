@@ -23,11 +23,13 @@ from agent_synthesis.testing import (
     F32,
     at,
     batch_norm,
+    batch_statistics,
     call,
     column_scan,
     column_softmax,
     column_sum,
     gelu,
+    group_norm,
     layer_norm,
     row_dot,
     running_sum,
@@ -94,6 +96,15 @@ _STRATEGIES: Mapping[str, Changes] = {
                "preload": "yes"},
     "stream_splits": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 2, "depth": 4, "lag": 2,
                       "preload": "yes", "merge": "yes"},
+    "hold": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 1, "packs": 2, "depth": 2, "lag": 1,
+             "preload": "no", "merge": "yes", "min_blocks": 1},
+    "hold_splits": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 3, "packs": 1, "depth": 1, "lag": 1,
+                    "preload": "no", "merge": "yes", "min_blocks": 1},
+    "hold_team": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 67, "packs": 1, "depth": 1, "lag": 1,
+                  "preload": "no", "merge": "yes", "min_blocks": 1},
+    "skewed": {"reduce": "cluster", "threads": 64, "lanes": 64, "pack": 4, "packs": 4, "splits": 2, "min_blocks": 1},
+    "skewed_visits": {"reduce": "block", "threads": 64, "lanes": 64, "pack": 4, "packs": 1, "merge": "yes",
+                      "min_blocks": 1, "stores": "streaming"},
 }  # fmt: skip
 
 _ROWS: Mapping[str, Make] = {
@@ -109,6 +120,10 @@ _ROWS: Mapping[str, Make] = {
     "short_rows": lambda rows: softmax(4 * rows + 1, 17),
     "one_row": lambda _: layer_norm(1, 2048),
     "one_element": lambda rows: softmax(rows, 1),
+    "statistics": lambda rows: batch_statistics(3, rows, 512, "before"),
+    "groups": lambda rows: group_norm(1, rows, 4, 256),
+    "groups_ragged": lambda rows: group_norm(1, rows, 3, 121),
+    "several_turns": lambda _: layer_norm(3, 25728),
 }
 _FEW_ROWS, _ROWS_OF_A_STREAM = 2, 5
 
@@ -202,7 +217,7 @@ def _numbered() -> Iterator[tuple[Subject, int]]:
     for family, (schedule, classes, strategies) in _FAMILIES.items():
         for class_number, (shape_class, make) in enumerate(classes.items()):
             for strategy_number, (strategy, changes) in enumerate(strategies.items()):
-                nest = make(_ROWS_OF_A_STREAM if "stream" in strategy else _FEW_ROWS)
+                nest = make(_ROWS_OF_A_STREAM if strategy.startswith(("stream", "hold")) else _FEW_ROWS)
                 named = replace(nest, name=f"{family}_{strategy}_{shape_class}")
                 for parameters in _accepted(named, schedule, changes):
                     found = Subject(named.name, f"{family} {strategy}", shape_class, named, schedule, parameters)

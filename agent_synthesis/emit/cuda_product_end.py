@@ -1,0 +1,85 @@
+"""What a product's sums become: the nest over batch, rows and columns, its stores alone, and which sums they use.
+
+The one idea: with the product's axes merged to `batch`, `m` and `n`, the stores are a pointwise function of one sum;
+where that function picks a triangle, the rest of the product need not be made. The text is in `cuda_product_text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Nest, Reduced
+from agent_synthesis.product import MatrixProduct
+
+EVERYWHERE = (-(1 << 30), 1 << 30)
+"""A band of all columns."""
+
+
+def band_of(end: Nest) -> tuple[int, int]:
+    """The columns of row m whose sums the stores use, m + first to m + last: a triangle's where the end has one."""
+    needs = [_needed(store.value, {}) for store in end.stores]
+    found = [need for need in needs if need is not None]
+    return (min(first for first, _ in found), max(last for _, last in found)) if found else EVERYWHERE
+
+
+def _needed(value: Expression, seen: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The band outside of which the value does not depend on the sum; None where it never does."""
+    if id(value) in seen:
+        return seen[id(value)]
+    found: tuple[int, int] | None = None
+    if isinstance(value, Reduced):
+        found = EVERYWHERE
+    elif isinstance(value, Call):
+        parts = [_needed(part, seen) for part in value.arguments]
+        if value.operation == "where" and parts[1] is not None and (inside := _band(value.arguments[0])) is not None:
+            parts[1] = (max(parts[1][0], inside[0]), min(parts[1][1], inside[1]))
+        known = [part for part in parts if part is not None]
+        found = (min(first for first, _ in known), max(last for _, last in known)) if known else None
+    seen[id(value)] = found
+    return found
+
+
+def _band(condition: Expression) -> tuple[int, int] | None:
+    """Where `n - m + constant` compared with a constant holds; None for another condition."""
+    match condition:
+        case Call("ge" | "le" | "gt" | "lt" as operation, (AxisValue(index), Literal(bound))):
+            if index.terms != (("m", -1), ("n", 1)):
+                return None
+            edge = int(bound) - index.offset + {"gt": 1, "lt": -1}.get(operation, 0)
+            return (edge, EVERYWHERE[1]) if operation in ("ge", "gt") else (EVERYWHERE[0], edge)
+    return None
+
+
+def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
+    """The nest over axes `batch` (where there is one), `m` and `n`; what is not affine in them has quotients."""
+    groups = [("batch", product.batch), ("m", product.rows), ("n", product.columns)]
+    kept = [(Axis(name, _count(axes)), axes) for name, axes in groups if axes]
+    extents = {axis.name: axis.extent for axis in (*(axis for axis, _ in kept), *nest.reduced)}
+    parts: dict[str, Index] = {}
+    for whole, axes in kept:
+        inside = whole.extent
+        for axis in axes:
+            outside, inside = inside, inside // axis.extent
+            part = Index.axis(whole.name).divided(inside, extents)
+            parts[axis.name] = part if outside == whole.extent else part.modulo(axis.extent, extents)
+    return shape.reindexed(
+        nest, lambda index: index.substituted(parts, extents), [axis for axis, _ in kept], nest.reduced
+    )
+
+
+def end_of(nest: Nest, widest: int) -> tuple[Nest, int]:
+    """The stores alone, with the buffers that they touch, and how many neighbours every access takes at once."""
+    end = replace(nest, reduced=(), reductions=())
+    used = {name for name, _ in cuda_shape.accesses(end)}
+    end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
+    columns = next(axis for axis in end.parallel if axis.name == "n")
+    return end, min(widest, cuda_shape.widest_pack(end, columns))
+
+
+def _count(axes: Sequence[Axis]) -> int:
+    count = 1
+    for axis in axes:
+        count *= axis.extent
+    return count

@@ -1,0 +1,116 @@
+// What is known of a matrix product at compile time: extents, tiles, and the order in which clusters take them.
+#pragma once
+#include "ws_split.cuh"
+
+namespace ws {
+
+constexpr int kTileRows = 128;   // of a block: 64 for each multiplying warpgroup
+constexpr int kTileDepth = 64;   // elements of k in a stage: 128 bytes, the swizzle's width
+
+// `slices` of the depth; `pack`: neighbouring columns that the end takes at once.
+struct Extents {
+  int batch, m, n, k, slices, pack;
+};
+
+// Whether the elements of a row, or the rows of one depth, are neighbours in memory.
+enum Direction { kAlong, kAcross };
+
+// How the operands lie in memory, or their halves in a workspace.
+struct Directions {
+  Direction left, right;
+};
+
+// The columns of row m whose sums are wanted: m + first to m + last. Others' sums count as zero.
+struct Band {
+  int first, last;
+};
+constexpr Band kEverywhere{-0x40000000, 0x40000000};
+
+// `group`: rows of tiles that are walked together, so that the second-level cache helps; `promote`: stages between promotions;
+// `warpgroups` that multiply: two or four.
+struct Tiling {
+  int columns, stages, cluster, group, promote, warpgroups;
+};
+
+template <class Element_, int kParts_, Extents kExtents, Directions kDirections, Tiling kTiling, Band kBand = kEverywhere>
+struct MatrixProduct {
+  using Element = Element_;
+  static constexpr int kParts = kParts_;
+  static constexpr int kM = kExtents.m, kN = kExtents.n, kK = kExtents.k, kPack = kExtents.pack;
+  static constexpr int kBatch = kExtents.batch, kSlices = kExtents.slices, kLayers = kBatch * kSlices;
+  static constexpr int kSlice = slice_of(kK, kSlices);
+  static constexpr Direction kLeft = kDirections.left, kRight = kDirections.right;
+  static constexpr int kTileColumns = kTiling.columns, kStages = kTiling.stages, kCluster = kTiling.cluster;
+  static constexpr int kGroup = kTiling.group, kPromote = kTiling.promote;
+  static constexpr int kRowTiles = (kM + kTileRows * kCluster - 1) / (kTileRows * kCluster);  // of a whole cluster
+  static constexpr int kColumnTiles = (kN + kTileColumns - 1) / kTileColumns;
+  static constexpr int kTiles = kRowTiles * kColumnTiles * kLayers;
+  static constexpr int kSteps = (kSlice + kTileDepth - 1) / kTileDepth;
+  static constexpr int kStepDepth = kSteps == 1 ? (kSlice + 15) / 16 * 16 : kTileDepth;  // multiplied of a stage
+  static constexpr int kWarpgroups = kTiling.warpgroups, kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kOwnColumns = 2 * kTileColumns / kWarpgroups;  // of a warpgroup
+  static constexpr int kSums = kOwnColumns / 2;                       // accumulators of a thread
+  // Registers of a thread once the copying warpgroup has handed back all but 24.
+  static constexpr int kRegisters = kWarpgroups == 2 ? 240 : 112;
+
+  // A cluster's rows and columns of one layer, by tiles; a block's own rows follow from its rank.
+  struct Tile {
+    int layer, row, column;
+
+    WS_INLINE int first_row(int rank) const { return (row * kCluster + rank) * kTileRows; }
+    WS_INLINE int first_column() const { return column * kTileColumns; }
+    WS_INLINE bool is_wanted() const {
+      if constexpr (!kIsBanded) return true;
+      const int last_row = first_row(kCluster) - 1, last_column = first_column() + kTileColumns - 1;
+      return last_column - first_row(0) >= kBand.first && first_column() - last_row <= kBand.last;
+    }
+  };
+
+  // Tiles in the order in which clusters take them: groups of rows of tiles, in each column by column.
+  static WS_INLINE Tile tile_at(int number) {
+    const int layer = number / (kRowTiles * kColumnTiles);
+    const int place = number % (kRowTiles * kColumnTiles);
+    if constexpr (kIsBanded) return banded_tile(layer, place);
+    const int first = place / (kGroup * kColumnTiles) * kGroup;
+    const int rows = min(kGroup, kRowTiles - first);
+    const int inside = place % (kGroup * kColumnTiles);
+    return {layer, first + inside % rows, inside / rows};
+  }
+
+  // Of a band: first all tiles of a layer that are wanted, so that all clusters have as many, row by row.
+  static constexpr bool kIsBanded = kBand.first != kEverywhere.first || kBand.last != kEverywhere.last;
+  static WS_INLINE constexpr int clamped(int column) { return column < 0 ? 0 : column < kColumnTiles ? column : kColumnTiles; }
+  static WS_INLINE constexpr int first_wanted(int row) {
+    const int column = row * kCluster * kTileRows + kBand.first;
+    return column < 0 ? 0 : clamped(column / kTileColumns);
+  }
+  static WS_INLINE constexpr int wanted_in(int row) {
+    const int last = (row + 1) * kCluster * kTileRows - 1 + kBand.last;
+    const int end = last < 0 ? 0 : clamped(last / kTileColumns + 1);
+    return end > first_wanted(row) ? end - first_wanted(row) : 0;
+  }
+  static WS_INLINE constexpr int count_wanted() {
+    int count = 0;
+    for (int row = 0; row < kRowTiles; ++row) count += wanted_in(row);
+    return count;
+  }
+  static WS_INLINE Tile banded_tile(int layer, int place) {
+    constexpr int kWanted = count_wanted();
+    const bool is_wanted = place < kWanted;
+    int row = 0, rest = is_wanted ? place : place - kWanted;
+    while (true) {
+      const int count = is_wanted ? wanted_in(row) : kColumnTiles - wanted_in(row);
+      if (rest < count) break;
+      rest -= count;
+      ++row;
+    }
+    const int first = first_wanted(row);
+    const int column = is_wanted ? first + rest : rest < first ? rest : rest + wanted_in(row);
+    return {layer, row, column};
+  }
+
+  // Elements of depth that a layer really has: the last slice may be shorter.
+  static WS_INLINE int depth_of(int layer) { return min(kSlice, kK - layer % kSlices * kSlice); }
+};
+
+}  // namespace ws

@@ -1,0 +1,145 @@
+"""Measures the matrix products of KernelBench's level 2 on a GPU, at full size: a product and what surrounds it.
+
+    python docs/results/level2.py --kernelbench KernelBench/KernelBench --out level2 [--only norm 12 …]
+    python docs/results/level2.py --table docs/results/level2_h200.jsonl
+
+The first runs `warpsmith bench` over the 37 tasks that multiply matrices and convolve nothing, and prints them as a
+table in which algebra and kernels stand apart. It goes on where it stopped. The second only prints.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup
+
+CLASSES: dict[str, tuple[int, ...]] = {
+    "pointwise": (9, 12, 29, 40, 53, 59, 63, 68, 70, 76, 81, 86, 95),
+    "row reduction": (14, 18, 22, 45, 51, 55, 56, 64, 75, 80, 98),
+    "row norm": (28, 30, 37, 62, 88, 94),
+    "batch norm": (33, 39, 41, 84, 97),
+    "softmax": (66, 99),
+}
+"""Numbers of the tasks by what follows the product and reaches farthest; 75 normalises too, 84 takes a softmax too."""
+
+BAR, KERNELS_BAR = 3.2, 2.7
+"""Least geometric mean against the fastest baseline; least of each task's, without what algebra gave."""
+TRIALS, BUDGET = 8, "40s"
+
+
+def class_of(name: str) -> str:
+    """What follows the product; empty for a task that is not of these."""
+    return next((kind for kind, numbers in CLASSES.items() if number_of(name) in numbers), "")
+
+
+def tasks(kernelbench: Path, only: Sequence[str]) -> list[Path]:
+    """The files, in KernelBench's order; `only`: classes or numbers."""
+    files = sorted((kernelbench / "level2").glob("*.py"), key=lambda file: number_of(file.stem))
+    chosen = [file for file in files if class_of(file.stem)]
+    return [file for file in chosen if not only or {class_of(file.stem), str(number_of(file.stem))} & set(only)]
+
+
+def parts(row: Row) -> tuple[float, float]:
+    """(algebra, kernels): fastest baseline ÷ the rewritten reference, that ÷ ours; nan where nothing was timed.
+
+    Without a rewrite all is the kernels'. With one whose reference was not timed, they cannot be told apart: nan.
+    """
+    arms = row.get("arms_ns", {})
+    ours, fastest = arms.get("candidate"), arms.get(row.get("fastest_baseline"))
+    if not ours or not fastest:
+        return math.nan, math.nan
+    if not any(label.startswith("algebra:") for label in row["labels"]):
+        return 1.0, speedup(row)
+    rewritten = arms.get("rewritten", math.nan)
+    return fastest / rewritten, rewritten / ours
+
+
+def line_of(row: Row) -> str:
+    """A row of the table: medians in µs."""
+    name, arms = row["name"], row.get("arms_ns", {})
+    compiled = min((ns for arm, ns in arms.items() if arm.startswith("compile")), default=math.nan)
+    found = row.get("speedup_fastest")
+    interval = f"{found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]" if found else "-"
+    labels = [label for label in row["labels"] if label != "kernelbench_check_fails"]
+    cells = [
+        name,
+        class_of(name),
+        row["verdict"],
+        *(_number(ns / 1e3, ".0f") for ns in (arms.get("eager", math.nan), compiled, arms.get("candidate", math.nan))),
+        interval,
+        row.get("fastest_baseline") or "-",
+        *(_number(part, ".2f", "x") for part in parts(row)),
+        f"{row['floor_percent']:.0f} %" if row.get("floor_percent") else "-",
+        kernelbench_check(row),
+        str(row.get("trials", {}).get("total", "-")),
+        ", ".join(labels) or "-",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float, form: str, unit: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{form}}{unit}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All that is to be said of the rows, as Markdown."""
+    head = ["task", "class", "verdict", "eager", "compiled", "ours", "against fastest", "fastest", "algebra", "kernels"]
+    head += ["floor", "KernelBench's check", "trials", "labels"]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(line_of, rows)]
+    return "\n".join([*lines, "", *by_class(rows), "", *bars(rows)])
+
+
+def by_class(rows: Sequence[Row]) -> list[str]:
+    """Geometric means by class: all, and what is left of it without algebra."""
+    lines = ["| after the product | tasks | PASS | against fastest | kernels | against eager |", "|" + " --- |" * 6]
+    groups = {kind: [row for row in rows if class_of(row["name"]) == kind] for kind in CLASSES}
+    for kind, group in (*groups.items(), ("all", list(rows))):
+        if not group:
+            continue
+        timed = [row for row in group if row.get("speedup_fastest")]
+        means = geomean(map(speedup, timed)), geomean(parts(row)[1] for row in timed)
+        eager = geomean(row["speedup_eager"]["median"] for row in timed)
+        passed = sum(row["verdict"] == "PASS" for row in group)
+        cells = [kind, str(len(group)), str(passed), *(_number(mean, ".2f", "x") for mean in (*means, eager))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def bars(rows: Sequence[Row]) -> list[str]:
+    """What the tasks are held to, and whether they reach it."""
+    timed = [row for row in rows if row.get("speedup_fastest")]
+    count = sum(map(len, CLASSES.values()))
+    missed = [f"{row['name']} ({row['verdict']})" for row in rows if row["verdict"] != "PASS"]
+    plain = [row for row in timed if parts(row)[0] == 1.0]
+    slow = [f"{row['name']} {parts(row)[1]:.2f}x" for row in timed if not parts(row)[1] >= KERNELS_BAR]
+    return [
+        f"- measured: {len(rows)} of {count}; not PASS: {', '.join(missed) or 'none'}",
+        f"- geometric mean against the fastest baseline: {geomean(map(speedup, timed)):.2f}x (bar {BAR}x)",
+        f"- the same over the {len(plain)} tasks without algebra: {geomean(map(speedup, plain)):.2f}x",
+        f"- kernels alone under {KERNELS_BAR}x: {', '.join(slow) or 'none'}",
+    ]
+
+
+def main() -> int:
+    """Runs and prints; the exit code is the bench's."""
+    parser = parser_of(__doc__)
+    parser.set_defaults(trials=TRIALS, budget=BUDGET)
+    options = parser.parse_args()
+    if options.table:
+        print(table(read(options.table)))
+        return 0
+    if not options.kernelbench or not options.out:
+        parser.error("--kernelbench and --out go together; --table only prints")
+    start = time.monotonic()
+    code = measure({file.name: file.read_text() for file in tasks(options.kernelbench, options.only)}, options)
+    print(table(read(options.out / "results.jsonl")))
+    print(f"\n{time.monotonic() - start:.0f} s in this run")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

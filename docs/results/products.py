@@ -1,0 +1,158 @@
+"""Measures the matrix products of KernelBench's level 1, and 16-bit ones, on a GPU, at full size.
+
+    python docs/results/products.py --kernelbench KernelBench/KernelBench --out products [--only structured 6 …]
+    python docs/results/products.py --sixteen-bit --out sixteen
+    python docs/results/products.py --table docs/results/products_h200.jsonl
+
+The first runs `warpsmith bench` over the 17 tasks that multiply matrices (12 plain, 4 structured, one by a vector), in
+fp32, and prints them as a table; the second does so over products of bf16 and fp16 at 8192, on their own track. Both go
+on where they stopped. The third only prints.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup
+
+CLASSES: dict[str, tuple[int, ...]] = {
+    "plain": (1, 2, 3, 6, 7, 8, 9, 10, 11, 16, 17, 18),
+    "structured": (12, 13, 14, 15),
+    "vector": (4,),
+}
+"""Numbers of the tasks; 12 scales rows, 14 and 15 keep a triangle, 13 says nothing in its graph of its symmetry."""
+
+MODULE = """import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn(8192, 8192, dtype=torch.{dtype}), torch.randn(8192, 8192, dtype=torch.{dtype})]
+
+
+def get_init_inputs():
+    return []
+"""
+FORWARDS = {
+    "nn": "a @ b",
+    "nt": "a @ b.T",
+    "tn": "a.T @ b",
+    "tt": "a.T @ b.T",
+    "gelu": "torch.nn.functional.gelu(a @ b.T)",
+}
+"""What the 16-bit modules do: layouts, and a fused end."""
+SIXTEEN_BIT = {
+    f"{number}_{dtype}_{name}_8192": MODULE.format(forward=forward, dtype=dtype)
+    for number, (dtype, (name, forward)) in enumerate(
+        (pair for dtype in ("bfloat16", "float16") for pair in ((dtype, item) for item in FORWARDS.items())), 101
+    )
+}
+"""Name → source; numbers so that they sort."""
+
+MEAN_BAR, TASK_BAR, SIXTEEN_BAR, GELU_BAR = 2.7, 0.97, 0.95, 1.05
+"""Least geometric mean of the level-1 tasks and of each of them; of a 16-bit product, and of one with a GELU."""
+TRIALS, BUDGET = 8, "30s"
+
+
+def class_of(name: str) -> str:
+    """The class of a task; the type of a 16-bit product."""
+    if number_of(name) > 100:
+        return name.split("_")[1]
+    return next((kind for kind, numbers in CLASSES.items() if number_of(name) in numbers), "")
+
+
+def tasks(kernelbench: Path, only: Sequence[str]) -> dict[str, str]:
+    """Sources by file name, in KernelBench's order; `only`: classes or numbers."""
+    files = sorted((kernelbench / "level1").glob("*.py"), key=lambda file: number_of(file.stem))
+    return {file.name: file.read_text() for file in files if class_of(file.stem) and _is_wanted(file.stem, only)}
+
+
+def _is_wanted(name: str, only: Sequence[str]) -> bool:
+    return not only or bool({class_of(name), str(number_of(name))} & set(only))
+
+
+def line_of(row: Row) -> str:
+    """A row of the table: medians in µs."""
+    name, arms = row["name"], row.get("arms_ns", {})
+    compiled = min((ns for arm, ns in arms.items() if arm.startswith("compile")), default=math.nan)
+    found = row.get("speedup_fastest")
+    labels = [label for label in row["labels"] if label != "kernelbench_check_fails"]
+    times = (arms.get("eager", math.nan), compiled, arms.get("candidate", math.nan))
+    cells = [
+        name,
+        class_of(name),
+        row["verdict"],
+        *("-" if math.isnan(ns) else f"{ns / 1e3:.1f}" for ns in times),
+        f"{found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]" if found else "-",
+        row.get("fastest_baseline") or "-",
+        f"{row['floor_percent']:.0f} %" if row.get("floor_percent") else "-",
+        kernelbench_check(row),
+        str(row.get("trials", {}).get("total", "-")),
+        f"{row['seconds']:.0f}",
+        ", ".join(labels) or "-",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All that is to be said of the rows, as Markdown."""
+    head = ["task", "class", "verdict", "eager", "compiled", "ours", "against fastest", "fastest", "floor"]
+    head += ["KernelBench's check", "trials", "s", "labels"]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(line_of, rows)]
+    return "\n".join([*lines, "", *bars(rows)])
+
+
+def bars(rows: Sequence[Row]) -> list[str]:
+    """What the tasks are held to, and whether they reach it."""
+    lines = []
+    level1 = [row for row in rows if number_of(row["name"]) <= 100]
+    if level1:
+        timed = [row for row in level1 if row.get("speedup_fastest")]
+        failed = [row["name"] for row in level1 if row["verdict"] != "PASS"]
+        checked = [row["name"] for row in timed if kernelbench_check(row) != "passes"]
+        slow = [f"{row['name']} {speedup(row):.2f}x" for row in timed if not speedup(row) >= TASK_BAR]
+        lines += [
+            f"- measured: {len(level1)} of {sum(map(len, CLASSES.values()))}; not PASS: {', '.join(failed) or 'none'}",
+            f"- failing KernelBench's own check: {', '.join(checked) or 'none'}",
+            f"- geometric mean against the fastest baseline: {geomean(map(speedup, timed)):.2f}x (bar {MEAN_BAR}x)",
+            f"- under {TASK_BAR}x: {', '.join(slow) or 'none'}",
+        ]
+    for row in rows:
+        if number_of(row["name"]) > 100 and row.get("speedup_fastest"):
+            bar = GELU_BAR if "gelu" in row["name"] else SIXTEEN_BAR
+            lines.append(f"- {row['name']}: {speedup(row):.3f}x against {row['fastest_baseline']} (bar {bar}x)")
+    return lines
+
+
+def main() -> int:
+    """Runs and prints; the exit code is the bench's."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--sixteen-bit", action="store_true", help="products of bf16 and fp16 instead of the tasks")
+    parser.set_defaults(trials=TRIALS, budget=BUDGET)
+    options = parser.parse_args()
+    if options.table:
+        print(table(read(options.table)))
+        return 0
+    if not options.out or not (options.kernelbench or options.sixteen_bit):
+        parser.error("--out goes with --kernelbench or --sixteen-bit; --table only prints")
+    if options.sixteen_bit:
+        sources = {f"{name}.py": text for name, text in SIXTEEN_BIT.items() if _is_wanted(name, options.only)}
+    else:
+        sources = tasks(options.kernelbench, options.only)
+    start = time.monotonic()
+    code = measure(sources, options)
+    print(table(read(options.out / "results.jsonl")))
+    print(f"\n{time.monotonic() - start:.0f} s in this run")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""CUDA schedules of rows that are long or begin anywhere: what they keep on chip, and that they compile for sm_90a."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from agent_synthesis.emit import cuda_shape, cuda_stages
+from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
+from warpsmith.errors import IllegalMove
+
+Compile = Callable[[Emission], str]
+
+
+def with_settings(nest: Nest, **changes: str | int) -> Parameters:
+    """The defaults of a nest with other settings."""
+    default = CudaRowReduction().defaults(nest)
+    choices = {key: value for key, value in changes.items() if isinstance(value, str)}
+    integers = {key: value for key, value in changes.items() if isinstance(value, int)}
+    integers.setdefault("lanes", integers["threads"])
+    return Parameters({**default.choices, **choices}, {**default.integers, **integers})
+
+
+def spilled_bytes(report: str) -> int:
+    return max(int(count) for count in re.findall(r"(\d+) bytes spill stores", report))
+
+
+@pytest.mark.parametrize(
+    ("nest", "changes"),
+    [
+        (layer_norm(16, 1 << 22), {}),
+        (layer_norm(16, 1 << 22), {"splits": 66, "depth": 13}),
+        (softmax(7, 1 << 22), {"lag": 4, "stores": "streaming"}),
+        (softmax(999, 65536), {"splits": 1, "depth": 4}),
+        (layer_norm(7, 100004), {"splits": 6, "depth": 5}),
+        (batch_statistics(64, 64, 1 << 18), {}),
+        (layer_norm(64, 1 << 20, Type.BF16), {"pack": 8, "splits": 33, "depth": 4}),
+    ],
+    ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
+)
+def test_rows_that_are_kept_in_shared_memory_compile(
+    compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]
+) -> None:
+    settings = {"reduce": "hold", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming"}
+    sizes = {"threads": 512, "splits": 132, "packs": 2, "pack": 4, "depth": 8, "lag": 2, "min_blocks": 1}
+    emission = CudaRowReduction().emit(nest, with_settings(nest, **settings | sizes | changes))
+    assert spilled_bytes(compile_cuda(emission)) == 0
+    (launch,) = emission.launches
+    splits = int(changes.get("splits", 132))
+    assert launch.cooperative == (splits > 1)
+    assert launch.grid.x == min(nest.row_count, 132 // splits) * splits
+    assert [space.zero_between_calls for space in emission.workspaces] == [True, True] * (splits > 1)
+
+
+@pytest.mark.parametrize("build", [softmax, layer_norm, row_dot], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("reduce", ["warp", "block", "cluster", "grid", "two_pass"])
+def test_rows_that_begin_anywhere_are_read_in_packs_behind_a_ragged_head(
+    compile_cuda: Compile, build: Callable[[int, int], Nest], reduce: str
+) -> None:
+    nest = build(5, 4099)
+    splits = 2 if reduce in ("cluster", "grid", "two_pass") else 1
+    settings = {
+        "reduce": reduce,
+        "threads": 64,
+        "lanes": 32 if reduce == "warp" else 64,
+        "splits": splits,
+        "pack": 4,
+        "packs": 4,
+        "min_blocks": 1,
+    }
+    emission = CudaRowReduction().emit(nest, with_settings(nest, **settings))
+    compile_cuda(emission)
+    assert "const int shift = (4099 * i) % 4;" in emission.text
+    assert "ws::load_inside<4" in emission.text
+
+
+def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
+    schedule = CudaRowReduction()
+    assert schedule.defaults(softmax(32768, 65535)).integers["pack"] == 4
+    assert schedule.defaults(softmax(999, 333)).integers["pack"] == 1, "short rows would be mostly head and tail"
+
+
+def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() -> None:
+    nest = group_norm(35, 8, 3, 11449)
+    simple = cuda_shape.canonical(nest)
+    (x,) = {index for name, index in cuda_shape.accesses(simple) if name == "y"}
+    assert x.coefficient(simple.reduced[0].name) == 1
+    assert CudaRowReduction().defaults(nest).integers["pack"] == 4
+
+
+def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() -> None:
+    found = CudaRowReduction().defaults(group_norm(112, 8, 8, 1 << 18))
+    assert found.choices["reduce"] == "hold"
+    assert found.integers["splits"] == 44, "three rows of 8 MB fit the shared memory of 132 SMs at once"
+
+
+def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None:
+    schedule = CudaRowReduction()
+    nest = batch_statistics(64, 64, 1 << 18)
+    kept = schedule.defaults(nest)
+    assert (kept.choices["reduce"], kept.integers["splits"]) == ("hold", 132)
+    x_bytes = 4 * (64 * 64 << 18)
+    assert 0.4 * x_bytes < schedule.footprint(nest, kept).extra_bytes < 0.8 * x_bytes
+
+
+def test_a_mean_in_float64_is_one_stage_with_the_squares_about_it() -> None:
+    (stage,) = cuda_stages.plan(batch_statistics(4, 8, 64), merge=True)
+    assert stage.kind == "moments"
+    assert stage.state_bytes() == 16
+
+
+def test_only_the_thread_that_overwrites_a_row_value_reads_it() -> None:
+    nest = batch_statistics(64, 64, 256)
+    code = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest)).text.split('extern "C"')[1]
+    assert code.count("running[c]") == 2
+    assert code.index("running[c]") > code.index("threadIdx.x == 0) {", code.index("y_pack"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"merge": "no"}, "one exchange"),
+        ({"pack": 1}, "16 bytes"),
+        ({"depth": 0}, "depth = 0"),
+        ({"lag": 99}, "lag = 99"),
+        ({"packs": 33, "splits": 16}, "from 1 to 128 elements"),
+        ({"splits": 133}, "more than"),
+        ({"depth": 16, "splits": 66}, "shared memory"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_the_reason(changes: dict[str, str | int], reason: str) -> None:
+    nest = softmax(16, 1 << 22)
+    kept = {"reduce": "hold", "merge": "yes", "preload": "no", "threads": 512, "splits": 132, "packs": 2, "depth": 8,
+            "lag": 2, "pack": 4, "min_blocks": 1}  # fmt: skip
+    CudaRowReduction().emit(nest, with_settings(nest, **kept))
+    with pytest.raises(IllegalMove, match=reason):
+        CudaRowReduction().emit(nest, with_settings(nest, **{**kept, **changes}))
+
+
+def test_groups_with_a_weight_for_each_channel_stream_too() -> None:
+    nest = group_norm(112, 8, 8, 1 << 18)
+    schedule = CudaRowReduction()
+    found = schedule.alternatives(nest, schedule.defaults(nest))
+    assert {"stream", "block"} <= {candidate.choices["reduce"] for candidate in found}

@@ -1,0 +1,191 @@
+"""The kernels of matrix products that use no tensor cores, executed here: small products, splits, repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from simulated import draw, program_of, wrong_values
+from torch import nn
+
+from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
+from agent_correctness.simt_findings import Kind
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
+from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, padded, slice_depth
+from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.ir import Nest
+from agent_synthesis.plan import plan_zero
+from agent_synthesis.product import matrix_product
+from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.capture import capture
+from warpsmith.v1 import task_pb2
+
+pytestmark = pytest.mark.simt
+R = torch.randn
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[Simulator]:
+    made = Simulator()
+    if made.missing():
+        pytest.skip(made.missing())
+    yield made
+    made.close()
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self._function(*args)
+
+
+def nest_of(name: str, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Nest:
+    """The function's nest; by a name of its own, so that all are compiled together."""
+    plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
+    nest = plan.nest(plan.groups[-1])
+    assert isinstance(nest, Nest), nest
+    return replace(nest, name=f"ws_{name.replace(' ', '_')}")
+
+
+SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, int]]] = {
+    "rows by columns": (lambda a, b: a @ b, (R(20, 18), R(18, 40)), {"rows": 32, "columns": 64, "slices": 1}),
+    "columns by rows": (lambda a, b: a.T @ b.T, (R(33, 9), R(35, 33)), {"rows": 32, "columns": 32, "slices": 1}),
+    "slices": (lambda a, b: a @ b, (R(9, 300), R(300, 12)), {"rows": 32, "columns": 32, "slices": 2}),
+    "a batch": (torch.bmm, (R(2, 17, 8), R(2, 8, 6)), {"rows": 64, "columns": 32, "slices": 1}),
+    "a large tile": (lambda a, b: a @ b, (R(70, 33), R(33, 24)), {"rows": 128, "columns": 128, "slices": 1}),
+    "bf16": (
+        lambda a, b: a @ b,
+        (R(7, 20).bfloat16(), R(20, 9).bfloat16()),
+        {"rows": 32, "columns": 32, "slices": 1},
+    ),
+}
+
+
+def small(name: str) -> tuple[Nest, Emission]:
+    function, args, integers = SMALL[name]
+    nest = nest_of(f"small {name}", function, *args)
+    return nest, CudaSmallProduct().emit(nest, Parameters({}, integers))
+
+
+@pytest.fixture(scope="module", params=list(Sanitizer), ids=lambda sanitizer: sanitizer.value)
+def executions(simulator: Simulator, request: pytest.FixtureRequest) -> dict[str, Execution]:
+    """Every case's execution under one sanitizer."""
+    made = [*map(small, SMALL), *map(halved, SPLIT), marked()[:2]]
+    values = [draw(nest) for nest, _ in made[:-1]] + [marked()[2]]
+    simulations = [
+        Simulation(program_of(nest, emission), {name: bytes(t.view(torch.uint8).numpy()) for name, t in drawn.items()})
+        for (nest, emission), drawn in zip(made, values, strict=True)
+    ]
+    found = simulator.execute_all(simulations, request.param)
+    return {nest.name: execution for (nest, _), execution in zip(made, found, strict=True)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_product_is_the_interpreters_and_no_access_is_stray(
+    executions: dict[str, Execution], name: str
+) -> None:
+    nest, _ = small(name)
+    assert not executions[nest.name].findings
+    assert not wrong_values(nest, executions[nest.name].outputs)
+
+
+def without_tensor_cores(nest: Nest, slices: int = 1, *, repaired: bool = False) -> Emission:
+    """A product of halves, without the kernel that multiplies them; perhaps with its repair, by two blocks."""
+    simple = shape.simplified(nest)
+    product = matrix_product(simple)
+    assert product is not None
+    tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=slices)
+    made = ProductText(simple, product, 2, tiling)
+    pieces = [made.shape(), made.end(), made.split(), *([made.split_across()] if made.across else []), made.repair()]
+    launches = [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
+    if repaired:
+        launches.append(made.repair_launch())
+        launches[-1].grid.x = 2
+    text = "\n\n".join("\n".join(piece) for piece in pieces)
+    headers = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh")
+    headers = (*headers, "ws_product_simt.cuh", "ws_product_slices.cuh")
+    return Emission(f"{text}\n", headers, tuple(launches), made.workspaces())
+
+
+SPLIT: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], int]] = {
+    "along both": (lambda a, b: a @ b.T, (R(6, 40), R(9, 40)), 1),
+    "across both": (lambda a, b: a.T @ b.T, (R(40, 8), R(36, 40)), 1),
+    "odd sizes": (lambda a, b: a @ b, (R(5, 37), R(37, 67)), 1),
+    "many columns": (lambda a, b: a @ b, (R(3, 70), R(70, 300)), 1),
+    "slices": (lambda a, b: a @ b, (R(3, 150), R(150, 8)), 2),
+    "a batch": (torch.bmm, (R(2, 3, 33), R(2, 33, 12)), 1),
+}
+
+
+def halved(name: str) -> tuple[Nest, Emission]:
+    function, args, slices = SPLIT[name]
+    nest = nest_of(f"split {name}", function, *args)
+    return nest, without_tensor_cores(nest, slices)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_halves_and_roots_make_the_floats_again(executions: dict[str, Execution], name: str) -> None:
+    (nest, _), slices = halved(name), SPLIT[name][2]
+    product = matrix_product(shape.simplified(nest))
+    assert product is not None
+    execution = executions[nest.name]
+    assert {finding.kind for finding in execution.findings} <= {Kind.UNWRITTEN}  # the product's own output
+    batch, m, n, k = product.extents
+    for side, operand, rows in (("left", product.left, m), ("right", product.right, n)):
+        made = {what: execution.outputs[f"{nest.name}_{side}_{what}"] for what in ("halves", "roots")}
+        roots = torch.frombuffer(bytearray(made["roots"]), dtype=torch.float32).double()
+        halves = torch.frombuffer(bytearray(made["halves"]), dtype=torch.float16).double()
+        layers = batch * slices
+        depth = slice_depth(k, slices)
+        inner = padded(rows) if operand.depth_stride != 1 else padded(depth)
+        parts = halves.view(layers, 2, -1, inner)
+        if operand.depth_stride != 1:
+            parts = parts[:, :, :, :rows].transpose(2, 3)
+        value = (parts[:, 0] + parts[:, 1] / 2048)[:, :, :depth] * roots.view(layers, rows, 1) ** 2
+        memory = draw(nest)[operand.buffer].double()
+        for layer in range(layers):
+            first = layer % slices * depth
+            count = min(depth, k - first)
+            at = operand.offset + layer // slices * operand.batch_stride + first * operand.depth_stride
+            truth = memory.as_strided((rows, count), (operand.row_stride, operand.depth_stride), at)
+            torch.testing.assert_close(value[layer, :, :count], truth, rtol=2**-21, atol=0)
+            assert not value[layer, :, count:].any()
+
+
+def marked() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
+    """A product with an element that halves cannot hold beside the others of its row, and its values."""
+    nest = nest_of("marked", lambda a, b: a @ b, R(5, 40), R(40, 12))
+    values = draw(nest)
+    first = next(buffer.name for buffer in nest.buffers if not buffer.written)
+    values[first][3] = 1e30
+    return nest, without_tensor_cores(nest, repaired=True), values
+
+
+def test_a_marked_row_is_repaired_and_the_next_call_begins_clean(executions: dict[str, Execution]) -> None:
+    nest, _, values = marked()
+    execution = executions[nest.name]
+    assert not execution.findings
+    first, second = (buffer.name for buffer in nest.buffers if not buffer.written)
+    (written,) = (buffer.name for buffer in nest.buffers if buffer.written)
+    got = torch.frombuffer(bytearray(execution.outputs[written]), dtype=torch.float32).view(5, 12)
+    truth = values[first].view(5, 40).double() @ values[second].view(40, 12).double()
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+    for name in ("marks", "right_ranges"):
+        assert not any(execution.outputs[f"{nest.name}_{name}"])
+
+
+def test_a_product_without_tensor_cores_is_what_the_schedule_emits_but_for_one_kernel() -> None:
+    nest = nest_of("both", lambda a, b: a @ b, R(64, 40), R(40, 72))
+    whole = CudaProduct().emit(nest, CudaProduct().defaults(nest))
+    part = without_tensor_cores(nest, repaired=True)
+    entries = [launch.entry for launch in whole.launches if not launch.entry.endswith("_product")]
+    assert [launch.entry for launch in part.launches] == entries
