@@ -31,6 +31,8 @@ ANALYZE_SECONDS = 300.0
 PROPOSE_SECONDS = 300.0
 """Longest wait for hypotheses: a language model may be asked."""
 SYNTHESIZE_SECONDS = 120.0
+WRITE_SECONDS = 300.0
+"""Longest wait for a kernel that a language model writes or mends."""
 COMPILE_SECONDS = 180.0
 VERIFY_SECONDS = 600.0
 MEASURE_SECONDS = 900.0

@@ -61,6 +61,10 @@ _events = sa.Table(
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
 
+# Made once, with the values beside them: to make a statement anew costs more than to carry it out.
+_REPLACE_RUN = sa.update(_runs).where(_runs.c.id == sa.bindparam("which"))
+_ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (_runs, _trials, _events))
+
 
 class Archive:
     """Runs and all that became of them. Safe to use from several threads and processes."""
@@ -134,8 +138,8 @@ class Archive:
             "message": run.SerializeToString(),
         }
         with self._writing() as connection:
-            if not connection.execute(sa.update(_runs).where(_runs.c.id == run.id).values(row)).rowcount:
-                connection.execute(sa.insert(_runs).values(row))
+            if not connection.execute(_REPLACE_RUN, {**row, "which": run.id}).rowcount:
+                connection.execute(_ADD_RUN, row)
             _add_event(connection, run.id, event)
 
     def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
@@ -149,7 +153,7 @@ class Archive:
             "message": trial.SerializeToString(),
         }
         with self._writing() as connection:
-            connection.execute(sa.insert(_trials).values(row))
+            connection.execute(_ADD_TRIAL, row)
             _add_event(connection, run_id, event)
 
     # ---- reading -------------------------------------------------------------------------------------
@@ -232,7 +236,7 @@ class Archive:
 def _add_event(connection: sa.Connection, run_id: str, event: run_pb2.RunEvent | None) -> None:
     if event is not None:
         row = {"run_id": run_id, "number": event.number, "message": event.SerializeToString()}
-        connection.execute(sa.insert(_events).values(row))
+        connection.execute(_ADD_EVENT, row)
 
 
 def _engine(url: str) -> sa.Engine:

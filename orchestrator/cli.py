@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -28,15 +29,18 @@ from orchestrator.options import (
     Fresh,
     Json,
     Precision,
+    Reasoner,
     RunId,
     Runs,
     Server,
     Strategy,
+    Synthesizer,
     Target,
     TrialLimit,
     Trust,
 )
 from orchestrator.progress import Progress
+from orchestrator.vllm_server import VllmServer
 from warpsmith import jail, plugins, settings
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -79,6 +83,8 @@ def optimize(
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
+    reasoner: Reasoner = "",
+    synthesizer: Synthesizer = "",
     trust_input: Trust = False,
     as_json: Json = False,
     server: Server = "",
@@ -86,7 +92,7 @@ def optimize(
 ) -> None:
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
     limits = _budget(budget, trials, device_time)
-    environment = _environment(plugin or [], search, server, trust_input)
+    environment = _environment(_agents(plugin, reasoner, synthesizer), search, server, trust_input)
     requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
     tasks = _all(partial(intake.read, request) for request in requests)
     progress = Progress()
@@ -172,6 +178,8 @@ def bench(
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
+    reasoner: Reasoner = "",
+    synthesizer: Synthesizer = "",
     trust_input: Trust = False,
     as_json: Json = False,
     server: Server = "",
@@ -183,7 +191,7 @@ def bench(
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
     limits = _budget(budget, trials, "")
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
-    environment = _environment(plugin or [], search, server, trust_input)
+    environment = _environment(_agents(plugin, reasoner, synthesizer), search, server, trust_input)
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with client.searching(server, runs, environment) as orchestrator:
@@ -338,19 +346,32 @@ app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verif
 app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
 
 
-@app.command()
+@app.command(
+    epilog="Example:\n\n  warpsmith up --with-vllm Qwen/Qwen2.5-Coder-7B-Instruct --vllm-arguments '--dtype bfloat16'"
+)
 def up(
     port: Annotated[int, typer.Option("--port", help="Port of the orchestrator; 0 for any.")] = 50051,
+    with_vllm: Annotated[
+        str, typer.Option("--with-vllm", metavar="MODEL", help="Serve a model too, for reasoner and synthesizer.")
+    ] = "",
+    vllm_arguments: Annotated[str, typer.Option("--vllm-arguments", help="Further arguments of `vllm serve`.")] = "",
     plugin: Agent = None,
+    reasoner: Reasoner = "",
+    synthesizer: Synthesizer = "",
     trust_input: Trust = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Keeps the services up until Ctrl-C, for commands with --server 127.0.0.1:PORT."""
-    environment = _environment(plugin or [], "", "", trust_input)
-    with (
-        client.ending_on_sigterm(),
-        LocalServices(runs, ports={"orchestrator": port}, environment=environment) as services,
-    ):
+    if with_vllm:
+        reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
+    environment = _environment(_agents(plugin, reasoner, synthesizer), "", "", trust_input)
+    with client.ending_on_sigterm(), ExitStack() as stack:
+        if with_vllm:
+            note = partial(print, file=sys.stderr, flush=True)
+            model = stack.enter_context(VllmServer(with_vllm, runs, arguments=vllm_arguments, note=note))
+            print(f"{'model':<14}{model.url}", file=sys.stderr)
+            environment |= model.environment
+        services = stack.enter_context(LocalServices(runs, ports={"orchestrator": port}, environment=environment))
         for name in MODULES:
             print(f"{name:<14}{services.address(name)}", file=sys.stderr)
         print(services.address("orchestrator"), flush=True)
@@ -371,6 +392,12 @@ def _budget(wall: str, trials: int, device_time: str) -> run_pb2.Budget:
         trial_count=trials,
         device_seconds=budgets.seconds(device_time, "--device-time") if device_time else 0.0,
     )
+
+
+def _agents(plugins_: list[str] | None, reasoner: str, synthesizer: str) -> list[str]:
+    """All that --plugin, --reasoner and --synthesizer choose, as --plugin would have it."""
+    named = {"reasoner": reasoner, "synthesizer": synthesizer}
+    return [*(plugins_ or []), *(f"{role}={name}" for role, name in named.items() if name)]
 
 
 def _environment(chosen: list[str], search: str, server: str, trust_input: bool) -> dict[str, str]:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +54,8 @@ class Probe:
 
 
 _SMALL = Policy(memory_bytes=512 << 20, processes=64, cpu_seconds=2, file_bytes=1 << 20)
+_MEETING = Policy(gpu=True, peers=True)
+"""The widest that there is: what compute-sanitizer gets where the rung has namespaces."""
 
 PROBES: tuple[Probe, ...] = (
     Probe("read a secret file", 'escaped_if(not refused(open, place["secret"]))'),
@@ -71,6 +73,17 @@ escaped_if(not refused(os.chmod, "/usr/bin/env", 0o777) or not refused(os.chown,
     Probe("write through /proc", """
 paths = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", f"/proc/{os.getppid()}/comm"]
 escaped_if(not all(refused(open, path, "w") for path in paths))"""),
+    Probe("write through /proc as a debugger may", """
+paths = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", f"/proc/{os.getppid()}/mem", "/proc/1/mem"]
+escaped_if(not all(refused(open, path, "r+b") for path in paths))""", policy=_MEETING),
+    Probe("connect to services as a debugger may", """
+def reach(family, name):
+    with socket.socket(family) as own:
+        own.settimeout(2)
+        own.connect(name)
+names = [(socket.AF_UNIX, "\\0" + place["shm"]), (socket.AF_UNIX, place["socket"]),
+         (socket.AF_INET, ("127.0.0.1", int(place["port"])))]
+escaped_if(not all(refused(reach, family, name) for family, name in names))""", policy=_MEETING),
     Probe("connect to a service on loopback", """
 def reach():
     with socket.create_connection(("127.0.0.1", int(place["port"])), 2):
@@ -208,7 +221,10 @@ def target() -> Iterator[Target]:
         tempfile.TemporaryDirectory(prefix="warpsmith-attack-") as made,
         socket.create_server(("127.0.0.1", 0)) as service,
         socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_UNIX) as nameless,
     ):
+        nameless.bind(f"\0{name}")
+        nameless.listen()
         directory = Path(made)
         (directory / "secret").write_text("secret")
         local.bind(str(directory / "service.sock"))
@@ -237,7 +253,8 @@ def run(probe: Probe, rung: Rung, outside: Target) -> Finding:
     """Runs one probe on one rung and looks at what became of it."""
     begin = time.monotonic()
     command = [sys.executable, "-I", "-S", "-c", _PRELUDE + probe.code, *outside.for_rung(rung)]
-    finished = jail.run(command, probe.policy, rung, deadline_s=probe.seconds)
+    policy = replace(probe.policy, peers=probe.policy.peers and rung is not Rung.LANDLOCK)
+    finished = jail.run(command, policy, rung, deadline_s=probe.seconds)
     seconds = time.monotonic() - begin
     how = _how(finished)
     left = outside.traces()

@@ -27,6 +27,8 @@ from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 log = logging.getLogger("warpsmith.orchestrator")
 
 DEFAULT_SEARCH = "beam"
+QUIET_SECONDS = 0.5
+"""Least time between two records of a run of which nothing but its counts has changed; each trial has its own."""
 
 MakeRun = Callable[[run_pb2.Run, Search, "Story", bool], SearchRun]
 """(run, strategy, observer, fresh) → a run that is ready to execute, its task's target set."""
@@ -45,6 +47,8 @@ class Story:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition()
+        self._kept: tuple[run_pb2.RunState.ValueType, str] = (run_pb2.RUN_STATE_UNSPECIFIED, "")
+        self._kept_at = 0.0
 
     @property
     def ended(self) -> bool:
@@ -52,13 +56,18 @@ class Story:
         return self.run.state in ENDED
 
     def run_changed(self, run: run_pb2.Run) -> None:
-        """Archives the run and tells watchers.
+        """Archives the run and tells watchers; of a search under way, at most every `QUIET_SECONDS`.
 
         Raises:
             Infrastructure: the archive cannot be written.
         """
         copy = run_pb2.Run()
         copy.CopyFrom(run)
+        what, now = (copy.state, copy.message), time.monotonic()
+        if copy.state == run_pb2.RUN_STATE_SEARCHING and what == self._kept and now < self._kept_at + QUIET_SECONDS:
+            self.run = copy
+            return
+        self._kept, self._kept_at = what, now
         event = self._tell(run_pb2.RunEvent(run=_light(copy)), lambda: setattr(self, "run", copy))
         self.archive.put_run(copy, event)
 

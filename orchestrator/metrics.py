@@ -28,6 +28,9 @@ faster = Counter("warpsmith_trials_faster_total", "Trials whose screening beat t
 verdicts = Counter("warpsmith_verdicts_total", "Verdicts on trials, by kind; pass and infra are kinds too.", ["kind"])
 runs = Counter("warpsmith_runs_total", "Runs that ended, by final state.", ["state"])
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
+waiting_for_model = Gauge(
+    "warpsmith_runs_waiting_for_model", "Runs that search without a language model, whose server is away."
+)
 best_speedup = Histogram(
     "warpsmith_run_speedup_ratio",
     "Speedup of a run's winner against the fastest baseline.",
@@ -52,6 +55,7 @@ stage_seconds = Histogram(
 stage_active = Gauge("warpsmith_stage_active", "Stages under way now.", ["stage"])
 devices = Gauge("warpsmith_devices", "Devices that can be timed on.")
 devices_timing = Gauge("warpsmith_devices_timing", "Devices that something is timed on now.")
+devices_aside = Gauge("warpsmith_devices_aside", "Devices whose service said that they cannot be trusted.")
 waiting_to_time = Gauge("warpsmith_waiting_to_time", "Measurements that wait for a device, or for a quiet machine.")
 
 _FAIL = verdict_pb2.VERDICT_STATE_FAIL
@@ -61,8 +65,7 @@ _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
     funnel.labels(_outcome)
-for _stage in STAGES:
-    stage_seconds.labels(_stage), stage_active.labels(_stage)
+_stages = {stage: (stage_seconds.labels(stage), stage_active.labels(stage)) for stage in STAGES}
 for _kind in ("pass", "infra", *_kinds.values()):
     verdicts.labels(_kind)
 for _state in (state for state in run_pb2.RunState.values() if state >= run_pb2.RUN_STATE_FASTER):
@@ -72,12 +75,14 @@ for _state in (state for state in run_pb2.RunState.values() if state >= run_pb2.
 @contextmanager
 def timed(stage: str) -> Iterator[None]:
     """Adds the time of the block to a stage."""
+    seconds, active = _stages[stage]
     start = time.perf_counter()
+    active.inc()
     try:
-        with stage_active.labels(stage).track_inprogress():
-            yield
+        yield
     finally:
-        stage_seconds.labels(stage).observe(time.perf_counter() - start)
+        active.dec()
+        seconds.observe(time.perf_counter() - start)
 
 
 def record_trial(task_digest: str, outcome: str, trial: trial_pb2.Trial) -> None:

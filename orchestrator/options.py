@@ -37,6 +37,12 @@ Agent = Annotated[
         "language (reasoner=127.0.0.1:50061).",
     ),
 ]
+Reasoner = Annotated[
+    str, typer.Option("--reasoner", metavar="NAME", help="As --plugin reasoner=NAME; vllm asks a language model.")
+]
+Synthesizer = Annotated[
+    str, typer.Option("--synthesizer", metavar="NAME", help="As --plugin synthesizer=NAME; vllm has one write kernels.")
+]
 Trust = Annotated[
     bool,
     typer.Option(

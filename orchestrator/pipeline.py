@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,7 +17,8 @@ from orchestrator import agents as deadlines
 from orchestrator import metrics
 from orchestrator.agents import Agents
 from orchestrator.device_gate import DeviceGate
-from warpsmith.errors import BadInput, Infrastructure, ServiceGone, WarpsmithError
+from orchestrator.model_turns import asks_model
+from warpsmith.errors import BadInput, Infrastructure, ModelFault, NotFound, ServiceGone, WarpsmithError
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -43,7 +44,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Refused:
-    """No candidate: the moves do not apply to the task. `reason` is the synthesis agent's."""
+    """No candidate: the moves do not apply to the task, or a model wrote nothing that can be used. `reason` is the
+    synthesis agent's."""
 
     trial: trial_pb2.Trial
     reason: str
@@ -51,7 +53,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """The candidate's program is known already; nothing was compiled."""
+    """The candidate's plan or program is known already; nothing was compiled."""
 
     trial: trial_pb2.Trial
 
@@ -65,13 +67,21 @@ class Faulted:
 
 
 @dataclass(frozen=True)
+class Unanswered:
+    """A language model had to write the kernel and its server is away: what was asked may be asked again later."""
+
+    trial: trial_pb2.Trial
+    reason: str
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The run stopped between two stages."""
 
     trial: trial_pb2.Trial
 
 
-Outcome = Judged | Refused | Duplicate | Faulted | Interrupted
+Outcome = Judged | Refused | Duplicate | Faulted | Unanswered | Interrupted
 
 
 class _RunStoppedError(Exception):
@@ -87,14 +97,18 @@ class Pipeline:
     task: task_pb2.Task
     go_on: Callable[[], bool] = lambda: True
     """Asked between stages; False interrupts the walk."""
+    go_on_to_timing: Callable[[], bool] = lambda: True
+    """Asked in its place once a candidate is verified: the end of a budget does not lose what is known to be right."""
     claim: Callable[[str], bool] = lambda _: True
-    """Given a program's digest, whether it is new: at most once True for each."""
+    """Given a program's or a plan's digest, whether it is new: at most once True for each."""
     retry_pause_seconds: float = field(default=0.5)
     """Pause before the second attempt, in which a service replaces its worker."""
     gone_seconds: float = 120.0
     """How long a service that is gone may take to come back, as one that is replaced by its next version does."""
     took: Callable[[str, float], None] = lambda _stage, _seconds: None
     """Hears how many seconds each stage took, waiting for the device left out."""
+    numbered: Callable[[int], trial_pb2.Trial | None] = lambda _: None
+    """Number → the trial, for whoever writes a kernel and asks how fast its parent is."""
 
     def walk(
         self,
@@ -107,12 +121,14 @@ class Pipeline:
         try:
             if not trial.HasField("candidate"):
                 trial.candidate.CopyFrom(self._synthesize(trial))
-            if not self.claim(trial.candidate.program.digest):
+            if not self._is_new(trial.candidate):
                 return Duplicate(trial)
             compiled = self._compile(trial.candidate.program)
             if compiled.HasField("rejection"):
                 trial.verdict.CopyFrom(failed(compiled.rejection.kind, compiled.rejection.diagnostics))
-                return Judged(trial, compiled.rejection.diagnostics)
+                explained = compiled.rejection.explanation
+                said = f"{explained}\n{compiled.rejection.diagnostics}" if explained else compiled.rejection.diagnostics
+                return Judged(trial, said)
             trial.artifact.CopyFrom(compiled.artifact)
             trial.verdict.CopyFrom(self._verify(trial, tier))
             if trial.verdict.state != verdict_pb2.VERDICT_STATE_PASS:
@@ -125,8 +141,10 @@ class Pipeline:
             return Judged(trial)
         except _RunStoppedError:
             return Interrupted(trial)
-        except BadInput as error:
+        except (BadInput, NotFound) as error:
             return Refused(trial, str(error))
+        except ModelFault as error:
+            return Unanswered(trial, str(error))
         except WarpsmithError as error:
             trial.verdict.CopyFrom(_infrastructure(str(error)))
             return Faulted(trial, str(error))
@@ -143,14 +161,21 @@ class Pipeline:
             trial.ClearField("timing")
         return trial
 
+    def _is_new(self, candidate: candidate_pb2.Candidate) -> bool:
+        """By its plan too: the text of a program names the moves, and many moves lead to one plan."""
+        plan = candidate.analysis.plan_digest
+        return self.claim(candidate.program.digest) and (not plan or self.claim(plan))
+
     def _synthesize(self, trial: trial_pb2.Trial) -> candidate_pb2.Candidate:
         request = synthesis_service_pb2.SynthesizeCandidateRequest(task=self.task, hypothesis=trial.hypothesis)
+        by_model = asks_model(trial.hypothesis.moves)
+        if by_model and (parent := self.numbered(trial.parent)) is not None:
+            request.parent.CopyFrom(parent)
+        seconds = deadlines.WRITE_SECONDS if by_model else deadlines.SYNTHESIZE_SECONDS
 
         def call() -> candidate_pb2.Candidate:
-            with self.gate.working(self.task.target), self._timed("synthesize"):
-                return self.agents.synthesis.SynthesizeCandidate(
-                    request, timeout=deadlines.SYNTHESIZE_SECONDS
-                ).candidate
+            with self.asking(by_model), self._timed("synthesize"):
+                return self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds).candidate
 
         return self._twice(call)
 
@@ -192,7 +217,11 @@ class Pipeline:
             with self.gate.timing() as benchmark, self._timed("measure"):
                 return benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
 
-        return self._twice(call)
+        return self._twice(call, self.go_on_to_timing)
+
+    def asking(self, by_model: bool) -> AbstractContextManager[None]:
+        """Held while synthesis works; while it waits for a model's answer the machine is not its."""
+        return nullcontext() if by_model else self.gate.working(self.task.target)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -201,13 +230,16 @@ class Pipeline:
             yield
         self.took(stage, time.monotonic() - start)
 
-    def _twice(self, call: Callable[[], ResultT]) -> ResultT:
-        if not self.go_on():
+    def _twice(self, call: Callable[[], ResultT], go_on: Callable[[], bool] | None = None) -> ResultT:
+        go_on = go_on or self.go_on
+        if not go_on():
             raise _RunStoppedError
         until = time.monotonic() + self.gone_seconds
         while True:
             try:
                 return call()
+            except ModelFault:
+                raise  # it was asked more than once already
             except ServiceGone:
                 if time.monotonic() >= until:
                     raise
@@ -216,7 +248,7 @@ class Pipeline:
                     raise
                 until = 0  # the second attempt is the last
             time.sleep(self.retry_pause_seconds)
-            if not self.go_on():
+            if not go_on():
                 raise _RunStoppedError
 
 

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator import agents as deadlines
 from orchestrator import metrics
-from orchestrator.agents import Agents
+from orchestrator.agents import Agents, Benchmark
 from orchestrator.device_gate import DeviceGate
+from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import (
     analysis_pb2,
     benchmark_service_pb2,
@@ -25,6 +26,8 @@ from warpsmith.v1 import (
     task_pb2,
     timing_pb2,
 )
+
+ResultT = TypeVar("ResultT")
 
 FLOOR_MARGIN = 1.05
 """A baseline within this factor of the floor leaves nothing worth searching for (design section 8)."""
@@ -48,10 +51,25 @@ def describe_device(gate: DeviceGate, target: task_pb2.Target.ValueType) -> timi
     """
     if target not in gate.devices:
         request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
-        with gate.timing() as benchmark, metrics.timed("describe"):
-            found = benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
+
+        def describe(benchmark: Benchmark) -> timing_pb2.Device:
+            return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
+
+        found = _on_a_device(gate, "describe", describe)
         gate.devices[target] = gate.devices[found.target] = found
     return gate.devices[target]
+
+
+def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], ResultT]) -> ResultT:
+    """Makes a call to one of the devices, and to the next one where that is out of service."""
+    for others in reversed(range(max(1, gate.device_count))):
+        try:
+            with gate.timing() as benchmark, metrics.timed(stage):
+                return call(benchmark)
+        except DeviceQuarantined:
+            if not others:
+                raise
+    raise AssertionError("the last device answers or raises")
 
 
 def analyze(
@@ -114,10 +132,13 @@ def prepare(
     def run_reference() -> timing_pb2.ReferenceReport:
         request = benchmark_service_pb2.RunReferenceRequest(task=task)
         device.result()  # in this order: were both to wait at the gate, chance would choose
-        with gate.timing() as benchmark, metrics.timed("reference"):
+
+        def run(benchmark: Benchmark) -> timing_pb2.ReferenceReport:
             if dropped.is_set():
                 return timing_pb2.ReferenceReport()
             return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
+
+        return _on_a_device(gate, "reference", run)
 
     pool = ThreadPoolExecutor(4, thread_name_prefix="prepare")
     try:

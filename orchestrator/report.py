@@ -90,6 +90,21 @@ def labels_of(run: run_pb2.Run) -> list[str]:
     return list(dict.fromkeys(labels))
 
 
+def inspections_of(run: run_pb2.Run) -> dict[str, str]:
+    """What each tool that looked into the best kernels said, by the tool's name."""
+    said = {each.tool: each.skipped and f"skipped: {each.skipped}" for each in run.best.verdict.inspections}
+    return {tool: skipped or "nothing found" for tool, skipped in said.items()}
+
+
+def inspection_text(run: run_pb2.Run) -> str:
+    """The same in a few words: tools of one kind that say the same are told together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for tool, what in inspections_of(run).items():
+        kind, _, name = tool.partition(" ")
+        alike.setdefault((kind, what), []).append(name)
+    return "; ".join(f"{kind} ({', '.join(names)}): {what}" for (kind, what), names in alike.items())
+
+
 def as_json(run: run_pb2.Run) -> dict[str, Any]:
     """The result of one task as the design's section 11 has it, with the run's identifier and message."""
     timing = run.best.timing if run.HasField("best") else None
@@ -107,6 +122,7 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "arms_ns": {name: arm.median_ns for name, arm in arms_of(run).items() if not arm.failure},
         "arms_failed": failures_of(run),
         "gain": gain_text(run),
+        "inspections": inspections_of(run),
         "trials": {"total": run.trial_count, "passed": run.pass_count},
         "phase_seconds": [round(seconds, 2) for seconds in run.phase_seconds],
         "stage_seconds": {stage: round(seconds, 2) for stage, seconds in sorted(run.stage_seconds.items())},
@@ -139,7 +155,7 @@ def row(run: run_pb2.Run) -> list[str]:
     if timing is not None and not timing.faster:
         headline = f"no faster kernel found ({headline})"
     failed = [f"{name} could not run: {_first_line(reason)}" for name, reason in failures_of(run).items()]
-    notes = "; ".join(filter(None, [gain_text(run), *failed, " ".join(labels_of(run))]))
+    notes = "; ".join(filter(None, [gain_text(run), inspection_text(run), *failed, " ".join(labels_of(run))]))
     return [
         run.task.name,
         time_text(arms["eager"].median_ns) if "eager" in arms else "-",

@@ -21,6 +21,7 @@ from orchestrator import agents as deadlines
 from orchestrator import finalists, metrics
 from orchestrator.agents import Agents
 from orchestrator.device_gate import DeviceGate
+from orchestrator.model_turns import REST_SECONDS, Absence, is_written, with_write
 from orchestrator.pipeline import (
     Duplicate,
     Faulted,
@@ -29,13 +30,14 @@ from orchestrator.pipeline import (
     Outcome,
     Pipeline,
     Refused,
+    Unanswered,
     passed,
     without_bulk,
 )
 from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, look_ahead, prepare
 from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
 from warpsmith.digest import of_moves, of_task
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, WarpsmithError
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, ModelFault, NotFound, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
     hypothesis_pb2,
@@ -95,13 +97,16 @@ class Effort:
     settle_seconds: float = 60.0
     """How long trials under way may take to end their stage after the search stopped."""
     retry_pause_seconds: float = 0.5
+    model_rest_seconds: float = REST_SECONDS
+    """How long a language model that is away is left alone."""
 
     @staticmethod
     def of(target: task_pb2.Target.ValueType, processor_count: int, device_count: int = 1) -> Effort:
         """Two at once on a CPU, which also runs the candidates; more where GPUs do, half of them waiting for one."""
         if target == task_pb2.TARGET_CUDA:
             count = max(2 * device_count, min(12, processor_count))
-            return Effort(parallel_trials=count, refill_at=count // 2, proposal_count=count)
+            # Each of many devices has a trial that waits for it while the strategy thinks.
+            return Effort(parallel_trials=count, refill_at=max(count // 2, 2 * device_count), proposal_count=count)
         count = min(2, processor_count)
         return Effort(parallel_trials=count, proposal_count=2 * count)
 
@@ -137,6 +142,8 @@ class SearchRun:
         self._analyses: dict[int, analysis_pb2.Analysis] = {}
         self._trials: list[trial_pb2.Trial] = []
         self._history: list[trial_pb2.Trial] = []
+        self._kin: dict[int, list[trial_pb2.Trial]] = {}
+        """By number: the trial itself and those that grew from it, in order, so that nobody goes through all."""
         self._device_seconds = 0.0
         self._last_fault = self._cut_short = self._floor_reason = self._refusal = ""
         self._deadline = float("inf")
@@ -205,10 +212,13 @@ class SearchRun:
             self._gate,
             task,
             go_on=lambda: not self._stop_walks.is_set(),
+            go_on_to_timing=lambda: not self._cancelled.is_set(),
             claim=self._claim,
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=self._took,
+            numbered=lambda number: self._history[number - 1] if number else None,
         )
+        self._absence = Absence[tuple[trial_pb2.Trial, int]](self._waits, self._effort.model_rest_seconds)
         prepared = prepare(self._agents, self._gate, task, go_on=lambda: not self._cancelled.is_set())
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
@@ -231,6 +241,7 @@ class SearchRun:
                 raise
             self._cut_short = f"; the search ended early: {error}"
         finally:
+            self._absence.forget()
             if not self._cancelled.is_set() and not any(trial.candidate.moves for trial in self._trials):
                 wait(walking, timeout=self._effort.settle_seconds)  # a short budget still tries something
             self._stop_walks.set()
@@ -261,22 +272,25 @@ class SearchRun:
         faults_in_a_row = 0
         dry = False  # the strategy had nothing, and nothing has ended since
         while not self._spent():
+            waiting = self._taken_up(pool, walking) + waiting
             if not waiting and not dry and len(walking) <= self._effort.refill_at:
-                proposed = self._search.next(self._state(self._effort.proposal_count))
+                proposed = self._search.next(self._state(self._effort.proposal_count, len(walking)))
                 waiting = [each for each in proposed if of_moves(each.hypothesis.moves) not in self._tried]
                 dry = not waiting
             while waiting and len(walking) < 2 * self._effort.parallel_trials and self._may_start(walking):
                 self._start(pool, walking, waiting.pop(0))
             if not walking:
-                if dry:
+                if dry and not self._absence.waiting:
                     return
+                time.sleep(0.05 if dry else 0.0)
                 continue
             ended, _ = wait(walking, timeout=0.1, return_when=FIRST_COMPLETED)
-            for future in ended:
+            for future in [each for each in walking if each in ended]:  # in the order in which they were begun
                 repairs, outcome = walking.pop(future), future.result()
                 self._record(outcome)
                 dry = False
                 faults_in_a_row = faults_in_a_row + 1 if isinstance(outcome, Faulted) else 0
+                self._heard(outcome, repairs)
                 if isinstance(outcome, Faulted) and faults_in_a_row >= self._effort.fault_count:
                     raise Infrastructure(outcome.reason)
                 if self._may_repair(outcome, repairs) and self._may_start(walking):
@@ -287,9 +301,35 @@ class SearchRun:
         if key in self._tried:
             return
         self._tried.add(key)
-        generation = next((t.generation + 1 for t in self._history if t.number == proposal.parent), 0)
+        generation = self._history[proposal.parent - 1].generation + 1 if proposal.parent else 0
         trial = trial_pb2.Trial(parent=proposal.parent, generation=generation, hypothesis=proposal.hypothesis)
         walking[pool.submit(self._pipeline.walk, trial, timing_pb2.TIER_SCREENING)] = 0
+
+    def _heard(self, outcome: Outcome, repairs: int) -> None:
+        """Notes whether the synthesis agent's model answered; what it could not answer waits."""
+        if isinstance(outcome, Unanswered):
+            self._absence.heard("synthesis", outcome.reason)
+            self._absence.postpone((outcome.trial, repairs))
+        elif is_written(outcome.trial.hypothesis.moves) and not isinstance(outcome, Interrupted):
+            self._absence.heard("synthesis", "")
+
+    def _taken_up(self, pool: ThreadPoolExecutor, walking: _Walking) -> list[Proposal]:
+        """Starts repairs that waited for a model long enough, and gives such proposals."""
+        proposals = []
+        for trial, repairs in self._absence.due():
+            if trial.HasField("verdict"):
+                walking[pool.submit(self._repair, Judged(trial, trial.verdict.detail))] = repairs
+            else:
+                self._tried.discard(of_moves(trial.hypothesis.moves))
+                proposals.append(Proposal(trial.parent, trial.hypothesis))
+        return proposals
+
+    def _waits(self, reason: str) -> None:
+        """Shows that the run misses a language model (why), or (empty) that it no longer does."""
+        self.run.state = run_pb2.RUN_STATE_WAITING_LLM if reason else run_pb2.RUN_STATE_SEARCHING
+        self.run.message = reason
+        metrics.waiting_for_model.inc(1 if reason else -1)
+        self._observer.run_changed(self.run)
 
     def _spent(self) -> bool:
         budget = self.run.budget
@@ -318,6 +358,8 @@ class SearchRun:
                 kept = without_bulk(trial, keep_sources=True)
                 self._trials.append(kept)
                 self._history.append(without_bulk(trial))
+                for number in (trial.number, trial.parent):
+                    self._kin.setdefault(number, []).append(self._history[-1])
                 self._device_seconds += trial.timing.device_seconds
                 self.run.trial_count = len(self._trials)
                 self.run.pass_count += passed(trial)
@@ -331,7 +373,7 @@ class SearchRun:
             case Faulted(_, reason):
                 self._last_fault = reason
                 metrics.funnel.labels("fault").inc()
-            case Interrupted():
+            case Interrupted() | Unanswered():
                 pass
 
     def _may_repair(self, outcome: Outcome, repairs: int) -> bool:
@@ -350,11 +392,15 @@ class SearchRun:
             task=self.run.task, failed=without_bulk(failed, keep_sources=True), diagnostics=outcome.diagnostics
         )
         trial = trial_pb2.Trial(parent=failed.number, generation=failed.generation)
+        by_model = is_written(failed.candidate.moves)
+        seconds = deadlines.WRITE_SECONDS if by_model else deadlines.SYNTHESIZE_SECONDS
         try:
-            with self._gate.working(self.run.task.target), metrics.timed("repair"):
-                reply = self._agents.synthesis.RepairCandidate(request, timeout=deadlines.SYNTHESIZE_SECONDS)
+            with self._pipeline.asking(by_model), metrics.timed("repair"):
+                reply = self._agents.synthesis.RepairCandidate(request, timeout=seconds)
         except (NotFound, BadInput) as error:
             return Refused(trial, str(error))
+        except ModelFault as error:
+            return Unanswered(failed, str(error))
         except Infrastructure as error:
             return Faulted(trial, str(error))
         trial.hypothesis.CopyFrom(reply.hypothesis)
@@ -363,13 +409,14 @@ class SearchRun:
 
     # ---- what a strategy sees ------------------------------------------------------------------------
 
-    def _state(self, slots: int) -> SearchState:
+    def _state(self, slots: int, under_way: int) -> SearchState:
         return SearchState(
             trials=self._history,
             slots=slots,
             is_new=lambda hypothesis: of_moves(hypothesis.moves) not in self._tried,
             analyze=self._analysis,
             propose=self._propose,
+            under_way=under_way,
         )
 
     def _analysis(self, parent: int) -> analysis_pb2.Analysis:
@@ -380,7 +427,8 @@ class SearchRun:
 
     def _propose(self, parent: int, limit: int) -> Sequence[hypothesis_pb2.Hypothesis]:
         recent = self._history[-RECENT_COUNT:]
-        family = [trial for trial in self._history[:-RECENT_COUNT] if parent in (trial.number, trial.parent)]
+        oldest = len(self._history) - len(recent)
+        family = [trial for trial in self._kin.get(parent, ()) if trial.number <= oldest]
         request = reasoning_service_pb2.ProposeHypothesesRequest(
             task=self.run.task,
             analysis=self._analysis(parent),
@@ -393,7 +441,8 @@ class SearchRun:
             reply = self._agents.reasoning.ProposeHypotheses(request, timeout=deadlines.PROPOSE_SECONDS)
         if parent == PLAN_ZERO and reply.at_floor:
             self._floor_reason = reply.at_floor
-        return list(reply.hypotheses)
+        self._absence.heard("reasoning", reply.model_away)
+        return with_write(request.analysis, reply.hypotheses, self._history[parent - 1] if parent else None)
 
     # ---- finish --------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,40 +217,52 @@ def farthest(rows: Sequence[Row], count: int = 10) -> list[str]:
 # ---- running -----------------------------------------------------------------------------------------------------
 
 
-def main() -> int:
-    """Runs and prints; the exit code is the bench's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernelbench", type=Path, help="the directory that holds level1/")
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """The options that every level has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernelbench", type=Path, help="the directory that holds level1/ and level2/")
     parser.add_argument("--out", type=Path, help="directory for the modules and results.jsonl")
     parser.add_argument("--table", type=Path, metavar="RESULTS", help="only print what these results say")
     parser.add_argument("--only", nargs="*", default=[], help="classes or numbers of the tasks wanted")
-    parser.add_argument("--changed-shapes", action="store_true", help="normal inputs and other, odd shapes")
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--budget", default=BUDGET, help="longest search of a task")
     parser.add_argument("--time-limit", default="", help="stop beginning tasks after this")
     parser.add_argument("--prepare-ahead", type=int, default=-1)
+    return parser
+
+
+def measure(modules: Mapping[str, str], options: argparse.Namespace) -> int:
+    """Runs `warpsmith bench` over sources by file name, into results.jsonl; its exit code."""
+    directory = options.out / "modules"
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.py"):
+        old.unlink()
+    for name, source in modules.items():
+        (directory / name).write_text(source)
+    warpsmith = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+    settings = ["--budget", options.budget, "--trials", str(options.trials)]
+    settings += ["--results", str(options.out / "results.jsonl"), "--prepare-ahead", str(options.prepare_ahead)]
+    settings += ["--time-limit", options.time_limit] if options.time_limit else []
+    return subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
+
+
+def main() -> int:
+    """Runs and prints; the exit code is the bench's."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--changed-shapes", action="store_true", help="normal inputs and other, odd shapes")
     options = parser.parse_args()
     if options.table:
         print(table(read(options.table)))
         return 0
     if not options.kernelbench or not options.out:
         parser.error("--kernelbench and --out go together; --table only prints")
-    directory = options.out / "modules"
-    directory.mkdir(parents=True, exist_ok=True)
-    for old in directory.glob("*.py"):
-        old.unlink()
-    for file in tasks(options.kernelbench, options.only):
-        text = file.read_text()
-        (directory / file.name).write_text(changed(text) if options.changed_shapes else text)
-    results = options.out / "results.jsonl"
-    warpsmith = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
-    settings = ["--budget", options.budget, "--trials", str(options.trials), "--results", str(results)]
-    settings += ["--prepare-ahead", str(options.prepare_ahead)]
-    settings += ["--time-limit", options.time_limit] if options.time_limit else []
+    sources = {file.name: file.read_text() for file in tasks(options.kernelbench, options.only)}
+    if options.changed_shapes:
+        sources = {name: changed(source) for name, source in sources.items()}
     start = time.monotonic()
-    code = subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
+    code = measure(sources, options)
     seconds = time.monotonic() - start
-    print(table(read(results)))
+    print(table(read(options.out / "results.jsonl")))
     print(f"\n{seconds:.0f} s in this run (bar for all tasks: {MINUTES_BAR * 60:.0f} s)")
     return code
 

@@ -163,9 +163,7 @@ def walk(
     trial.hypothesis.SetInParent()  # plan zero has no moves
     trial.hypothesis.moves.extend(moves)
     trial.hypothesis.new_move_count = len(moves)
-    outcome = Pipeline(
-        agents, DeviceGate(agents.benchmarks), task, go_on=lambda: timed or not trial.HasField("verdict")
-    ).walk(trial, tier)
+    outcome = Pipeline(agents, DeviceGate(agents.benchmarks), task, go_on_to_timing=lambda: timed).walk(trial, tier)
     row: Row = {"verdict": "NOT_EXPORTED"}
     if trial.HasField("candidate"):
         steps = Counter(step.WhichOneof("kind") for step in trial.candidate.program.steps)

@@ -6,8 +6,10 @@ candidates, budgets and finalists are the same for every strategy and live in `s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from orchestrator.pipeline import passed
@@ -39,6 +41,8 @@ class SearchState:
     """The plan of a trial (0: plan zero), with its legal moves; remembered."""
     propose: Callable[[int, int], Sequence[hypothesis_pb2.Hypothesis]]
     """(parent, limit) → the reasoning agent's hypotheses on that plan, best first."""
+    under_way: int = 0
+    """Trials that have begun and not ended."""
 
     def passing(self) -> list[trial_pb2.Trial]:
         """Trials that are right and timed, fastest first."""
@@ -46,7 +50,11 @@ class SearchState:
 
     def child_count(self, parent: int) -> int:
         """How many trials grew from a parent."""
-        return sum(trial.parent == parent for trial in self.trials)
+        return self._children[parent]
+
+    @cached_property
+    def _children(self) -> Counter[int]:
+        return Counter(trial.parent for trial in self.trials)
 
 
 class Search(Protocol):

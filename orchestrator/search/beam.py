@@ -1,20 +1,26 @@
 """Beam search: several parents kept alive, unlike each other, with most of the effort on the best.
 
-The one idea: the fastest passing trial of each kind of plan (fusion partition, reductions, engines, as the analysis
-names its features) is a parent before any second one of a kind; half of the slots go to the fastest parent, half of
-the rest to the next, and so on. Branching with exploitation and repair is what published ablations favour.
+The one idea: the fastest passing trial of each kind of plan (fusion partition, algebra, schedules: the features of its
+analysis that are no setting) is a parent before any second one of a kind; half of the slots go to the fastest parent,
+half of the rest to the next, and so on. Branching with exploitation and repair is what published ablations favour. No
+more is under way at once than has ended, four at least: what is begun blindly learns nothing from its neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from orchestrator.search import PLAN_ZERO, Proposal, SearchState
+from orchestrator.search import PLAN_ZERO, Proposal, SearchState, score
 from warpsmith.digest import of_moves
 from warpsmith.v1 import trial_pb2
 
 WIDTH = 4
-"""Parents kept."""
+"""Parents kept, and proposals of the first round."""
+PROMISING = 0.7
+"""What a hypothesis should reach of the fastest plan, by its parent's speed and its prediction; others come after."""
+MOST_ASKED = 256
+"""Hypotheses on one parent that are looked through for a new one."""
 
 
 class Beam:
@@ -27,23 +33,27 @@ class Beam:
 
     def next(self, state: SearchState) -> list[Proposal]:
         """Fills the slots from the parents in order; what one parent leaves goes to the next."""
+        most = max(self._width, len(state.trials)) - state.under_way
+        state = replace(state, slots=max(0, min(state.slots, most)))
         chosen: list[Proposal] = []
         parents = self.parents(state)
         taken: set[str] = set()
+        hope = _hope(state)
         for place, parent in enumerate(parents):
             left = state.slots - len(chosen)
             share = left if place == len(parents) - 1 else (left + 1) // 2
-            chosen += _fresh(state, parent, share, taken)
-        # A second round lets the best parents use what later ones could not.
-        for parent in parents:
-            chosen += _fresh(state, parent, state.slots - len(chosen), taken)
+            chosen += _fresh(state, parent, share, taken, hope[parent])
+        # More rounds let the best parents use what later ones could not, then all of them try what promises little.
+        for least in (hope, dict.fromkeys(parents, 0.0)):
+            for parent in parents:
+                chosen += _fresh(state, parent, state.slots - len(chosen), taken, least[parent])
         # When the beam has nothing left, slower plans are better than an early end.
         for trial in state.passing():
             if len(chosen) == state.slots:
                 break
             if trial.number in self._barren or trial.number in parents or not trial.candidate.moves:
                 continue
-            found = _fresh(state, trial.number, state.slots - len(chosen), taken)
+            found = _fresh(state, trial.number, state.slots - len(chosen), taken, 0.0)
             chosen += found
             if not found:
                 self._barren.add(trial.number)
@@ -56,22 +66,34 @@ class Beam:
         others: list[trial_pb2.Trial] = []
         kinds: set[tuple[str, ...]] = set()
         for trial in passing:
-            kind = tuple(sorted(trial.candidate.analysis.features))
+            kind = tuple(sorted(each for each in trial.candidate.analysis.features if "=" not in each))
             (others if kind in kinds else best_of_kind).append(trial)
             kinds.add(kind)
         kept = sorted((best_of_kind + others)[: self._width], key=passing.index)
         return [trial.number for trial in kept if trial.candidate.moves] + [PLAN_ZERO]
 
 
-def _fresh(state: SearchState, parent: int, count: int, taken: set[str]) -> Sequence[Proposal]:
-    """Up to `count` hypotheses on `parent` that nobody has tried; adds them to `taken`."""
+def _hope(state: SearchState) -> dict[int, float]:
+    """Predicted speedup from which on a hypothesis is promising, by its parent."""
+    passing = state.passing()
+    best = score(passing[0]) if passing else 0.0
+    zero = next((score(trial) for trial in passing if not trial.candidate.moves), 1.0)
+    speeds = {PLAN_ZERO: zero} | {trial.number: score(trial) for trial in passing}
+    return {number: PROMISING * best / max(speed, 1e-9) for number, speed in speeds.items()}
+
+
+def _fresh(state: SearchState, parent: int, count: int, taken: set[str], least: float) -> Sequence[Proposal]:
+    """Up to `count` hypotheses on `parent`, predicted to give `least`, that nobody has tried; adds them to `taken`."""
     if count <= 0:
         return []
-    # Known ones may come back first, so ask for as many more as there are children.
-    found: list[Proposal] = []
-    for hypothesis in state.propose(parent, count + len(taken) + state.child_count(parent)):
-        key = of_moves(hypothesis.moves)
-        if len(found) < count and key not in taken and state.is_new(hypothesis):
-            taken.add(key)
-            found.append(Proposal(parent, hypothesis))
-    return found
+    # Known ones may come back first, and not all of them ended as trials: ask for more until enough are new.
+    limit = count + len(taken) + state.child_count(parent)
+    while True:
+        answer = state.propose(parent, limit)
+        wanted = [each for each in answer if (each.predicted_speedup or 1.0) >= least and state.is_new(each)]
+        fresh = {of_moves(each.moves): each for each in wanted}
+        found = [Proposal(parent, each) for key, each in fresh.items() if key not in taken][:count]
+        if len(found) == count or len(answer) < limit or limit >= MOST_ASKED:
+            taken |= {of_moves(each.hypothesis.moves) for each in found}
+            return found
+        limit = min(4 * limit, MOST_ASKED)

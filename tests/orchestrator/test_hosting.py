@@ -20,7 +20,7 @@ from warpsmith import service
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
+from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
 
 BUDGET = run_pb2.Budget(wall_seconds=20)
 
@@ -133,12 +133,34 @@ def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, mo
         assert len(archive.trials(run.id)) == 2
 
 
+def test_of_a_search_under_way_every_trial_is_kept_and_its_counts_now_and_then(archive: Archive) -> None:
+    run = run_pb2.Run(id="one", task=testing.task(), state=run_pb2.RUN_STATE_PREPARING)
+    archive.put_run(run)
+    story = Story(archive, run)
+    story.run_changed(run)
+    run.state = run_pb2.RUN_STATE_SEARCHING
+    for number in range(1, 21):
+        story.trial_ended(trial_pb2.Trial(number=number))
+        run.trial_count = number
+        story.run_changed(run)
+        assert story.run.trial_count == number, "who asks is told"
+    run.state = run_pb2.RUN_STATE_FINISHING
+    story.run_changed(run)
+    assert len(archive.trials("one")) == 20
+    assert archive.run("one").trial_count == 20
+    told = [event.run for event in archive.events("one") if event.HasField("run")]
+    assert len(told) < 10
+    states = [run_pb2.RUN_STATE_PREPARING, run_pb2.RUN_STATE_SEARCHING, run_pb2.RUN_STATE_FINISHING]
+    assert sorted({each.state for each in told}) == states
+    archive.close()
+
+
 def test_interrupting_a_watched_run_asks_it_to_stop_and_keeps_the_best(archive: Archive) -> None:
     with serving(archive, testing.World(seconds=0.01)) as orchestrator:
         run = client.create(orchestrator, testing.task(), BUDGET)
 
         def interrupt(event: run_pb2.RunEvent) -> None:
-            if event.HasField("trial") and event.trial.number == 2:
+            if event.trial.timing.faster:
                 raise KeyboardInterrupt
 
         told: list[str] = []

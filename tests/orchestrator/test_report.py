@@ -52,6 +52,19 @@ def test_a_gain_is_split_into_algebra_and_kernels() -> None:
     assert text == "algebra 4.00x × kernels 2.00x; 75% of the time in authored kernels, 25% in library calls"
 
 
+def test_what_inspected_the_kernels_is_told_and_what_could_not_says_why() -> None:
+    run = faster_run()
+    assert report.inspection_text(run) == ""
+    said = run.best.verdict.inspections
+    said.add(tool="compute-sanitizer memcheck")
+    said.add(tool="compute-sanitizer racecheck")
+    said.add(tool="compute-sanitizer initcheck", skipped="no end within 120 s")
+    told = "compute-sanitizer (memcheck, racecheck): nothing found"
+    assert report.inspection_text(run) == f"{told}; compute-sanitizer (initcheck): skipped: no end within 120 s"
+    assert report.as_json(run)["inspections"]["compute-sanitizer racecheck"] == "nothing found"
+    assert told in report.row(run)[-1]
+
+
 def test_a_run_without_a_faster_kernel_says_so() -> None:
     run = faster_run()
     run.state = run_pb2.RUN_STATE_NO_FASTER

@@ -11,6 +11,7 @@ import pytest
 from orchestrator import finalists, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.dialing import endpoints
+from orchestrator.pipeline import Duplicate, Judged, Pipeline
 from orchestrator.search import SearchState
 from orchestrator.search.beam import Beam
 from warpsmith.digest import of_moves
@@ -29,10 +30,10 @@ def timed(number: int, speedup: float, *features: str) -> trial_pb2.Trial:
     )
 
 
-def state_of(trials: list[trial_pb2.Trial], slots: int = 8, fertile: int = 100) -> SearchState:
+def state_of(trials: list[trial_pb2.Trial], slots: int = 8, fertile: int = 100, predicted: float = 4.0) -> SearchState:
     def propose(parent: int, limit: int) -> list[hypothesis_pb2.Hypothesis]:
-        made = [hypothesis_pb2.Hypothesis(moves=[testing.move(f"{parent}-{place}")]) for place in range(fertile)]
-        return made[:limit]
+        moves = [testing.move(f"{parent}-{place}") for place in range(fertile)]
+        return [hypothesis_pb2.Hypothesis(moves=[each], predicted_speedup=predicted) for each in moves][:limit]
 
     return SearchState(trials, slots, lambda _: True, lambda _: analysis_pb2.Analysis(), propose)
 
@@ -49,12 +50,44 @@ def test_failed_trials_are_no_parents() -> None:
 
 
 def test_the_best_parent_gets_half_of_the_slots() -> None:
-    proposals = Beam().next(state_of([timed(1, 3.0, "a"), timed(2, 2.0, "b")]))
+    trials = [timed(1, 3.0, "a"), timed(2, 2.0, "b"), *(timed(number, 1.0, "b") for number in range(3, 9))]
+    proposals = Beam(width=2).next(state_of(trials))
     assert [proposal.parent for proposal in proposals] == [1, 1, 1, 1, 2, 2, 0, 0]
 
 
+def test_what_promises_little_comes_after_what_promises_something() -> None:
+    trials = [timed(1, 3.0, "a"), timed(2, 2.5, "b"), timed(3, 1.2, "c"), timed(4, 1.1, "c")]
+    proposals = Beam().next(state_of(trials, slots=4, fertile=1, predicted=1.0))
+    assert [proposal.parent for proposal in proposals] == [1, 2, 3, 4]
+    assert [proposal.parent for proposal in Beam().next(state_of(trials, slots=4, predicted=1.0))] == [1, 1, 2, 1]
+
+
+def test_settings_do_not_make_another_kind_of_plan() -> None:
+    trials = [
+        timed(1, 3.0, "row", "row:stores=plain"),
+        timed(2, 2.9, "row", "row:stores=streaming"),
+        timed(3, 1, "two"),
+    ]
+    assert Beam(width=2).parents(state_of(trials)) == [1, 3, 0]
+
+
+def test_no_more_is_under_way_than_has_ended() -> None:
+    state = state_of([timed(number, 1.0 + number, str(number)) for number in range(1, 7)])
+    assert len(Beam().next(state_of([]))) == 4
+    assert len(Beam().next(state)) == 6
+    assert len(Beam().next(dataclasses.replace(state, under_way=5))) == 1
+    assert not Beam().next(dataclasses.replace(state, under_way=9))
+
+
+def test_a_parent_whose_first_hypotheses_are_known_is_asked_for_more() -> None:
+    state = state_of([timed(1, 2.0, "a")], slots=2)
+    known = {of_moves([testing.move(f"{parent}-{place}")]) for parent in (0, 1) for place in range(40)}
+    proposals = Beam().next(dataclasses.replace(state, is_new=lambda each: of_moves(each.moves) not in known))
+    assert [proposal.hypothesis.moves[0].operation for proposal in proposals] == ["1-40", "0-40"]
+
+
 def test_slots_that_one_parent_leaves_go_to_others_and_nothing_is_proposed_twice() -> None:
-    proposals = Beam().next(state_of([timed(1, 3.0, "a"), timed(2, 2.0, "b")], fertile=2))
+    proposals = Beam(width=6).next(state_of([timed(1, 3.0, "a"), timed(2, 2.0, "b")], fertile=2))
     keys = [of_moves(proposal.hypothesis.moves) for proposal in proposals]
     assert len(keys) == len(set(keys)) == 6
 
@@ -64,6 +97,24 @@ def test_an_exhausted_beam_goes_on_with_slower_plans() -> None:
     fertile = state_of(trials, slots=2, fertile=2)
     state = dataclasses.replace(fertile, is_new=lambda each: each.moves[0].operation.startswith("3"))
     assert [proposal.parent for proposal in Beam(width=2).next(state)] == [3, 3]
+
+
+def test_a_plan_that_other_moves_led_to_is_not_tried_again() -> None:
+    agents, known = testing.World().agents(), set[str]()
+
+    def claim(digest: str) -> bool:
+        is_new = digest not in known
+        known.add(digest)
+        return is_new
+
+    pipeline = Pipeline(agents, DeviceGate(agents.benchmarks), testing.task(), claim=claim)
+    outcomes = []
+    for program in ("one", "two"):
+        trial = trial_pb2.Trial(candidate=candidate_pb2.Candidate(analysis=analysis_pb2.Analysis(plan_digest="plan")))
+        trial.candidate.program.digest = program
+        trial.candidate.program.sources.add(text="author:")
+        outcomes.append(pipeline.walk(trial, timing_pb2.TIER_SCREENING))
+    assert [type(outcome) for outcome in outcomes] == [Judged, Duplicate]
 
 
 def test_finalists_are_the_best_that_changed_something() -> None:

@@ -20,6 +20,7 @@ from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
 from warpsmith.v1 import (
     benchmark_service_pb2,
+    correctness_service_pb2,
     reasoning_service_pb2,
     run_pb2,
     task_pb2,
@@ -223,6 +224,20 @@ def test_a_wall_budget_is_kept() -> None:
     run = search_run(world, budget=run_pb2.Budget(wall_seconds=0.3)).execute()
     assert run.phase_seconds[1] < 2.0
     assert run.trial_count < 8
+
+
+def test_what_is_verified_when_the_budget_ends_is_timed_all_the_same() -> None:
+    class Slow(testing.World):
+        def VerifyArtifact(
+            self, request: correctness_service_pb2.VerifyArtifactRequest, /, timeout: float | None = None
+        ) -> correctness_service_pb2.VerifyArtifactResponse:
+            time.sleep(0.8 if self.calls["VerifyArtifact"] > 2 else 0.0)  # plan zero and one move each are quick
+            return super().VerifyArtifact(request, timeout)
+
+    notebook = Notebook()
+    world = Slow(gains={"author": 2.0, "vector": 1.2})
+    search_run(world, notebook, budget=run_pb2.Budget(wall_seconds=0.5)).execute()
+    assert max(len(trial.candidate.moves) for trial in notebook.trials) == 2
 
 
 def test_cancelling_judges_the_best_so_far() -> None:
