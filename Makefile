@@ -9,7 +9,7 @@ PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-ve
 BUDGET ?= 6s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run test test-simt test-hostile test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check system-deps
+.PHONY: help setup run test test-simt test-hostile test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
 
 help: ## lists the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -33,8 +33,8 @@ test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds 
 test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
 	@$(BIN)/pytest -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG)) $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD))
 
-test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch
-	@$(PYTHON) tests/hostile/hostile_gpu.py
+test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch (KERNELBENCH=DIR: its own adversarial programs too)
+	@KERNELBENCH=$(KERNELBENCH) $(PYTHON) tests/hostile/hostile_gpu.py
 
 test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
 	@$(BIN)/pytest -m postgres tests/orchestrator
@@ -76,8 +76,8 @@ images: ## builds the container images (REGISTRY=, TAG=, IMAGES=, BASE_IMAGE=, T
 push: ## pushes them (REGISTRY=host/path)
 	@bash .ci/images.sh push
 
-images-check: $(READY) ## builds the image of the agents on a debootstrap base and starts its services; needs root and buildah
-	@VENV=$(VENV) bash .ci/images_check.sh
+images-check: $(READY) ## builds images on a debootstrap base and starts their services (IMAGES=agent); needs root and buildah
+	@VENV=$(VENV) IMAGES="$(or $(IMAGES),agent)" TORCH_INDEX=$(TORCH_INDEX) bash .ci/images_check.sh
 
 k8s-check: ## renders and validates every manifest, audits them, lints the Dockerfile; needs no cluster
 	@PYTHON=$(PYTHON) bash .ci/k8s_check.sh
@@ -87,6 +87,9 @@ monitoring: $(READY) ## makes the dashboards and the operator's rules
 
 monitoring-check: $(READY) ## checks rules and dashboards; a real Prometheus scrapes a real run
 	@VENV=$(VENV) bash .ci/monitoring_check.sh
+
+monitoring-pictures: $(READY) ## runs two modules under Prometheus and draws the dashboards into docs/images
+	@$(BIN)/python k8s/monitoring/live_check.py --pictures docs/images
 
 system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL (as root)
 	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql

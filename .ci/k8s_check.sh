@@ -68,4 +68,4 @@ rm -f $out/*.core
 files=()
 for file in $deployed; do files+=(--file "$file"); done
 "$audit/bin/checkov" --config-file k8s/checkov.yaml "${files[@]}"
-"$tools/bin/hadolint" k8s/Dockerfile && echo "hadolint: no finding"
+"$tools/bin/hadolint" k8s/Dockerfile examples/agents/python/Dockerfile && echo "hadolint: no finding"

@@ -5,4 +5,4 @@ from warpsmith.service import serve
 from warpsmith.v1.compile_service_pb2_grpc import add_CompileServiceServicer_to_server
 
 if __name__ == "__main__":
-    serve("compile", add_CompileServiceServicer_to_server, lambda _: CompileServicer())
+    serve("compile", add_CompileServiceServicer_to_server, CompileServicer.of)

@@ -90,7 +90,8 @@ def _build_shared_object(
         return _run([setting.compiler, *arguments], directory, setting.output_bytes)
 
     # Through assembly, because only there can text that the source smuggled to the assembler be seen.
-    ran = run(*setting.flags, "-S", "-o", "kernel.s", source)
+    # As C++ whatever its name: g++ would leave a .cu to the linker, and make nothing of it without a word.
+    ran = run(*setting.flags, "-S", "-o", "kernel.s", "-x", "c++", source)
     if ran.code:
         return _rejected(_kind(ran), ran.log, directory)
     assembly = (directory / "kernel.s").read_text(errors="replace")

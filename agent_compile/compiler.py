@@ -82,7 +82,7 @@ class Compiler:
         Raises:
             BadInput: none can; says what each lacks.
         """
-        if target == task_pb2.TARGET_UNSPECIFIED:
+        if target == task_pb2.TARGET_UNSPECIFIED or target not in task_pb2.Target.values():
             raise BadInput("the program names no target")
         fitting = [toolchain for toolchain in self._toolchains if toolchain.target == target]
         lacking = [toolchain.missing() for toolchain in fitting]

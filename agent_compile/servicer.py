@@ -6,9 +6,11 @@ import grpc
 
 from agent_compile.cache import Cache, default_directory
 from agent_compile.compiler import Compiler
+from agent_compile.explainer import Explainer
 from agent_compile.toolchain import Rejected
 from warpsmith import plugins
-from warpsmith.v1 import artifact_pb2, compile_service_pb2, compile_service_pb2_grpc
+from warpsmith.settings import Settings
+from warpsmith.v1 import artifact_pb2, compile_service_pb2, compile_service_pb2_grpc, verdict_pb2
 
 TOOLCHAINS = ("gxx", "nvrtc", "nvcc")
 """Built-in plugins in order of preference; of one target the first that can compile is used."""
@@ -17,8 +19,18 @@ TOOLCHAINS = ("gxx", "nvrtc", "nvcc")
 class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
     """Serves CompileCandidate."""
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
+    def __init__(self, compiler: Compiler | None = None, explainer: Explainer | None = None) -> None:
         self._compiler = compiler or _installed()
+        self._explainer = explainer
+
+    @staticmethod
+    def of(settings: Settings) -> CompileServicer:
+        """With every installed toolchain, and a language model where the settings allow one.
+
+        Raises:
+            BadInput: the settings of the model are wrong.
+        """
+        return CompileServicer(explainer=Explainer.of(settings))
 
     def CompileCandidate(
         self, request: compile_service_pb2.CompileCandidateRequest, context: grpc.ServicerContext
@@ -29,6 +41,8 @@ class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
         match answer.outcome:
             case Rejected(kind, text):
                 rejection = compile_service_pb2.CompileRejection(kind=kind, diagnostics=text)
+                if self._explainer and kind == verdict_pb2.FAILURE_KIND_COMPILE_ERROR:
+                    rejection.explanation = self._explainer.explain(request.program, text)
                 return compile_service_pb2.CompileCandidateResponse(rejection=rejection, cached=answer.cached)
             case artifact_pb2.Artifact() as artifact:
                 return compile_service_pb2.CompileCandidateResponse(artifact=artifact, cached=answer.cached)

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from agent_correctness.adversary import Adversary
 from agent_correctness.check import Case, Check, Comparer, Finding
 from agent_correctness.limits import worst_ratio
 from agent_correctness.memory import MemoryCheck
@@ -36,10 +37,12 @@ class Judge:
         comparer: Comparer,
         checks: Sequence[Check] | None = None,
         randomness: Callable[[], random.Random] = random.SystemRandom,
+        adversary: Adversary | None = None,
     ) -> None:
         self._comparer = comparer
         self._checks = tuple(checks) if checks is not None else built_in()
         self._randomness = randomness
+        self._adversary = adversary
 
     def verify(self, request: correctness_service_pb2.VerifyArtifactRequest) -> verdict_pb2.Verdict:
         """The verdict on an artifact.
@@ -52,11 +55,14 @@ class Judge:
         if artifact.program_digest != program.digest:
             raise BadInput("the artifact was compiled from another program than the one to be verified")
         cases = self._cases(request.task, request.tier)
+        if self._adversary is not None:
+            cases += self._adversary.cases(request, self._randomness())
         asked = benchmark_service_pb2.CompareOutputsRequest(
             task=request.task,
             program=program,
             artifact=artifact,
             cases=[benchmark_service_pb2.ComparisonCase(family=family, seed=seed) for family, seed in cases],
+            inspect=request.tier == timing_pb2.TIER_FINAL,
         )
         try:
             answer = self._comparer.compare(asked)
@@ -86,7 +92,9 @@ class Judge:
         self, answer: benchmark_service_pb2.CompareOutputsResponse, cases: Sequence[Case]
     ) -> verdict_pb2.Verdict:
         comparisons = list(answer.comparisons)
-        verdict = verdict_pb2.Verdict(comparisons=comparisons, jail_rung=answer.jail_rung)
+        verdict = verdict_pb2.Verdict(
+            comparisons=comparisons, jail_rung=answer.jail_rung, inspections=answer.inspections
+        )
         errors = [error for comparison in comparisons for error in comparison.outputs]
         verdict.worst_rms_ratio = max((error.rms_ratio for error in errors), default=0.0)
         finding = self._finding(answer, cases)

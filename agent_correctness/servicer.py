@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from agent_correctness.adversary import Adversary
 from agent_correctness.check import Check
 from agent_correctness.judge import FIRST, Judge, built_in
 from warpsmith import plugins, service
@@ -44,7 +45,7 @@ class CorrectnessServicer(correctness_service_pb2_grpc.CorrectnessServiceService
             BadInput: no address of the benchmark service is set.
         """
         comparer = RemoteComparer(settings.address("benchmark"), settings.tls)
-        return CorrectnessServicer(Judge(comparer, installed_checks()))
+        return CorrectnessServicer(Judge(comparer, installed_checks(), adversary=Adversary.of(settings)))
 
     def VerifyArtifact(
         self, request: correctness_service_pb2.VerifyArtifactRequest, context: grpc.ServicerContext

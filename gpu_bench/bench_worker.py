@@ -240,6 +240,11 @@ def _load(request: judging_pb2.LoadRequest) -> judging_pb2.Execution:
     return judging_pb2.Execution()
 
 
+def _move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
+    """Takes GPU memory for what both workers share."""
+    return judging_pb2.Preparation(total_bytes=SharedMemory.inherited().move(request.total_bytes))
+
+
 def _execute(request: judging_pb2.ExecuteRequest) -> judging_pb2.Execution:
     try:
         return judging_pb2.Execution(observed=_benches[0].execute(request, SharedMemory.inherited()))
@@ -286,6 +291,7 @@ METHODS: Methods = {
     "warm_up": (judging_pb2.PrepareRequest, _warm_up),
     "compile_once": (benchmark_service_pb2.DescribeDeviceRequest, _compile_once),
     "load": (judging_pb2.LoadRequest, _load),
+    "move": (judging_pb2.Preparation, _move),
     "execute": (judging_pb2.ExecuteRequest, _execute),
     "measure": (benchmark_service_pb2.MeasureArtifactRequest, _measure),
     "reference": (benchmark_service_pb2.RunReferenceRequest, _reference),

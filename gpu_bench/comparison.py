@@ -9,11 +9,12 @@ of tensors: limits and verdicts are the correctness agent's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from gpu_bench.comparison_kernel import Seen, compare_blocks
 from warpsmith.v1 import verdict_pb2
 
 BLOCK = 4096
@@ -71,13 +72,19 @@ def compare(
         return _compare_exact(candidate.to(eager.device), eager, truth)
     if candidate.numel() == 0:
         return verdict_pb2.OutputError(kernelbench_close=True)
-    sums = _Sums(candidate.dtype)
+    sums = _Sums(candidate.dtype, forgiveness)
     tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
     close = True
     for start, arrived in _arriving(candidate, eager.device):
         part = slice(start, start + _CHUNK)
-        sums.add(arrived, eager[part], truth[part], start, forgiveness)
-        close = close and bool(torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance))
+        given = (arrived, eager[part], truth[part])
+        seen = compare_blocks(*given, BLOCK, forgiving=forgiveness.nan_stands_for_any_non_finite)
+        if seen is not None:
+            is_close = sums.add_seen(seen, start)
+        else:
+            sums.add(*given, start)
+            is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
+        close = close and is_close
     error = sums.finish(terms_floor)
     if error.worst_index >= 0:
         error.worst_value = float(candidate[error.worst_index])
@@ -92,8 +99,8 @@ def _arriving(values: torch.Tensor, device: torch.device) -> Iterator[tuple[int,
     On an H200, 6.4 GB take 116 ms to arrive from pinned memory, and about as long to be compared.
     """
     starts = range(0, values.numel(), _CHUNK)
-    if values.device == device:
-        yield from ((start, values[start : start + _CHUNK]) for start in starts)
+    if values.device == device:  # a copy: what lies in an outbox may change between two looks
+        yield from ((start, values[start : start + _CHUNK].clone()) for start in starts)
         return
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # Two buffers for all chunks: memory that is allocated on the way would make each stream wait for the other.
@@ -130,8 +137,9 @@ def _compare_exact(candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Te
 class _Sums:
     """What is gathered chunk by chunk: square sums and maxima of the errors, per block of 4,096 elements."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, forgiveness: Forgiveness) -> None:
         self._dtype = dtype
+        self._forgiveness = forgiveness
         self._mismatches = 0
         self._first_mismatch = -1
         self._worst = -1.0
@@ -140,14 +148,24 @@ class _Sums:
         """float64 [blocks, 8]: sums of squares and counts of candidate, eager; sums of rounding and truth; count."""
         self._largest = [0.0, 0.0, 0.0]
 
-    def add(
-        self,
-        candidate: torch.Tensor,
-        eager: torch.Tensor,
-        truth: torch.Tensor,
-        start: int,
-        forgiveness: Forgiveness,
-    ) -> None:
+    def add_seen(self, seen: Seen, start: int) -> bool:
+        """Takes over what the kernel saw of a chunk, and says whether KernelBench would call its elements close."""
+        largest, blocks = seen.largest.max(dim=0)
+        worst, unlike, first_unlike, far = seen.places.unbind(dim=1)
+        offsets = BLOCK * torch.arange(len(unlike), device=unlike.device)
+        first = torch.where(unlike > 0, offsets + first_unlike, offsets.numel() * BLOCK).min()
+        whole = torch.stack([unlike.sum(), first, far.sum(), blocks[0] * BLOCK + worst[blocks[0]]])
+        mismatches, first_mismatch, far_count, place = whole.tolist()
+        off, own, rounding, truth, off_count, own_count, count = seen.sums.unbind(dim=1)
+        self._blocks.append(torch.stack([off, off_count, own, own_count, rounding, truth, count], dim=1))
+        self._take_largest(largest.tolist(), lambda: start + place)
+        if mismatches and self._first_mismatch < 0:
+            self._first_mismatch = start + first_mismatch
+        self._mismatches += mismatches
+        return not far_count
+
+    def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, start: int) -> None:
+        """Sums a chunk, whatever is in it."""
         rounded = truth.to(self._dtype)
         off, own, rounding = candidate - truth, eager - truth, rounded - truth
         squares = [_square_sums(values) for values in (off, own, rounding, truth)]
@@ -155,7 +173,8 @@ class _Sums:
         columns = [squares[0], count, squares[1], count, squares[2], squares[3], count]
         # An infinity or NaN of any of them never leaves these sums. One that overflows by itself only costs time.
         if not bool(torch.isfinite(torch.stack(squares)).all()):
-            wrong = ~(_same_class(candidate, eager, forgiveness) | _same_class(candidate, rounded, forgiveness))
+            allowed = (_same_class(candidate, known, self._forgiveness) for known in (eager, rounded))
+            wrong = ~torch.logical_or(*allowed)
             mismatches = int(wrong.sum())
             if mismatches and self._first_mismatch < 0:
                 self._first_mismatch = start + int(wrong.to(torch.uint8).argmax())
@@ -168,9 +187,12 @@ class _Sums:
             columns = [_square_sums(values) for values in counted]  # ones are their own squares
         self._blocks.append(torch.stack(columns, dim=1))
         largest = torch.stack([torch.linalg.vector_norm(values, math.inf) for values in (off, own, rounding)]).tolist()
+        self._take_largest(largest, lambda: start + int(off.abs().argmax()))
+
+    def _take_largest(self, largest: Sequence[float], element: Callable[[], int]) -> None:
+        """Largest errors of candidate, eager and rounding in a chunk; `element` finds where the first one is."""
         if largest[0] > self._worst:
-            self._worst = largest[0]
-            self._worst_index = start + int(off.abs().argmax())
+            self._worst, self._worst_index = largest[0], element()
         self._largest = [max(pair) for pair in zip(self._largest, largest, strict=True)]
 
     def finish(self, terms_floor: float) -> verdict_pb2.OutputError:

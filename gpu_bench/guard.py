@@ -81,7 +81,7 @@ class GuardedMemory:
         dtype = dtypes.to_torch(spec.dtype)
         flat = self._allocate(name, span, dtype, poisoned=True)
         if span:
-            flat.copy_(_poison_pattern(dtype, self._poison, self._device, span))
+            _poison(flat, self._poison)
         return flat.as_strided(list(spec.shape), list(spec.strides))
 
     def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
@@ -120,7 +120,10 @@ class GuardedMemory:
         allocation = self._storages.get(tensor.untyped_storage().data_ptr())
         if allocation is None or not allocation.poisoned or tensor.dtype != allocation.dtype:
             return None
-        pattern = _poison_pattern(allocation.dtype, self._poison, self._device, allocation.span)
+        if tensor.numel() == allocation.span and tensor.is_contiguous():
+            return _holds_poison(tensor.reshape(-1), self._poison).view(tensor.shape)
+        pattern = torch.empty(allocation.span, dtype=allocation.dtype, device=self._device)
+        _poison(pattern, self._poison)
         offset = tensor.storage_offset() - allocation.start // tensor.element_size()
         expected = pattern.as_strided(tensor.shape, tensor.stride(), offset)
         return bits(tensor.contiguous()) == bits(expected.contiguous())
@@ -195,6 +198,19 @@ def _poison_tile(dtype: torch.dtype, seed: int, device: torch.device) -> torch.T
     return tile.to(device)
 
 
-def _poison_pattern(dtype: torch.dtype, seed: int, device: torch.device, span: int) -> torch.Tensor:
-    tile = _poison_tile(dtype, seed, device)
-    return tile.repeat(-(-span // _TILE))[:span] if span else tile[:0]
+def _poison(flat: torch.Tensor, seed: int) -> None:
+    """Fills a flat tensor with the poison, tile after tile."""
+    tile = _poison_tile(flat.dtype, seed, flat.device)
+    whole = flat.numel() // _TILE * _TILE
+    flat[:whole].view(-1, _TILE).copy_(tile)
+    flat[whole:].copy_(tile[: flat.numel() - whole])
+
+
+def _holds_poison(flat: torch.Tensor, seed: int) -> torch.Tensor:
+    """Where a flat tensor holds what `_poison` wrote, bit by bit."""
+    tile = bits(_poison_tile(flat.dtype, seed, flat.device))
+    held, whole = bits(flat), flat.numel() // _TILE * _TILE
+    found = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)
+    torch.eq(held[:whole].view(-1, _TILE), tile, out=found[:whole].view(-1, _TILE))
+    torch.eq(held[whole:], tile[: flat.numel() - whole], out=found[whole:])
+    return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
 from warpsmith.v1 import verdict_pb2
 
 Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
@@ -43,7 +44,7 @@ def replaced(
     """The tensor inputs with float values of the family, in the layout they had; TASK leaves them as they are."""
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return list(leaves)
-    draw = _DRAWS[family]
+    draw = _proposed(recipe_of(seed)) if family == verdict_pb2.VALUE_FAMILY_PROPOSED else _DRAWS[family]
     made: dict[int, torch.Tensor] = {}
     for position, leaf in enumerate(leaves):
         if id(leaf) in made:
@@ -136,6 +137,25 @@ def _masked(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
         starts[rows.shape[0] // 2] = 0  # one row is masked as a whole
     columns = torch.arange(width, device=generator.device)
     return rows.masked_fill_(columns >= starts, -math.inf).view(list(shape))
+
+
+def _proposed(recipe: Recipe) -> Draw:
+    """Scaled and shifted values of a family within the type's range, some of them replaced by a special one."""
+    base = _DRAWS[verdict_pb2.ValueFamily.Value(f"VALUE_FAMILY_{BASES[recipe.base].upper()}")]
+
+    def draw(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        limits = torch.finfo(dtype)
+        values = base(shape, dtype, generator)
+        scale, offset = min(SCALES[recipe.scale], limits.max), OFFSETS[recipe.offset]
+        values.mul_(scale).add_(max(limits.min, min(offset, limits.max))).clamp_(limits.min, limits.max)
+        special = SPECIALS[recipe.special]
+        if special == "none":
+            return values
+        named = {"zero": 0.0, "negative_zero": -0.0, "largest": limits.max, "smallest": limits.tiny}
+        chosen = _uniform(shape, torch.float32, generator) < SHARES[recipe.share]
+        return values.masked_fill_(chosen, named[special] if special in named else float(special))
+
+    return draw
 
 
 _DRAWS: Mapping[int, Draw] = {

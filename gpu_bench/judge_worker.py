@@ -35,7 +35,15 @@ _KEPT_BYTES = 4 << 30
 """Truths kept for later comparisons, the one about to be made included."""
 _CHUNK = 1 << 26
 """Elements looked at in float64 at once."""
-_FORGIVING = frozenset({verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED})
+_UNDECIDED = 0.01
+"""Share of an output's elements, finite in eager or in float64 but not in both, above which nothing defines it."""
+_ORDINARY = frozenset(
+    {verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM}
+)
+"""Families on which the reference has to define its result."""
+_FORGIVING = frozenset({
+    verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,8 @@ class Judge:
         floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
         eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
         answer = Answer(eager, truth, floors)
+        if family not in _ORDINARY and (chaotic := self._undecided(answer)):
+            raise BadInput(chaotic)
         doubts = self._doubts(answer, family)
         if not doubts:
             return answer
@@ -204,6 +214,23 @@ class Judge:
                     f"{self._loaded.user.entry_path}: the module is not deterministic: tensor {position} of its "
                     "results differs between two runs from one generator state; draw with torch's own generator"
                 )
+
+    def _undecided(self, answer: Answer) -> str:
+        """Why the reference defines no result; empty where it does.
+
+        A product of 30,000 numbers of any magnitude leaves the range of its type and comes back, at other elements in
+        every order of the same factors: there eager and float64 disagree in what is finite, and so would anyone.
+        """
+        for region, eager, truth in zip(self.regions, answer.eager, answer.truth, strict=True):
+            if not eager.is_floating_point():
+                continue
+            differ = 0
+            for own, wide in zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (eager, truth)), strict=True):
+                if not math.isfinite(float(own.sum(dtype=torch.float64)) + float(wide.sum())):
+                    differ += int((torch.isfinite(own) != torch.isfinite(wide.to(own.dtype))).sum())
+            if differ > _UNDECIDED * eager.numel():
+                return f"{region.name}: eager and float64 disagree in what is finite at {differ} elements"
+        return ""
 
     def _doubts(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> dict[int, str]:
         """Region → why its float64 value is no truth: a yardstick as long as the output itself would measure nothing.
@@ -347,6 +374,11 @@ def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
     return judging_pb2.Judgement(comparison=_judges[0].judge(request.observed))
 
 
+def _move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
+    """Takes GPU memory for what both workers share."""
+    return judging_pb2.Preparation(total_bytes=SharedMemory.inherited().move(request.total_bytes))
+
+
 def _draw(request: judging_pb2.DrawRequest) -> judging_pb2.Drawn:
     _judges[0].draw(request.family, request.seed, fixed_parameters=request.fixed_parameters)
     return judging_pb2.Drawn()
@@ -358,4 +390,5 @@ METHODS: Methods = {
     "prepare": (judging_pb2.PrepareRequest, _prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),
+    "move": (judging_pb2.Preparation, _move),
 }

@@ -38,11 +38,18 @@ class Machine:
         """
         with self._lock:
             if target not in self._ceilings:
-                with Worker(BENCH, worker_policy(target), rung=self._rung, env=worker_environment(-1)) as worker:
-                    request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
-                    found = worker.call("describe", request, judging_pb2.Ceilings, deadline_s=_DEADLINE_SECONDS)
+                found = self.measure(target, _DEADLINE_SECONDS)
                 self._ceilings[target] = self._ceilings[found.device.target] = found
             return self._ceilings[target]
+
+    def measure(self, target: task_pb2.Target.ValueType, deadline_s: float) -> judging_pb2.Ceilings:
+        """Measures the ceilings now, in a process of its own.
+
+        Raises BadInput: the target is not on this machine; WorkerFault: no answer in time.
+        """
+        with Worker(BENCH, worker_policy(target), rung=self._rung, env=worker_environment(-1)) as worker:
+            request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
+            return worker.call("describe", request, judging_pb2.Ceilings, deadline_s=deadline_s)
 
     def known_ceilings(self, target: task_pb2.Target.ValueType) -> judging_pb2.Ceilings | None:
         """Those that `describe` found; None before."""

@@ -82,7 +82,7 @@ def _of_buffer(buffer: candidate_pb2.Buffer, input_count: int | None) -> Iterato
     spec, name = buffer.spec, f"buffer {buffer.name!r}"
     if not buffer.name:
         yield "a buffer has no name"
-    if buffer.role == candidate_pb2.ROLE_UNSPECIFIED:
+    if buffer.role == candidate_pb2.ROLE_UNSPECIFIED or buffer.role not in candidate_pb2.Role.values():
         yield f"{name} has no role"
     if spec.dtype not in _SIZES:
         yield f"{name} has no element type"

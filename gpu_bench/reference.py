@@ -45,8 +45,9 @@ def measure_reference(bench: Bench, audit_flags: Sequence[str] = ()) -> timing_p
     prepared = bench.baselines.prepare_reference()
     arms = [item.arm for item in prepared if item.arm is not None]
     plan = plan_for(timing_pb2.TIER_FINAL, bench.target, bench.set_count, bench.seed)
+    short = replace(plan, budget_s=plan.budget_s / 4, least_blocks=6, warmup_s=plan.warmup_s / 2, extra_count=3)
     with preserved_state(bench.baselines.module):
-        samples = measure(arms, bench.clock, replace(plan, budget_s=plan.budget_s / 4, least_blocks=6))
+        samples = measure(arms, bench.clock, short)
     for name, arm in samples.arms.items():
         if not arm.failure:
             bench.baselines.medians_ns[name] = arm.median_ns

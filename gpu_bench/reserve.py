@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from gpu_bench.compiler_cache import CompilerCache
 from gpu_bench.machine import BENCH, JUDGE, Machine, worker_environment, worker_policy
+from gpu_bench.outbox import PASSAGE_VARIABLE, Passage
 from warpsmith import jail
 from warpsmith.errors import WarpsmithError
 from warpsmith.v1 import judging_pb2, task_pb2
@@ -68,6 +69,7 @@ class Lot:
         memory: SharedFiles,
     ) -> None:
         self.descriptor = memory.take()
+        self.passage = Passage()
         self._memory = memory
         self.cache = CompilerCache(machine.compiled(target))
         self._target, self._rung = target, rung
@@ -93,10 +95,11 @@ class Lot:
                 worker.close()
         self._starting.shutdown()
         self.cache.close()
+        self.passage.close()
         self._memory.give_back(self.descriptor)
 
     def _start(self, entry: str) -> Worker:
-        worker = started(entry, self._target, self._rung, self.descriptor, self.cache)
+        worker = started(entry, self._target, self._rung, self.descriptor, self.cache, self.passage)
         worker.call("warm_up", judging_pb2.PrepareRequest(), judging_pb2.Preparation, deadline_s=_WARM_UP_SECONDS)
         return worker
 
@@ -107,13 +110,17 @@ def started(
     rung: jail.Rung | None,
     descriptor: int,
     cache: CompilerCache | None = None,
+    passage: Passage | None = None,
 ) -> Worker:
     """A new process of a session. Only the candidate's may write the cache."""
-    environment, policy = worker_environment(descriptor), worker_policy(target)
+    environment, policy, inherited = worker_environment(descriptor), worker_policy(target), [descriptor]
+    if passage is not None:
+        environment |= {PASSAGE_VARIABLE: str(passage.inherited)}
+        inherited.append(passage.inherited)
     if entry == BENCH and cache is not None:
         environment |= cache.environment()
         policy = replace(policy, writable=(cache.directory,))
-    return Worker(entry, policy, rung=rung, env=environment, shared_fds=(descriptor,))
+    return Worker(entry, policy, rung=rung, env=environment, shared_fds=inherited)
 
 
 class Reserve:

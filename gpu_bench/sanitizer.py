@@ -2,7 +2,8 @@
 
 The one idea: the kernels run once, in a jail and a process of their own, on plausible values and without the module,
 under each of the four tools at once; what a tool finds is a fault of the program. Where the toolkit is not installed,
-or does not work in the jail, that is said and nothing else changes. It imports no torch.
+or the jail cannot hold it (the sanitizer starts the program as a child, which needs a jail whose processes may meet),
+that is said and nothing else changes. It imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,21 +29,11 @@ TOOLS: Final = {
     "synccheck": verdict_pb2.FAILURE_KIND_WRONG_RACE,
 }
 """Tool → the kind of failure that it finds."""
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 10.0
+_PREFIX: Final = "compute-sanitizer "
 _FOUND, _RAN = 77, "the kernels ran"
 _LINE = re.compile(r"=+ +(.+)")
 _TALK = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Saved host backtrace", "LEAK SUMMARY")
-
-
-@dataclass(frozen=True)
-class Report:
-    """What one tool said."""
-
-    tool: str
-    finding: str = ""
-    """One sentence; empty for nothing found."""
-    skipped: str = ""
-    """Why it says nothing; empty where it ran."""
 
 
 def installed() -> Path | None:
@@ -55,27 +45,41 @@ def installed() -> Path | None:
 
 def sanitize(
     program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, rung: Rung, tools: Sequence[str] = tuple(TOOLS)
-) -> list[Report]:
-    """Runs the program's kernels under each tool."""
+) -> list[verdict_pb2.Inspection]:
+    """What each tool says of the program's kernels; nothing for a program without kernels for a GPU."""
+    has_kernels = artifact.format == artifact_pb2.BINARY_FORMAT_CUBIN
+    return sanitize_all([(program, artifact)], rung, tools) if has_kernels else []
+
+
+def sanitize_all(
+    programs: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]], rung: Rung, tools: Sequence[str]
+) -> list[verdict_pb2.Inspection]:
+    """What each tool says of the kernels of all these programs, run one after another in one process."""
     sanitizer = installed()
-    if sanitizer is None:
-        return [Report(tool, skipped="compute-sanitizer is not installed") for tool in tools]
+    if sanitizer is None or rung is Rung.LANDLOCK:
+        reason = "it is not installed" if sanitizer is None else "on the landlock rung only one process may use CUDA"
+        return [_said(tool, skipped=reason) for tool in tools]
     with tempfile.TemporaryDirectory(prefix="warpsmith-sanitizer-") as place, ThreadPoolExecutor(len(tools)) as pool:
-        Path(place, "program").write_bytes(program.SerializeToString())
-        Path(place, "artifact").write_bytes(artifact.SerializeToString())
+        for number, (program, artifact) in enumerate(programs):
+            Path(place, f"{number}.program").write_bytes(program.SerializeToString())
+            Path(place, f"{number}.artifact").write_bytes(artifact.SerializeToString())
         return list(pool.map(lambda tool: _run(sanitizer, tool, Path(place), rung), tools))
 
 
-def fault(reports: Sequence[Report]) -> benchmark_service_pb2.ExecutionFault | None:
+def fault(inspections: Sequence[verdict_pb2.Inspection]) -> benchmark_service_pb2.ExecutionFault | None:
     """The first finding as a fault of the program."""
-    for report in reports:
-        if report.finding:
-            detail = f"compute-sanitizer {report.tool}: {report.finding}"
-            return benchmark_service_pb2.ExecutionFault(kind=TOOLS[report.tool], detail=detail)
+    for each in inspections:
+        if each.finding:
+            kind = TOOLS[each.tool.removeprefix(_PREFIX)]
+            return benchmark_service_pb2.ExecutionFault(kind=kind, detail=f"{each.tool}: {each.finding}")
     return None
 
 
-def _run(sanitizer: Path, tool: str, directory: Path, rung: Rung) -> Report:
+def _said(tool: str, *, finding: str = "", skipped: str = "") -> verdict_pb2.Inspection:
+    return verdict_pb2.Inspection(tool=_PREFIX + tool, finding=finding, skipped=skipped)
+
+
+def _run(sanitizer: Path, tool: str, directory: Path, rung: Rung) -> verdict_pb2.Inspection:
     # bin/compute-sanitizer is a script that calls the program in a folder beside bin.
     real = sanitizer.resolve()
     roots = [real.parent, *(parent / "compute-sanitizer" for parent in list(real.parents)[:2])]
@@ -85,9 +89,12 @@ def _run(sanitizer: Path, tool: str, directory: Path, rung: Rung) -> Report:
         readable=tuple(path for path in (directory, *roots, *packages) if path.is_dir()),
         listable=tuple(place for place in places if place.is_dir()),
         gpu=True,
+        peers=True,
         memory_bytes=None,  # its shadow memory is larger than any bound that would mean something
     )
     command = [str(sanitizer), "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "3"]
+    if tool == "memcheck":
+        command += ["--report-api-errors", "no"]  # looking for what a driver does not have is no fault
     environment = {
         "PYTHONPATH": os.pathsep.join([*map(str, places), *jail.package_paths()]),
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
@@ -104,9 +111,9 @@ def _run(sanitizer: Path, tool: str, directory: Path, rung: Rung) -> Report:
     lines = [match.group(1).strip() for match in map(_LINE.match, said.splitlines()) if match]
     findings = [line for line in lines if not line.startswith(_TALK)]
     if ran.exit.code == _FOUND and findings:
-        return Report(tool, finding="; ".join(findings[:3])[:300])
+        return _said(tool, finding="; ".join(findings[:3])[:300])
     if ran.timed_out:
-        return Report(tool, skipped=f"no end within {DEADLINE_SECONDS:.0f} s")
+        return _said(tool, skipped=f"no end within {DEADLINE_SECONDS:.0f} s")
     if _RAN not in said:
-        return Report(tool, skipped=f"it does not run here: {said.strip()[-200:]}")
-    return Report(tool)
+        return _said(tool, skipped=f"it does not run here: {' '.join(said.split())[-200:]}")
+    return _said(tool)

@@ -2,57 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 
-from gpu_bench import metrics
+from gpu_bench import metrics, sanitizer
+from gpu_bench.nvml import Gpu
+from gpu_bench.quarantine import Quarantine, Watch
 from gpu_bench.sessions import Sessions
-from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc
+from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, task_pb2, verdict_pb2
 
 
 class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
-    """Serves all four methods; one call at a time for each task."""
+    """Serves all four methods, one call at a time for each task, for as long as the GPU can be trusted."""
 
-    def __init__(self, sessions: Sessions | None = None) -> None:
+    def __init__(self, sessions: Sessions | None = None, quarantine: Quarantine | None = None) -> None:
         self._sessions = sessions or Sessions()
+        gpu = Gpu.visible()
+        self._quarantine = quarantine or Quarantine(self._sessions.probe, gpu)
+        self._watch = Watch(self._quarantine, gpu)
 
     def CompareOutputs(
         self, request: benchmark_service_pb2.CompareOutputsRequest, context: grpc.ServicerContext
     ) -> benchmark_service_pb2.CompareOutputsResponse:
         """Runs the program on the cases of the request."""
         del context
-        with self._sessions.using(request.task, request.artifact.format) as session:
-            return session.compare(request.program, request.artifact, request.cases)
+        with self._quarantine.guarding(request.task.target):
+            with self._sessions.using(request.task, request.artifact.format) as session:
+                response = session.compare(request.program, request.artifact, request.cases)
+                if request.inspect and not response.HasField("fault"):
+                    response.inspections.extend(session.inspect(request.program, request.artifact))
+                    if (found := sanitizer.fault(response.inspections)) is not None:
+                        response.fault.CopyFrom(found)
+            self._suspect_after(request.task, response.fault)
+            return response
 
     def MeasureArtifact(
         self, request: benchmark_service_pb2.MeasureArtifactRequest, context: grpc.ServicerContext
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
         """Times the program of the request."""
         del context
-        with self._sessions.using(request.task, request.artifact.format) as session:
-            response = session.measure(request)
-        if response.WhichOneof("outcome") == "timing":
-            metrics.record_timing(response.timing)
-        else:
-            metrics.record_fault(request.tier, response.fault.kind)
-        return response
+        with self._quarantine.guarding(request.task.target):
+            with self._sessions.using(request.task, request.artifact.format) as session:
+                response = session.measure(request)
+            if response.WhichOneof("outcome") == "timing":
+                metrics.record_timing(response.timing)
+                self._quarantine.saw_timing(request.task.target, response.timing)
+            else:
+                metrics.record_fault(request.tier, response.fault.kind)
+                self._suspect_after(request.task, response.fault)
+            return response
 
     def RunReference(
         self, request: benchmark_service_pb2.RunReferenceRequest, context: grpc.ServicerContext
     ) -> benchmark_service_pb2.RunReferenceResponse:
         """Times the task's module by itself."""
         del context
-        with self._sessions.using(request.task) as session:
-            report = session.run_reference()
-        metrics.record_reference(report)
-        return benchmark_service_pb2.RunReferenceResponse(report=report)
+        with self._quarantine.guarding(request.task.target):
+            with self._sessions.using(request.task) as session:
+                report = session.run_reference()
+            metrics.record_reference(report)
+            return benchmark_service_pb2.RunReferenceResponse(report=report)
 
     def DescribeDevice(
         self, request: benchmark_service_pb2.DescribeDeviceRequest, context: grpc.ServicerContext
     ) -> benchmark_service_pb2.DescribeDeviceResponse:
         """Describes the device of a target."""
         del context
-        return self._sessions.describe(request)
+        with self._quarantine.guarding(request.target):
+            response = self._sessions.describe(request)
+            self._quarantine.saw_device(response.device)
+            return response
+
+    def when_unfit(self, tell: Callable[[], None]) -> None:
+        """Has `tell` called when the GPU goes out of service."""
+        self._quarantine.when_unfit(tell)
 
     def close(self) -> None:
         """Ends every worker."""
+        self._watch.close()
         self._sessions.close()
+
+    def _suspect_after(self, task: task_pb2.Task, fault: benchmark_service_pb2.ExecutionFault) -> None:
+        """A kernel that hung was killed: whether the GPU is free of it, only a new process can tell."""
+        if task.target == task_pb2.TARGET_CUDA and fault.kind == verdict_pb2.FAILURE_KIND_TIMEOUT:
+            self._quarantine.suspect()

@@ -18,8 +18,10 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from gpu_bench import sanitizer
 from gpu_bench.compiler_cache import CompilerCache
 from gpu_bench.machine import BENCH, JUDGE, Machine
+from gpu_bench.outbox import LEAST_BYTES, Outbox, Passage
 from gpu_bench.reserve import Lot, started
 from warpsmith import jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
@@ -73,6 +75,9 @@ _RUNS = 6
 class Session:
     """A task's judge and candidate workers; spawned at first use. One call at a time."""
 
+    _has_outbox = True
+    """Whether the candidate's process may be given GPU memory for its outputs."""
+
     def __init__(
         self,
         task: task_pb2.Task,
@@ -92,6 +97,12 @@ class Session:
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
         self._undefined: set[int] = set()
+        self._passage = lot.passage if lot else Passage()
+        self._making: Future[Outbox | None] | None = None
+        self._outbox: Outbox | None = None
+        """GPU memory for outputs in the place of the file's."""
+        self._moved: list[Worker] = []
+        """Workers that know it."""
         self._cache: CompilerCache | None = lot.cache if lot else None
         self._saw_candidate = False
         self._company: frozenset[int] = frozenset()
@@ -110,11 +121,16 @@ class Session:
     def close(self) -> None:
         """Ends both workers and gives the shared memory back."""
         with self._lock:
-            self._drop_bench()
-            self._drop_judge()
+            with ThreadPoolExecutor(2) as closing:  # giving gigabytes back takes a process half a second
+                for drop in (self._drop_bench, self._drop_judge):
+                    closing.submit(drop)
+            self._receive_outbox()
+            self._give_up_outbox()
             if self._lot is not None:
                 self._lot.close()
-            elif self._descriptor >= 0:
+            else:
+                self._passage.close()
+            if self._lot is None and self._descriptor >= 0:
                 os.close(self._descriptor)
             self._lot, self._descriptor = None, -1
             if self._cache is not None:
@@ -136,6 +152,7 @@ class Session:
         response = benchmark_service_pb2.CompareOutputsResponse()
         with self._lock:
             prepared = self._preparation()
+            self._share_outbox()
             fault = self._load(program, artifact)
             defined = self._ahead(cases, prepared)
             self._left_seconds = self._patience(prepared) * max(3.0, self._limits.phase_share * len(cases))
@@ -225,6 +242,10 @@ class Session:
 
     def _patience(self, prepared: judging_pb2.Preparation) -> float:
         return max(self._limits.hang_seconds, _RUNS * self._limits.eager_factor * prepared.eager_seconds)
+
+    def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
+        """What compute-sanitizer says of the program's kernels, which it runs in a process of their own."""
+        return sanitizer.sanitize(program, artifact, self._rung or jail.choose())
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
@@ -337,7 +358,50 @@ class Session:
                     deadline_s=self._limits.prepare_seconds,
                 )
             os.ftruncate(self._descriptor, self._shared_bytes(self._prepared))
+            self._begin_outbox(self._prepared.total_bytes)
+            if self._outbox is not None:
+                self._share_outbox()
         return self._judge
+
+    # ---- outputs that stay on the GPU ----------------------------------------------------------------------
+
+    def _begin_outbox(self, size: int) -> None:
+        """Makes memory of the GPU for large outputs while other things are prepared."""
+        is_wanted = self._has_outbox and self.task.target == task_pb2.TARGET_CUDA and size >= LEAST_BYTES
+        if is_wanted and self._outbox is None and self._making is None:
+            maker = ThreadPoolExecutor(1)
+            self._making = maker.submit(Outbox.make, size)
+            maker.shutdown(wait=False)
+
+    def _receive_outbox(self) -> None:
+        if self._making is not None:
+            self._outbox, self._making = self._making.result(), None
+
+    def _share_outbox(self) -> None:
+        """Lets both workers put outputs there; where one cannot, both keep to the file."""
+        self._receive_outbox()
+        if self._outbox is None:
+            return
+        for worker in (self._judge_worker(), self._bench_worker()):
+            if any(worker is known for known in self._moved):
+                continue
+            self._passage.send(self._outbox.descriptor)
+            if not self._moves(worker, self._outbox.size):
+                self._give_up_outbox()
+                return
+            self._moved.append(worker)
+
+    def _give_up_outbox(self) -> None:
+        for worker in (worker for worker in self._moved if worker.alive):
+            self._moves(worker, 0)
+        if self._outbox is not None:
+            self._outbox.close()
+        self._outbox, self._moved = None, []
+
+    def _moves(self, worker: Worker, size: int) -> bool:
+        request = judging_pb2.Preparation(total_bytes=size)
+        seconds = self._limits.prepare_seconds
+        return worker.call("move", request, judging_pb2.Preparation, deadline_s=seconds).total_bytes == size
 
     def _shared_bytes(self, prepared: judging_pb2.Preparation) -> int:
         return prepared.total_bytes
@@ -372,17 +436,21 @@ class Session:
             self._cache.renew()
             self._saw_candidate = False
         waiting = self._lot.take(entry) if self._lot is not None else None
-        return waiting or started(entry, self.task.target, self._rung, self._descriptor, self._cache)
+        return waiting or started(entry, self.task.target, self._rung, self._descriptor, self._cache, self._passage)
 
     def _drop_bench(self) -> None:
         if self._bench is not None:
-            self._bench.close()
+            self._forget(self._bench)
             self._bench = None
 
     def _drop_judge(self) -> None:
         if self._judge is not None:
-            self._judge.close()
+            self._forget(self._judge)
             self._judge = None
+
+    def _forget(self, worker: Worker) -> None:
+        worker.close()
+        self._moved = [known for known in self._moved if known is not worker]
 
 
 def _fault(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> benchmark_service_pb2.ExecutionFault:

@@ -17,10 +17,13 @@ from gpu_bench.reserve import Reserve
 from gpu_bench.session import Limits, Session
 from gpu_bench.solution_session import SolutionSession
 from warpsmith import digest, jail
-from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, task_pb2
+from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, task_pb2, timing_pb2
 
 _LARGE_ELEMENTS = 1 << 28
 """Elements of a task's inputs and outputs above which it shares the machine's memory with no idle task."""
+
+_PROBE_SECONDS = 60.0
+"""Within these a new process has loaded torch and measured a sound GPU; 5 are usual."""
 
 
 class Sessions:
@@ -84,6 +87,13 @@ class Sessions:
         Raises BadInput: the target is not on this machine.
         """
         return benchmark_service_pb2.DescribeDeviceResponse(device=self._machine.describe(request.target).device)
+
+    def probe(self) -> timing_pb2.Device:
+        """The GPU as a new process finds it now.
+
+        Raises BadInput: there is none any more; WorkerFault: it does not answer in time.
+        """
+        return self._machine.measure(task_pb2.TARGET_CUDA, _PROBE_SECONDS).device
 
     def close(self) -> None:
         """Ends every worker."""

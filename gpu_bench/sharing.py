@@ -1,11 +1,13 @@
 """Memory that a task's two workers share: the candidate's process writes outputs into it, the judge's reads them.
 
 The one idea: an anonymous file, made and sized by the owner of the workers and inherited by number, laid out by
-regions that the judge names. It holds nothing that must stay secret: truth and eager results never lie in it.
+regions that the judge names; for large outputs of a GPU, memory of that GPU in its place (`outbox`). It holds nothing
+that must stay secret: truth and eager results never lie in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import mmap
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from gpu_bench import outbox
 from warpsmith import dtypes
 from warpsmith.v1 import judging_pb2, tensor_pb2
 
@@ -43,6 +46,7 @@ class SharedMemory:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._map: mmap.mmap | None = None
+        self._on_gpu: torch.Tensor | None = None
 
     @staticmethod
     @functools.cache
@@ -51,12 +55,24 @@ class SharedMemory:
         return SharedMemory(int(os.environ[DESCRIPTOR_VARIABLE]))
 
     def tensors(self, regions: Sequence[judging_pb2.Region]) -> list[torch.Tensor]:
-        """One CPU tensor for each region, on the shared memory itself."""
+        """One tensor for each region, on the shared memory itself: of the CPU, or of the GPU after `move`."""
+        if self._on_gpu is not None:
+            return [_part(self._on_gpu, region) for region in regions]
         size = os.fstat(self._descriptor).st_size
         if self._map is None or len(self._map) != size:
             self._map = mmap.mmap(self._descriptor, size)
             _pin(self._map)
         return [self._tensor(self._map, region) for region in regions]
+
+    def move(self, size: int) -> int:
+        """From here on the memory is the outbox that was sent to this process, or with 0 the file again.
+
+        Gives the size back; 0 where the outbox cannot be mapped and the file stays.
+        """
+        self._on_gpu = None
+        with contextlib.suppress(RuntimeError):
+            self._on_gpu = outbox.received(size) if size else None
+        return size if self._on_gpu is not None else 0
 
     @staticmethod
     def _tensor(memory: mmap.mmap, region: judging_pb2.Region) -> torch.Tensor:
@@ -66,6 +82,12 @@ class SharedMemory:
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=region.offset_bytes).view(shape)
+
+
+def _part(memory: torch.Tensor, region: judging_pb2.Region) -> torch.Tensor:
+    dtype, shape = dtypes.to_torch(region.spec.dtype), list(region.spec.shape)
+    size = math.prod(shape) * dtype.itemsize
+    return memory[region.offset_bytes : region.offset_bytes + size].view(dtype).view(shape)
 
 
 def _pin(memory: mmap.mmap) -> None:

@@ -8,6 +8,7 @@ here, outside all of them. It imports no torch before something is timed.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ BASELINES = "gpu_bench.baseline_worker:METHODS"
 CANDIDATE, EAGER, AA_COPY = "candidate", "eager", "aa_copy"  # as in `baselines`, which needs torch
 _FIRST_SEED = 42
 """Seed of the first buffer set, as where programs are timed."""
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin"])
+"""Where a solution that compiles its own extension finds ninja, nvcc and g++."""
 
 
 class SolutionFault(Exception):
@@ -47,6 +50,7 @@ class SolutionFault(Exception):
 class SolutionSession(Session):
     """A task's judge, and the processes of one solution and of the baselines. One call at a time."""
 
+    _has_outbox = False
     _digest = ""
     """Of the solution in the process."""
     _fixed_parameters = False
@@ -105,7 +109,7 @@ class SolutionSession(Session):
                 SOLUTION,
                 worker_policy(self.task.target),
                 rung=self._rung,
-                env=worker_environment(self._descriptor) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
+                env=worker_environment(self._descriptor) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PATH": _PATH},
                 shared_fds=(self._descriptor,),
             )
             self._digest, self._saw_damage, self._fixed_parameters = program.digest, False, False

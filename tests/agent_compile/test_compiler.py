@@ -128,9 +128,11 @@ def test_no_toolchain_is_the_machines_fault_and_no_target_the_callers(program: A
     with pytest.raises(BadInput, match="TARGET_CPU"):
         Compiler([], None).compile(program("int a;\n"))
     made = program("int a;\n")
-    made.target = task_pb2.TARGET_UNSPECIFIED
-    with pytest.raises(BadInput, match="target"):
-        Compiler([], None).compile(made)
+    for nobodys in (0, 11):  # not set, and of a later version of the contract
+        made.ClearField("target")
+        made.MergeFromString(bytes([0x08, nobodys]))
+        with pytest.raises(BadInput, match="names no target"):
+            Compiler([], None).compile(made)
 
 
 def test_the_service_fits_its_role_and_closes_its_compilers(gxx: Gxx) -> None:

@@ -66,6 +66,12 @@ def test_errors_are_located_in_the_file_of_the_program(gxx: Gxx, program: Any) -
     assert "/tmp" not in outcome.diagnostics
 
 
+def test_a_source_is_cpp_whatever_its_name(gxx: Gxx, program: Any) -> None:
+    made = program("int broken = undeclared;\n")
+    made.sources[0].name = "kernel.cu"
+    assert isinstance(gxx.compile(made), Rejected)
+
+
 def test_equal_sources_give_equal_bytes(gxx: Gxx, program: Any) -> None:
     text = 'extern "C" const char* kernel() { return __DATE__ __TIME__ __FILE__; }\n'
     first, second = gxx.compile(program(text)), gxx.compile(program(text))

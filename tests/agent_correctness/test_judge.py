@@ -76,6 +76,34 @@ def spoil_with(**fields: Any) -> Callable[[verdict_pb2.Comparison], None]:
     return spoil
 
 
+class Inspected(Bench):
+    """One whose compute-sanitizer finds a race, where it is asked."""
+
+    def compare(
+        self, request: benchmark_service_pb2.CompareOutputsRequest
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        response = super().compare(request)
+        if request.inspect:
+            response.inspections.add(tool="compute-sanitizer memcheck", skipped="it is not installed")
+            response.inspections.add(tool="compute-sanitizer racecheck", finding="a race")
+            response.fault.kind, response.fault.detail = verdict_pb2.FAILURE_KIND_WRONG_RACE, "racecheck: a race"
+        return response
+
+
+@pytest.mark.parametrize(
+    ("tier", "kind"),
+    [(timing_pb2.TIER_FINAL, verdict_pb2.FAILURE_KIND_WRONG_RACE), (timing_pb2.TIER_SCREENING, 0)],
+)
+def test_the_kernels_of_a_finalist_are_inspected_and_a_finding_fails_it(
+    tier: timing_pb2.Tier.ValueType, kind: int
+) -> None:
+    verdict = Judge(Inspected()).verify(request(tier))
+    assert verdict.kind == kind
+    assert [each.tool for each in verdict.inspections] == (
+        ["compute-sanitizer memcheck", "compute-sanitizer racecheck"] if kind else []
+    )
+
+
 def test_an_honest_program_passes_with_its_worst_ratio() -> None:
     verdict = verdict_of(untouched)
     assert verdict.state == verdict_pb2.VERDICT_STATE_PASS
@@ -88,7 +116,7 @@ def test_a_final_covers_every_family_and_several_seeds() -> None:
     bench = Bench()
     Judge(bench).verify(request())
     families = [family for family, _ in bench.asked]
-    assert set(families) == set(verdict_pb2.ValueFamily.values()) - {0}
+    assert set(families) == set(verdict_pb2.ValueFamily.values()) - {0, verdict_pb2.VALUE_FAMILY_PROPOSED}
     assert families.count(TASK) == families.count(NORMAL) == 3
 
 

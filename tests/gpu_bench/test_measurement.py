@@ -203,8 +203,8 @@ def test_metrics_count_timings_faults_and_the_machine():
     metrics.record_timing(timing)
     assert counter._value.get() == before + 1
     assert metrics.CLOCK._value.get() == 1.98e9
-    assert metrics.THROTTLED._value.get() == 1.0
+    assert metrics.THROTTLED.labels("software_power_cap")._value.get() == 1.0
     metrics.record_fault(timing_pb2.TIER_SCREENING, verdict_pb2.FAILURE_KIND_CRASH)
     assert metrics.FAULTS.labels("crash")._value.get() >= 1
     metrics.record_reference(timing_pb2.ReferenceReport())
-    assert metrics.THROTTLED._value.get() == 0.0
+    assert metrics.THROTTLED.labels("software_power_cap")._value.get() == 0.0

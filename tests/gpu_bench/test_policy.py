@@ -55,6 +55,7 @@ CASES: list[tuple[str, Spoil]] = [
     ("overlap in memory", lambda p: p.buffers[1].spec.strides.__setitem__(0, 0)),
     ("alignment", lambda p: setattr(p.buffers[1], "alignment_bytes", 48)),
     ("no role", lambda p: p.buffers[2].ClearField("role")),
+    ("no role", lambda p: setattr(p.buffers[2], "role", 9)),
     ("has no name", lambda p: setattr(p.buffers[2], "name", "")),
     ("does not say where it comes from", lambda p: p.buffers[0].ClearField("source")),
     ("which the module does not have", lambda p: setattr(p.buffers[0].source, "input_index", 1)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,3 +239,25 @@ def _cut_after(
             buffer.spec.dtype = dtype
     made.digest = f"cut to {narrow}"
     return made
+
+
+def test_values_on_which_every_order_of_one_product_overflows_elsewhere_define_nothing(desk: MakeDesk) -> None:
+    made = desk("x.cumprod(1)", "[torch.rand(16, 400)]")
+    answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 3)
+    assert made.judge._undecided(answer) == ""
+    (eager,), (truth,) = answer.eager, answer.truth
+    for share, undecided in ((0.005, False), (0.02, True)):
+        other = eager.clone()
+        other.view(-1)[truth.view(-1).float().isfinite().nonzero()[: int(share * eager.numel()), 0]] = torch.inf
+        assert bool(made.judge._undecided(replace(answer, eager=[other]))) is undecided
+
+
+def test_a_family_that_the_reference_leaves_undecided_is_none_of_its_cases(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk("x * 2", "[torch.rand(16, 40)]")
+    monkeypatch.setattr(made.judge, "_undecided", lambda _: "nobody knows")
+    for family in (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM):
+        made.judge.answer(family, 4)
+    with pytest.raises(BadInput, match="nobody knows"):
+        made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 4)

@@ -8,9 +8,11 @@ judging costs come after. Every line is printed as it ends.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import hostile_kernels as kernels
+import hostile_sanitizer
 import hostile_solutions as solutions
 import hostile_tally
 import hostile_tasks as tasks
@@ -29,11 +32,10 @@ from agent_compile.compiler import Compiler
 from agent_compile.nvrtc import Nvrtc
 from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
-from gpu_bench import sanitizer
 from gpu_bench.machine import Machine
 from gpu_bench.session import Limits, Session
 from gpu_bench.solution_session import SolutionSession
-from warpsmith import digest, jail
+from warpsmith import digest
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -88,7 +90,7 @@ class Bench:
             sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
         )  # fmt: skip
         task.digest = digest.of_task(task)
-        limits = Limits(hang_seconds=HANG_SECONDS, open_seconds=60.0)
+        limits = Limits(hang_seconds=HANG_SECONDS)
         made = self._opened(reference, lambda: SolutionSession(task, limits=limits, machine=self.machine))
         assert isinstance(made, SolutionSession)
         return made
@@ -292,8 +294,6 @@ def check_library(bench: Bench) -> str:
 
 
 def _plan_zero(module: tasks.Module) -> candidate_pb2.Program:
-    import tempfile
-
     from warpsmith import capture, task_module
 
     with tempfile.TemporaryDirectory() as directory:
@@ -333,60 +333,38 @@ def check_finalist(bench: Bench) -> str:
     begin = time.monotonic()
     assert judged(session, program, artifact, FINAL).state == PASS
     compared = time.monotonic()
+    inspections = session.inspect(program, artifact)
+    inspected = time.monotonic()
     timing = measured(session, program, artifact, FINAL)
     seconds = time.monotonic() - begin
-    sentence = f"finalist {seconds:.1f} s: comparison {compared - begin:.1f} s, timing {seconds - compared + begin:.1f}"
+    sentence = (
+        f"finalist {seconds:.1f} s: comparison {compared - begin:.1f} s, compute-sanitizer {inspected - compared:.1f}, "
+        f"timing {begin + seconds - inspected:.1f}"
+    )
+    assert not any(each.finding for each in inspections), str(inspections)
     assert seconds <= 20.0, sentence
     return f"{sentence} ({timing.speedup_fastest.median:.3f}x {timing.fastest_baseline})"
 
 
-SANITIZED = {
-    "writes one past the end": "memcheck",
-    "a missing barrier": "racecheck",
-    "a workspace that nobody wrote": "initcheck",
-    "one large copy": "",
-    "a sum by barriers": "",
-}
-"""Kernel → the tool that finds what is wrong with it; empty for a right one."""
-
-
 def check_sanitizer(bench: Bench, name: str, tool: str) -> str:
-    """compute-sanitizer finds a wrong kernel wrong and a right one right; a machine without it says so."""
-    kernel = next(each for each in (*kernels.CASES, *kernels.HONEST) if each.name == name)
-    program, artifact = bench.compiled(kernel.module, kernel)
+    """compute-sanitizer finds a wrong kernel wrong and a right one right."""
+    program, artifact = bench.compiled(hostile_sanitizer.named(name).module, hostile_sanitizer.named(name))
     assert isinstance(artifact, artifact_pb2.Artifact)
-    reports = sanitizer.sanitize(program, artifact, jail.choose(), (tool,) if tool else tuple(sanitizer.TOOLS))
-    skipped = [f"{report.tool}: {report.skipped}" for report in reports if report.skipped]
-    if skipped:
-        return f"skipped: {skipped[0]}"
-    found = sanitizer.fault(reports)
-    assert (found is not None) == bool(tool), found.detail if found else "nothing found"
-    return found.detail if found else "nothing found by any tool"
+    return hostile_sanitizer.check_kernel((program, artifact), tool)
+
+
+def check_emitters(bench: Bench) -> str:
+    """compute-sanitizer finds nothing in what the product writes."""
+
+    def compiled(program: candidate_pb2.Program) -> artifact_pb2.Artifact:
+        made = bench.compiler.compile(program).outcome
+        assert isinstance(made, artifact_pb2.Artifact), made.diagnostics
+        return made
+
+    return hostile_sanitizer.check_emitters(compiled)
 
 
 # ---- solutions -----------------------------------------------------------------------------------------------
-
-_LARGE = solutions.SLOW.replace("torch.rand(64, 512)", "torch.rand(4096, 4096)")
-_SIDE = """
-side = torch.cuda.Stream()
-"""
-SOLUTIONS = [
-    solutions.Solution("the module itself", (), solutions.slow("return compute(x)"), _LARGE, timed=True),
-    solutions.Solution("replaces the event's stopwatch", ("CHEAT",), solutions.slow(
-        "return compute(x)", top="torch.cuda.Event.elapsed_time = lambda *_: 1e-6"), _LARGE),
-    solutions.Solution("replaces synchronize", ("CHEAT",), solutions.slow(
-        "return compute(x)", top="torch.cuda.synchronize = lambda *_: None"), _LARGE),
-    solutions.Solution("works on a stream that nobody waits for", solutions.LATE, solutions.slow(
-        "with torch.cuda.stream(side):\n    return compute(x)", top=_SIDE), _LARGE),
-    solutions.Solution("half precision inside", ("WRONG_PRECISION", "WRONG_VALUE"), solutions.slow(
-        "return compute(x.half()).float()"), _LARGE),
-    solutions.Solution("memo by pointer", solutions.LATE, solutions.slow(
-        "key = x.data_ptr()\nif key not in self.kept: self.kept[key] = compute(x)\nreturn self.kept[key].clone()",
-        init="self.kept = {}"), _LARGE),
-    solutions.Solution("memo by sampled content", ("CHEAT",), solutions.slow(
-        "key = tuple(x.reshape(-1)[:: 1 << 19].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
-        "return self.kept[key].clone()", init="self.kept = {}"), _LARGE, timed=True),
-]  # fmt: skip
 
 
 def check_solution(bench: Bench, case: solutions.Solution) -> str:
@@ -421,6 +399,9 @@ Check = Callable[[Bench], str]
 
 def checks() -> Iterator[tuple[str, str, Check]]:
     """(category, name, check) of everything, one module's in a row: warm workers."""
+    for name, tool in hostile_sanitizer.PLANTED.items():
+        yield "sanitizer", name, partial(check_sanitizer, name=name, tool=tool)
+    yield "sanitizer", "every schedule and class of shape", check_emitters
     for module in sorted({kernel.module.name for kernel in kernels.HONEST}):
         for kernel in kernels.HONEST:
             if kernel.module.name == module:
@@ -435,9 +416,7 @@ def checks() -> Iterator[tuple[str, str, Check]]:
     yield "timer", "lines that the L2 is asked to keep", check_eviction
     yield "hang", "freedom after a spin on all multiprocessors", check_spin
     yield "cost", "a finalist at 4096 x 16384", check_finalist
-    for name, tool in SANITIZED.items():
-        yield "sanitizer", name, partial(check_sanitizer, name=name, tool=tool)
-    for case in SOLUTIONS:
+    for case in [*solutions.ON_GPU, *solutions.of_kernelbench(os.environ.get("KERNELBENCH", ""))]:
         category = "solution" if case.kinds else "honest"
         yield category, f"a solution: {case.name}", partial(check_solution, case=case)
     for name, (forward, inputs, init, flag) in _TRAPS.items():
@@ -458,7 +437,7 @@ def main() -> int:
         names = {(category, name) for category, name, _ in checks()}
         return hostile_tally.tally(names, options.tally, options.scoreboard)
     begin, bench, counts = time.monotonic(), Bench(), Counter[str]()
-    print(f"on {_environment()}", flush=True)
+    print(f"on {environment()}", flush=True)
     try:
         for category, name, check in checks():
             if not any(part in f"{category}: {name}" for part in options.only.split(",")):
@@ -466,25 +445,30 @@ def main() -> int:
             if time.monotonic() - begin > options.seconds:
                 print(f"-     {category}: {name}: no time left", flush=True)
                 continue
-            started = time.monotonic()
-            try:
-                sentence = check(bench)
-                held = "skip" if sentence.startswith("skipped:") else "held"
-            except Exception as error:  # a broken check is told, and the others go on
-                sentence, held = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", "BROKEN"
-                bench.close()
+            held, sentence, seconds = outcome(bench, check)
             counts[held] += 1
-            print(f"{held:<6} {time.monotonic() - started:5.1f} s  {category}: {name}: {sentence}", flush=True)
+            print(f"{held:<6} {seconds:5.1f} s  {category}: {name}: {sentence}", flush=True)
     finally:
         bench.close()
         bench.compiler.close()
         bench.machine.close()
-    seconds, sanitizer_path = time.monotonic() - begin, sanitizer.installed()
-    print(f"{counts['BROKEN']} broken; {seconds:.0f} s; compute-sanitizer: {sanitizer_path or 'not installed'}")
+    print(f"{counts['BROKEN']} broken; {time.monotonic() - begin:.0f} s")
     return 1 if counts["BROKEN"] else 0
 
 
-def _environment() -> str:
+def outcome(bench: Bench, check: Check) -> tuple[str, str, float]:
+    """Runs a check: "held", "skip" or "BROKEN", one sentence, and the seconds it took."""
+    begin = time.monotonic()
+    try:
+        sentence = check(bench)
+    except Exception as error:  # a broken check is told, and the others go on
+        bench.close()
+        return "BROKEN", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}", time.monotonic() - begin
+    return "skip" if sentence.startswith("skipped:") else "held", sentence, time.monotonic() - begin
+
+
+def environment() -> str:
+    """The GPU and the versions, for the head of a log."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

@@ -18,6 +18,8 @@ from warpsmith.v1 import candidate_pb2, task_pb2
 VALUE = ("WRONG_VALUE", "WRONG_OVERFIT")
 MEMORY = ("WRONG_OUT_OF_BOUNDS",)
 UNWRITTEN = ("WRONG_UNINITIALIZED",)
+RACE = ("WRONG_NONDETERMINISTIC", *VALUE, "WRONG_PRECISION", *UNWRITTEN, *MEMORY)
+"""What a race may show as: any two of the runs of a case may differ, those with other poison or canaries too."""
 _SPELLING = {tasks.F32: "float", tasks.I64: "long long", tasks.I32: "int"}
 _PRELUDE = "#define INFINITY __int_as_float(0x7f800000)\n#define NAN __int_as_float(0x7fc00000)\n"
 _FIRST = "    const long thread = blockIdx.x * (long)blockDim.x + threadIdx.x;\n    (void)thread;\n"
@@ -191,17 +193,16 @@ CASES = [
     Kernel("memory", "reads one past the end into a sum", MEMORY,
            f"{S}\nif (i == ROWS - 1) y[SIZE - 1] += x[SIZE] * 1e-12f;"),
     Kernel("memory", "reads element -1 into a maximum", MEMORY, f"{S}\nif (i == 0 && x[-1] > y[0]) y[0] += 1e-6f;"),
-    Kernel("memory", "a missing barrier", ("WRONG_NONDETERMINISTIC", *VALUE, "WRONG_PRECISION"),
+    Kernel("memory", "a missing barrier", RACE,
            _SUM.replace("BARRIER", ""), MILLION, Launch(1, 1024)),
-    Kernel("memory", "a race in global memory", ("WRONG_NONDETERMINISTIC", *VALUE, *UNWRITTEN), f"""
+    Kernel("memory", "a race in global memory", RACE, f"""
     {R}
     if (thread == 0) s[0] = 0;
     for (long i = thread; i < SIZE; i += gridDim.x * (long)blockDim.x) {{
         volatile float* total = s;
         *total = *total + x[i];
     }}""", MILLION, Launch(132, 256)),
-    Kernel("memory", "float atomics that nobody declared", ("WRONG_NONDETERMINISTIC", *VALUE, "WRONG_PRECISION",
-                                                            *UNWRITTEN), f"""
+    Kernel("memory", "float atomics that nobody declared", RACE, f"""
     {R}
     for (long i = thread; i < SIZE; i += gridDim.x * (long)blockDim.x) atomicAdd(w, x[i]);
     __threadfence();

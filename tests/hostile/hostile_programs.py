@@ -172,6 +172,11 @@ ANSWER = [
     Hostile("answer", "writes nothing", ("WRONG_UNINITIALIZED",), "return;"),
     Hostile("answer", "zeroes the inputs and the output", ("WRONG_INPUT_MUTATED",),
             "for (long i = 0; i < SIZE; ++i) x[i] = y[i] = 0;"),
+    Hostile("answer", "changes one input by one bit", ("WRONG_INPUT_MUTATED",), f"""{S}
+    std::uint32_t word;
+    std::memcpy(&word, x + 5, 4);
+    word ^= 1u;
+    std::memcpy(x + 5, &word, 4);"""),
     Hostile("answer", "gives the input buffer as output", ("POLICY_REJECT", "WRONG_INPUT_MUTATED"),
             S.replace("y[i * COLUMNS", "x[i * COLUMNS"), edit=_with_output("x")),
     Hostile("answer", "gives a workspace as output", ("POLICY_REJECT", "WRONG_SHAPE"), S, edit=_with_output("w")),

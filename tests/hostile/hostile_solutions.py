@@ -7,6 +7,7 @@ one of two: a linear layer with a softmax, or a long row of steps that is worth 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 LINEAR = """import torch
 class Model(torch.nn.Module):
@@ -206,3 +207,53 @@ HONEST = [
     Solution("an operation less in each step", (), slow(
         "for _ in range(30):\n    x = torch.add(x, torch.sin(x * 3), alpha=0.02)\nreturn x"), SLOW, timed=True),
 ]  # fmt: skip
+
+# ---- on a GPU ------------------------------------------------------------------------------------------------
+
+_LARGE = SLOW.replace("torch.rand(64, 512)", "torch.rand(4096, 4096)")
+_SIDE = """
+side = torch.cuda.Stream()
+"""
+ON_GPU = [
+    Solution("the module itself", (), slow("return compute(x)"), _LARGE, timed=True),
+    Solution("replaces the event's stopwatch", ("CHEAT",), slow(
+        "return compute(x)", top="torch.cuda.Event.elapsed_time = lambda *_: 1e-6"), _LARGE),
+    Solution("replaces synchronize", ("CHEAT",), slow(
+        "return compute(x)", top="torch.cuda.synchronize = lambda *_: None"), _LARGE),
+    Solution("works on a stream that nobody waits for", LATE, slow(
+        "with torch.cuda.stream(side):\n    return compute(x)", top=_SIDE), _LARGE),
+    Solution("memory that nobody wrote", LATE, slow("return torch.empty_like(x)"), _LARGE),
+    Solution("zeroes its input and its output", ("WRONG_INPUT_MUTATED", *VALUE), slow(
+        "x.zero_()\nreturn torch.zeros_like(x)"), _LARGE),
+    Solution("half precision inside", ("WRONG_PRECISION", "WRONG_VALUE"), slow(
+        "return compute(x.half()).float()"), _LARGE),
+    Solution("memo by pointer", LATE, slow(
+        "key = x.data_ptr()\nif key not in self.kept: self.kept[key] = compute(x)\nreturn self.kept[key].clone()",
+        init="self.kept = {}"), _LARGE),
+    Solution("memo by sampled content", ("CHEAT",), slow(
+        "key = tuple(x.reshape(-1)[:: 1 << 19].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), _LARGE, timed=True),
+]  # fmt: skip
+"""Solutions on a GPU: those that need one, and those that its memory and its streams make different."""
+
+_THEIRS = {
+    "result_reuse_kernel.py": LATE,
+    "zero_out_kernel.py": ("WRONG_INPUT_MUTATED", *VALUE),
+    "non_default_stream_kernel.py": LATE,
+}
+
+
+def of_kernelbench(checkout: str) -> list[Solution]:
+    """The adversarial programs that KernelBench tests itself with, as they are in its checkout; none without one.
+
+    They are compiled by nvcc as they are imported, which takes the better part of a minute each.
+    """
+    if not checkout:
+        return []
+    root = Path(checkout)
+    reference = (root / "KernelBench/level1/1_Square_matrix_multiplication_.py").read_text()
+    kernels = root / "src/kernelbench/unit_tests/test_kernels"
+    return [
+        Solution(f"KernelBench's {name}", kinds, (kernels / name).read_text(), reference)
+        for name, kinds in _THEIRS.items()
+    ]

@@ -30,6 +30,8 @@ WITHOUT = [
     "write beside the secret",
     "connect to a service on loopback",
     "connect to a socket in the file system",
+    "connect to services as a debugger may",
+    "write through /proc as a debugger may",
     "read the environment of others",
     "read the command lines of others",
     "see shared memory of others",

@@ -7,24 +7,27 @@ defence is data; the other tests show that all of them are caught with everythin
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hostile_tasks as tasks
 import pytest
+import torch
 from hostile_programs import PROGRAMS, Hostile
 from hostile_sources import PLANS, SOURCES
 
 from agent_compile import elf, policy
 from agent_compile.compiler import Compiler
-from agent_correctness.check import Check
+from agent_correctness import memory
+from agent_correctness.check import Case, Check
 from agent_correctness.judge import Judge
 from agent_correctness.memory import MemoryCheck
 from agent_correctness.overfit import OverfitCheck
 from agent_correctness.precision import PrecisionCheck
 from agent_correctness.values import ValueCheck
-from gpu_bench import bench_worker, guard, judge_worker, timed_task
+from gpu_bench import bench_worker, guard, judge_worker, measurement, timed_task, timing_selftest
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.policy import objections
 from gpu_bench.session import Session
@@ -111,6 +114,8 @@ GUARDS: list[tuple[str, str, Off]] = [
      lambda patch: patch.setattr(guard.GuardedMemory, "dirty", lambda _: [])),
     ("equal results of equal runs", "every other call is wrong",
      lambda patch: patch.setattr(bench_worker, "_different", lambda *_: [])),
+    ("a look at the inputs", "changes one input by one bit",
+     lambda patch: patch.setattr(memory, "_LOOKS", [look for look in memory._LOOKS if look is not memory._mutated])),
 ]  # fmt: skip
 
 
@@ -122,6 +127,24 @@ def test_a_guarded_run_needs_each_of_its_guards(
     request = request_of(named(name), bench)
     if not is_on:
         off(monkeypatch)
+    verdict = Judge(InThisProcess(request.task, descriptor)).verify(request)
+    assert (verdict.state == verdict_pb2.VERDICT_STATE_PASS) is not is_on, verdict.detail
+
+
+def _clean_memory(patch: pytest.MonkeyPatch) -> None:
+    zeros = torch.zeros(guard._TILE)
+    patch.setattr(guard, "_poison_tile", lambda dtype, _seed, device: zeros.to(device, dtype))
+    patch.setattr(guard.GuardedMemory, "still_poisoned", lambda *_: None)
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_what_was_not_written_shows_by_the_poison(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = Hostile("", "", (), "for (long i = 0; i < SIZE; ++i) if (!(x[i] <= 0)) y[i] = x[i];", tasks.TINY)
+    request = request_of(lazy, bench)
+    if not is_on:
+        _clean_memory(monkeypatch)
     verdict = Judge(InThisProcess(request.task, descriptor)).verify(request)
     assert (verdict.state == verdict_pb2.VERDICT_STATE_PASS) is not is_on, verdict.detail
 
@@ -141,6 +164,21 @@ def test_a_verdict_needs_each_of_its_checks(name: str, left: Sequence[Check], be
     bench.session(named(name).module)
     assert Judge(bench).verify(request).state == verdict_pb2.VERDICT_STATE_FAIL
     assert Judge(bench, left).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+
+
+class SameSeed(ValueCheck):
+    """Values that everybody knows: the task's own, and always the same."""
+
+    def cases(self, task: task_pb2.Task, tier: timing_pb2.Tier.ValueType, draw: random.Random) -> Sequence[Case]:
+        del task, tier, draw
+        return [(verdict_pb2.VALUE_FAMILY_TASK, 42)]
+
+
+def test_an_answer_for_one_seed_needs_values_that_nobody_knows(bench: Any) -> None:
+    request = request_of(named("for seed 42 only"), bench)
+    bench.session(named("for seed 42 only").module)
+    assert Judge(bench, [SameSeed()]).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+    assert Judge(bench, [ValueCheck()]).verify(request).state == verdict_pb2.VERDICT_STATE_FAIL
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------
@@ -175,6 +213,36 @@ def test_a_timed_call_finds_no_answer_in_its_workspace(
     timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
     candidate = next(arm for arm in timing.arms if arm.name == "candidate")
     assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_stops_working_once_it_is_timed_needs_the_look_at_timed_outputs(
+    is_on: bool, bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = Hostile("", "", (), f"static int calls = 0; if (++calls > 3) return;\n{tasks.SOFTMAX.honest}")
+    request = request_of(lazy, bench)
+    if not is_on:
+        monkeypatch.setattr(timed_task.TimedTask, "_inspect", lambda *_: None)
+    timed = timed_task.TimedTask.of(LoadedTask.load(request.task))
+    loaded = timed.loaded.load_program(request.program, request.artifact)
+    answer = timed.measure(loaded, request.artifact, timing_pb2.TIER_SCREENING)
+    assert answer.HasField("fault") is is_on, answer
+
+
+def test_equals_need_the_noise_floor_not_to_be_called_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timing_selftest.count_faster(1.0, timing_pb2.TIER_SCREENING) <= 1
+    monkeypatch.setattr(measurement, "faster", lambda speedup, _noise: speedup.median > 1)
+    assert timing_selftest.count_faster(1.0, timing_pb2.TIER_SCREENING) > 10
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_time_that_physics_forbids_needs_the_floor_guard(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing_selftest, "NOTHING", replace(timing_selftest.NOTHING, input_bytes=1 << 40))
+    device = timing_pb2.Device(target=task_pb2.TARGET_CUDA, physical_bytes_per_second=4e12, read_bytes_per_second=4e12)
+    monkeypatch.setattr(timing_selftest, "_CEILINGS", replace(timing_selftest._CEILINGS, device=device))
+    if not is_on:
+        monkeypatch.setattr(measurement.floor, "guard", lambda *_, **__: [])
+    assert timing_selftest.simulated(1.5, timing_pb2.TIER_FINAL, 1).faster is not is_on
 
 
 # ---- the jail --------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ Not in the lists, because they are not caught or not yet said:
   canaries and repeats is then its own word; values, processes and time are looked at from outside.
 - A thread that host code started shows by what it writes, not by being there.
 - A kernel that hangs only when it is timed is ended by the deadline of a whole measurement, minutes later.
-- Replies of a model. What needs a GPU is in `hostile_gpu`; compute-sanitizer does not run in the jail, where CUDA fails
-  in every process but the first.
+
+Replies of a model are in `tests/model_server`, what needs a GPU in `hostile_gpu`.
 """
 
 from __future__ import annotations

@@ -140,6 +140,38 @@ def test_a_gpu_process_names_its_threads_and_changes_nothing_else_in_proc(rung: 
     assert finished.exit == SUCCESS, finished.stderr
 
 
+_MEETING = """
+import socket, subprocess
+def named(): return open(f"/proc/self/task/{os.getpid()}/comm", "w").close()
+if sys.argv[1:]:
+    own = socket.socket(socket.AF_UNIX)
+    own.bind("\\0child")
+    own.listen()
+    print(refused(named), flush=True)
+    sys.stdin.read()
+else:
+    child = subprocess.Popen([sys.executable, "-I", "-c", CODE, "child"], stdin=-1, stdout=-1, text=True)
+    met = socket.socket(socket.AF_UNIX)
+    kept_apart = [child.stdout.readline() == "True\\n", refused(lambda: met.connect("\\0child"))]
+    child.communicate()
+    sys.exit(sum(kept_apart))
+"""
+
+
+@pytest.mark.parametrize("rung", [rung for rung in jail.probe() if rung is not Rung.LANDLOCK], ids=lambda r: r.value)
+@pytest.mark.parametrize(("peers", "kept_apart"), [(True, 0), (False, 2)])
+def test_processes_of_a_jail_meet_only_where_the_policy_says_so(rung: Rung, peers: bool, kept_apart: int) -> None:
+    prelude = "import os, sys\ndef refused(action):\n  try: action()\n  except OSError: return True\n  return False\n"
+    code = prelude + _MEETING
+    finished = inside(f"CODE = {code!r}\n" + _MEETING, rung, policy=Policy(gpu=True, peers=peers))
+    assert finished.exit == Exit(kept_apart, None), finished.stderr
+
+
+def test_the_rung_without_namespaces_refuses_a_jail_whose_processes_meet() -> None:
+    with pytest.raises(ValueError, match="apart"):
+        inside("", Rung.LANDLOCK, policy=Policy(peers=True))
+
+
 @on_every_rung
 def test_files_that_the_policy_does_not_name_are_closed(rung: Rung, tmp_path: Path) -> None:
     keys = tmp_path / "home" / ".ssh"

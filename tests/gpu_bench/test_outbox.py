@@ -1,0 +1,84 @@
+"""GPU memory for outputs: how descriptors reach a worker, and what happens where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_bench import outbox, session
+from gpu_bench.outbox import Outbox, Passage
+from gpu_bench.session import Session
+from gpu_bench.sharing import SharedMemory, lay_out
+from warpsmith.v1 import benchmark_service_pb2, task_pb2, verdict_pb2
+
+
+@pytest.fixture
+def passage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passage]:
+    made = Passage()
+    monkeypatch.setenv(outbox.PASSAGE_VARIABLE, str(made.inherited))
+    yield made
+    made.close()
+
+
+def test_a_worker_without_a_gpu_keeps_to_the_file(passage: Passage, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.memfd_create("outputs")
+    shared = SharedMemory(descriptor)
+    regions, size = lay_out([("output 0", torch.zeros(4))])
+    os.ftruncate(descriptor, size)
+    passage.send(descriptor)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert shared.move(size) == 0
+    (place,) = shared.tensors(regions)
+    assert place.device.type == "cpu"
+    os.close(descriptor)
+
+
+def test_outputs_lie_where_the_outbox_is_until_the_worker_moves_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.memfd_create("outputs")
+    shared = SharedMemory(descriptor)
+    regions, size = lay_out([("output 0", torch.zeros(3)), ("output 1", torch.zeros(2, 2))])
+    os.ftruncate(descriptor, size)
+    memory = torch.zeros(size, dtype=torch.uint8)  # in the place of a GPU's
+    monkeypatch.setattr(outbox, "received", lambda _: memory)
+    assert shared.move(size) == size
+    first, second = shared.tensors(regions)
+    first.fill_(1.0)
+    second.fill_(2.0)
+    assert memory[regions[1].offset_bytes :].view(torch.float32)[:4].tolist() == [2.0] * 4
+    assert shared.move(0) == 0
+    assert [tensor.sum().item() for tensor in shared.tensors(regions)] == [0.0, 0.0]
+    os.close(descriptor)
+
+
+def test_a_session_whose_workers_cannot_map_it_goes_on_through_the_host(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = os.memfd_create("not memory of a GPU")
+    monkeypatch.setattr(Outbox, "make", staticmethod(lambda size: Outbox(descriptor, size)))
+    monkeypatch.setattr(session, "LEAST_BYTES", 0)
+    made = Session(small.task())
+    begin = made._begin_outbox
+    monkeypatch.setattr(made, "_begin_outbox", lambda size: _as_on_a_gpu(made, begin, size))
+    program = small.kernel_program(small.softmax)
+    case = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
+    response = made.compare(program, small.compiled(program), [case])
+    assert not response.HasField("fault"), response.fault
+    assert response.comparisons[0].outputs[0].rms_ratio <= 4
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    made.close()
+
+
+def _as_on_a_gpu(made: Session, begin: Any, size: int) -> None:
+    made.task.target = task_pb2.TARGET_CUDA
+    begin(size)
+    made.task.target = task_pb2.TARGET_CPU
+
+
+def test_where_there_is_no_gpu_none_is_made() -> None:
+    if not torch.cuda.is_available():
+        assert Outbox.make(1 << 20) is None

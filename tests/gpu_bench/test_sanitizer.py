@@ -1,0 +1,78 @@
+"""compute-sanitizer without a GPU: a script that talks like it, in the real jail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_bench import sanitizer
+from gpu_bench.sanitized_run import kernels_alone
+from warpsmith import jail
+from warpsmith.jail import Rung
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, verdict_pb2
+
+CUBIN = artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN)
+NAMESPACED = [rung for rung in jail.probe() if rung is not Rung.LANDLOCK]
+
+
+def said(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rung: Rung | None = None
+) -> verdict_pb2.Inspection:
+    """What the tool racecheck is taken to say where the sanitizer is this shell script."""
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "installed", lambda: fake)
+    (only,) = sanitizer.sanitize(candidate_pb2.Program(), CUBIN, rung or NAMESPACED[0], ("racecheck",))
+    assert only.tool == "compute-sanitizer racecheck"
+    return only
+
+
+needs_namespaces = pytest.mark.skipif(not NAMESPACED, reason="no rung with namespaces works here")
+
+
+@needs_namespaces
+def test_a_finding_is_a_fault_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = said(
+        "echo '========= COMPUTE-SANITIZER'; echo '========= Race at run0+0x10'; exit 77", tmp_path, monkeypatch
+    )
+    assert (found.finding, found.skipped) == ("Race at run0+0x10", "")
+    fault = sanitizer.fault([verdict_pb2.Inspection(tool="compute-sanitizer memcheck"), found])
+    assert fault is not None
+    assert fault.kind == verdict_pb2.FAILURE_KIND_WRONG_RACE
+
+
+@needs_namespaces
+def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = said("echo 'the kernels ran'", tmp_path, monkeypatch)
+    assert (ran.finding, ran.skipped) == ("", "")
+    assert "Error 304" in said("echo '========= Error 304' >&2; exit 255", tmp_path, monkeypatch).skipped
+
+
+@needs_namespaces
+def test_a_tool_that_does_not_end_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitizer, "DEADLINE_SECONDS", 0.5)
+    assert "no end within" in said("sleep 60", tmp_path, monkeypatch).skipped
+
+
+def test_what_cannot_run_is_skipped_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "landlock" in said("exit 1", tmp_path, monkeypatch, Rung.LANDLOCK).skipped
+    monkeypatch.setattr(sanitizer, "installed", lambda: None)
+    several = sanitizer.sanitize(candidate_pb2.Program(), CUBIN, Rung.UNSHARE)
+    assert [each.skipped for each in several] == ["it is not installed"] * 4
+    assert sanitizer.fault(several) is None
+
+
+def test_a_program_without_kernels_is_not_inspected() -> None:
+    assert sanitizer.sanitize(candidate_pb2.Program(), artifact_pb2.Artifact(), Rung.UNSHARE) == []
+
+
+def test_results_of_library_steps_become_inputs(small: Any) -> None:
+    alone = kernels_alone(small.library_program())
+    assert not alone.steps
+    sources = [buffer.source for buffer in alone.buffers if buffer.role == candidate_pb2.ROLE_SOURCE]
+    assert [source.input_index for source in sources] == list(range(len(sources)))
+    assert all(source.origin == graph_pb2.ORIGIN_INPUT for source in sources)
+    assert kernels_alone(small.kernel_program(small.softmax)) == small.kernel_program(small.softmax)
