@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup
+from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup, timed_of
 
 CLASSES: dict[str, tuple[int, ...]] = {
     "pointwise": (9, 12, 29, 40, 53, 59, 63, 68, 70, 76, 81, 86, 95),
@@ -100,7 +100,7 @@ def by_class(rows: Sequence[Row]) -> list[str]:
     for kind, group in (*groups.items(), ("all", list(rows))):
         if not group:
             continue
-        timed = [row for row in group if row.get("speedup_fastest")]
+        timed = timed_of(group)
         means = geomean(map(speedup, timed)), geomean(parts(row)[1] for row in timed)
         eager = geomean(row["speedup_eager"]["median"] for row in timed)
         passed = sum(row["verdict"] == "PASS" for row in group)
@@ -111,7 +111,7 @@ def by_class(rows: Sequence[Row]) -> list[str]:
 
 def bars(rows: Sequence[Row]) -> list[str]:
     """What the tasks are held to, and whether they reach it."""
-    timed = [row for row in rows if row.get("speedup_fastest")]
+    timed = timed_of(rows)
     count = sum(map(len, CLASSES.values()))
     missed = [f"{row['name']} ({row['verdict']})" for row in rows if row["verdict"] != "PASS"]
     plain = [row for row in timed if parts(row)[0] == 1.0]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup
+from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup, timed_of
 
 CLASSES: dict[str, tuple[int, ...]] = {
     "plain": (1, 2, 3, 6, 7, 8, 9, 10, 11, 16, 17, 18),
@@ -115,7 +115,7 @@ def bars(rows: Sequence[Row]) -> list[str]:
     lines = []
     level1 = [row for row in rows if number_of(row["name"]) <= 100]
     if level1:
-        timed = [row for row in level1 if row.get("speedup_fastest")]
+        timed = timed_of(level1)
         failed = [row["name"] for row in level1 if row["verdict"] != "PASS"]
         checked = [row["name"] for row in timed if kernelbench_check(row) != "passes"]
         slow = [f"{row['name']} {speedup(row):.2f}x" for row in timed if not speedup(row) >= TASK_BAR]
