@@ -200,7 +200,10 @@ class Session:
         if self._left_seconds <= 0:
             return _fault(verdict_pb2.FAILURE_KIND_TIMEOUT, "every case ended in time, all together did not")
         # Only programs for a processor have code on the host; beside others, PyTorch's compilers may come and go.
-        if self.task.target == task_pb2.TARGET_CPU and self._bench_worker().processes - self._company:
+        worker = self._bench
+        if worker is None or not worker.alive:
+            return self._ended()
+        if self.task.target == task_pb2.TARGET_CPU and worker.processes - self._company:
             self._drop_bench()
             return _fault(verdict_pb2.FAILURE_KIND_CHEAT, "the program started a process that lives on")
         observed = executed.observed
@@ -326,7 +329,9 @@ class Session:
         deadline_s: float,
     ) -> Reply | benchmark_service_pb2.ExecutionFault:
         """Calls the candidate's process; its end is the candidate's fault, because the program was in it."""
-        worker = self._bench_worker()
+        worker = self._bench
+        if worker is None or not worker.alive:
+            return self._ended()
         try:
             return worker.call(method, request, response, deadline_s=deadline_s)
         except WorkerTimeout:
@@ -338,6 +343,11 @@ class Session:
         except WorkerFault:
             self._drop_bench()
             raise
+
+    def _ended(self) -> benchmark_service_pb2.ExecutionFault:
+        """What is said of a program whose process ends while nobody asks it for anything, as a thread of its may do."""
+        self._drop_bench()
+        return _fault(verdict_pb2.FAILURE_KIND_CRASH, "the program's process ended between two calls")
 
     # ---- workers -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,6 +125,29 @@ def test_a_crash_is_the_programs_fault_and_the_next_program_finds_a_clean_proces
     response = compare("*reinterpret_cast<volatile int*>(8) = 1;")
     assert response.fault.kind == verdict_pb2.FAILURE_KIND_CRASH
     assert "segmentation fault" in response.fault.detail
+    assert_honest(compare(small.softmax))
+
+
+def test_a_process_that_ends_between_two_calls_is_the_programs_crash(
+    compare: Compare, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_defined = Session._is_defined
+
+    def ending(session: Session, case: benchmark_service_pb2.ComparisonCase) -> bool:
+        worker = session._bench
+        while worker is not None and worker.alive:  # as a thread of the program may end it at any time
+            for process in worker.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        return is_defined(session, case)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_is_defined", ending)
+        fault = compare(small.softmax).fault
+    assert (fault.kind, fault.detail) == (
+        verdict_pb2.FAILURE_KIND_CRASH,
+        "the program's process ended between two calls",
+    )
     assert_honest(compare(small.softmax))
 
 
