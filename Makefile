@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
-BUDGET ?= 6s
+BUDGET ?= 5s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
 .PHONY: help setup run test test-simt test-hostile test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard proto/warpsmith/v1/*.proto) 
 
 setup: $(READY) ## creates .venv and installs Warpsmith in it (TORCH_INDEX=URL chooses torch's package index)
 
-run: $(READY) ## optimises three examples (BUDGET=6s of search for each, MODULES=…)
+run: $(READY) ## optimises three examples (BUDGET=5s of search for each, MODULES=…)
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
 test: $(READY) ## runs the tests that need no GPU, with coverage

@@ -4,7 +4,11 @@
 import { Server, ServerCredentials, status } from "@grpc/grpc-js";
 import { Analysis, Cost, LegalMove } from "./generated/warpsmith/v1/analysis.js";
 import { Hypothesis } from "./generated/warpsmith/v1/hypothesis.js";
-import { ReasoningServiceService, type ReasoningServiceServer } from "./generated/warpsmith/v1/reasoning_service.js";
+import {
+  ProposeHypothesesResponse,
+  ReasoningServiceService,
+  type ReasoningServiceServer,
+} from "./generated/warpsmith/v1/reasoning_service.js";
 
 const DEFAULT_LIMIT = 8;
 
@@ -35,7 +39,7 @@ const reasoning: ReasoningServiceServer = {
     }
     const ranked = [...analysis.legalMoves].sort((one, other) => savedBytes(other) - savedBytes(one));
     const hypotheses = ranked.slice(0, limit || DEFAULT_LIMIT).map((legal) => hypothesis(analysis, legal));
-    reply(null, { hypotheses, atFloor: "" });
+    reply(null, ProposeHypothesesResponse.fromPartial({ hypotheses })); // fields that the contract gains stay empty
   },
 };
 
