@@ -138,20 +138,21 @@ def kernelbench_check(row: Row) -> str:
     return "fails" if "kernelbench_check_fails" in row["labels"] else "passes"
 
 
-def line_of(row: Row) -> str:
-    """A row of the table: medians in µs."""
-    name, arms = row["name"], row.get("arms_ns", {})
+def line_of(row: Row, kind: str, more: Sequence[str] = ()) -> str:
+    """A row of the table: medians in µs; `more` cells come behind the fastest baseline."""
+    arms = row.get("arms_ns", {})
     compiled = min((ns for arm, ns in arms.items() if arm.startswith("compile")), default=math.nan)
     found = row.get("speedup_fastest")
     interval = f"{found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]" if found else "-"
     labels = [label for label in row["labels"] if label != "kernelbench_check_fails"]
     cells = [
-        name,
-        class_of(name),
+        row["name"],
+        kind,
         row["verdict"],
         *(_micro(ns) for ns in (arms.get("eager", math.nan), compiled, arms.get("candidate", math.nan))),
         interval,
         row.get("fastest_baseline") or "-",
+        *more,
         f"{row['floor_percent']:.0f} %" if row.get("floor_percent") else "-",
         kernelbench_check(row),
         str(row.get("trials", {}).get("total", "-")),
@@ -169,7 +170,8 @@ def table(rows: Sequence[Row]) -> str:
     """All that is to be said of the rows, as Markdown."""
     head = ["task", "class", "verdict", "eager", "compiled", "ours", "against fastest", "fastest", "floor"]
     head += ["KernelBench's check", "trials", "s", "labels"]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(line_of, rows)]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    lines += [line_of(row, class_of(row["name"])) for row in rows]
     return "\n".join([*lines, "", *by_class(rows), "", *bars(rows), "", *farthest(rows)])
 
 

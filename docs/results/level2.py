@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup, timed_of
+from level1 import Row, geomean, line_of, measure, number_of, parser_of, read, speedup, timed_of
 
 CLASSES: dict[str, tuple[int, ...]] = {
     "pointwise": (9, 12, 29, 40, 53, 59, 63, 68, 70, 76, 81, 86, 95),
@@ -58,29 +58,6 @@ def parts(row: Row) -> tuple[float, float]:
     return fastest / rewritten, rewritten / ours
 
 
-def line_of(row: Row) -> str:
-    """A row of the table: medians in µs."""
-    name, arms = row["name"], row.get("arms_ns", {})
-    compiled = min((ns for arm, ns in arms.items() if arm.startswith("compile")), default=math.nan)
-    found = row.get("speedup_fastest")
-    interval = f"{found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]" if found else "-"
-    labels = [label for label in row["labels"] if label != "kernelbench_check_fails"]
-    cells = [
-        name,
-        class_of(name),
-        row["verdict"],
-        *(_number(ns / 1e3, ".0f") for ns in (arms.get("eager", math.nan), compiled, arms.get("candidate", math.nan))),
-        interval,
-        row.get("fastest_baseline") or "-",
-        *(_number(part, ".2f", "x") for part in parts(row)),
-        f"{row['floor_percent']:.0f} %" if row.get("floor_percent") else "-",
-        kernelbench_check(row),
-        str(row.get("trials", {}).get("total", "-")),
-        ", ".join(labels) or "-",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
 def _number(value: float, form: str, unit: str = "") -> str:
     return "-" if math.isnan(value) else f"{value:{form}}{unit}"
 
@@ -88,8 +65,10 @@ def _number(value: float, form: str, unit: str = "") -> str:
 def table(rows: Sequence[Row]) -> str:
     """All that is to be said of the rows, as Markdown."""
     head = ["task", "class", "verdict", "eager", "compiled", "ours", "against fastest", "fastest", "algebra", "kernels"]
-    head += ["floor", "KernelBench's check", "trials", "labels"]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(line_of, rows)]
+    head += ["floor", "KernelBench's check", "trials", "s", "labels"]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    for row in rows:
+        lines.append(line_of(row, class_of(row["name"]), [_number(part, ".2f", "x") for part in parts(row)]))
     return "\n".join([*lines, "", *by_class(rows), "", *bars(rows)])
 
 

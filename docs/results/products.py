@@ -11,13 +11,12 @@ on where they stopped. The third only prints.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from level1 import Row, geomean, kernelbench_check, measure, number_of, parser_of, read, speedup, timed_of
+from level1 import Row, geomean, kernelbench_check, line_of, measure, number_of, parser_of, read, speedup, timed_of
 
 CLASSES: dict[str, tuple[int, ...]] = {
     "plain": (1, 2, 3, 6, 7, 8, 9, 10, 11, 16, 17, 18),
@@ -79,34 +78,12 @@ def _is_wanted(name: str, only: Sequence[str]) -> bool:
     return not only or bool({class_of(name), str(number_of(name))} & set(only))
 
 
-def line_of(row: Row) -> str:
-    """A row of the table: medians in µs."""
-    name, arms = row["name"], row.get("arms_ns", {})
-    compiled = min((ns for arm, ns in arms.items() if arm.startswith("compile")), default=math.nan)
-    found = row.get("speedup_fastest")
-    labels = [label for label in row["labels"] if label != "kernelbench_check_fails"]
-    times = (arms.get("eager", math.nan), compiled, arms.get("candidate", math.nan))
-    cells = [
-        name,
-        class_of(name),
-        row["verdict"],
-        *("-" if math.isnan(ns) else f"{ns / 1e3:.1f}" for ns in times),
-        f"{found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]" if found else "-",
-        row.get("fastest_baseline") or "-",
-        f"{row['floor_percent']:.0f} %" if row.get("floor_percent") else "-",
-        kernelbench_check(row),
-        str(row.get("trials", {}).get("total", "-")),
-        f"{row['seconds']:.0f}",
-        ", ".join(labels) or "-",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
 def table(rows: Sequence[Row]) -> str:
     """All that is to be said of the rows, as Markdown."""
     head = ["task", "class", "verdict", "eager", "compiled", "ours", "against fastest", "fastest", "floor"]
     head += ["KernelBench's check", "trials", "s", "labels"]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(line_of, rows)]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    lines += [line_of(row, class_of(row["name"])) for row in rows]
     return "\n".join([*lines, "", *bars(rows)])
 
 
