@@ -187,7 +187,8 @@ CHEATS = [
         "self.calls += 1\nreturn compute(x) if self.calls < 60 else torch.zeros_like(x)", init="self.calls = 0"),
         SLOW, timed=True),
     Solution("a thread that burns the processor while others are timed", ("CHEAT",), slow(
-        "return compute(x)", top="import threading\ndef burn():\n    while True: sum(range(1000))",
+        # Python's lock is released meanwhile: calls are not held up by it.
+        "return compute(x)", top="import threading, zlib\ndef burn():\n    while True: zlib.crc32(bytes(1 << 20))",
         init="threading.Thread(target=burn, daemon=True).start()"), SLOW, timed=True),
 ]  # fmt: skip
 
