@@ -23,7 +23,7 @@ from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
 from warpsmith.task_module import seed_generators
-from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 from warpsmith.worker import Methods
 
 _POISON, _OTHER_POISON = 1000, 1001
@@ -225,6 +225,13 @@ def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     return judging_pb2.Preparation()
 
 
+def _prepare_baselines(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Compiles every baseline of a final; times nothing."""
+    del request
+    _benches[0].timing().bench.baselines.prepare(timing_pb2.TIER_FINAL)
+    return judging_pb2.Preparation()
+
+
 def _compile_once(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Preparation:
     """Lets torch.compile find out about the machine (instruction sets, headers) and keep it in its cache."""
     place = "cuda" if request.target == task_pb2.TARGET_CUDA else "cpu"
@@ -289,6 +296,7 @@ def _describe(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_p
 METHODS: Methods = {
     "open": (judging_pb2.PrepareRequest, _open),
     "warm_up": (judging_pb2.PrepareRequest, _warm_up),
+    "prepare_baselines": (judging_pb2.PrepareRequest, _prepare_baselines),
     "compile_once": (benchmark_service_pb2.DescribeDeviceRequest, _compile_once),
     "load": (judging_pb2.LoadRequest, _load),
     "move": (judging_pb2.Preparation, _move),

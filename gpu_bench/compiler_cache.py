@@ -25,7 +25,7 @@ class CompilerCache:
         self._root = Path(tempfile.mkdtemp(prefix="warpsmith-compiled-"))
         self._seed = self._root / "seed"
         self.directory = self._root / "work"
-        """The working copy; its path stays the same, because compiled code refers to it."""
+        """The working copy; its path stays the same, because a jail that waits may have it mounted."""
         self._seed.mkdir()
         self.directory.mkdir()
         if start is not None:
@@ -37,6 +37,11 @@ class CompilerCache:
             "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "inductor"),
             "TRITON_CACHE_DIR": str(self.directory / "triton"),
         }
+
+    def begin_with(self, other: CompilerCache) -> None:
+        """Makes both directories equal to the other's seed. No process may be compiling in this one."""
+        _replace(self._seed, other._seed)
+        self.renew()
 
     def renew(self) -> None:
         """Makes the working copy equal to the seed. No process may be using it."""

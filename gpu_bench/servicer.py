@@ -29,6 +29,8 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         del context
         with self._quarantine.guarding(request.task.target):
             with self._sessions.using(request.task, request.artifact.format) as session:
+                if request.inspect:
+                    session.expect_final()
                 response = session.compare(request.program, request.artifact, request.cases)
                 if request.inspect and not response.HasField("fault"):
                     response.inspections.extend(session.inspect(request.program, request.artifact))

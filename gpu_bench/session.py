@@ -104,6 +104,8 @@ class Session:
         self._moved: list[Worker] = []
         """Workers that know it."""
         self._cache: CompilerCache | None = lot.cache if lot else None
+        self._spare: Future[tuple[Worker, CompilerCache]] | None = None
+        """A process that has compiled every baseline and seen no candidate, with a cache of its own."""
         self._saw_candidate = False
         self._company: frozenset[int] = frozenset()
         """Processes of the candidate's jail before its program was loaded."""
@@ -124,6 +126,9 @@ class Session:
             with ThreadPoolExecutor(2) as closing:  # giving gigabytes back takes a process half a second
                 for drop in (self._drop_bench, self._drop_judge):
                     closing.submit(drop)
+            for worker, cache in self._taken_spare():
+                worker.close()
+                cache.close()
             self._receive_outbox()
             self._give_up_outbox()
             if self._lot is not None:
@@ -246,6 +251,41 @@ class Session:
     def _patience(self, prepared: judging_pb2.Preparation) -> float:
         return max(self._limits.hang_seconds, _RUNS * self._limits.eager_factor * prepared.eager_seconds)
 
+    def expect_final(self) -> None:
+        """Has the process of a final measurement made while a finalist is verified.
+
+        Not on a GPU, where compiling means timing, and not for outputs so large that memory may not do for both.
+        Raises what `compare` raises.
+        """
+        with self._lock:
+            if self.task.target != task_pb2.TARGET_CPU or self._spare is not None:
+                return
+            if self._preparation().total_bytes > _AHEAD_BYTES:
+                return
+            cache = CompilerCache(self._cache)
+            making = ThreadPoolExecutor(1)
+            self._spare = making.submit(self._make_spare, cache)
+            making.shutdown(wait=False)
+
+    def _make_spare(self, cache: CompilerCache) -> tuple[Worker, CompilerCache]:
+        cache.renew()
+        worker = started(BENCH, self.task.target, self._rung, self._descriptor, cache, self._passage)
+        try:
+            for method in ("open", "prepare_baselines"):
+                self._call_on_task(worker, method)
+        except (WorkerFault, BadInput):
+            worker.close()
+            cache.close()
+            raise
+        return worker, cache
+
+    def _taken_spare(self) -> Iterator[tuple[Worker, CompilerCache]]:
+        """The spare, once it is ready; nothing where none was begun or it failed."""
+        making, self._spare = self._spare, None
+        if making is not None:
+            with contextlib.suppress(WorkerFault, BadInput):
+                yield making.result()
+
     def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
         """What compute-sanitizer says of the program's kernels, which it runs in a process of their own."""
         return sanitizer.sanitize(program, artifact, self._rung or jail.choose())
@@ -262,6 +302,7 @@ class Session:
         with self._lock:
             if request.tier == timing_pb2.TIER_FINAL:
                 self._drop_bench()
+                self._use_spare()
             fault = self._load(request.program, request.artifact)
             if fault is None:
                 answer = self._call_candidate(
@@ -279,15 +320,24 @@ class Session:
                 fault = answer
             return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
 
+    def _use_spare(self) -> None:
+        for worker, cache in self._taken_spare():
+            if self._cache is not None:
+                self._cache.close()
+            self._bench, self._cache, self._saw_candidate = worker, cache, False
+
     def run_reference(self) -> timing_pb2.ReferenceReport:
         """Times the module by itself in the candidate's process, where its baselines stay for later measurements."""
-        with self._lock, ThreadPoolExecutor(1) as beside:
+        with self._lock, ThreadPoolExecutor(2) as beside:
             judge = beside.submit(self._preparation)
+            known = None
+            if self._cache is None and self._machine is not None:
+                known = beside.submit(self._machine.compiled, self.task.target)
             try:
-                if self._cache is None and self._machine is not None:
-                    self._cache = CompilerCache(self._machine.compiled(self.task.target))
                 worker = self._bench_worker()
                 self._call_bench("warm_up")
+                if known is not None and self._cache is not None:
+                    self._cache.begin_with(known.result())  # nothing was compiled so far
             finally:
                 judge.result()  # refuses a module that is no reference; nothing is timed beside it
             response = worker.call(
@@ -427,9 +477,12 @@ class Session:
 
     def _call_bench(self, method: str) -> None:
         assert self._bench is not None
+        self._call_on_task(self._bench, method)
+
+    def _call_on_task(self, worker: Worker, method: str) -> None:
         ceilings = self._machine.known_ceilings(self.task.target) if self._machine is not None else None
         request = judging_pb2.PrepareRequest(task=self.task, ceilings=ceilings)
-        self._bench.call(method, request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
+        worker.call(method, request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
 
     @contextlib.contextmanager
     def _dropping_on_failure(self) -> Iterator[None]:

@@ -68,6 +68,9 @@ class SolutionSession(Session):
             self._close_baselines()
         super().close()
 
+    def expect_final(self) -> None:
+        """Nothing: baselines have a process of their own."""
+
     def measure(
         self, request: benchmark_service_pb2.MeasureArtifactRequest
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
