@@ -55,6 +55,16 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
                 self._suspect_after(request.task, response.fault)
             return response
 
+    def OpenTask(
+        self, request: benchmark_service_pb2.OpenTaskRequest, context: grpc.ServicerContext
+    ) -> benchmark_service_pb2.OpenTaskResponse:
+        """Opens the task's session."""
+        del context
+        with self._quarantine.guarding(request.task.target):
+            with self._sessions.using(request.task) as session:
+                session.open()
+            return benchmark_service_pb2.OpenTaskResponse()
+
     def RunReference(
         self, request: benchmark_service_pb2.RunReferenceRequest, context: grpc.ServicerContext
     ) -> benchmark_service_pb2.RunReferenceResponse:

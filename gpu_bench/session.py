@@ -326,20 +326,31 @@ class Session:
                 self._cache.close()
             self._bench, self._cache, self._saw_candidate = worker, cache, False
 
-    def run_reference(self) -> timing_pb2.ReferenceReport:
-        """Times the module by itself in the candidate's process, where its baselines stay for later measurements."""
-        with self._lock, ThreadPoolExecutor(2) as beside:
+    def open(self) -> None:
+        """Starts both workers and loads what timing the module needs. Raises BadInput for what is no reference."""
+        with self._lock:
+            self._open()
+
+    def _open(self) -> Worker:
+        """The candidate's process, ready to time the module; nothing is under way any more when this ends."""
+        with ThreadPoolExecutor(2) as beside:
             judge = beside.submit(self._preparation)
-            known = None
+            compiled = None
             if self._cache is None and self._machine is not None:
-                known = beside.submit(self._machine.compiled, self.task.target)
+                compiled = beside.submit(self._machine.compiled, self.task.target)
             try:
                 worker = self._bench_worker()
                 self._call_bench("warm_up")
-                if known is not None and self._cache is not None:
-                    self._cache.begin_with(known.result())  # nothing was compiled so far
+                if compiled is not None and self._cache is not None:
+                    self._cache.begin_with(compiled.result())
             finally:
-                judge.result()  # refuses a module that is no reference; nothing is timed beside it
+                judge.result()  # refuses a module that is no reference
+            return worker
+
+    def run_reference(self) -> timing_pb2.ReferenceReport:
+        """Times the module by itself in the candidate's process, where its baselines stay for later measurements."""
+        with self._lock:
+            worker = self._open()
             response = worker.call(
                 "reference",
                 benchmark_service_pb2.RunReferenceRequest(task=self.task),

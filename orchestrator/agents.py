@@ -101,6 +101,10 @@ class Benchmark(Protocol):
         """Measures what the device can do."""
         ...
 
+    def OpenTask(self, request: bench.OpenTaskRequest, /, timeout: float | None = None) -> bench.OpenTaskResponse:
+        """Starts a task's processes; times nothing."""
+        ...
+
     def RunReference(
         self, request: bench.RunReferenceRequest, /, timeout: float | None = None
     ) -> bench.RunReferenceResponse:

@@ -48,6 +48,12 @@ class DeviceGate:
         """How many devices there are now."""
         return len(self._benchmarks)
 
+    @property
+    def only_benchmark(self) -> Benchmark | None:
+        """The one service; None where there are several, and chance says which is next."""
+        benchmarks = self._benchmarks
+        return benchmarks[0] if len(benchmarks) == 1 else None
+
     def renew(self, benchmarks: Sequence[Benchmark]) -> None:
         """Takes other services for those of before; what is timed on one that is gone ends there, and is its last."""
         with self._changed:

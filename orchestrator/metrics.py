@@ -19,7 +19,7 @@ from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "measure_fail", "timed")
 """How far a trial came."""
-STAGES = ("describe", "analyze", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
+STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
 TASK_COUNT = 20
 """Tasks whose best speedup is shown; those that moved last."""
 

@@ -129,9 +129,16 @@ def prepare(
     def describe() -> timing_pb2.Device:
         return describe_device(gate, task.target)
 
+    def open_task() -> None:
+        device.result()
+        if gate.only_benchmark is not None:
+            request = benchmark_service_pb2.OpenTaskRequest(task=task)
+            with gate.checking(task.target), metrics.timed("open"):
+                gate.only_benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
+
     def run_reference() -> timing_pb2.ReferenceReport:
         request = benchmark_service_pb2.RunReferenceRequest(task=task)
-        device.result()  # in this order: were both to wait at the gate, chance would choose
+        opened.result()  # in this order: were both to wait at the gate, chance would choose
 
         def run(benchmark: Benchmark) -> timing_pb2.ReferenceReport:
             if dropped.is_set():
@@ -140,14 +147,15 @@ def prepare(
 
         return _on_a_device(gate, "reference", run)
 
-    pool = ThreadPoolExecutor(4, thread_name_prefix="prepare")
+    pool = ThreadPoolExecutor(5, thread_name_prefix="prepare")
     try:
         # The plan first: a module that cannot be captured is known before anything is timed.
         analysis = pool.submit(analyze, agents, gate, task, [])
         compiler = pool.submit(require_compiler, agents, gate, task.target)
         device = pool.submit(describe)
+        opened = pool.submit(open_task)
         reference = pool.submit(run_reference)
-        futures: set[Future[Any]] = {analysis, compiler, device, reference}
+        futures: set[Future[Any]] = {analysis, compiler, device, opened, reference}
         while futures:
             ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
             for future in ended:

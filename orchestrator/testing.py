@@ -231,6 +231,13 @@ class World:
         device = timing_pb2.Device(target=request.target or task_pb2.TARGET_CPU, name="fake processor")
         return benchmark_service_pb2.DescribeDeviceResponse(device=device)
 
+    def OpenTask(
+        self, request: benchmark_service_pb2.OpenTaskRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.OpenTaskResponse:
+        """At once."""
+        self._called("OpenTask")
+        return benchmark_service_pb2.OpenTaskResponse()
+
     def RunReference(
         self, request: benchmark_service_pb2.RunReferenceRequest, /, timeout: float | None = None
     ) -> benchmark_service_pb2.RunReferenceResponse:

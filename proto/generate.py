@@ -5,6 +5,7 @@ Message stubs come for every noun, service stubs only for `*_service.proto`. Not
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,4 +52,6 @@ else:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
+    # protoc's plugins lie beside the interpreter, which need not be on the path.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     generate()
