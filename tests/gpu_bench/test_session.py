@@ -13,8 +13,9 @@ import pytest
 
 from gpu_bench.session import Limits, Session
 from gpu_bench.sessions import Sessions
-from warpsmith.errors import BadInput
-from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, verdict_pb2
+from warpsmith.errors import BadInput, WorkerFault
+from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, timing_pb2, verdict_pb2
+from warpsmith.worker import Worker
 
 TASK = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=11)
 NORMAL = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_NORMAL, seed=12)
@@ -259,3 +260,66 @@ def test_a_large_task_shares_the_machine_with_no_idle_one(small: Any) -> None:
     with sessions.using(large) as other:
         assert other is not second
     sessions.close()
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares compile nothing: that takes half a minute, and whole runs show it."""
+    call = Session._call_on_task
+
+    def opening(session: Session, worker: Worker, method: str) -> None:
+        if method != "prepare_baselines":
+            call(session, worker, method)
+
+    monkeypatch.setattr(Session, "_call_on_task", opening)
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_final_takes_the_process_that_was_made_while_its_finalist_was_verified(
+    small: Any, compare: Compare, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(small.softmax)
+    judged_in, its_cache = session._bench, session._cache
+    session.expect_final()
+    assert session._spare is not None
+    spare, cache = session._spare.result()
+    assert cache is not its_cache  # what a candidate's process can write no baseline reads
+    timed_in = []
+
+    def measured(*_: object) -> benchmark_service_pb2.MeasureArtifactResponse:
+        timed_in.append(session._bench)
+        return benchmark_service_pb2.MeasureArtifactResponse(timing=timing_pb2.Timing())
+
+    monkeypatch.setattr(session, "_load", lambda *_: None)
+    monkeypatch.setattr(session, "_call_candidate", measured)
+    session.measure(benchmark_service_pb2.MeasureArtifactRequest(tier=timing_pb2.TIER_FINAL))
+    assert timed_in == [spare]
+    assert session._cache is cache
+    assert session._spare is None
+    assert judged_in is not None
+    assert not judged_in.alive
+    assert its_cache is None or not its_cache.directory.exists()
+
+
+def test_a_spare_that_fails_is_done_without(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise WorkerFault("no")
+
+    failing = Session(small.task())
+    monkeypatch.setattr(failing, "_call_on_task", broken)
+    failing.expect_final()
+    assert failing._spare is not None
+    assert isinstance(failing._spare.exception(), WorkerFault)
+    assert list(failing._taken_spare()) == []
+    failing.close()
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_closed_session_ends_its_spare(small: Any) -> None:
+    closed = Session(small.task())
+    closed.expect_final()
+    assert closed._spare is not None
+    spare, cache = closed._spare.result()
+    closed.close()
+    assert not spare.alive
+    assert not cache.directory.exists()

@@ -12,6 +12,7 @@ import pytest
 from orchestrator import finalists, testing
 from orchestrator import search_run as run_module
 from orchestrator.device_gate import DeviceGate
+from orchestrator.prepare import prepare
 from orchestrator.search import Search
 from orchestrator.search.beam import Beam
 from orchestrator.search.evolution import Evolution, _crossed
@@ -360,3 +361,11 @@ def test_a_bad_module_does_not_wait_for_the_reference() -> None:
     search_run(world).execute()
     time.sleep(0.3)
     assert world.calls["RunReference"] == 0
+
+
+@pytest.mark.parametrize(("devices", "opened"), [(1, 1), (2, 0)])
+def test_the_only_benchmark_service_opens_the_task_before_it_times_the_reference(devices: int, opened: int) -> None:
+    world = testing.World(seconds=0.02)
+    assert prepare(world.agents(devices), DeviceGate([world] * devices), testing.task()) is not None
+    assert (world.calls["OpenTask"], world.calls["RunReference"]) == (opened, 1)
+    assert world.disturbed == []
