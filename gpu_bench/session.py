@@ -13,16 +13,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from gpu_bench import sanitizer
+from gpu_bench import faults, sanitizer
 from gpu_bench.compiler_cache import CompilerCache
+from gpu_bench.limits import Limits
 from gpu_bench.machine import BENCH, JUDGE, Machine
 from gpu_bench.outbox import LEAST_BYTES, Outbox, Passage
 from gpu_bench.reserve import Lot, started
+from gpu_bench.spare import Spare
 from warpsmith import jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
 from warpsmith.v1 import (
@@ -46,26 +47,6 @@ Reply = TypeVar(
 )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long things may take. Generous: only a hang reaches them."""
-
-    hang_seconds: float = 10.0
-    """Least time that a program gets for one case before it counts as hanging."""
-    eager_factor: float = 20.0
-    """Times slower than eager that a program may be, if that is more."""
-    phase_share: float = 0.25
-    """Share of its time limit that a program may take for a case on average, once there are a dozen."""
-    prepare_seconds: float = 300.0
-    """Loading torch and the module, capturing it, and a first truth."""
-    judge_seconds: float = 300.0
-    """One truth or comparison."""
-    measure_seconds: float = 900.0
-    """One measurement with all its baselines."""
-    open_seconds: float = 240.0
-    """Importing a solution and its first call, in which it may compile."""
-
-
 _AHEAD_BYTES = 512 << 20
 """Outputs up to which two truths are held at once."""
 _RUNS = 6
@@ -83,12 +64,12 @@ class Session:
         task: task_pb2.Task,
         *,
         rung: jail.Rung | None = None,
-        limits: Limits = Limits(),
+        limits: Limits | None = None,
         machine: Machine | None = None,
         lot: Lot | None = None,
     ) -> None:
         self.task = task
-        self._limits = limits
+        self._limits = limits or Limits()
         self._rung = rung
         self._machine = machine
         self._lot = lot
@@ -104,8 +85,7 @@ class Session:
         self._moved: list[Worker] = []
         """Workers that know it."""
         self._cache: CompilerCache | None = lot.cache if lot else None
-        self._spare: Future[tuple[Worker, CompilerCache]] | None = None
-        """A process that has compiled every baseline and seen no candidate, with a cache of its own."""
+        self._spare: Spare | None = None
         self._saw_candidate = False
         self._company: frozenset[int] = frozenset()
         """Processes of the candidate's jail before its program was loaded."""
@@ -126,9 +106,9 @@ class Session:
             with ThreadPoolExecutor(2) as closing:  # giving gigabytes back takes a process half a second
                 for drop in (self._drop_bench, self._drop_judge):
                     closing.submit(drop)
-            for worker, cache in self._taken_spare():
-                worker.close()
-                cache.close()
+            if self._spare is not None:
+                self._spare.close()
+                self._spare = None
             self._receive_outbox()
             self._give_up_outbox()
             if self._lot is not None:
@@ -203,17 +183,17 @@ class Session:
         if isinstance(executed, benchmark_service_pb2.ExecutionFault):
             return executed
         if self._left_seconds <= 0:
-            return _fault(verdict_pb2.FAILURE_KIND_TIMEOUT, "every case ended in time, all together did not")
+            return faults.fault(verdict_pb2.FAILURE_KIND_TIMEOUT, "every case ended in time, all together did not")
         # Only programs for a processor have code on the host; beside others, PyTorch's compilers may come and go.
         worker = self._bench
         if worker is None or not worker.alive:
             return self._ended()
         if self.task.target == task_pb2.TARGET_CPU and worker.processes - self._company:
             self._drop_bench()
-            return _fault(verdict_pb2.FAILURE_KIND_CHEAT, "the program started a process that lives on")
+            return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the program started a process that lives on")
         observed = executed.observed
         if (observed.family, observed.seed) != (case.family, case.seed):
-            return _fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
+            return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
         judged = self._judge_worker().call(
             "judge",
             judging_pb2.JudgeRequest(observed=observed),
@@ -262,29 +242,17 @@ class Session:
                 return
             if self._preparation().total_bytes > _AHEAD_BYTES:
                 return
-            cache = CompilerCache(self._cache)
-            making = ThreadPoolExecutor(1)
-            self._spare = making.submit(self._make_spare, cache)
-            making.shutdown(wait=False)
+            self._spare = Spare(self._make_spare, self._cache)
 
-    def _make_spare(self, cache: CompilerCache) -> tuple[Worker, CompilerCache]:
-        cache.renew()
+    def _make_spare(self, cache: CompilerCache) -> Worker:
         worker = started(BENCH, self.task.target, self._rung, self._descriptor, cache, self._passage)
         try:
             for method in ("open", "prepare_baselines"):
                 self._call_on_task(worker, method)
         except (WorkerFault, BadInput):
             worker.close()
-            cache.close()
             raise
-        return worker, cache
-
-    def _taken_spare(self) -> Iterator[tuple[Worker, CompilerCache]]:
-        """The spare, once it is ready; nothing where none was begun or it failed."""
-        making, self._spare = self._spare, None
-        if making is not None:
-            with contextlib.suppress(WorkerFault, BadInput):
-                yield making.result()
+        return worker
 
     def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
         """What compute-sanitizer says of the program's kernels, which it runs in a process of their own."""
@@ -321,10 +289,13 @@ class Session:
             return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
 
     def _use_spare(self) -> None:
-        for worker, cache in self._taken_spare():
-            if self._cache is not None:
-                self._cache.close()
-            self._bench, self._cache, self._saw_candidate = worker, cache, False
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return
+        self._bench = spare.worker()
+        if self._cache is not None:
+            self._cache.close()
+        self._cache, self._saw_candidate = spare.cache, False
 
     def open(self) -> None:
         """Starts both workers and loads what timing the module needs. Raises BadInput for what is no reference."""
@@ -379,7 +350,7 @@ class Session:
         answer = self._call_candidate(method, request, judging_pb2.Execution, deadline_s)
         if isinstance(answer, judging_pb2.Execution) and answer.fault:
             self._drop_bench()
-            return _fault(answer.fault, answer.detail)
+            return faults.fault(answer.fault, answer.detail)
         return answer
 
     def _call_candidate(
@@ -397,10 +368,10 @@ class Session:
             return worker.call(method, request, response, deadline_s=deadline_s)
         except WorkerTimeout:
             self._drop_bench()
-            return _fault(verdict_pb2.FAILURE_KIND_TIMEOUT, f"no end within {deadline_s:.3g} s")
+            return faults.fault(verdict_pb2.FAILURE_KIND_TIMEOUT, f"no end within {deadline_s:.3g} s")
         except WorkerCrashed as crash:
             self._drop_bench()
-            return _crash(crash)
+            return faults.crash(crash)
         except WorkerFault:
             self._drop_bench()
             raise
@@ -408,7 +379,7 @@ class Session:
     def _ended(self) -> benchmark_service_pb2.ExecutionFault:
         """What is said of a program whose process ends while nobody asks it for anything, as a thread of its may do."""
         self._drop_bench()
-        return _fault(verdict_pb2.FAILURE_KIND_CRASH, "the program's process ended between two calls")
+        return faults.fault(verdict_pb2.FAILURE_KIND_CRASH, "the program's process ended between two calls")
 
     # ---- workers -------------------------------------------------------------------------------------------
 
@@ -525,24 +496,3 @@ class Session:
     def _forget(self, worker: Worker) -> None:
         worker.close()
         self._moved = [known for known in self._moved if known is not worker]
-
-
-def _fault(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> benchmark_service_pb2.ExecutionFault:
-    return benchmark_service_pb2.ExecutionFault(kind=kind, detail=detail)
-
-
-_SIGNALS = {
-    4: "an illegal instruction", 6: "an abort", 7: "a bus error", 8: "a division by zero", 11: "a segmentation fault",
-}  # fmt: skip
-_SIGKILL = 9
-
-
-def _crash(crash: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
-    """Nobody but the kernel, short of memory, kills a worker that we did not."""
-    if crash.signal_number == _SIGKILL:
-        return _fault(verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory")
-    cause = _SIGNALS.get(crash.signal_number or 0, "")
-    if not cause:
-        number, code = crash.signal_number, crash.exit_code
-        cause = f"signal {number}" if number else f"an exit with code {code}"
-    return _fault(verdict_pb2.FAILURE_KIND_CRASH, f"the process of the program ended by {cause}")

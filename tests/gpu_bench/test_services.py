@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent_correctness.servicer import CorrectnessServicer
+from gpu_bench.limits import Limits
 from gpu_bench.servicer import BenchmarkServicer
-from gpu_bench.session import Limits
 from gpu_bench.sessions import Sessions
 from warpsmith import service
 from warpsmith.errors import BadInput

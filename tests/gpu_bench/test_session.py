@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpu_bench.session import Limits, Session
+from gpu_bench.limits import Limits
+from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from warpsmith.errors import BadInput, WorkerFault
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, timing_pb2, verdict_pb2
@@ -282,7 +283,7 @@ def test_a_final_takes_the_process_that_was_made_while_its_finalist_was_verified
     judged_in, its_cache = session._bench, session._cache
     session.expect_final()
     assert session._spare is not None
-    spare, cache = session._spare.result()
+    spare, cache = session._spare.worker(), session._spare.cache
     assert cache is not its_cache  # what a candidate's process can write no baseline reads
     timed_in = []
 
@@ -309,8 +310,10 @@ def test_a_spare_that_fails_is_done_without(small: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(failing, "_call_on_task", broken)
     failing.expect_final()
     assert failing._spare is not None
-    assert isinstance(failing._spare.exception(), WorkerFault)
-    assert list(failing._taken_spare()) == []
+    assert failing._spare.worker() is None
+    failing._use_spare()
+    monkeypatch.undo()
+    assert failing._bench_worker().alive
     failing.close()
 
 
@@ -319,7 +322,8 @@ def test_a_closed_session_ends_its_spare(small: Any) -> None:
     closed = Session(small.task())
     closed.expect_final()
     assert closed._spare is not None
-    spare, cache = closed._spare.result()
+    spare, cache = closed._spare.worker(), closed._spare.cache
+    assert spare is not None
     closed.close()
     assert not spare.alive
     assert not cache.directory.exists()

@@ -31,7 +31,8 @@ from agent_compile.gxx import Gxx
 from agent_compile.toolchain import Limits as CompileLimits
 from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
-from gpu_bench.session import Limits, Session
+from gpu_bench.limits import Limits
+from gpu_bench.session import Session
 from warpsmith import digest, jail, jail_init
 from warpsmith.v1 import (
     artifact_pb2,

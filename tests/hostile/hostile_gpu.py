@@ -32,8 +32,9 @@ from agent_compile.compiler import Compiler
 from agent_compile.nvrtc import Nvrtc
 from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
+from gpu_bench.limits import Limits
 from gpu_bench.machine import Machine
-from gpu_bench.session import Limits, Session
+from gpu_bench.session import Session
 from gpu_bench.solution_session import SolutionSession
 from warpsmith import digest
 from warpsmith.v1 import (

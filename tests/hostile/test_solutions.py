@@ -11,7 +11,7 @@ from hostile_solutions import CHEATS, HONEST, Solution
 
 from agent_correctness.judge import Judge
 from gpu_bench import integrity, solution_timing
-from gpu_bench.session import Limits
+from gpu_bench.limits import Limits
 from gpu_bench.solution_session import SolutionSession
 from warpsmith import digest
 from warpsmith.v1 import (
