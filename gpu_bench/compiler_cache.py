@@ -74,4 +74,4 @@ def _replace(target: Path, source: Path) -> None:
             if path.is_symlink() or not path.is_file() or path.stat().st_size > left:
                 continue
             left -= path.stat().st_size
-            shutil.copyfile(path, there / name)
+            shutil.copyfile(path, there / name, follow_symlinks=False)  # it may be one by now

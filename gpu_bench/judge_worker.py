@@ -364,6 +364,8 @@ def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
     except BadInput as error:
         if request.family == verdict_pb2.VALUE_FAMILY_TASK:
             raise
+        if isinstance(error.__cause__, torch.OutOfMemoryError | MemoryError):
+            raise error.__cause__ from None  # of the machine's, and not of these values
         return judging_pb2.Truth(undefined=f"on values of family {family_name(request.family)}: {cause_of(error)}")
     finally:
         _judges[0].release_surplus()

@@ -29,6 +29,7 @@ class Machine:
         self._rung = rung
         self._ceilings: dict[int, judging_pb2.Ceilings] = {}
         self._compiled: dict[int, CompilerCache] = {}
+        self._compiling: Worker | None = None
         self._lock = threading.Lock()
 
     def describe(self, target: task_pb2.Target.ValueType) -> judging_pb2.Ceilings:
@@ -64,10 +65,17 @@ class Machine:
                 environment = worker_environment(-1) | cache.environment()
                 request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
                 with contextlib.suppress(WorkerFault):  # a baseline that cannot run says so itself
-                    with Worker(BENCH, policy, rung=self._rung, env=environment) as worker:
-                        worker.call("compile_once", request, judging_pb2.Preparation, deadline_s=_DEADLINE_SECONDS)
+                    with Worker(BENCH, policy, rung=self._rung, env=environment) as self._compiling:
+                        self._compiling.call(
+                            "compile_once", request, judging_pb2.Preparation, deadline_s=_DEADLINE_SECONDS
+                        )
                     cache.keep()
             return self._compiled[target]
+
+    def hurry(self) -> None:
+        """Ends what is being compiled: nobody will use it."""
+        if self._compiling is not None:
+            self._compiling.close()
 
     def close(self) -> None:
         """Removes what was compiled."""

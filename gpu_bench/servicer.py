@@ -14,7 +14,7 @@ from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, task
 
 
 class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
-    """Serves all four methods, one call at a time for each task, for as long as the GPU can be trusted."""
+    """Serves all five methods, one call at a time for each task, for as long as the GPU can be trusted."""
 
     def __init__(self, sessions: Sessions | None = None, quarantine: Quarantine | None = None) -> None:
         self._sessions = sessions or Sessions()
@@ -31,11 +31,14 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             with self._sessions.using(request.task, request.artifact.format) as session:
                 if request.inspect:
                     session.expect_final()
-                response = session.compare(request.program, request.artifact, request.cases)
-                if request.inspect and not response.HasField("fault"):
-                    response.inspections.extend(session.inspect(request.program, request.artifact))
-                    if (found := sanitizer.fault(response.inspections)) is not None:
-                        response.fault.CopyFrom(found)
+                try:
+                    response = session.compare(request.program, request.artifact, request.cases)
+                    if request.inspect and not response.HasField("fault"):
+                        response.inspections.extend(session.inspect(request.program, request.artifact))
+                        if (found := sanitizer.fault(response.inspections)) is not None:
+                            response.fault.CopyFrom(found)
+                finally:
+                    session.settle()
             self._suspect_after(request.task, response.fault)
             return response
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -101,11 +102,14 @@ class Session:
         return worker.rung.value if worker else ""
 
     def close(self) -> None:
-        """Ends both workers and gives the shared memory back."""
+        """Ends both workers, in the middle of a call too, and gives the shared memory back."""
+        with ThreadPoolExecutor(2) as closing:  # giving gigabytes back takes a process half a second
+            for worker in (self._judge, self._bench):
+                if worker is not None:
+                    closing.submit(worker.close)
         with self._lock:
-            with ThreadPoolExecutor(2) as closing:  # giving gigabytes back takes a process half a second
-                for drop in (self._drop_bench, self._drop_judge):
-                    closing.submit(drop)
+            self._drop_bench()
+            self._drop_judge()
             if self._spare is not None:
                 self._spare.close()
                 self._spare = None
@@ -141,17 +145,19 @@ class Session:
             fault = self._load(program, artifact)
             defined = self._ahead(cases, prepared)
             self._left_seconds = self._patience(prepared) * max(3.0, self._limits.phase_share * len(cases))
-            for case in cases:
-                if fault is not None:
-                    break
-                if not next(defined):
-                    response.comparisons.add(family=case.family, seed=case.seed)
-                    continue
-                fault = self._compare_case(case, prepared, response)
+            try:
+                for case in cases:
+                    if fault is not None:
+                        break
+                    if not next(defined):
+                        response.comparisons.add(family=case.family, seed=case.seed)
+                        continue
+                    fault = self._compare_case(case, prepared, response)
+            finally:
+                if self._saw_damage:
+                    self._drop_bench()  # who writes where it may not may have written anywhere
             if fault is not None:
                 response.fault.CopyFrom(fault)
-            if self._saw_damage:
-                self._drop_bench()  # who writes where it may not may have written anywhere
             response.jail_rung = self.jail_rung
         return response
 
@@ -193,6 +199,7 @@ class Session:
             return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the program started a process that lives on")
         observed = executed.observed
         if (observed.family, observed.seed) != (case.family, case.seed):
+            self._drop_bench()
             return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
         judged = self._judge_worker().call(
             "judge",
@@ -217,10 +224,10 @@ class Session:
         try:
             worker = self._judge_worker()
             truth = worker.call("truth", request, judging_pb2.Truth, deadline_s=self._limits.judge_seconds)
-        except WorkerCrashed:
+        except WorkerCrashed as crash:
             self._drop_judge()
-            if case.family == verdict_pb2.VALUE_FAMILY_TASK:
-                raise
+            if case.family == verdict_pb2.VALUE_FAMILY_TASK or crash.signal_number == signal.SIGKILL:
+                raise  # the latter: killed for want of memory
             # An assertion on the device ends the process: the reference refuses these values the hard way.
             self._undefined.add(case.family)
             return False
@@ -240,19 +247,19 @@ class Session:
         with self._lock:
             if self.task.target != task_pb2.TARGET_CPU or self._spare is not None:
                 return
+            if self._machine is not None and self._machine.known_ceilings(self.task.target) is None:
+                return  # they would be measured beside other work
             if self._preparation().total_bytes > _AHEAD_BYTES:
                 return
-            self._spare = Spare(self._make_spare, self._cache)
+            self._spare = Spare(self._start_spare, self._call_on_task, self._cache)
 
-    def _make_spare(self, cache: CompilerCache) -> Worker:
-        worker = started(BENCH, self.task.target, self._rung, self._descriptor, cache, self._passage)
-        try:
-            for method in ("open", "prepare_baselines"):
-                self._call_on_task(worker, method)
-        except (WorkerFault, BadInput):
-            worker.close()
-            raise
-        return worker
+    def settle(self) -> None:
+        """Returns when what `expect_final` began is done: then the machine is quiet."""
+        if self._spare is not None:
+            self._spare.worker()
+
+    def _start_spare(self, cache: CompilerCache) -> Worker:
+        return started(BENCH, self.task.target, self._rung, self._descriptor, cache, self._passage)
 
     def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
         """What compute-sanitizer says of the program's kernels, which it runs in a process of their own."""
@@ -311,7 +318,7 @@ class Session:
                 compiled = beside.submit(self._machine.compiled, self.task.target)
             try:
                 worker = self._bench_worker()
-                self._call_bench("warm_up")
+                self._call_on_task(worker, "warm_up")
                 if compiled is not None and self._cache is not None:
                     self._cache.begin_with(compiled.result())
             finally:
@@ -392,7 +399,7 @@ class Session:
         if self._judge is None or not self._judge.alive:
             self._drop_judge()
             self._judge = self._spawn(JUDGE)
-            with self._dropping_on_failure():
+            with self._on_failure(self._drop_judge):
                 self._prepared = self._judge.call(
                     "prepare",
                     judging_pb2.PrepareRequest(task=self.task),
@@ -452,14 +459,10 @@ class Session:
         if self._bench is None or not self._bench.alive:
             self._drop_bench()
             self._bench = self._spawn(BENCH)
-            with self._dropping_on_failure():
-                self._call_bench("open")
+            with self._on_failure(self._drop_bench):
+                self._call_on_task(self._bench, "open")
             self._saw_damage = False
         return self._bench
-
-    def _call_bench(self, method: str) -> None:
-        assert self._bench is not None
-        self._call_on_task(self._bench, method)
 
     def _call_on_task(self, worker: Worker, method: str) -> None:
         ceilings = self._machine.known_ceilings(self.task.target) if self._machine is not None else None
@@ -467,12 +470,11 @@ class Session:
         worker.call(method, request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
 
     @contextlib.contextmanager
-    def _dropping_on_failure(self) -> Iterator[None]:
+    def _on_failure(self, drop: Callable[[], None]) -> Iterator[None]:
         try:
             yield
         except (WorkerFault, BadInput):
-            self._drop_judge()
-            self._drop_bench()
+            drop()
             raise
 
     def _spawn(self, entry: str) -> Worker:

@@ -97,7 +97,8 @@ class Sessions:
         return self._machine.measure(task_pb2.TARGET_CUDA, _PROBE_SECONDS).device
 
     def close(self) -> None:
-        """Ends every worker."""
+        """Ends every worker, those at work too."""
+        self._machine.hurry()
         with self._lock:
             sessions = list(self._sessions.values())
             self._sessions.clear()

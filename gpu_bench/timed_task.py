@@ -8,6 +8,7 @@ jailed worker.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gpu_bench import device, floor, reference
+from gpu_bench import device, floor, guard, reference
 from gpu_bench.baselines import CANDIDATE, Baselines
-from gpu_bench.executor import LoadedProgram, ProgramFault, TorchMemory
+from gpu_bench.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing import buffer_set_count
@@ -41,6 +42,8 @@ _MEMORY_SHARE = 4
 """Buffer sets take at most one part in so many of the free memory."""
 _KEPT_BY_THE_LIBRARY = 32 << 20
 """Bytes up to which the C library may keep memory that was freed (DEFAULT_MMAP_THRESHOLD_MAX of malloc)."""
+SAMPLED = 64
+"""Elements of each tensor."""
 _VERIFY_WITHIN = 1e-2
 """Tolerance of the check of timed outputs: it finds work left out, precision is judged elsewhere."""
 
@@ -53,6 +56,10 @@ class TimedTask:
     bench: Bench
     deterministic: bool
     """Whether outputs depend on the inputs alone, so that those of timed calls can be checked."""
+    sample: InputSample
+    """What the inputs and parameters hold here and there."""
+    _program: LoadedProgram | None = None
+    """What is timed now."""
 
     @staticmethod
     def of(loaded: LoadedTask, ceilings: device.Ceilings | None = None) -> TimedTask:
@@ -69,7 +76,8 @@ class TimedTask:
         sets = [first, *loaded.input_sets(count - 1, SEED + 1)]
         bench = Bench.of(target, Baselines(loaded.module, sets, target), floor.work_of(graph), ceilings, seed=SEED)
         changes_state = any(node.mutates for node in graph.nodes)
-        return TimedTask(loaded, bench, not changes_state and not any(node.random for node in graph.nodes))
+        deterministic = not changes_state and not any(node.random for node in graph.nodes)
+        return TimedTask(loaded, bench, deterministic, InputSample(_tensors(loaded, sets)))
 
     def reference(self) -> timing_pb2.ReferenceReport:
         """Audits and times the module by itself."""
@@ -99,7 +107,13 @@ class TimedTask:
                 steps=step_infos(program.program),
                 toolkit=artifact.toolchain,
             )
+            self._program = program
             timing = measure_candidate(self.bench, candidate, tier, self._inspect if self.deterministic else None)
+            if self.deterministic and not self.sample.is_unchanged():
+                raise ProgramFault(
+                    verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
+                    "an input or a parameter was changed while the program was timed, and not while it was judged",
+                )
         except ProgramFault as fault:
             return benchmark_service_pb2.MeasureArtifactResponse(
                 fault=benchmark_service_pb2.ExecutionFault(kind=fault.kind, detail=fault.detail)
@@ -165,13 +179,35 @@ class TimedTask:
         """Compares an output of a call that was just timed with eager's. Raises ProgramFault."""
         if name != CANDIDATE:
             return
+        returned = [leaf.clone() for leaf in pytree.tree_leaves(outputs)]
         eager = self.loaded.output_leaves(self.bench.baselines.eager().call(index))
-        for position, (got, wanted) in enumerate(zip(pytree.tree_leaves(outputs), eager, strict=True)):
+        for position, (got, wanted) in enumerate(zip(returned, eager, strict=True)):
             if not _agree(got, wanted):
                 raise ProgramFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
                     f"output {position} of a timed call differs from eager's beyond any rounding",
                 )
+        try:
+            judged = self._as_judged(index)
+        except torch.OutOfMemoryError:
+            return
+        for position, (got, wanted) in enumerate(zip(returned, judged, strict=True)):
+            if not guard.same_numbers(got, wanted):
+                raise ProgramFault(
+                    verdict_pb2.FAILURE_KIND_CHEAT,
+                    f"output {position} of a timed call has other bits than the same call made as it is judged",
+                )
+
+    def _as_judged(self, index: int) -> Sequence[torch.Tensor]:
+        """The program's outputs on a set of inputs, run as it was when it was judged; values and poison differ."""
+        assert self._program is not None
+        poison, canary = secrets.randbelow(1 << 30), secrets.randbelow(1 << 30)
+        memory = guard.GuardedMemory(self.loaded.device, poison, canary)
+        args = self.bench.baselines.inputs[index]
+        copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
+        outputs = self._program.bind(Sources.from_named(copies), memory)()
+        self.loaded.executor.synchronize()
+        return pytree.tree_leaves(outputs)
 
     def _run_leaves(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One eager forward, seeded, from flattened inputs to flattened outputs."""
@@ -185,6 +221,40 @@ class TimedTask:
         """Inputs of different seeds: the buffer sets, and one more where there is only one."""
         sets = list(self.bench.baselines.inputs[:count])
         return sets if len(sets) > 1 else [*sets, *self.loaded.input_sets(1, SEED + 1)]
+
+
+class InputSample:
+    """What tensors hold at places that nobody else knows: whoever overwrites one of them is found out.
+
+    Sampled, because to draw gigabytes again takes longer than timing a kernel on them.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._places = [
+            (flat, torch.tensor([secrets.randbelow(flat.numel()) for _ in range(SAMPLED)], device=flat.device))
+            for flat in map(_flat, tensors)
+            if flat.numel()
+        ]
+        self._held = self._read()
+
+    def is_unchanged(self) -> bool:
+        """Whether every place holds what it held."""
+        return all(torch.equal(now, held) for now, held in zip(self._read(), self._held, strict=True))
+
+    def _read(self) -> list[torch.Tensor]:
+        return [guard.bits(flat[places]).cpu() for flat, places in self._places]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, gaps included, as one row."""
+    return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
+
+
+def _tensors(loaded: LoadedTask, sets: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+    """Of every buffer set and of the module."""
+    inputs = [leaf for args in sets for leaf in loaded.user.tensor_leaves(args)]
+    found = [*inputs, *loaded.module.parameters(), *loaded.module.buffers()]
+    return [tensor for tensor in found if dtypes.is_supported(tensor.dtype)]
 
 
 class Workspaces(TorchMemory):

@@ -191,6 +191,7 @@ class _Session:
     def __post_init__(self) -> None:
         self.rows = {arm.name: [] for arm in self.active}
         self._random = random.Random(self.plan.seed)
+        self._secret = random.SystemRandom()  # which blocks are inspected nobody can work out
 
     def warm_up(self) -> None:
         """Runs every arm until its share of the time is spent, and chooses the length of a group."""
@@ -220,7 +221,7 @@ class _Session:
             enough = self.plan.least_blocks if spent < self.plan.ceiling_s else 1
             if not self.active or (number >= enough and (spent >= self.plan.budget_s or self._is_precise())):
                 return
-            self._run_block(inspected=number == 0 or self._random.random() < INSPECT_CHANCE)
+            self._run_block(inspected=number == 0 or self._secret.random() < INSPECT_CHANCE)
             if number + 1 == self.plan.least_blocks:
                 self._retire_slow_arms()
 

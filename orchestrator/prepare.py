@@ -131,10 +131,13 @@ def prepare(
 
     def open_task() -> None:
         device.result()
-        if gate.only_benchmark is not None:
-            request = benchmark_service_pb2.OpenTaskRequest(task=task)
-            with gate.checking(task.target), metrics.timed("open"):
-                gate.only_benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
+        benchmark = gate.only_benchmark
+        if benchmark is None:
+            return
+        with gate.checking(task.target), metrics.timed("open"):
+            if not dropped.is_set():
+                request = benchmark_service_pb2.OpenTaskRequest(task=task)
+                benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
 
     def run_reference() -> timing_pb2.ReferenceReport:
         request = benchmark_service_pb2.RunReferenceRequest(task=task)

@@ -178,6 +178,12 @@ class Recorded:
         """The device that the landscape was recorded on."""
         return benchmark_service_pb2.DescribeDeviceResponse(device=self._landscape.device)
 
+    def OpenTask(
+        self, request: benchmark_service_pb2.OpenTaskRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.OpenTaskResponse:
+        """At once."""
+        return benchmark_service_pb2.OpenTaskResponse()
+
     def RunReference(
         self, request: benchmark_service_pb2.RunReferenceRequest, /, timeout: float | None = None
     ) -> benchmark_service_pb2.RunReferenceResponse:

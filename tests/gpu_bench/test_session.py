@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from warpsmith.errors import BadInput, WorkerFault
-from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, task_pb2, timing_pb2, verdict_pb2
 from warpsmith.worker import Worker
 
 TASK = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=11)
@@ -327,3 +328,22 @@ def test_a_closed_session_ends_its_spare(small: Any) -> None:
     closed.close()
     assert not spare.alive
     assert not cache.directory.exists()
+
+
+def test_closing_does_not_wait_for_what_is_being_compiled(small: Any) -> None:
+    sessions = Sessions()
+
+    def open_it() -> None:
+        with contextlib.suppress(WorkerFault), sessions.using(small.task()) as session:
+            session.open()
+
+    opening = threading.Thread(target=open_it)
+    opening.start()
+    while sessions._machine._compiling is None:
+        time.sleep(0.05)
+    directory = sessions._machine._compiled[task_pb2.TARGET_CPU].directory
+    begin = time.monotonic()
+    sessions.close()
+    opening.join()
+    assert time.monotonic() - begin < 5.0
+    assert not directory.exists()

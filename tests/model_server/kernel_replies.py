@@ -86,6 +86,11 @@ def wrong_value(asked: Asked) -> Reply:
     return streamed(f"```cpp\n{source(entry(asked), '1.001f * x[i]')}```")
 
 
+def mended(asked: Asked) -> Reply:
+    """Does not compile at first, and is right once the compiler's words come back."""
+    return good(asked) if "That kernel does not do: " in asked.prompt else broken_code(asked)
+
+
 def truncated(asked: Asked) -> Reply:
     """Ends at the limit of tokens, in the middle of the source."""
     return streamed(f"```cpp\n{source(entry(asked))[:150]}", finish="length")
