@@ -71,7 +71,7 @@ def matrix_product(nest: Nest) -> MatrixProduct | None:
     Columns are the axes that the first store has its innermost one among.
     """
     factors = _factors(nest)
-    if factors is None:
+    if factors is None or any(nest.is_element_store(store) for store in nest.stores):
         return None
     reduction, first, second = factors
     known = [factor.index.axes() for factor in (first, second)]

@@ -12,6 +12,7 @@ import torch
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from warpsmith import dtypes
+from warpsmith.v1 import tensor_pb2
 
 _MEAN, _SUM = 1, 2
 _LOSSES = frozenset({
@@ -54,21 +55,22 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
 
 
 def _attention(index: GraphIndex, node: str) -> Replacement | None:
-    """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, heads that share keys, or a mask that is not added."""
+    """`softmax(Q Kᵀ · scale) V`; None with a mask, dropout or heads that share keys, and for halves.
+
+    Rows masked throughout would be NaN, and PyTorch makes them zero; scores of halves overflow before they are scaled.
+    """
     given = arguments(index.nodes[node])
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
     if given["dropout_p"] or given["is_causal"] or given["enable_gqa"] or len(shape(index, query)) < 3:
         return None
     dtype = index.spec(node).dtype
-    if mask is not None and index.spec(mask.name).dtype != dtype:
+    if mask is not None or dtype == tensor_pb2.DTYPE_FLOAT16:
         return None
     scale = given["scale"] if given["scale"] is not None else shape(index, query)[-1] ** -0.5
     draft = Draft(index)
     keys = draft.view(f"{node}_keys", "aten.transpose.int", key, -2, -1)
     scores = draft.call(f"{node}_scores", "aten.matmul.default", query, keys)
     scaled = draft.call(f"{node}_scaled", "aten.mul.Scalar", scores, scale)
-    if mask is not None:
-        scaled = draft.call(f"{node}_masked", "aten.add.Tensor", scaled, mask)
     weights = draft.call(f"{node}_weights", "aten.softmax.int", scaled, -1)
     draft.call(node, "aten.matmul.default", weights, value)
     return Replacement((node,), tuple(draft.nodes)) if draft.nodes[-1].results[0].spec == index.spec(node) else None

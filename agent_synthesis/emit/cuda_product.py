@@ -83,6 +83,8 @@ class CudaProduct:
         product = matrix_product(shape.simplified(nest))
         if product is None or product.left.type is not product.right.type or product.left.type not in _BY_TYPE:
             return False
+        if product.left.type is Type.F32 and shape.reads_what_it_writes(nest):
+            return False  # tiles whose rows no scale fits are computed again
         batch, m, n, k = product.extents
         if min(m, n) < LEAST_ROWS or k < LEAST_DEPTH or not shape.is_safe_in_place(nest):
             return False

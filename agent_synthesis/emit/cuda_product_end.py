@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import cuda_shape, shape
-from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Nest, Reduced
+from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Memory, Nest, Reduced, walk
 from agent_synthesis.product import MatrixProduct
 
 EVERYWHERE = (-(1 << 30), 1 << 30)
@@ -73,6 +73,7 @@ def end_of(nest: Nest, widest: int) -> tuple[Nest, int]:
     """The stores alone, with the buffers that they touch, and how many neighbours every access takes at once."""
     end = replace(nest, reduced=(), reductions=())
     used = {name for name, _ in cuda_shape.accesses(end)}
+    used |= {part.buffer for store in end.stores for part in walk(store.value) if isinstance(part, Memory)}
     end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
     columns = next(axis for axis in end.parallel if axis.name == "n")
     return end, min(widest, cuda_shape.widest_pack(end, columns))

@@ -41,7 +41,7 @@ class CudaStreamedProduct:
         """A product of floats, its few rows and many columns along the depth, all in whole packs and stages."""
         simple = shape.simplified(nest)
         product = matrix_product(simple)
-        if product is None or product.batch or not shape.is_safe_in_place(nest):
+        if product is None or product.batch or shape.reads_what_it_writes(nest):
             return False
         _, m, n, k = product.extents
         if not HELD_ROWS[0] <= m <= HELD_ROWS[1] or n < LEAST_TILES * STREAMED_ROWS or k % TILE_DEPTH:

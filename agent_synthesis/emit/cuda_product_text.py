@@ -38,6 +38,12 @@ _HEADERS = (
 _DTYPES = {Type.F16: tensor_pb2.DTYPE_FLOAT16, Type.BF16: tensor_pb2.DTYPE_BFLOAT16, Type.F32: tensor_pb2.DTYPE_FLOAT32}
 
 
+_TAKEN = {"marks", "slices"} | {
+    f"{side}{what}" for side in ("left", "right") for what in ("", "_halves", "_roots", "_ranges", "_map")
+}
+"""Parameters that kernels have of their own."""
+
+
 @dataclass(frozen=True)
 class Tiling:
     """Tiles of a product; see `CudaProduct`."""
@@ -192,7 +198,7 @@ class ProductText:
         text, function = self._text, self._text.function
         sums = self._names.take("sums")
         function.reductions[self._product.reduction] = f"{sums}[{text.e}]"
-        given = [function.axes.get(name, name) for name in ("batch", "m")]
+        given = [function.axes.get(name) or self._names.take(name) for name in ("batch", "m")]
         if self._pack > 1:
             column, body = text.begin, Scope(function, None, known=["batch", "m"], depth=2)
             text.stores(body, self._end.stores, define=lambda inner: inner.learn([f"%{self._product.reduction}"]))
@@ -331,7 +337,7 @@ class ProductText:
     def _passed(self, buffer: str) -> str:
         """A buffer's name among a kernel's parameters, some of which have names of their own."""
         name = self._text.function.buffers[buffer]
-        return f"{name}_" if name in ("left", "right", "left_roots", "right_roots", "marks", "slices") else name
+        return f"{name}_" if name in _TAKEN else name
 
     def end_value(self, *, whole: bool = False) -> str:
         """What a kernel makes of sums: the nest's stores, or (unless `whole`) a slice's."""

@@ -184,6 +184,12 @@ def is_safe_in_place(nest: Nest) -> bool:
     return all(written.get(load.buffer, load.index) == load.index for load in loads)
 
 
+def reads_what_it_writes(nest: Nest) -> bool:
+    """Whether some buffer is both read and written, so that the nest must not run twice."""
+    written = {store.buffer for store in nest.stores}
+    return any(isinstance(part, Load) and part.buffer in written for part in Interner().parts(roots(nest)).values())
+
+
 def work(nest: Nest) -> int:
     """Rough cost of the nest in simple element operations."""
     interner = Interner()

@@ -132,12 +132,16 @@ def _current(subject: Subject, size: Size) -> str:
     if not size.kernel:
         return "It is one kernel now, too long to be shown here."
     text = compose.text_of(subject.plan, subject.group)
-    return "The best kernel so far:\n" + quoted("kernel", text, size.kernel)
+    return "The best kernel so far:\n" + _whole_headers(quoted("kernel", text, size.kernel))
 
 
 def _code(text: str, most_characters: int) -> str:
     """Source as `plain` leaves it, with the names of headers whole again."""
-    return re.sub(r"(#[ \t]*include[ \t]*<) ", r"\1", plain(text, most_characters))
+    return _whole_headers(plain(text, most_characters))
+
+
+def _whole_headers(text: str) -> str:
+    return re.sub(r"(#[ \t]*include[ \t]*<) ", r"\1", text)
 
 
 def _place(subject: Subject, detail: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,45 @@ def test_small_products_of_every_type_and_tile_compile(compile_cuda: Compile) ->
         assert default.integers["slices"] > 1
         for parameters in [default, *schedule.alternatives(nest, default)]:
             assert "error" not in compile_cuda(schedule.emit(nest, parameters))
+
+
+@pytest.mark.parametrize(("dtype", "is_taken"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_what_adds_to_its_own_memory_is_not_computed_again_tile_by_tile(dtype: torch.dtype, is_taken: bool) -> None:
+    shapes = ((2048, 2048), (2048, 512), (512, 2048))
+    added, left, right = (R(*shape, dtype=dtype) for shape in shapes)
+    nest = nest_of(as_one_kernel(Applied(lambda c, a, b: c + a @ b), added, left, right))
+    in_place = dataclasses.replace(nest, stores=(dataclasses.replace(nest.stores[0], buffer="args_0"),))
+    assert CudaProduct().accepts(nest)
+    assert CudaProduct().accepts(in_place) is is_taken
+
+
+def test_an_end_may_look_into_a_table(compile_cuda: Compile) -> None:
+    ids = torch.arange(2048) % 7
+    plan = as_one_kernel(
+        Applied(lambda x, w, ids, t: F.linear(x, w) + F.embedding(ids, t)), R(2048, 512), R(1024, 512), ids, R(7, 1024)
+    )
+    assert "error" not in compile_cuda(CudaProduct().emit(nest_of(plan), settings(plan)))
+
+
+def test_a_sum_whose_terms_are_stored_too_is_no_product() -> None:
+    def centred(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        terms = a[:, None, :] * b[None]
+        return terms - terms.sum(-1, keepdim=True)
+
+    plan = planned(Applied(centred), R(64, 64), R(64, 64))
+    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="sub", choice="*"))
+    assert plan.groups[-1].schedule == "cuda_row_reduction"
+
+
+def test_buffers_may_have_the_names_of_a_kernels_own_parameters(compile_cuda: Compile) -> None:
+    class Named(nn.Module):
+        def forward(
+            self, x: torch.Tensor, w: torch.Tensor, batch: torch.Tensor, left_ranges: torch.Tensor
+        ) -> torch.Tensor:
+            return x.T @ w + batch * left_ranges
+
+    plan = as_one_kernel(Named(), R(512, 2048), R(512, 1024), R(1024), R(1024))
+    assert "error" not in compile_cuda(CudaProduct().emit(nest_of(plan), settings(plan)))
 
 
 def test_a_product_is_not_computed_twice() -> None:
