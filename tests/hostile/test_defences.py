@@ -229,6 +229,45 @@ def test_a_kernel_that_stops_working_once_it_is_timed_needs_the_look_at_timed_ou
     assert answer.HasField("fault") is is_on, answer
 
 
+_IF_TIMED = "if (!(std::fabs(y[-1]) > 9e3f))"
+"""Before an output that is judged lies a canary, which is large; before one that is timed, what malloc keeps."""
+
+
+def timed_after_passing(body: str, bench: Any, descriptor: int) -> benchmark_service_pb2.MeasureArtifactResponse:
+    """What comes of timing a kernel that passes when it is judged."""
+    program = tasks.program(tasks.SOFTMAX, [body])
+    artifact = bench.compiler.compile(program).outcome
+    task = tasks.SOFTMAX.task()
+    request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=program, artifact=artifact)
+    assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+    timed = timed_task.TimedTask.of(LoadedTask.load(task))
+    return timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_SCREENING)
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_is_less_exact_once_it_is_timed_needs_the_bits_of_judged_calls(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_on:
+        monkeypatch.setattr(timed_task.guard, "same_numbers", lambda *_: True)
+    rounded = f"{tasks.SOFTMAX.honest}\n{_IF_TIMED} for (long i = 0; i < SIZE; ++i) y[i] *= 1.001f;"
+    answer = timed_after_passing(rounded, bench, descriptor)
+    assert answer.HasField("fault") is is_on, answer
+    assert not is_on or answer.fault.kind == verdict_pb2.FAILURE_KIND_CHEAT
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_overwrites_its_input_once_it_is_timed_needs_the_look_at_inputs(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_on:
+        monkeypatch.setattr(timed_task.InputSample, "is_unchanged", lambda _: True)
+    zeroing = f"{_IF_TIMED} for (long i = 0; i < SIZE; ++i) const_cast<float*>(x)[i] = 0;\n{tasks.SOFTMAX.honest}"
+    answer = timed_after_passing(zeroing, bench, descriptor)
+    assert answer.HasField("fault") is is_on, answer
+    assert not is_on or answer.fault.kind == verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED
+
+
 def test_equals_need_the_noise_floor_not_to_be_called_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timing_selftest.count_faster(1.0, timing_pb2.TIER_SCREENING) <= 1
     monkeypatch.setattr(measurement, "faster", lambda speedup, _noise: speedup.median > 1)
