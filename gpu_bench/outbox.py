@@ -144,6 +144,29 @@ class _Bytes:
         }  # fmt: skip
 
 
+def last_sent(passage: socket.socket) -> int:
+    """The last descriptor that waits in a socket; earlier ones, which somebody failed to fetch, are closed.
+
+    Raises:
+        OutboxFault: none waits.
+    """
+    passage.setblocking(False)
+    last = -1
+    while True:
+        try:
+            _, descriptors, _, _ = socket.recv_fds(passage, 1, 1)
+        except BlockingIOError:
+            descriptors = []
+        if not descriptors:
+            break
+        if last >= 0:
+            os.close(last)
+        last = descriptors[0]
+    if last < 0:
+        raise OutboxFault("no descriptor came")
+    return last
+
+
 def received(size: int) -> torch.Tensor:
     """The outbox whose descriptor was sent last, as uint8 [size] on the current GPU; mapped as long as we live.
 
@@ -156,20 +179,14 @@ def received(size: int) -> torch.Tensor:
         raise OutboxFault("there is no GPU")
     torch.zeros(1, device="cuda")  # makes torch's context current in this thread
     with socket.socket(fileno=os.dup(int(os.environ[PASSAGE_VARIABLE]))) as passage:
-        passage.setblocking(False)
-        try:
-            _, descriptors, _, _ = socket.recv_fds(passage, 1, 1)
-        except OSError as error:
-            raise OutboxFault(f"no descriptor came: {error}") from error
-    if not descriptors:
-        raise OutboxFault("no descriptor came")
+        descriptor = last_sent(passage)
     handle, address, length = ctypes.c_ulonglong(), ctypes.c_ulonglong(), ctypes.c_size_t(_granular(size))
     none, access = ctypes.c_ulonglong(0), _Access(_ON_FIRST, _READ_AND_WRITE)
     try:
-        number = ctypes.c_void_p(descriptors[0])
+        number = ctypes.c_void_p(descriptor)
         _checked("cuMemImportFromShareableHandle", ctypes.byref(handle), number, _FILE_DESCRIPTOR)
     finally:
-        os.close(descriptors[0])
+        os.close(descriptor)
     _checked("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), none, none)
     _checked("cuMemMap", address, length, ctypes.c_size_t(0), handle, none)
     _checked("cuMemRelease", handle)  # the mapping keeps it

@@ -31,6 +31,8 @@ class DeviceGate:
     def __init__(self, benchmarks: Sequence[Benchmark]) -> None:
         self._benchmarks = list(benchmarks)
         self._free = list(benchmarks)
+        self._busy: list[Benchmark] = []
+        """Those that time something, gone ones too."""
         self._aside: list[Benchmark] = []
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
@@ -57,7 +59,7 @@ class DeviceGate:
     def renew(self, benchmarks: Sequence[Benchmark]) -> None:
         """Takes other services for those of before; what is timed on one that is gone ends there, and is its last."""
         with self._changed:
-            new = [each for each in benchmarks if each not in self._benchmarks]
+            new = [each for each in benchmarks if each not in self._benchmarks and each not in self._busy]
             self._benchmarks = list(benchmarks)
             metrics.devices.set(len(self._benchmarks))
             self._free = [each for each in self._free if each in self._benchmarks] + new
@@ -122,6 +124,7 @@ class DeviceGate:
                 self._waiting_to_time -= 1
                 metrics.waiting_to_time.dec()
             benchmark = self._free.pop(0)
+            self._busy.append(benchmark)
             self._timing += 1
             metrics.devices_timing.inc()
         is_fit = True
@@ -133,6 +136,7 @@ class DeviceGate:
         finally:
             with self._changed:
                 self._timing -= 1
+                self._busy.remove(benchmark)
                 metrics.devices_timing.dec()
                 if is_fit:
                     self._free_again(benchmark)

@@ -68,7 +68,7 @@ class Devices:
     """Looks again, while it is open, what the benchmark service's name stands for, as pods come and go.
 
     `known`: the services at first, by endpoint. `changed` gets all services whenever they are not those of before; who
-    stays is the same object. Only a `dns:///` address can change.
+    stays is the same object, and so is who returns: it may be timing still. Only a `dns:///` address can change.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Devices:
     ) -> None:
         self._settings, self._changed, self._every = settings, changed, every_seconds
         self._address = settings.address("benchmark")
-        self._known = known
+        self._now, self._known = set(known), dict(known)
         self._closed = threading.Event()
         if self._address.startswith("dns:///"):
             threading.Thread(target=self._watch, name="devices", daemon=True).start()
@@ -99,13 +99,13 @@ class Devices:
             found = endpoints(self._address)
         except BadInput:
             return
-        if set(found) != set(self._known):
+        if set(found) != self._now:
             stub, tls = benchmark_service_pb2_grpc.BenchmarkServiceStub, self._settings.tls
-            fresh = {
-                each: self._known.get(each) or dial(stub, each, PATIENCE, tls=tls, role="benchmark") for each in found
-            }
-            self._known = fresh
-            self._changed(list(fresh.values()))
+            for each in found:
+                if each not in self._known:
+                    self._known[each] = dial(stub, each, PATIENCE, tls=tls, role="benchmark")
+            self._now = set(found)
+            self._changed([self._known[each] for each in found])
 
 
 def orchestrator_at(address: str, tls: Tls | None = None) -> optimization_service_pb2_grpc.OptimizationServiceStub:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,3 +83,19 @@ def _as_on_a_gpu(made: Session, begin: Any, size: int) -> None:
 def test_where_there_is_no_gpu_none_is_made() -> None:
     if not torch.cuda.is_available():
         assert Outbox.make(1 << 20) is None
+
+
+def test_of_the_descriptors_that_wait_the_last_is_taken_and_the_others_are_closed() -> None:
+    there, here = socket.socketpair()
+    first, last = os.memfd_create("first"), os.memfd_create("last")
+    with there, here:
+        for descriptor in (first, last):
+            socket.send_fds(there, [b"!"], [descriptor])
+        before = len(os.listdir("/proc/self/fd"))
+        taken = outbox.last_sent(here)
+        assert os.path.samestat(os.fstat(taken), os.fstat(last))
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        with pytest.raises(outbox.OutboxFault, match="no descriptor came"):
+            outbox.last_sent(here)
+    for descriptor in (first, last, taken):
+        os.close(descriptor)

@@ -77,3 +77,25 @@ def test_a_verified_candidate_is_timed_before_a_third_one_is_checked() -> None:
 
 def test_few_processors_prepare_nothing_ahead() -> None:
     assert [most_ahead(count) for count in (1, 2, 4, 8, 16, 64)] == [0, 0, 0, 1, 3, 3]
+
+
+def test_a_service_that_goes_and_returns_while_it_times_is_not_asked_twice() -> None:
+    world = testing.World()
+    gate = DeviceGate([world])
+    with gate.timing():
+        gate.renew([])
+        gate.renew([world])
+        entered = threading.Event()
+
+        def time_too() -> None:
+            with gate.timing():
+                entered.set()
+
+        other = threading.Thread(target=time_too)
+        other.start()
+        assert not entered.wait(0.2)
+    other.join(5)
+    assert entered.is_set()
+    with gate.timing() as only:
+        assert only is world
+        assert not gate._free
