@@ -38,6 +38,8 @@ BATCH_SECONDS = 0.02
 MOST_CALLS = 20_000
 IDLE_SECONDS = 0.4
 """How long the solution's process is watched while nobody calls it."""
+IDLE_WATCHES = 3
+"""In a row, that all have to see it work."""
 IDLE_SHARE = 0.05
 """Of one processor: a process with nothing to do stays far below, and one that works above, also on a busy machine."""
 SETTLE_SECONDS = 0.1
@@ -146,13 +148,20 @@ def _arm(name: str, *, required: bool = False) -> Arm:
 
 
 def watch_idle(cpu_seconds: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Raises SolutionFault where the solution's process works while nobody calls it."""
+    """Raises SolutionFault where the solution's process works while nobody calls it.
+
+    Watched again before it is accused: the system counts time in hundredths of a second, and a process may have
+    something to clear up.
+    """
     sleep(SETTLE_SECONDS)
-    begin = cpu_seconds()
-    sleep(IDLE_SECONDS)
-    share = (cpu_seconds() - begin) / IDLE_SECONDS
-    if share > IDLE_SHARE:
-        raise _cheat(f"its process keeps {share:.0%} of a processor busy while nobody calls it")
+    shares = []
+    for _ in range(IDLE_WATCHES):
+        begin = cpu_seconds()
+        sleep(IDLE_SECONDS)
+        shares.append((cpu_seconds() - begin) / IDLE_SECONDS)
+        if shares[-1] <= IDLE_SHARE:
+            return
+    raise _cheat(f"its process keeps {min(shares):.0%} of a processor busy while nobody calls it")
 
 
 class Look(enum.Enum):

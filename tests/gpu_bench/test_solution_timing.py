@@ -94,6 +94,11 @@ def test_a_process_that_works_while_nobody_calls_it_is_a_cheat(share: float, is_
         watch_idle(lambda: share * now[0], sleep)
 
 
+def test_a_process_that_clears_up_once_is_not_accused() -> None:
+    readings = iter([0.0, 0.03, 0.03, 0.03])
+    watch_idle(lambda: next(readings), lambda _: None)
+
+
 def test_fresh_calls_change_the_values_and_put_them_back() -> None:
     import torch
 
