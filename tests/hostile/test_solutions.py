@@ -27,7 +27,7 @@ from warpsmith.v1 import (
 pytestmark = pytest.mark.hostile
 
 FAIL, PASS = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.VERDICT_STATE_PASS
-ATTEMPTS = 4
+ATTEMPTS = 8
 LIMITS = Limits(hang_seconds=10.0, open_seconds=25.0)
 
 
