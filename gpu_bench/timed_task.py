@@ -68,6 +68,7 @@ class TimedTask:
         Raises:
             BadInput: the module cannot be captured.
         """
+        loaded.restore()  # a case that was judged before may have set other parameters
         target = loaded.task.target
         first = loaded.user.inputs(SEED, loaded.device)
         graph = loaded.capture(first)

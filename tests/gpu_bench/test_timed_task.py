@@ -100,3 +100,21 @@ def test_free_memory_is_read(tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   2048 kB\n")
     assert free_bytes(task_pb2.TARGET_CPU, tmp_path / "meminfo") == 2 << 20
     assert free_bytes(task_pb2.TARGET_CPU, tmp_path / "absent") == 4 << 30
+
+
+@pytest.mark.usefixtures("_no_compiling")
+def test_what_a_judged_case_made_of_parameters_is_no_change_by_the_program(small):
+    constructor = (
+        "    def __init__(self):\n        super().__init__()\n        self.scale = torch.nn.Parameter(torch.ones(1))\n"
+    )
+    source = small.module.replace("    def forward", f"{constructor}    def forward").replace(
+        "dim=-1)", "dim=-1) * self.scale"
+    )
+    loaded = LoadedTask.load(small.task(source))
+    with torch.no_grad():
+        loaded.module.scale.fill_(3.0)
+    timed = TimedTask.of(loaded)
+    loaded.restore()
+    assert timed.sample.is_unchanged()
+    timed.bench.baselines.inputs[0][0].zero_()
+    assert not timed.sample.is_unchanged()
