@@ -33,6 +33,11 @@ def is_written(moves: Sequence[analysis_pb2.Move]) -> bool:
     return bool(moves) and moves[-1].operation == WRITE
 
 
+def was_answered(hypothesis: hypothesis_pb2.Hypothesis) -> bool:
+    """Whether a model must have answered for this to become a candidate: it was to write, or it mended."""
+    return asks_model(hypothesis.moves) or (is_written(hypothesis.moves) and hypothesis.source == SOURCE)
+
+
 def with_write(
     analysis: analysis_pb2.Analysis, proposed: Sequence[hypothesis_pb2.Hypothesis], parent: trial_pb2.Trial | None
 ) -> list[hypothesis_pb2.Hypothesis]:

@@ -2,6 +2,7 @@
 
 The one idea: each stage is one call to one agent, and the first field that is missing says where a trial stopped.
 How it ended is a value. Faults of machines and services are tried once more and then never charged to a candidate.
+What agents are asked about a trial that ended, or about a plan, is here too: a remedy, the next hypotheses.
 This chooses nothing: what to walk, with which care, and what follows is for `search_run` and `finalists`.
 """
 
@@ -17,13 +18,14 @@ from orchestrator import agents as deadlines
 from orchestrator import metrics
 from orchestrator.agents import Agents
 from orchestrator.device_gate import DeviceGate
-from orchestrator.model_turns import asks_model
+from orchestrator.model_turns import asks_model, is_written
 from warpsmith.errors import BadInput, Infrastructure, ModelFault, NotFound, ServiceGone, WarpsmithError
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
     compile_service_pb2,
     correctness_service_pb2,
+    reasoning_service_pb2,
     synthesis_service_pb2,
     task_pb2,
     timing_pb2,
@@ -68,10 +70,12 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A language model had to write the kernel and its server is away: what was asked may be asked again later."""
+    """A language model had to write the kernel and its server is away: what was asked may be asked again later.
+    `failure`: what it was to mend, where that is what was asked."""
 
     trial: trial_pb2.Trial
     reason: str
+    failure: Judged | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,10 @@ class Pipeline:
     """Hears how many seconds each stage took, waiting for the device left out."""
     numbered: Callable[[int], trial_pb2.Trial | None] = lambda _: None
     """Number → the trial, for whoever writes a kernel and asks how fast its parent is."""
+    spent: Callable[[int], None] = lambda _: None
+    """Hears how many tokens a model took, whatever came of it."""
+    _reasons_by_model: bool = field(default=False, init=False)
+    """Whether the reasoner was seen to ask a model: the machine is not held while it waits for one."""
 
     def walk(
         self,
@@ -151,6 +159,56 @@ class Pipeline:
         finally:
             trial.seconds = time.monotonic() - start
 
+    def mend(self, failure: Judged) -> Outcome:
+        """Asks for a remedy of a judged failure and walks it."""
+        failed = failure.trial
+        request = synthesis_service_pb2.RepairCandidateRequest(
+            task=self.task, failed=without_bulk(failed, keep_sources=True), diagnostics=failure.diagnostics
+        )
+        trial = trial_pb2.Trial(parent=failed.number, generation=failed.generation)
+        by_model = is_written(failed.candidate.moves)
+        seconds = deadlines.WRITE_SECONDS if by_model else deadlines.SYNTHESIZE_SECONDS
+
+        def call() -> synthesis_service_pb2.RepairCandidateResponse:
+            with self._asking(by_model), self._timed("repair"):
+                return self.agents.synthesis.RepairCandidate(request, timeout=seconds)
+
+        try:
+            reply = self._twice(call)
+        except _RunStoppedError:
+            return Interrupted(trial)
+        except (BadInput, NotFound) as error:
+            return Refused(trial, str(error))
+        except ModelFault as error:
+            return Unanswered(failed, str(error), failure)
+        except WarpsmithError as error:
+            return Faulted(trial, str(error))
+        self.spent(reply.model_tokens)
+        trial.hypothesis.CopyFrom(reply.hypothesis)
+        trial.candidate.CopyFrom(reply.candidate)
+        return self.walk(trial, timing_pb2.TIER_SCREENING)
+
+    def propose(
+        self, request: reasoning_service_pb2.ProposeHypothesesRequest
+    ) -> reasoning_service_pb2.ProposeHypothesesResponse | None:
+        """What the reasoning agent says of a plan; None where the run stopped, or it does not take the question.
+
+        Raises:
+            Infrastructure: it failed twice.
+        """
+
+        def call() -> reasoning_service_pb2.ProposeHypothesesResponse:
+            with self._asking(self._reasons_by_model), self._timed("propose"):
+                return self.agents.reasoning.ProposeHypotheses(request, timeout=deadlines.PROPOSE_SECONDS)
+
+        try:
+            reply = self._twice(call)
+        except (_RunStoppedError, BadInput, NotFound):
+            return None
+        self._reasons_by_model = bool(reply.model_tokens or reply.model_away)
+        self.spent(reply.model_tokens)
+        return reply
+
     def time_again(self, trial: trial_pb2.Trial) -> trial_pb2.Trial:
         """Times a candidate that was verified before, by screening; without a timing where that does not work now."""
         try:
@@ -173,11 +231,13 @@ class Pipeline:
             request.parent.CopyFrom(parent)
         seconds = deadlines.WRITE_SECONDS if by_model else deadlines.SYNTHESIZE_SECONDS
 
-        def call() -> candidate_pb2.Candidate:
-            with self.asking(by_model), self._timed("synthesize"):
-                return self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds).candidate
+        def call() -> synthesis_service_pb2.SynthesizeCandidateResponse:
+            with self._asking(by_model), self._timed("synthesize"):
+                return self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds)
 
-        return self._twice(call)
+        reply = self._twice(call)
+        self.spent(reply.model_tokens)
+        return reply.candidate
 
     def _compile(self, program: candidate_pb2.Program) -> compile_service_pb2.CompileCandidateResponse:
         request = compile_service_pb2.CompileCandidateRequest(program=program)
@@ -219,16 +279,18 @@ class Pipeline:
 
         return self._twice(call, self.go_on_to_timing)
 
-    def asking(self, by_model: bool) -> AbstractContextManager[None]:
-        """Held while synthesis works; while it waits for a model's answer the machine is not its."""
+    def _asking(self, by_model: bool) -> AbstractContextManager[None]:
+        """Held while an agent thinks; while it waits for a model's answer the machine is not its."""
         return nullcontext() if by_model else self.gate.working(self.task.target)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
         start = time.monotonic()
-        with metrics.timed(stage):
-            yield
-        self.took(stage, time.monotonic() - start)
+        try:
+            with metrics.timed(stage):
+                yield
+        finally:
+            self.took(stage, time.monotonic() - start)
 
     def _twice(self, call: Callable[[], ResultT], go_on: Callable[[], bool] | None = None) -> ResultT:
         go_on = go_on or self.go_on

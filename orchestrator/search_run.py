@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from orchestrator import agents as deadlines
 from orchestrator import finalists, metrics
 from orchestrator.agents import Agents
+from orchestrator.counsel import Counsel
 from orchestrator.device_gate import DeviceGate
-from orchestrator.model_turns import REST_SECONDS, Absence, is_written, with_write
+from orchestrator.model_turns import REST_SECONDS, Absence, was_answered
 from orchestrator.pipeline import (
     Duplicate,
     Faulted,
@@ -35,15 +35,13 @@ from orchestrator.pipeline import (
     without_bulk,
 )
 from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, look_ahead, prepare
-from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
+from orchestrator.search import PLAN_ZERO, Proposal, Search
 from warpsmith.digest import of_moves, of_task
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, ModelFault, NotFound, WarpsmithError
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
     hypothesis_pb2,
-    reasoning_service_pb2,
     run_pb2,
-    synthesis_service_pb2,
     task_pb2,
     timing_pb2,
     trial_pb2,
@@ -51,8 +49,8 @@ from warpsmith.v1 import (
 )
 
 DEFAULT_WALL_SECONDS = 60.0
-RECENT_COUNT = 128
-"""Trials that a reasoner is told of, beside the parent and its children: a message must not grow with the run."""
+NEAR_FLOOR_PERCENT = 95.0
+"""A kernel that reaches so much of the floor ends a search: what is left is less than noise (design section 8)."""
 ENDED = frozenset(
     {
         run_pb2.RUN_STATE_FASTER,
@@ -104,7 +102,7 @@ class Effort:
     def of(target: task_pb2.Target.ValueType, processor_count: int, device_count: int = 1) -> Effort:
         """Two at once on a CPU, which also runs the candidates; more where GPUs do, half of them waiting for one."""
         if target == task_pb2.TARGET_CUDA:
-            count = max(2 * device_count, min(12, processor_count))
+            count = max(2 * device_count, 4, min(12, processor_count))  # agents may have processors of their own
             # Each of many devices has a trial that waits for it while the strategy thinks.
             return Effort(parallel_trials=count, refill_at=max(count // 2, 2 * device_count), proposal_count=count)
         count = min(2, processor_count)
@@ -136,16 +134,14 @@ class SearchRun:
         self._chosen_effort = effort
         self._cancelled = threading.Event()
         self._stop_walks = threading.Event()
+        self._settled = threading.Event()
+        """What walks beyond the end of the search is measured no more."""
         self._lock = threading.Lock()
         self._programs: set[str] = set()
         self._tried: set[str] = set()
-        self._analyses: dict[int, analysis_pb2.Analysis] = {}
         self._trials: list[trial_pb2.Trial] = []
-        self._history: list[trial_pb2.Trial] = []
-        self._kin: dict[int, list[trial_pb2.Trial]] = {}
-        """By number: the trial itself and those that grew from it, in order, so that nobody goes through all."""
-        self._device_seconds = 0.0
-        self._last_fault = self._cut_short = self._floor_reason = self._refusal = ""
+        self._device_seconds = self._floor_percent = 0.0
+        self._last_fault = self._cut_short = self._refusal = ""
         self._deadline = float("inf")
         self._waited = 0.0
         """Seconds that the phase under way stood still for another run."""
@@ -162,7 +158,7 @@ class SearchRun:
                 prepared = self._phase(run_pb2.RUN_STATE_PREPARING, lambda: self._prepare(turn))
                 if prepared is None:
                     return self._end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user before the search began")
-                if reason := at_floor(prepared.reference):
+                if reason := at_floor(prepared.reference, prepared.analysis):
                     return self._end(run_pb2.RUN_STATE_AT_FLOOR, reason)
                 self._phase(run_pb2.RUN_STATE_SEARCHING, self._search_all)
                 self._phase(run_pb2.RUN_STATE_FINISHING, self._judge_finalists)
@@ -185,6 +181,12 @@ class SearchRun:
     def _took(self, stage: str, seconds: float) -> None:
         with self._lock:
             self.run.stage_seconds[stage] += seconds
+            if stage in ("verify", "measure"):
+                self._device_seconds += seconds
+
+    def _took_tokens(self, count: int) -> None:
+        with self._lock:
+            self.run.model_tokens += count
 
     def _end(self, state: run_pb2.RunState.ValueType, message: str) -> run_pb2.Run:
         self.run.state, self.run.message = state, message
@@ -212,18 +214,28 @@ class SearchRun:
             self._gate,
             task,
             go_on=lambda: not self._stop_walks.is_set(),
-            go_on_to_timing=lambda: not self._cancelled.is_set(),
+            go_on_to_timing=lambda: not (self._cancelled.is_set() or self._settled.is_set()),
             claim=self._claim,
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=self._took,
-            numbered=lambda number: self._history[number - 1] if number else None,
+            numbered=lambda number: self._counsel.history[number - 1] if number else None,
+            spent=self._took_tokens,
         )
-        self._absence = Absence[tuple[trial_pb2.Trial, int]](self._waits, self._effort.model_rest_seconds)
+        self._absence = Absence[tuple[Unanswered, int]](self._waits, self._effort.model_rest_seconds)
         prepared = prepare(self._agents, self._gate, task, go_on=lambda: not self._cancelled.is_set())
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
             self.run.reference.CopyFrom(prepared.reference)
-            self._analyses[PLAN_ZERO] = prepared.analysis
+            self._has_algebra = any(item.move.operation == "rewrite" for item in prepared.analysis.legal_moves)
+            self._counsel = Counsel(
+                self.run,
+                self._search,
+                is_new=lambda hypothesis: of_moves(hypothesis.moves) not in self._tried,
+                analyze=lambda moves: analyze(self._agents, self._gate, task, list(moves)),
+                ask=self._pipeline.propose,
+                go_on=lambda: not self._spent(),
+                plan_zero=prepared.analysis,
+            )
             self._observer.run_changed(self.run)
         return prepared
 
@@ -236,16 +248,20 @@ class SearchRun:
         walking: _Walking = {}
         try:
             self._loop(pool, walking, self._first_proposals())
+            if self._floor_percent >= NEAR_FLOOR_PERCENT:
+                self._cut_short = f"; a kernel reaches {self._floor_percent:.0f} % of the floor, which ended the search"
         except Infrastructure as error:
             if isinstance(error, ArchiveFault) or not any(passed(trial) for trial in self._trials):
                 raise
             self._cut_short = f"; the search ended early: {error}"
         finally:
             self._absence.forget()
+            self._counsel.end()
             if not self._cancelled.is_set() and not any(trial.candidate.moves for trial in self._trials):
                 wait(walking, timeout=self._effort.settle_seconds)  # a short budget still tries something
             self._stop_walks.set()
             ended, _ = wait(walking, timeout=self._effort.settle_seconds)
+            self._settled.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for future in ended:
                 if not future.cancelled():
@@ -262,7 +278,7 @@ class SearchRun:
                 moves=moves,
                 new_move_count=len(moves),
                 predicted_speedup=1.0,
-                rationale="an earlier run of this task found it best",
+                rationale="an earlier run found it best",
                 source="archive",
             )
             proposals.append(Proposal(PLAN_ZERO, hypothesis))
@@ -273,18 +289,17 @@ class SearchRun:
         dry = False  # the strategy had nothing, and nothing has ended since
         while not self._spent():
             waiting = self._taken_up(pool, walking) + waiting
-            if not waiting and not dry and len(walking) <= self._effort.refill_at:
-                proposed = self._search.next(self._state(self._effort.proposal_count, len(walking)))
-                waiting = [each for each in proposed if of_moves(each.hypothesis.moves) not in self._tried]
-                dry = not waiting
+            if not waiting and not dry and not self._counsel.thinking and len(walking) <= self._effort.refill_at:
+                self._counsel.think(self._effort.proposal_count, len(walking))
             while waiting and len(walking) < 2 * self._effort.parallel_trials and self._may_start(walking):
                 self._start(pool, walking, waiting.pop(0))
-            if not walking:
+            if not walking and not self._counsel.thinking:
                 if dry and not self._absence.waiting:
                     return
                 time.sleep(0.05 if dry else 0.0)
                 continue
-            ended, _ = wait(walking, timeout=0.1, return_when=FIRST_COMPLETED)
+            under_way: list[Future[Any]] = [*walking, *self._counsel.thinking]
+            ended, _ = wait(under_way, timeout=0.1, return_when=FIRST_COMPLETED)
             for future in [each for each in walking if each in ended]:  # in the order in which they were begun
                 repairs, outcome = walking.pop(future), future.result()
                 self._record(outcome)
@@ -293,15 +308,20 @@ class SearchRun:
                 self._heard(outcome, repairs)
                 if isinstance(outcome, Faulted) and faults_in_a_row >= self._effort.fault_count:
                     raise Infrastructure(outcome.reason)
-                if self._may_repair(outcome, repairs) and self._may_start(walking):
-                    walking[pool.submit(self._repair, outcome)] = repairs + 1
+                if isinstance(outcome, Judged) and self._may_mend(outcome, repairs) and self._may_start(walking):
+                    walking[pool.submit(self._pipeline.mend, outcome)] = repairs + 1
+            if (thought := self._counsel.thought()) is not None:
+                proposals, is_of_now = thought
+                fresh = [each for each in proposals if of_moves(each.hypothesis.moves) not in self._tried]
+                waiting, dry = waiting + fresh, is_of_now and not fresh
+                self._absence.heard("reasoning", self._counsel.model_away)
 
     def _start(self, pool: ThreadPoolExecutor, walking: _Walking, proposal: Proposal) -> None:
         key = of_moves(proposal.hypothesis.moves)
         if key in self._tried:
             return
         self._tried.add(key)
-        generation = self._history[proposal.parent - 1].generation + 1 if proposal.parent else 0
+        generation = self._counsel.history[proposal.parent - 1].generation + 1 if proposal.parent else 0
         trial = trial_pb2.Trial(parent=proposal.parent, generation=generation, hypothesis=proposal.hypothesis)
         walking[pool.submit(self._pipeline.walk, trial, timing_pb2.TIER_SCREENING)] = 0
 
@@ -309,19 +329,21 @@ class SearchRun:
         """Notes whether the synthesis agent's model answered; what it could not answer waits."""
         if isinstance(outcome, Unanswered):
             self._absence.heard("synthesis", outcome.reason)
-            self._absence.postpone((outcome.trial, repairs))
-        elif is_written(outcome.trial.hypothesis.moves) and not isinstance(outcome, Interrupted):
+            self._absence.postpone((outcome, repairs))
+        elif was_answered(outcome.trial.hypothesis) and not isinstance(outcome, Interrupted | Faulted):
             self._absence.heard("synthesis", "")
 
     def _taken_up(self, pool: ThreadPoolExecutor, walking: _Walking) -> list[Proposal]:
         """Starts repairs that waited for a model long enough, and gives such proposals."""
         proposals = []
-        for trial, repairs in self._absence.due():
-            if trial.HasField("verdict"):
-                walking[pool.submit(self._repair, Judged(trial, trial.verdict.detail))] = repairs
+        for asked, repairs in self._absence.due():
+            if asked.failure is None:
+                self._tried.discard(of_moves(asked.trial.hypothesis.moves))
+                proposals.append(Proposal(asked.trial.parent, asked.trial.hypothesis))
+            elif self._may_start(walking):
+                walking[pool.submit(self._pipeline.mend, asked.failure)] = repairs
             else:
-                self._tried.discard(of_moves(trial.hypothesis.moves))
-                proposals.append(Proposal(trial.parent, trial.hypothesis))
+                self._absence.postpone((asked, repairs))
         return proposals
 
     def _waits(self, reason: str) -> None:
@@ -338,7 +360,15 @@ class SearchRun:
             or time.monotonic() >= self._deadline
             or 0 < budget.trial_count <= len(self._trials)
             or 0 < budget.device_seconds <= self._device_seconds
+            or 0 < budget.model_tokens <= self.run.model_tokens
+            or self._floor_percent >= NEAR_FLOOR_PERCENT
         )
+
+    def _share_of_floor(self, trial: trial_pb2.Trial) -> float:
+        """Percent of the floor that a trial reaches; 0 where algebra may do with less work than the floor counts."""
+        if not passed(trial) or self._has_algebra:
+            return 0.0
+        return trial.timing.floor_percent
 
     def _may_start(self, walking: _Walking) -> bool:
         limit = self.run.budget.trial_count
@@ -357,10 +387,8 @@ class SearchRun:
                 trial.number = len(self._trials) + 1
                 kept = without_bulk(trial, keep_sources=True)
                 self._trials.append(kept)
-                self._history.append(without_bulk(trial))
-                for number in (trial.number, trial.parent):
-                    self._kin.setdefault(number, []).append(self._history[-1])
-                self._device_seconds += trial.timing.device_seconds
+                self._counsel.add(without_bulk(trial))
+                self._floor_percent = max(self._floor_percent, self._share_of_floor(trial))
                 self.run.trial_count = len(self._trials)
                 self.run.pass_count += passed(trial)
                 metrics.record_trial(self.run.task.digest, _stage_reached(trial), trial)
@@ -376,73 +404,13 @@ class SearchRun:
             case Interrupted() | Unanswered():
                 pass
 
-    def _may_repair(self, outcome: Outcome, repairs: int) -> bool:
+    def _may_mend(self, failure: Judged, repairs: int) -> bool:
+        verdict = failure.trial.verdict
         return (
-            isinstance(outcome, Judged)
-            and outcome.trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL
-            and outcome.trial.verdict.kind not in _NO_REMEDY
+            verdict.state == verdict_pb2.VERDICT_STATE_FAIL
+            and verdict.kind not in _NO_REMEDY
             and repairs < self._effort.repair_count
         )
-
-    def _repair(self, outcome: Outcome) -> Outcome:
-        """Asks for a remedy of a judged failure and walks it."""
-        assert isinstance(outcome, Judged)
-        failed = outcome.trial
-        request = synthesis_service_pb2.RepairCandidateRequest(
-            task=self.run.task, failed=without_bulk(failed, keep_sources=True), diagnostics=outcome.diagnostics
-        )
-        trial = trial_pb2.Trial(parent=failed.number, generation=failed.generation)
-        by_model = is_written(failed.candidate.moves)
-        seconds = deadlines.WRITE_SECONDS if by_model else deadlines.SYNTHESIZE_SECONDS
-        try:
-            with self._pipeline.asking(by_model), metrics.timed("repair"):
-                reply = self._agents.synthesis.RepairCandidate(request, timeout=seconds)
-        except (NotFound, BadInput) as error:
-            return Refused(trial, str(error))
-        except ModelFault as error:
-            return Unanswered(failed, str(error))
-        except Infrastructure as error:
-            return Faulted(trial, str(error))
-        trial.hypothesis.CopyFrom(reply.hypothesis)
-        trial.candidate.CopyFrom(reply.candidate)
-        return self._pipeline.walk(trial, timing_pb2.TIER_SCREENING)
-
-    # ---- what a strategy sees ------------------------------------------------------------------------
-
-    def _state(self, slots: int, under_way: int) -> SearchState:
-        return SearchState(
-            trials=self._history,
-            slots=slots,
-            is_new=lambda hypothesis: of_moves(hypothesis.moves) not in self._tried,
-            analyze=self._analysis,
-            propose=self._propose,
-            under_way=under_way,
-        )
-
-    def _analysis(self, parent: int) -> analysis_pb2.Analysis:
-        if parent not in self._analyses:
-            moves = list(self._trials[parent - 1].candidate.moves)
-            self._analyses[parent] = analyze(self._agents, self._gate, self.run.task, moves)
-        return self._analyses[parent]
-
-    def _propose(self, parent: int, limit: int) -> Sequence[hypothesis_pb2.Hypothesis]:
-        recent = self._history[-RECENT_COUNT:]
-        oldest = len(self._history) - len(recent)
-        family = [trial for trial in self._kin.get(parent, ()) if trial.number <= oldest]
-        request = reasoning_service_pb2.ProposeHypothesesRequest(
-            task=self.run.task,
-            analysis=self._analysis(parent),
-            device=self.run.device,
-            reference=self.run.reference,
-            history=[*family, *recent],
-            limit=limit,
-        )
-        with self._gate.working(self.run.task.target), metrics.timed("propose"):
-            reply = self._agents.reasoning.ProposeHypotheses(request, timeout=deadlines.PROPOSE_SECONDS)
-        if parent == PLAN_ZERO and reply.at_floor:
-            self._floor_reason = reply.at_floor
-        self._absence.heard("reasoning", reply.model_away)
-        return with_write(request.analysis, reply.hypotheses, self._history[parent - 1] if parent else None)
 
     # ---- finish --------------------------------------------------------------------------------------
 
@@ -481,8 +449,8 @@ class SearchRun:
         message += self._cut_short
         if self._cancelled.is_set():
             return self._end(run_pb2.RUN_STATE_CANCELLED, f"stopped by the user; {message}")
-        if self._floor_reason and not faster:
-            return self._end(run_pb2.RUN_STATE_AT_FLOOR, self._floor_reason)
+        if self._counsel.floor_reason and not faster:
+            return self._end(run_pb2.RUN_STATE_AT_FLOOR, self._counsel.floor_reason)
         if self._last_fault and not self.run.pass_count:
             return self._end(run_pb2.RUN_STATE_FAILED, self._last_fault)
         return self._end(run_pb2.RUN_STATE_FASTER if faster else run_pb2.RUN_STATE_NO_FASTER, message)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from orchestrator import testing
 from orchestrator.device_gate import DeviceGate
-from orchestrator.model_turns import Absence, asks_model, with_write
+from orchestrator.model_turns import Absence, asks_model, was_answered, with_write
 from orchestrator.progress import Progress
 from orchestrator.search import Search
 from orchestrator.search.beam import Beam
@@ -194,6 +194,29 @@ def test_a_repair_that_missed_its_model_is_made_when_it_is_back() -> None:
     assert any(trial.candidate.moves[-1].text == "mended" for trial in written(notebook.trials))
     assert len(world.repaired) > 1
     assert WAITING in [state for state, _ in notebook.states]
+
+
+def test_a_repair_that_waited_takes_a_trial_of_the_budget() -> None:
+    world = WritingWorld(text="broken")
+
+    class Breaking(Notebook):
+        def trial_ended(self, trial: trial_pb2.Trial) -> None:
+            super().trial_ended(trial)
+            if written([trial]) and trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL:
+                world.is_up.clear()
+                threading.Timer(0.2, world.is_up.set).start()
+
+    world.is_up.set()
+    for count in (3, 4, 5):
+        assert execute(world, Breaking(world), trial_count=count).trial_count <= count
+
+
+def test_a_replayed_kernel_says_nothing_of_a_model() -> None:
+    moves = [analysis_pb2.Move(operation="write", group="out", text="void out() {}")]
+    assert not was_answered(hypothesis_pb2.Hypothesis(moves=moves, source="archive"))
+    assert was_answered(hypothesis_pb2.Hypothesis(moves=moves, source="vllm"))
+    moves[0].text = ""
+    assert was_answered(hypothesis_pb2.Hypothesis(moves=moves, source="random"))
 
 
 def test_the_slowest_of_our_kernels_is_written_second() -> None:

@@ -9,21 +9,22 @@ from collections import Counter
 
 import pytest
 
-from orchestrator import finalists, testing
-from orchestrator import search_run as run_module
+from orchestrator import counsel, finalists, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.prepare import prepare
-from orchestrator.search import Search
+from orchestrator.search import Proposal, Search, SearchState
 from orchestrator.search.beam import Beam
 from orchestrator.search.evolution import Evolution, _crossed
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
+from warpsmith.errors import BadInput
 from warpsmith.v1 import (
     benchmark_service_pb2,
     correctness_service_pb2,
     reasoning_service_pb2,
     run_pb2,
+    synthesis_service_pb2,
     task_pb2,
     timing_pb2,
     trial_pb2,
@@ -216,8 +217,117 @@ def test_a_trial_budget_is_kept() -> None:
 
 
 def test_a_device_budget_is_kept() -> None:
-    run = search_run(testing.World(), budget=run_pb2.Budget(device_seconds=0.15)).execute()
-    assert 2 <= run.trial_count <= 4
+    run = search_run(testing.World(seconds=0.02), budget=run_pb2.Budget(device_seconds=0.1)).execute()
+    assert 2 <= run.trial_count <= 5
+
+
+def test_what_hangs_while_timed_takes_of_the_device_budget_too() -> None:
+    class Hanging(testing.World):
+        def MeasureArtifact(
+            self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
+        ) -> benchmark_service_pb2.MeasureArtifactResponse:
+            reply = super().MeasureArtifact(request, timeout)
+            time.sleep(0.2 if reply.HasField("fault") else 0.0)
+            return reply
+
+    notebook = Notebook()
+    world = Hanging(gains={"vector": 2.0}, choices={"vector": ["hang", *[f"hang{n}" for n in range(20)]]})
+    search_run(world, notebook, budget=run_pb2.Budget(device_seconds=0.5, wall_seconds=20)).execute()
+    assert 3 <= len(notebook.trials) <= 6
+
+
+def test_a_token_budget_is_kept() -> None:
+    class Writing(testing.World):
+        def SynthesizeCandidate(
+            self, request: synthesis_service_pb2.SynthesizeCandidateRequest, /, timeout: float | None = None
+        ) -> synthesis_service_pb2.SynthesizeCandidateResponse:
+            reply = super().SynthesizeCandidate(request, timeout)
+            reply.model_tokens = 100
+            return reply
+
+    choices = {"vector": [str(width) for width in range(20)]}
+    run = search_run(Writing(choices=choices), budget=run_pb2.Budget(model_tokens=400, wall_seconds=20)).execute()
+    assert 400 <= run.model_tokens <= 800
+    assert run.trial_count <= 8
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_kernel_near_the_floor_ends_the_search() -> None:
+    choices = {"tile": [str(size) for size in range(20)]}
+    world = testing.World(floor_ns=0.97 * testing.EAGER_NS / 2.4, choices=choices)
+    run = search_run(world).execute()
+    assert run.trial_count < 12
+    assert run.message.endswith("; a kernel reaches 97 % of the floor, which ended the search")
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    with_algebra = testing.World(
+        gains={"rewrite": 1.01, "author": 2.0, "tile": 0.9}, floor_ns=0.97 * testing.EAGER_NS / 2.0, choices=choices
+    )
+    assert search_run(with_algebra).execute().trial_count > 20, "algebra may do with less than the floor counts"
+
+
+def test_a_reasoner_that_thinks_for_long_holds_up_nothing() -> None:
+    class Slow(testing.World):
+        def ProposeHypotheses(
+            self, request: reasoning_service_pb2.ProposeHypothesesRequest, /, timeout: float | None = None
+        ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+            reply = super().ProposeHypotheses(request, timeout)
+            if self.calls["ProposeHypotheses"] > 1:
+                time.sleep(3.0)
+            reply.model_tokens = 1  # a model that is asked does not hold the machine
+            return reply
+
+    notebook = Notebook()
+    begin = time.monotonic()
+    run = search_run(Slow(), notebook, budget=run_pb2.Budget(wall_seconds=0.5)).execute()
+    assert time.monotonic() - begin < 2.5
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_reasoner_that_refuses_one_plan_is_asked_about_others() -> None:
+    class Refusing(testing.World):
+        def ProposeHypotheses(
+            self, request: reasoning_service_pb2.ProposeHypothesesRequest, /, timeout: float | None = None
+        ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+            if [each.operation for each in request.analysis.moves] == ["author"]:
+                raise BadInput("not this one")
+            return super().ProposeHypotheses(request, timeout)
+
+    run = search_run(Refusing()).execute()
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert {move.operation for move in run.best.candidate.moves} == {"author", "vector"}
+
+
+def test_a_strategy_that_raises_ends_the_search_and_loses_nothing() -> None:
+    class Raising(Beam):
+        def next(self, state: SearchState) -> list[Proposal]:
+            if len(state.trials) > 2:
+                raise ZeroDivisionError("none of mine")
+            return super().next(state)
+
+    run = search_run(testing.World(), search=Raising()).execute()
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert run.message.endswith("the search ended early: the strategy Raising failed: ZeroDivisionError: none of mine")
+
+
+def test_a_reasoner_is_asked_once_while_nothing_has_ended() -> None:
+    class Twice(Beam):
+        def next(self, state: SearchState) -> list[Proposal]:
+            assert list(state.propose(0, 2)) == list(state.propose(0, 4))[:2]
+            return super().next(state)
+
+    world = testing.World(choices={"vector": list("abcdef")})
+    asked: Counter[tuple[int, int]] = Counter()
+    told = world.ProposeHypotheses
+
+    def ask(
+        request: reasoning_service_pb2.ProposeHypothesesRequest, /, timeout: float | None = None
+    ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+        asked[len(request.history), len(request.analysis.moves)] += request.limit == 4
+        return told(request, timeout)
+
+    world.ProposeHypotheses = ask  # type: ignore[method-assign]
+    search_run(world, search=Twice(), budget=run_pb2.Budget(trial_count=4, wall_seconds=20)).execute()
+    assert {count for (_, moves), count in asked.items() if moves == 0} <= {0, 1}
 
 
 def test_a_wall_budget_is_kept() -> None:
@@ -260,7 +370,7 @@ def test_cancelling_judges_the_best_so_far() -> None:
 
 
 def test_a_reasoner_is_told_of_the_last_trials_and_of_the_family_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "RECENT_COUNT", 2)
+    monkeypatch.setattr(counsel, "RECENT_COUNT", 2)
     asked: list[tuple[int, list[trial_pb2.Trial]]] = []
 
     class Remembering(testing.World):
