@@ -122,8 +122,14 @@ class PlanModel:
 
     def _before(self, name: str, other: str) -> bool:
         """Whether `other` needs the result of `name`, directly or through others."""
-        producers = self.units[other].producers
-        return name in producers or any(self._before(name, producer) for producer in producers)
+        ahead, seen = [other], {other}  # each group once: a chain of residual blocks has 2^n ways back
+        while ahead:
+            new = [producer for producer in self.units[ahead.pop()].producers if producer not in seen]
+            if name in new:
+                return True
+            seen.update(new)
+            ahead += new
+        return False
 
     def changed(self, name: str, cost: analysis_pb2.Cost, *, authored: bool) -> PlanModel:
         """With a group's engine and cost replaced."""

@@ -2,7 +2,8 @@
 
 The one idea: rows are whole protobuf messages with a few columns beside them to look by, written in one transaction
 each and never changed except for the run itself, so that a run that dies is readable up to its last event. A full
-disk or a directory that cannot be written is one clear error; reading goes on.
+disk or a directory that cannot be written is one clear error; reading goes on. Columns are only ever added, with a
+default: who opens an older archive adds them, its runs stay, and an older release goes on writing to it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from orchestrator.model_turns import WRITE
 from orchestrator.search import moves_of, score
 from warpsmith.digest import of_moves
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
@@ -27,7 +29,7 @@ BUSY_MILLISECONDS = 10_000
 TABLES_LOCK = 0x7761727073  # "warps"
 """The lock of a PostgreSQL database under which tables are made."""
 KNOWN_COUNT = 3
-"""Lists of moves that a new run of a known task begins with."""
+"""Lists of moves that a new run begins with, where earlier ones of its task or of tasks of its shape are known."""
 
 _tables = sa.MetaData()
 _runs = sa.Table(
@@ -42,6 +44,7 @@ _runs = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False, index=True),
     sa.Column("speedup", sa.Float, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),
+    sa.Column("shape_digest", sa.String(64), nullable=False, server_default="", index=True),
 )
 _trials = sa.Table(
     "trials",
@@ -70,7 +73,7 @@ class Archive:
     """Runs and all that became of them. Safe to use from several threads and processes."""
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
-        """The archive at an SQLAlchemy URL, with its tables made where they are missing.
+        """The archive at an SQLAlchemy URL, with tables and columns made where they are missing.
 
         Raises:
             BadInput: the URL is malformed, or no driver for it is installed.
@@ -82,9 +85,13 @@ class Archive:
             sa.event.listen(self._engine, "connect", _set_up_reading if read_only else _set_up_writing)
         if not read_only:
             with self._writing() as connection:
-                if self._engine.dialect.name == "postgresql":  # where another orchestrator may start at this moment
+                # Another orchestrator may start at this moment.
+                if self._engine.dialect.name == "postgresql":
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(TABLES_LOCK)))
+                elif self._engine.dialect.name == "sqlite":
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
                 _tables.create_all(connection)
+                _add_columns(connection)
 
     @classmethod
     def in_directory(cls, directory: Path) -> Archive:
@@ -136,6 +143,7 @@ class Archive:
             "created_at": run.created_at,
             "speedup": score(run.best) if run.HasField("best") else 0.0,
             "message": run.SerializeToString(),
+            "shape_digest": run.shape_digest,
         }
         with self._writing() as connection:
             if not connection.execute(_REPLACE_RUN, {**row, "which": run.id}).rowcount:
@@ -197,12 +205,25 @@ class Archive:
         )
         return [run_pb2.RunEvent.FromString(row.message) for row in self._rows(query)]
 
-    def known_moves(self, task_digest: str, device: str, limit: int = KNOWN_COUNT) -> list[list[analysis_pb2.Move]]:
-        """Moves that earlier runs of the task on such a device found best, best first.
+    def known_moves(self, run: run_pb2.Run, limit: int = KNOWN_COUNT) -> list[list[analysis_pb2.Move]]:
+        """Moves that earlier runs on such a device found best: those of the task, then those of its shape, best first.
 
-        The task's digest counts its target. Winners of runs come before trials that were only screened.
+        Both digests count the target. Winners of runs come before trials that were only screened. A kernel that was
+        written for another task is not among them: its text holds that task's sizes.
         """
-        same = (_runs.c.task_digest == task_digest) & (_runs.c.device == device)
+        lists = self._best_moves(_runs.c.task_digest == run.task.digest, run.device.name, limit)
+        if run.shape_digest and len(lists) < limit:
+            alike = (_runs.c.shape_digest == run.shape_digest) & (_runs.c.task_digest != run.task.digest)
+            for key, moves in self._best_moves(alike, run.device.name, 2 * limit).items():
+                if not any(move.operation == WRITE for move in moves):
+                    lists.setdefault(key, moves)
+        return list(lists.values())[:limit]
+
+    def _best_moves(
+        self, condition: sa.ColumnElement[bool], device: str, limit: int
+    ) -> dict[str, list[analysis_pb2.Move]]:
+        """The best lists of moves of runs that fulfil a condition, by digest."""
+        same = condition & (_runs.c.device == device)
         runs = sa.select(_runs.c.message).where(same, _runs.c.speedup > 1.0).order_by(_runs.c.speedup.desc())
         trials = (
             sa.select(_trials.c.message)
@@ -212,8 +233,7 @@ class Archive:
         )
         found = [run_pb2.Run.FromString(row.message).best for row in self._rows(runs.limit(limit))]
         found += [trial_pb2.Trial.FromString(row.message) for row in self._rows(trials.limit(2 * limit))]
-        lists = {of_moves(moves_of(trial)): list(moves_of(trial)) for trial in found if moves_of(trial)}
-        return list(lists.values())[:limit]
+        return {of_moves(moves_of(trial)): list(moves_of(trial)) for trial in found if moves_of(trial)}
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         try:
@@ -231,6 +251,18 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _add_columns(connection: sa.Connection) -> None:
+    """Adds the columns that later releases brought, and their indexes, to tables that an earlier one made."""
+    for table in _tables.sorted_tables:
+        present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in present:
+                made = sa.schema.CreateColumn(column).compile(connection)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
 
 
 def _add_event(connection: sa.Connection, run_id: str, event: run_pb2.RunEvent | None) -> None:

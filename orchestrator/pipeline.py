@@ -300,15 +300,14 @@ class Pipeline:
         while True:
             try:
                 return call()
-            except ModelFault:
-                raise  # it was asked more than once already
-            except ServiceGone:
-                if time.monotonic() >= until:
+            except WarpsmithError as error:
+                self.spent(error.model_tokens)
+                if not isinstance(error, Infrastructure) or isinstance(error, ModelFault):
+                    raise  # it would say the same again, or was asked more than once already
+                is_gone = isinstance(error, ServiceGone)
+                if until == 0 or (is_gone and time.monotonic() >= until):
                     raise
-            except Infrastructure:
-                if until == 0:
-                    raise
-                until = 0  # the second attempt is the last
+                until = until if is_gone else 0  # the second attempt is the last
             time.sleep(self.retry_pause_seconds)
             if not go_on():
                 raise _RunStoppedError

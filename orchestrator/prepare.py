@@ -179,10 +179,22 @@ def fastest_ns(reference: timing_pb2.ReferenceReport) -> float:
     return next((arm.median_ns for arm in reference.arms if arm.name == reference.fastest), 0.0)
 
 
-def at_floor(reference: timing_pb2.ReferenceReport) -> str:
-    """Why a search is not worth its cost, in one sentence; empty when it is."""
+def has_algebra(analysis: analysis_pb2.Analysis) -> bool:
+    """Whether a rewrite of the plan makes fewer matrix products.
+
+    The floor counts each byte once whatever the algebra, but products as the module makes them, wherever it cannot see
+    that they may be spared: only a rewrite that spares some can come below it.
+    """
+    return any(
+        legal.move.operation == "rewrite" and legal.after.product_flop_count < legal.before.product_flop_count
+        for legal in analysis.legal_moves
+    )
+
+
+def at_floor(reference: timing_pb2.ReferenceReport, analysis: analysis_pb2.Analysis) -> str:
+    """Why a search is not worth its cost, in one sentence; empty when it is. `analysis`: plan zero."""
     fastest, floor = fastest_ns(reference), reference.floor_ns
-    if floor <= 0 or fastest <= 0 or fastest > floor * FLOOR_MARGIN:
+    if floor <= 0 or fastest <= 0 or fastest > floor * FLOOR_MARGIN or has_algebra(analysis):
         return ""
     return (
         f"{reference.fastest} takes {fastest / 1e3:.1f} us and the floor of this machine is {floor / 1e3:.1f} us: "

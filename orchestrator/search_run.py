@@ -34,9 +34,9 @@ from orchestrator.pipeline import (
     passed,
     without_bulk,
 )
-from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, look_ahead, prepare
+from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, has_algebra, look_ahead, prepare
 from orchestrator.search import PLAN_ZERO, Proposal, Search
-from warpsmith.digest import of_moves, of_task
+from warpsmith.digest import of_moves, of_shape, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
@@ -226,7 +226,8 @@ class SearchRun:
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
             self.run.reference.CopyFrom(prepared.reference)
-            self._has_algebra = any(item.move.operation == "rewrite" for item in prepared.analysis.legal_moves)
+            self.run.shape_digest = of_shape(task, prepared.analysis)
+            self._has_algebra = has_algebra(prepared.analysis)
             self._counsel = Counsel(
                 self.run,
                 self._search,

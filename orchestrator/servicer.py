@@ -103,7 +103,7 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
 
     def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
         def known(begun: run_pb2.Run) -> list[list[analysis_pb2.Move]]:
-            return [] if fresh else archive.known_moves(begun.task.digest, begun.device.name)
+            return [] if fresh else archive.known_moves(begun)
 
         return SearchRun(run, agents, gate, search, story, known=known)
 

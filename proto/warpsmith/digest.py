@@ -36,6 +36,24 @@ def of_task(task: task_pb2.Task) -> str:
     return digest("task", task.entry_path, task.class_name, task.target, task.precision, *contents)
 
 
+def of_shape(task: task_pb2.Task, analysis: analysis_pb2.Analysis) -> str:
+    """Digest of what kind of task this is, `analysis` being its plan zero: its moves may win others of its shape.
+
+    Counts target, precision, the types of inputs and outputs with the number of decimal digits of each extent, and of
+    each group its name, its operations and the groups that it reads, because moves name groups. Leaves out sources,
+    views, strides, parameters and their sizes, and the arguments of operations, such as which dimension is reduced:
+    where moves do not apply for one of these, that is found out before anything is compiled.
+    """
+    parts: list[str | bytes | int] = ["shape", task.target, task.precision]
+    for specs in (task.inputs, task.outputs):
+        parts.append(len(specs))
+        for spec in specs:
+            parts += [spec.dtype, ",".join(str(len(str(extent))) for extent in spec.shape)]
+    for group in analysis.groups:
+        parts += ["group", group.name, len(group.operations), *group.operations, len(group.producers), *group.producers]
+    return digest(*parts)
+
+
 def of_moves(moves: Iterable[analysis_pb2.Move]) -> str:
     """Digest of a list of moves in order."""
     parts: list[str | bytes | int] = ["moves"]

@@ -30,6 +30,9 @@ import grpc
 class WarpsmithError(Exception):
     """Root of everything that Warpsmith raises on purpose."""
 
+    model_tokens: int = 0
+    """Tokens that a language model took before this was raised, which a budget counts all the same."""
+
 
 class BadInput(WarpsmithError):
     """What the user gave cannot be used. The message names the file or setting and the remedy."""

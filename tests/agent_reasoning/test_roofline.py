@@ -85,6 +85,22 @@ def test_a_producer_that_an_earlier_reader_needs_stays() -> None:
     assert fused.units["c"].cost.write_bytes == 100
 
 
+@pytest.mark.timeout(20)
+def test_a_chain_of_forty_residual_blocks_is_fused_at_once() -> None:
+    size = Cost(read_bytes=100, write_bytes=100, launch_count=1)
+    groups = [analysis_pb2.Group(name="sum_0", cost=size)]
+    for block in range(1, 41):
+        before = f"sum_{block - 1}"
+        groups.append(analysis_pb2.Group(name=f"branch_{block}", producers=[before], cost=size))
+        groups.append(analysis_pb2.Group(name=f"sum_{block}", producers=[f"branch_{block}", before], cost=size))
+    plan = PlanModel.of(analysis_pb2.Analysis(groups=groups))
+    # What goes round the last branch does not come before it: to know that, all ways back are looked at.
+    fused = plan.fused("branch_40", "sum_39")
+    assert "sum_39" not in fused.units
+    assert fused.units["sum_40"].producers == ("branch_40",)
+    assert "sum_0" in plan.fused("sum_40", "sum_0").units, "all that is between would come before it and after it"
+
+
 def test_operations_that_combine_rows_are_known_by_name() -> None:
     assert reduces(["aten.softmax.int"])
     assert reduces(["aten.mul.Tensor", "aten.layer_norm.default"])

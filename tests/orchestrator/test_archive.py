@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from orchestrator import archive as kept
 from orchestrator import testing
 from orchestrator.archive import FILE_NAME, Archive
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 
-def run_of(identifier: str, created_at: float = 1.0, speedup: float = 0.0) -> run_pb2.Run:
-    run = run_pb2.Run(id=identifier, task=testing.task(), created_at=created_at, device=timing_pb2.Device(name="fake"))
+def run_of(
+    identifier: str, created_at: float = 1.0, speedup: float = 0.0, *, task: str = "fake", shape: str = ""
+) -> run_pb2.Run:
+    run = run_pb2.Run(
+        id=identifier,
+        task=testing.task(task),
+        created_at=created_at,
+        device=timing_pb2.Device(name="fake"),
+        shape_digest=shape,
+    )
     if speedup:
         run.best.CopyFrom(trial_of(1, speedup, "author"))
     return run
@@ -67,10 +78,137 @@ def test_known_moves_put_winners_first_and_repeat_nothing(database_url: str) -> 
     archive.add_trial("a", trial_of(1, 1.6, "author"))
     archive.add_trial("a", trial_of(2, 3.0, "author", "tile"))
     archive.add_trial("a", trial_of(3, 0.5, "tile"))
-    known = archive.known_moves(testing.task().digest, "fake")
-    assert [[move.operation for move in moves] for moves in known] == [["author"], ["author", "tile"]]
-    assert archive.known_moves(testing.task().digest, "another device") == []
+    assert known(archive, run_of("b")) == [["author"], ["author", "tile"]]
+    elsewhere = run_of("b")
+    elsewhere.device.name = "another device"
+    assert known(archive, elsewhere) == []
     archive.close()
+
+
+def known(archive: Archive, run: run_pb2.Run) -> list[list[str]]:
+    """The operations of what a run begins with."""
+    return [[move.operation for move in moves] for moves in archive.known_moves(run)]
+
+
+def test_what_won_a_task_of_the_same_shape_comes_after_what_won_the_task_itself(database_url: str) -> None:
+    archive = Archive(database_url)
+    for name, speedup, operation in (("alike", 3.0, "tile"), ("own", 1.5, "author"), ("other", 9.0, "split")):
+        shape = "another shape" if name == "other" else "shape"
+        archive.put_run(run_of(name, task="fake" if name == "own" else name, shape=shape))
+        archive.add_trial(name, trial_of(1, speedup, operation))
+    archive.add_trial("alike", trial_of(2, 2.0, "author"))
+    assert known(archive, run_of("new", shape="shape")) == [["author"], ["tile"]], "each once, the other shape never"
+    assert known(archive, run_of("new", task="unseen", shape="shape")) == [["tile"], ["author"]]
+    assert known(archive, run_of("new", task="unseen")) == [], "runs without a shape are not of one shape"
+    elsewhere = run_of("new", shape="shape")
+    elsewhere.device.name = "another device"
+    assert known(archive, elsewhere) == []
+    archive.close()
+
+
+def test_a_task_with_enough_of_its_own_is_not_filled_up(database_url: str) -> None:
+    archive = Archive(database_url)
+    for name in ("fake", "alike"):
+        archive.put_run(run_of(name, task=name, shape="shape"))
+        for number in range(1, 5):
+            archive.add_trial(name, trial_of(number, 1.0 + number, f"{name}_{number}"))
+    found = known(archive, run_of("new", shape="shape"))
+    assert found == [["fake_4"], ["fake_3"], ["fake_2"]]
+    assert len(found) == kept.KNOWN_COUNT
+    archive.close()
+
+
+def test_a_kernel_that_was_written_for_one_task_is_not_tried_on_another_of_its_shape(database_url: str) -> None:
+    archive = Archive(database_url)
+    archive.put_run(run_of("alike", task="alike", shape="shape"))
+    archive.add_trial("alike", trial_of(1, 3.0, "author", "write"))
+    archive.add_trial("alike", trial_of(2, 2.0, "author"))
+    assert known(archive, run_of("new", shape="shape")) == [["author"]]
+    assert known(archive, run_of("new", task="alike", shape="shape")) == [["author", "write"], ["author"]]
+    archive.close()
+
+
+OLD_TABLES = sa.MetaData()
+"""The archive as it was made before runs had a shape."""
+OLD_RUNS = sa.Table(
+    "runs",
+    OLD_TABLES,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("task_digest", sa.String(64), nullable=False, index=True),
+    sa.Column("task_name", sa.Text, nullable=False),
+    sa.Column("target", sa.Integer, nullable=False),
+    sa.Column("device", sa.Text, nullable=False),
+    sa.Column("state", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, index=True),
+    sa.Column("speedup", sa.Float, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+
+
+def add_as_before(connection: sa.Connection, identifier: str) -> None:
+    """What an orchestrator of before writes."""
+    run = run_of(identifier, speedup=2.0)
+    row = {"id": run.id, "task_digest": run.task.digest, "task_name": "fake", "target": 1, "device": "fake", "state": 1}
+    connection.execute(
+        sa.insert(OLD_RUNS), {**row, "created_at": 1.0, "speedup": 2.0, "message": run.SerializeToString()}
+    )
+
+
+def old_archive(url: str) -> sa.Engine:
+    """An archive of before with one run in it."""
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        OLD_TABLES.create_all(connection)
+        add_as_before(connection, "old")
+    return engine
+
+
+def test_an_archive_of_an_older_release_keeps_its_runs_and_learns_shapes(database_url: str) -> None:
+    before = old_archive(database_url)
+    for round_number in range(2):  # the second time there is nothing to add
+        archive = Archive(database_url)
+        assert archive.run("old").id == "old"
+        assert known(archive, run_of("new", shape="shape")) == [["author"]]
+        assert known(archive, run_of("new", task="unseen", shape="shape")) == [["author"]] * round_number
+        assert known(archive, run_of("new", task="unseen")) == [], "nobody knows of what shape the old run was"
+        archive.put_run(run_of("alike", speedup=3.0, task="alike", shape="shape"))
+        assert known(archive, run_of("new", task="unseen", shape="shape")) == [["author"]]
+        archive.close()
+    assert "ix_runs_shape_digest" in {index["name"] for index in sa.inspect(before).get_indexes("runs")}
+    with before.begin() as connection:
+        add_as_before(connection, "later")  # the older release is still there
+    before.dispose()
+    archive = Archive(database_url)
+    assert {run.id for run in archive.runs()} == {"old", "alike", "later"}
+    archive.close()
+
+
+def test_an_archive_of_an_older_release_is_read_without_being_changed(tmp_path: Path) -> None:
+    old_archive(f"sqlite:///{tmp_path / FILE_NAME}").dispose()
+    before = (tmp_path / FILE_NAME).read_bytes()
+    reader = Archive.reading(tmp_path)
+    assert reader.run("last").id == "old"
+    reader.close()
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_two_that_open_an_older_archive_at_once_do_not_add_a_column_twice(tmp_path: Path) -> None:
+    Archive.in_directory(tmp_path).close()
+    url = f"sqlite:///{tmp_path / FILE_NAME}"
+    opened: list[Archive] = []
+    with sa.create_engine(url).connect() as first:
+        first.exec_driver_sql("DROP INDEX ix_runs_shape_digest")
+        first.exec_driver_sql("ALTER TABLE runs DROP COLUMN shape_digest")
+        first.exec_driver_sql("BEGIN IMMEDIATE")
+        first.exec_driver_sql("ALTER TABLE runs ADD COLUMN shape_digest VARCHAR(64) DEFAULT '' NOT NULL")
+        second = threading.Thread(target=lambda: opened.append(Archive(url)))
+        second.start()
+        second.join(0.5)
+        assert not opened, "it waits for the first one's column"
+        first.commit()
+        second.join(20)
+    assert len(opened) == 1
+    opened[0].close()
 
 
 def test_a_directory_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def serving(archive: Archive, world: testing.World) -> Iterator[client.Optimizat
 
     def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
         def known(begun: run_pb2.Run) -> list[object]:
-            return [] if fresh else archive.known_moves(begun.task.digest, begun.device.name)
+            return [] if fresh else archive.known_moves(begun)
 
         return SearchRun(run, agents, gate, search, story, known=known, effort=Effort(retry_pause_seconds=0.0))
 
@@ -79,6 +79,17 @@ def test_a_second_run_of_a_task_begins_with_what_the_first_found(archive: Archiv
         third, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET, fresh=True))
         trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=third.id)).trials
         assert not any(trial.hypothesis.source == "archive" for trial in trials)
+
+
+def test_a_run_of_another_task_of_the_same_shape_begins_with_what_won_the_first(archive: Archive) -> None:
+    with serving(archive, testing.World()) as orchestrator:
+        first, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        second, _ = watched(orchestrator, client.create(orchestrator, testing.task("edited"), BUDGET))
+        assert first.shape_digest == second.shape_digest != ""
+        assert first.task.digest != second.task.digest
+        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=second.id)).trials
+        known = next(trial for trial in trials[:3] if trial.hypothesis.source == "archive")
+        assert known.hypothesis.moves == first.best.candidate.moves
 
 
 def test_queued_runs_wait_their_turn_and_can_be_cancelled_before_it(archive: Archive) -> None:

@@ -18,7 +18,7 @@ from orchestrator.search.evolution import Evolution, _crossed
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
-from warpsmith.errors import BadInput
+from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import (
     benchmark_service_pb2,
     correctness_service_pb2,
@@ -250,6 +250,22 @@ def test_a_token_budget_is_kept() -> None:
     assert 400 <= run.model_tokens <= 800
     assert run.trial_count <= 8
     assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_answers_that_could_not_be_used_cost_their_tokens() -> None:
+    class Babbling(testing.World):
+        def SynthesizeCandidate(
+            self, request: synthesis_service_pb2.SynthesizeCandidateRequest, /, timeout: float | None = None
+        ) -> synthesis_service_pb2.SynthesizeCandidateResponse:
+            if any(move.operation == "tile" for move in request.hypothesis.moves):
+                error = NotFound("no kernel of out [no_code]")
+                error.model_tokens = 100
+                raise error
+            return super().SynthesizeCandidate(request, timeout)
+
+    choices = {"tile": [str(size) for size in range(20)]}
+    run = search_run(Babbling(choices=choices), budget=run_pb2.Budget(model_tokens=400, wall_seconds=20)).execute()
+    assert 400 <= run.model_tokens <= 1000
 
 
 def test_a_kernel_near_the_floor_ends_the_search() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warpsmith import digest
-from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2
+from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 
 def test_parts_do_not_run_into_each_other() -> None:
@@ -29,6 +29,46 @@ def test_the_order_of_sources_does_not_count() -> None:
     for path in ("b.py", "a.py"):
         tasks[1].sources.add(path=path, content=files[path])
     assert digest.of_task(tasks[0]) == digest.of_task(tasks[1])
+
+
+def softmax_of(rows: int = 4096, columns: int = 2048) -> tuple[task_pb2.Task, analysis_pb2.Analysis]:
+    """A task and its plan zero: a softmax of so many rows, then a relu."""
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[rows, columns], strides=[columns, 1])
+    task = task_pb2.Task(target=task_pb2.TARGET_CPU, precision=task_pb2.PRECISION_FP32, inputs=[spec], outputs=[spec])
+    analysis = analysis_pb2.Analysis()
+    analysis.groups.add(name="softmax", operations=["aten.softmax.int"])
+    analysis.groups.add(name="relu", operations=["aten.relu.default"], producers=["softmax"])
+    return task, analysis
+
+
+def test_tasks_of_one_shape_may_differ_in_sources_and_a_little_in_size() -> None:
+    task, analysis = softmax_of()
+    task.sources.add(path="m.py", content=b"x = 1")
+    analysis.groups[0].cost.read_bytes = 1
+    assert digest.of_shape(task, analysis) == digest.of_shape(*softmax_of(rows=8192))
+
+
+def test_tasks_of_another_kind_have_another_shape() -> None:
+    seen = {digest.of_shape(*softmax_of()), digest.of_shape(*softmax_of(rows=128))}
+    seen.add(digest.of_shape(*softmax_of(2048, 128)))
+    task, analysis = softmax_of()
+    task.target = task_pb2.TARGET_CUDA
+    seen.add(digest.of_shape(task, analysis))
+    task.precision = task_pb2.PRECISION_TF32
+    seen.add(digest.of_shape(task, analysis))
+    task.inputs[0].dtype = tensor_pb2.DTYPE_FLOAT16
+    seen.add(digest.of_shape(task, analysis))
+    task.inputs[0].shape.insert(0, 1)
+    seen.add(digest.of_shape(task, analysis))
+    task.outputs.add()
+    seen.add(digest.of_shape(task, analysis))
+    analysis.groups[1].name = "relu_1"
+    seen.add(digest.of_shape(task, analysis))
+    analysis.groups[1].operations[0] = "aten.gelu.default"
+    seen.add(digest.of_shape(task, analysis))
+    analysis.groups[1].producers.append("x")
+    seen.add(digest.of_shape(task, analysis))
+    assert len(seen) == 11
 
 
 def test_moves_count_in_order_and_with_their_arguments() -> None:

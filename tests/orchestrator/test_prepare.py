@@ -1,0 +1,67 @@
+"""What ends a run before its search: a baseline at the floor, unless algebra may go below what the floor counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator import testing
+from orchestrator.device_gate import DeviceGate
+from orchestrator.prepare import at_floor, has_algebra
+from orchestrator.search.beam import Beam
+from orchestrator.search_run import Effort, SearchRun
+from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
+
+AT_FLOOR = timing_pb2.ReferenceReport(
+    fastest="compile", floor_ns=100.0, arms=[timing_pb2.Arm(name="compile", median_ns=104.0)]
+)
+
+
+def plan_with(operation: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost) -> analysis_pb2.Analysis:
+    legal = analysis_pb2.LegalMove(move=testing.move(operation), before=before, after=after)
+    return analysis_pb2.Analysis(legal_moves=[legal])
+
+
+PRODUCT, NONE = analysis_pb2.Cost(product_flop_count=10**9), analysis_pb2.Cost(product_flop_count=10**6)
+
+
+def test_a_baseline_at_the_floor_is_searched_where_a_rewrite_spares_products() -> None:
+    assert "at most 1.04x" in at_floor(AT_FLOOR, analysis_pb2.Analysis())
+    assert at_floor(AT_FLOOR, plan_with("rewrite", PRODUCT, NONE)) == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "before", "after"),
+    [
+        ("author", PRODUCT, NONE),
+        ("rewrite", PRODUCT, PRODUCT),
+        ("rewrite", analysis_pb2.Cost(read_bytes=800, write_bytes=400), analysis_pb2.Cost(read_bytes=400)),
+    ],
+)
+def test_what_saves_only_what_the_floor_does_not_count_is_no_reason_to_search(
+    operation: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost
+) -> None:
+    plan = plan_with(operation, before, after)
+    assert not has_algebra(plan)
+    assert at_floor(AT_FLOOR, plan)
+
+
+class Deaf:
+    """An observer that remembers nothing."""
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        pass
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        pass
+
+
+def test_a_run_at_the_floor_of_its_products_ends_faster_by_algebra() -> None:
+    world = testing.World(
+        gains={"rewrite": 5.0}, choices={"rewrite": ["linear_row_sum"]}, floor_ns=0.79 * testing.EAGER_NS
+    )
+    agents = world.agents()
+    run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=20))
+    effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
+    ended = SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Deaf(), effort=effort).execute()
+    assert ended.state == run_pb2.RUN_STATE_FASTER
+    assert [move.choice for move in ended.best.candidate.moves] == ["linear_row_sum"]
