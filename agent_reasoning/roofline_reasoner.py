@@ -20,6 +20,8 @@ from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2
 
 SOURCE = "roofline"
+EVIDENCE = "evidence"
+"""Source of a prediction that earlier trials have corrected."""
 
 DEFAULT_LIMIT = 8
 
@@ -39,6 +41,7 @@ class _Option:
     speedup: float
     score: float
     rationale: str
+    source: str = SOURCE
 
 
 class RooflineReasoner:
@@ -73,7 +76,7 @@ class RooflineReasoner:
                     new_move_count=len(option.moves),
                     predicted_speedup=option.speedup,
                     rationale=option.rationale,
-                    source=SOURCE,
+                    source=option.source,
                 )
             )
         return response
@@ -83,10 +86,12 @@ def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Ev
     if not analysis.legal_moves:
         return
     for option in (*_rewrites(analysis, predicted), *_chains(analysis, predicted), *_singles(analysis, predicted)):
-        speedup = option.speedup * evidence.correction(option.moves)
-        score = option.score * evidence.correction(option.moves) * evidence.reliability(option.moves)
+        correction = evidence.correction(option.moves)
+        speedup = option.speedup * correction
+        score = option.score * correction * evidence.reliability(option.moves)
         if speedup >= LEAST_SPEEDUP:
-            yield _Option(option.moves, speedup, score, option.rationale)
+            source = EVIDENCE if correction != 1.0 else SOURCE
+            yield _Option(option.moves, speedup, score, option.rationale, source)
 
 
 def _chains(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:

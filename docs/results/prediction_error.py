@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_reasoning.evidence import PLAN_ZERO, Evidence, candidate_ns, kind
-from agent_reasoning.roofline_reasoner import SOURCE
+from agent_reasoning.roofline_reasoner import EVIDENCE, SOURCE
 from orchestrator.archive import Archive
 from warpsmith.v1 import run_pb2
 
@@ -60,7 +60,7 @@ def predictions(events: Sequence[run_pb2.RunEvent]) -> list[Prediction]:
         hypothesis, now = trial.hypothesis, candidate_ns(trial.timing)
         parent = by_number.get(trial.parent)
         earlier = candidate_ns(parent.timing) if parent is not None and parent is not trial else 0.0
-        if hypothesis.source != SOURCE or not now or not earlier or hypothesis.predicted_speedup <= 0:
+        if hypothesis.source not in (SOURCE, EVIDENCE) or not now or not earlier or hypothesis.predicted_speedup <= 0:
             continue
         new = hypothesis.moves[len(hypothesis.moves) - hypothesis.new_move_count :]
         known = [other for end, other in ended if end <= at - trial.seconds]

@@ -2,18 +2,21 @@
 
 The one idea: the fastest passing trial of each kind of plan (fusion partition, algebra, schedules: the features of its
 analysis that are no setting) is a parent before any second one of a kind; half of the slots go to the fastest parent,
-half of the rest to the next, and so on. Branching with exploitation and repair is what published ablations favour. No
-more is under way at once than has ended, four at least: what is begun blindly learns nothing from its neighbours.
+half of the rest to the next, and so on. Branching with exploitation and repair is what published ablations favour. On a
+parent, a bandit over the sources of its hypotheses fills the slots (`sources`). No more is under way at once than has
+ended, four at least: what is begun blindly learns nothing from its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from orchestrator.search import PLAN_ZERO, Proposal, SearchState, score
+from orchestrator.model_turns import asks_model
+from orchestrator.search import PLAN_ZERO, Proposal, SearchState, score, with_move
+from orchestrator.search.sources import RANDOM, Sources
 from warpsmith.digest import of_moves
-from warpsmith.v1 import trial_pb2
+from warpsmith.v1 import hypothesis_pb2, trial_pb2
 
 WIDTH = 4
 """Parents kept, and proposals of the first round."""
@@ -21,15 +24,17 @@ PROMISING = 0.7
 """What a hypothesis should reach of the fastest plan, by its parent's speed and its prediction; others come after."""
 MOST_ASKED = 256
 """Hypotheses on one parent that are looked through for a new one."""
+SPARE = 8
+"""Hypotheses that a reasoner is asked for beyond the slots: a model that names the first few is not the only source."""
 
 
 class Beam:
     """The default strategy."""
 
-    def __init__(self, width: int = WIDTH) -> None:
-        self._width = width
-        self._barren: set[int] = set()
-        """Parents beyond the beam that had nothing left to try."""
+    def __init__(self, width: int = WIDTH, seed: int = 0) -> None:
+        self._width, self._seed = width, seed
+        self._barren: dict[int, int] = {}
+        """Parents beyond the beam for which the reasoner had nothing (left), and how many trials had ended by then."""
 
     def next(self, state: SearchState) -> list[Proposal]:
         """Fills the slots from the parents in order; what one parent leaves goes to the next."""
@@ -39,24 +44,27 @@ class Beam:
         parents = self.parents(state)
         taken: set[str] = set()
         hope = _hope(state)
+        sources = Sources(state.trials, self._seed)
         for place, parent in enumerate(parents):
             left = state.slots - len(chosen)
             share = left if place == len(parents) - 1 else (left + 1) // 2
-            chosen += _fresh(state, parent, share, taken, hope[parent])
+            chosen += _fresh(state, parent, share, taken, hope[parent], sources)
         # More rounds let the best parents use what later ones could not, then all of them try what promises little.
         for least in (hope, dict.fromkeys(parents, 0.0)):
             for parent in parents:
-                chosen += _fresh(state, parent, state.slots - len(chosen), taken, least[parent])
+                chosen += _fresh(state, parent, state.slots - len(chosen), taken, least[parent], sources)
         # When the beam has nothing left, slower plans are better than an early end.
         for trial in state.passing():
             if len(chosen) == state.slots:
                 break
-            if trial.number in self._barren or trial.number in parents or not trial.candidate.moves:
+            if trial.number in parents or not trial.candidate.moves:
                 continue
-            found = _fresh(state, trial.number, state.slots - len(chosen), taken, 0.0)
+            if len(state.trials) < 2 * self._barren.get(trial.number, 0):
+                continue  # what has ended since may have changed the reasoner's mind, but not after every trial
+            found = _fresh(state, trial.number, state.slots - len(chosen), taken, 0.0, sources)
             chosen += found
             if not found:
-                self._barren.add(trial.number)
+                self._barren[trial.number] = len(state.trials)
         return chosen
 
     def parents(self, state: SearchState) -> list[int]:
@@ -82,18 +90,48 @@ def _hope(state: SearchState) -> dict[int, float]:
     return {number: PROMISING * best / max(speed, 1e-9) for number, speed in speeds.items()}
 
 
-def _fresh(state: SearchState, parent: int, count: int, taken: set[str], least: float) -> Sequence[Proposal]:
+def _fresh(
+    state: SearchState, parent: int, count: int, taken: set[str], least: float, sources: Sources
+) -> Sequence[Proposal]:
     """Up to `count` hypotheses on `parent`, predicted to give `least`, that nobody has tried; adds them to `taken`."""
     if count <= 0:
         return []
     # Known ones may come back first, and not all of them ended as trials: ask for more until enough are new.
-    limit = count + len(taken) + state.child_count(parent)
+    limit = count + SPARE + len(taken) + state.child_count(parent)
     while True:
         answer = state.propose(parent, limit)
         wanted = [each for each in answer if (each.predicted_speedup or 1.0) >= least and state.is_new(each)]
-        fresh = {of_moves(each.moves): each for each in wanted}
-        found = [Proposal(parent, each) for key, each in fresh.items() if key not in taken][:count]
-        if len(found) == count or len(answer) < limit or limit >= MOST_ASKED:
-            taken |= {of_moves(each.hypothesis.moves) for each in found}
-            return found
+        fresh = {key: each for each in wanted if (key := of_moves(each.moves)) not in taken}
+        if len(fresh) >= count or len(answer) < limit or limit >= MOST_ASKED:
+            return [Proposal(parent, each) for each in _filled(state, parent, count, fresh, taken, sources)]
         limit = min(4 * limit, MOST_ASKED)
+
+
+def _filled(
+    state: SearchState,
+    parent: int,
+    count: int,
+    fresh: dict[str, hypothesis_pb2.Hypothesis],
+    taken: set[str],
+    sources: Sources,
+) -> Iterator[hypothesis_pb2.Hypothesis]:
+    """Up to `count` of the `fresh`, by digest, with a random legal move among them where that source gets a slot."""
+    drawn = (each for each in _drawn(state, parent, sources) if of_moves(each.moves) not in taken)
+    for _ in range(min(count, len(fresh))):
+        source = sources.draw([*(each.source for each in fresh.values()), RANDOM])
+        named = next((each for each in fresh.values() if each.source == source), None)
+        chosen = named or next(drawn, None) or next(iter(fresh.values()))
+        key = of_moves(chosen.moves)
+        fresh.pop(key, None)
+        taken.add(key)
+        yield chosen
+
+
+def _drawn(state: SearchState, parent: int, sources: Sources) -> Iterator[hypothesis_pb2.Hypothesis]:
+    """Legal moves on a parent that nobody has tried, in a random order; none that a language model has to fill in."""
+    moves = list(state.trials[parent - 1].candidate.moves) if parent else []
+    legal = [item for item in state.analyze(parent).legal_moves if not asks_model([item.move])]
+    for item in sources.dice.sample(legal, len(legal)):
+        hypothesis = with_move(moves, item, RANDOM, "drawn at random")
+        if state.is_new(hypothesis):
+            yield hypothesis

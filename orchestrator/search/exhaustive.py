@@ -27,12 +27,12 @@ class Exhaustive:
         proposals: list[Proposal] = []
         taken: set[str] = set()
         for proposal in self._untried(state):
+            if len(proposals) >= state.slots:
+                break
             key = of_moves(proposal.hypothesis.moves)
             if key not in taken:
                 taken.add(key)
                 proposals.append(proposal)
-            if len(proposals) == state.slots:
-                break
         return proposals
 
     def _untried(self, state: SearchState) -> Iterator[Proposal]:

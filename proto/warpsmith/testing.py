@@ -3,7 +3,8 @@
     python -m warpsmith.testing reasoning 127.0.0.1:50051
 
 asks a running server the questions below and prints what it finds. A Python plugin is asked the same through its
-methods: `check_reasoning(MyReasoner().propose)`. An empty list of findings means that it fits.
+methods: `check_reasoning(MyReasoner().propose)`. An empty list of findings means that it fits. A search strategy runs
+inside the orchestrator and is asked by `orchestrator.search.conformance`.
 """
 
 from __future__ import annotations

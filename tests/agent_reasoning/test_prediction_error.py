@@ -66,6 +66,12 @@ def test_before_takes_back_what_earlier_trials_had_taught(command: Any) -> None:
     assert found.after == pytest.approx(math.log(taught / 2.0))
 
 
+def test_a_prediction_that_evidence_corrected_counts_as_well(command: Any) -> None:
+    corrected = trial(2, AUTHOR, ns=400, predicted=3.0)
+    corrected.hypothesis.source = "evidence"
+    assert len(command.predictions(events(trial(1, ns=800), corrected))) == 1
+
+
 def test_what_was_not_timed_or_not_predicted_is_left_out(command: Any) -> None:
     other = trial(4, AUTHOR, ns=10)
     other.hypothesis.source = "archive"

@@ -307,6 +307,19 @@ def test_what_was_tried_is_not_proposed_again_but_a_fault_of_the_machine_is() ->
     assert propose(request)[0] == first
 
 
+def test_a_prediction_that_earlier_trials_corrected_says_so() -> None:
+    cost = pointwise(100 * MB)
+    moves = [legal("author", name, before=cost, after=cost) for name in ("a", "b")]
+    moves.append(legal("rewrite", "b", "rule", before=cost, after=pointwise(50 * MB)))
+    groups = [group("a", "aten.relu.default", cost), group("b", "aten.exp.default", cost, "a")]
+    assert {each.source for each in propose(ask(groups, moves))} == {"roofline"}
+    bare, slow = timed_trial([], 1_000_000), timed_trial([moves[0].move], 700_000)
+    slow.number, slow.hypothesis.predicted_speedup = 2, 1.0
+    later = propose(ask(groups, moves, history=[bare, slow]))
+    sources = {new_moves(each)[0][0]: each.source for each in later if each.new_move_count == 1}
+    assert sources == {"author": "evidence", "rewrite": "roofline"}
+
+
 def test_every_hypothesis_begins_with_the_moves_of_its_parent() -> None:
     request = memory_bound_chain()
     parent = Move(operation="rewrite", group="x", choice="rule")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -12,8 +13,10 @@ from orchestrator import finalists, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.dialing import endpoints
 from orchestrator.pipeline import Duplicate, Judged, Pipeline
-from orchestrator.search import SearchState
+from orchestrator.search import Proposal, SearchState, conformance
 from orchestrator.search.beam import Beam
+from orchestrator.search.sources import RANDOM, Sources
+from warpsmith import plugins
 from warpsmith.digest import of_moves
 from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
@@ -97,6 +100,171 @@ def test_an_exhausted_beam_goes_on_with_slower_plans() -> None:
     fertile = state_of(trials, slots=2, fertile=2)
     state = dataclasses.replace(fertile, is_new=lambda each: each.moves[0].operation.startswith("3"))
     assert [proposal.parent for proposal in Beam(width=2).next(state)] == [3, 3]
+
+
+def test_a_plan_that_had_nothing_left_is_asked_again_once_twice_as_many_trials_have_ended() -> None:
+    trials = [timed(1, 3.0, "a"), timed(2, 2.0, "b"), timed(3, 1.5, "a")]
+    fertile, asked = state_of(trials, fertile=2), list[int]()
+    beam = Beam(width=2)
+
+    def ask(state: SearchState, answers: bool) -> list[int]:
+        asked.clear()
+
+        def propose(parent: int, limit: int) -> list[hypothesis_pb2.Hypothesis]:
+            asked.append(parent)
+            return list(fertile.propose(parent, limit)) if answers and parent == 3 else []
+
+        return [proposal.parent for proposal in beam.next(dataclasses.replace(state, propose=propose))]
+
+    assert ask(fertile, answers=False) == []
+    assert 3 in asked
+    failed = [dataclasses.replace(fertile, trials=[*trials, *[trial_pb2.Trial()] * count]) for count in (2, 3)]
+    assert ask(failed[0], answers=True) == []
+    assert 3 not in asked
+    assert ask(failed[1], answers=True) == [3, 3]
+
+
+def of_source(source: str, number: int, *, won: bool, parent: int = 0) -> trial_pb2.Trial:
+    trial = timed(number, 1.5 if won else 0.9)
+    trial.parent, trial.hypothesis.source = parent, source
+    return trial
+
+
+def shares(trials: list[trial_pb2.Trial], ranked: list[str]) -> Counter[str]:
+    """How often each source is drawn in a thousand runs that differ by their seed."""
+    return Counter(Sources(trials, seed).draw(ranked) for seed in range(1000))
+
+
+def test_a_source_whose_trials_beat_their_parents_gets_the_slots_although_it_is_ranked_second() -> None:
+    trials = [of_source("roofline", number, won=number % 4 == 0) for number in range(1, 17)]
+    trials += [of_source("vllm", number, won=False) for number in range(17, 33)]
+    drawn = shares(trials, ["vllm", "roofline", RANDOM])
+    assert drawn["roofline"] > 650
+    assert drawn["roofline"] > 2 * drawn["vllm"]
+    assert shares([], ["vllm", "roofline"])["vllm"] > 500
+
+
+def test_a_random_legal_move_is_rare_until_it_earns() -> None:
+    ranked = ["roofline"] * 4 + [RANDOM]
+    trials = [of_source("roofline", number, won=number % 2 == 0) for number in range(1, 9)]
+    assert shares(trials, ranked)[RANDOM] < 30
+    earned = [of_source(RANDOM, number, won=True) for number in range(41, 81)]
+    lost = [of_source("roofline", number, won=False) for number in range(1, 41)]
+    assert shares(lost + earned, ranked)[RANDOM] > 900
+
+
+def test_a_source_does_not_answer_for_faults_of_the_machine() -> None:
+    faults = [of_source("vllm", number, won=False) for number in range(1, 9)]
+    judged = shares(faults, ["vllm", "roofline"])
+    for trial in faults:
+        trial.verdict.state = verdict_pb2.VERDICT_STATE_INFRA
+    assert shares(faults, ["vllm", "roofline"])["vllm"] > 2 * judged["vllm"]
+
+
+def test_a_source_answers_neither_for_repairs_nor_for_gains_within_the_noise() -> None:
+    failed, mended = timed(1, 0.0), of_source("vllm", 2, won=True, parent=1)
+    failed.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+    failed.ClearField("timing")
+    assert Sources([failed, mended]).draw(["roofline", "vllm"]) == Sources([failed, failed]).draw(["roofline", "vllm"])
+    barely = of_source("vllm", 1, won=True)
+    barely.timing.speedup_fastest.median, barely.timing.noise_floor = 1.02, 0.03
+    noise = shares([barely] * 20, ["roofline", "vllm"])
+    barely.timing.noise_floor = 0.01
+    assert shares([barely] * 20, ["roofline", "vllm"])["vllm"] > 5 * noise["vllm"]
+
+
+def test_beam_takes_its_slots_from_the_source_that_earned_them_and_draws_alike_for_equal_trials() -> None:
+    won = [of_source("good", number, won=True) for number in range(1, 21)]
+    lost = [of_source("bad", number, won=False) for number in range(21, 41)]
+    for trial in lost:
+        trial.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+    sources = ["bad", "bad", "bad", "bad", "good", "good", "good", "good"]
+
+    def propose(parent: int, limit: int) -> list[hypothesis_pb2.Hypothesis]:
+        moves = [testing.move(f"{parent}-{place}") for place in range(len(sources))]
+        named = zip(moves, sources, strict=True)
+        made = [hypothesis_pb2.Hypothesis(moves=[each], predicted_speedup=9.0, source=name) for each, name in named]
+        return made[:limit]
+
+    state = dataclasses.replace(state_of(won + lost, slots=4), propose=propose)
+    proposals = Beam(width=1).next(state)
+    assert Counter(each.hypothesis.source for each in proposals)["good"] >= 3
+    assert Beam(width=1).next(state) == proposals
+
+
+def test_beam_draws_a_legal_move_where_random_ones_earned_it_but_has_none_written_by_chance() -> None:
+    won = [of_source(RANDOM, number, won=True) for number in range(1, 41)]
+    lost = [of_source("roofline", number, won=False) for number in range(41, 81)]
+    legal = [testing.move(name) for name in ("tile", "vector", "write")]
+    analysis = analysis_pb2.Analysis(legal_moves=[analysis_pb2.LegalMove(move=each) for each in legal])
+    ranked = dataclasses.replace(state_of(won + lost, slots=4), analyze=lambda _: analysis)
+
+    def propose(parent: int, limit: int) -> list[hypothesis_pb2.Hypothesis]:
+        answer = list(ranked.propose(parent, limit))
+        for each in answer:
+            each.source = "roofline"
+        return answer
+
+    proposals = Beam(width=1).next(dataclasses.replace(ranked, propose=propose))
+    drawn = [each for each in proposals if each.hypothesis.source == RANDOM]
+    assert len(drawn) >= 2
+    for each in drawn:
+        assert each.hypothesis.moves[-1].operation in ("tile", "vector")
+        assert list(each.hypothesis.moves[:-1]) == ([] if each.parent == 0 else [testing.move(f"m{each.parent}")])
+    silent = dataclasses.replace(ranked, propose=lambda *_: [])
+    assert Beam(width=1).next(silent) == []  # chance does not go on where the reasoner sees nothing
+
+
+@pytest.mark.parametrize("strategy", plugins.names("search"))
+def test_every_installed_strategy_fits_its_role(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert conformance.main([strategy]) == 0
+    assert capsys.readouterr().out == f"{strategy}: fits\n"
+
+
+class Careless:
+    """Breaks every rule of a strategy."""
+
+    def next(self, state: SearchState) -> list[Proposal]:
+        """A parent that does not exist, plan zero again, and an illegal move twice; however many slots there are."""
+        prayer = Proposal(99, hypothesis_pb2.Hypothesis(moves=[testing.move(f"pray {id(self)}")]))
+        known = Proposal(0, hypothesis_pb2.Hypothesis())
+        bad = Proposal(0, hypothesis_pb2.Hypothesis(moves=[testing.move("pray")], new_move_count=1))
+        return [prayer, prayer, known, bad, bad][: max(5, state.slots)]
+
+
+def test_a_careless_strategy_is_told_everything() -> None:
+    findings = "\n".join(conformance.check_search(Careless))
+    for expected in (
+        "where no slot is free", "must come from a seed", "5 where 4 slots", "twice at once", "has been tried",
+        "neither plan zero nor", "not its parent's moves", "not legal", "lacks its source", "goes on after",
+    ):  # fmt: skip
+        assert expected in findings
+
+
+class Fixed:
+    """Only ever tries what can be done to plan zero, and so many of that."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def next(self, state: SearchState) -> list[Proposal]:
+        """Children of plan zero."""
+        fresh = [Proposal(0, each) for each in state.propose(0, 100) if state.is_new(each)]
+        return fresh[: min(self._count, state.slots)]
+
+
+def test_a_strategy_that_stays_at_the_beginning_is_told_so() -> None:
+    assert conformance.check_search(lambda: Fixed(0)) == [
+        "proposes nothing where moves are legal and the reasoner has hypotheses"
+    ]
+    assert conformance.check_search(lambda: Fixed(4)) == ["never builds on a trial that passed"]
+
+
+def test_an_unknown_strategy_and_a_wrong_command_line_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert conformance.main(["wizard"]) == conformance.main([]) == 2
+    said = capsys.readouterr().err
+    assert "no search is called 'wizard'" in said
+    assert "usage:" in said
 
 
 def test_a_plan_that_other_moves_led_to_is_not_tried_again() -> None:
