@@ -13,8 +13,9 @@ from string import Template
 
 from warpsmith import digest, language_model
 from warpsmith.errors import ModelFault
-from warpsmith.json_answer import objects
+from warpsmith.json_answer import last_object, without_thoughts
 from warpsmith.language_model import LanguageModel, Message
+from warpsmith.model_turn import ASIDE_SECONDS, Turn
 from warpsmith.settings import Settings
 from warpsmith.untrusted import one_line, quoted
 from warpsmith.v1 import candidate_pb2
@@ -55,11 +56,11 @@ class Explainer:
         key = digest.digest("explanation", source, diagnostics)
         if key not in self._known:
             try:
-                answer = self._model.answer(messages(source, diagnostics), schema())
+                answer = Turn(self._model, ASIDE_SECONDS).answer(messages(source, diagnostics), schema())
             except ModelFault as fault:
                 log.warning("no explanation: %s", fault)
                 return ""
-            found = next(objects(answer.text, "explanation"), {}).get("explanation")
+            found = (last_object(without_thoughts(answer), "explanation") or {}).get("explanation")
             self._known[key] = one_line(found, LINE_CHARACTERS) if isinstance(found, str) else ""
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)

@@ -1,13 +1,13 @@
 """Runs compilations in jailed worker processes that stay warm between calls.
 
 The one idea: a worker that overran or died took the compilation with it, so that is the program's outcome
-(COMPILE_LIMIT), while a worker that never started is the machine's fault. One worker for each processor at most.
+(COMPILE_LIMIT), while a worker that never started is the machine's fault. One worker at most for each processor that
+this process may use.
 Knows no compiler: the entry point and its setting do.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ from agent_compile import diagnostics
 from agent_compile.toolchain import Compiled, Limits, Outcome, Rejected
 from warpsmith import jail
 from warpsmith.errors import Infrastructure, WorkerCrashed, WorkerRaised, WorkerTimeout
+from warpsmith.processors import processor_count
 from warpsmith.v1 import candidate_pb2, compile_service_pb2, verdict_pb2
 from warpsmith.worker import Worker
 
@@ -42,7 +43,7 @@ class JailedCompiler:
             file_bytes=4 * limits.binary_bytes,
             scratch_bytes=8 * limits.binary_bytes,
         )
-        self._slots = threading.BoundedSemaphore(worker_count or max(1, min(16, os.cpu_count() or 1)))
+        self._slots = threading.BoundedSemaphore(worker_count or min(16, processor_count()))
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
 

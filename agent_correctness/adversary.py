@@ -19,8 +19,9 @@ from prometheus_client import Counter
 from agent_correctness.check import Case, seed_from
 from warpsmith import language_model
 from warpsmith.errors import ModelFault
-from warpsmith.json_answer import objects
+from warpsmith.json_answer import last_object, without_thoughts
 from warpsmith.language_model import LanguageModel, Message
+from warpsmith.model_turn import ASIDE_SECONDS, Turn
 from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, seed_of
 from warpsmith.settings import Settings
 from warpsmith.untrusted import quoted
@@ -68,19 +69,19 @@ class Adversary:
         if request.tier != timing_pb2.TIER_FINAL or not sources:
             return []
         try:
-            answer = self._model.answer(messages(request), schema())
+            answer = Turn(self._model, ASIDE_SECONDS).answer(messages(request), schema())
         except ModelFault as fault:
             log.warning("no inputs are proposed: %s", fault)
             _proposals.labels("none").inc()
             return []
-        recipes = read(answer.text)
+        recipes = read(without_thoughts(answer))
         _proposals.labels("used" if recipes else "none").inc(max(1, len(recipes)))
         return [(verdict_pb2.VALUE_FAMILY_PROPOSED, seed_of(recipe, seed_from(draw))) for recipe in recipes]
 
 
 def read(text: str) -> list[Recipe]:
     """The recipes of an answer that are from the tables, each once; never raises."""
-    listed = next(objects(text, "inputs"), {}).get("inputs")
+    listed = (last_object(text, "inputs") or {}).get("inputs")
     if not isinstance(listed, list):
         return []
     found: dict[Recipe, None] = {}

@@ -8,9 +8,8 @@ and whenever there is no answer, the roofline reasoner takes the turn, and says 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from prometheus_client import Counter
 
@@ -21,6 +20,7 @@ from agent_reasoning.language_model_prompt import SIZES, Prompt
 from agent_reasoning.roofline_reasoner import DEFAULT_LIMIT, RooflineReasoner
 from warpsmith import digest, language_model, settings
 from warpsmith.errors import MODEL_AWAY, ModelFault, ModelReason
+from warpsmith.model_turn import TURN_SECONDS, PromptSizes, Turn
 from warpsmith.v1 import hypothesis_pb2, reasoning_service_pb2
 
 log = logging.getLogger("warpsmith")
@@ -30,9 +30,6 @@ MOST_CHOICES = 4
 """Hypotheses asked for in one answer: later ones are better chosen after the first are measured."""
 ASKED_AGAIN = 2
 """How often an answer that cannot be used is asked for again."""
-TURN_SECONDS = 60.0
-"""No question is begun later than this after the turn's beginning. With the defaults of a slot, retries and an answer
-(30, 30 and 120 + 30 s) a turn then ends within 270 s; its caller waits for 300 s."""
 
 _turns = Counter("warpsmith_model_turns_total", "Turns of the reasoner, by who took them and why.", ["by", "reason"])
 _answers = Counter("warpsmith_model_answers_total", "Answers read, by what they were.", ["outcome"])
@@ -54,17 +51,22 @@ class Lost:
 class LanguageModelReasoner:
     """Proposes what a language model chooses; see `Reasoner`. The model's choices come first, then roofline's."""
 
-    def __init__(self, model: language_model.LanguageModel | None = None, *, asked_again: int = ASKED_AGAIN) -> None:
+    def __init__(
+        self,
+        model: language_model.LanguageModel | None = None,
+        *,
+        asked_again: int = ASKED_AGAIN,
+        turn_seconds: float = TURN_SECONDS,
+    ) -> None:
         """Without a model, connects to the one that the environment names.
 
         Raises:
             BadInput: the model's library is not installed, or the server refuses address, model name or key.
         """
         self._model = model or language_model.connect(settings.read().model)
-        self._asked_again = asked_again
+        self._asked_again, self._turn_seconds = asked_again, turn_seconds
         self._roofline = RooflineReasoner()
-        self._least_size = 0
-        """Sizes before this one have been too long for the model."""
+        self._sizes = PromptSizes(self._model, len(SIZES))
 
     def propose(self, request: Request) -> Response:
         """Asks the model, unless there is nothing to choose or nothing to win."""
@@ -101,18 +103,22 @@ class LanguageModelReasoner:
         def first(size: int) -> Prompt:
             return language_model_prompt.first(request, options, open_options, count, SIZES[size])
 
-        end = time.monotonic() + TURN_SECONDS
-        size = self._fitting(first)
+        turn = Turn(self._model, self._turn_seconds)
+        task = digest.of_task(request.task)
+        size = self._sizes.fitting(task, lambda size: first(size).token_estimate)
         prompt = first(size)
         asked_again = 0
         while True:
             try:
                 schema = language_model_answer.schema(prompt.open_options, min(count, len(prompt.open_options)))
-                answer = self._model.answer(prompt.messages, schema)
+                answer = turn.answer(prompt.messages, schema)
             except ModelFault as fault:
-                if fault.reason is not ModelReason.CONTEXT_TOO_LONG or size + 1 == len(SIZES):
+                if fault.reason is not ModelReason.CONTEXT_TOO_LONG:
                     raise
-                size = self._least_size = size + 1
+                shorter = self._sizes.refused(task, size)
+                if shorter is None:
+                    raise
+                size = shorter
                 log.warning("%s; the prompt is shortened to size %d of %d", fault, size + 1, len(SIZES))
                 prompt = first(size)
                 continue
@@ -121,20 +127,18 @@ class LanguageModelReasoner:
                 _answers.labels("chosen").inc()
                 _choices.labels("legal").inc(len(read.choices))
                 _choices.labels("dropped").inc(read.dropped_count)
-                return read.choices
+                return _noted(read.choices, options) if size else read.choices
             _answers.labels(read.fault).inc()
-            if asked_again == self._asked_again or time.monotonic() > end:
+            if asked_again == self._asked_again or not turn.may_ask_again:
                 return Lost(read.fault, f"{asked_again + 1} answers could not be used; of the last, {read.text}")
             asked_again += 1
             prompt = language_model_prompt.again(first(size), answer.text, read.text)
 
-    def _fitting(self, first: Callable[[int], Prompt]) -> int:
-        """The largest size whose estimate fits the model's context, where that is known."""
-        room = self._model.context_tokens() * 2 // 3  # a third is the answer's
-        for size in range(self._least_size, len(SIZES) - 1):
-            if not room or first(size).token_estimate <= room:
-                return size
-        return len(SIZES) - 1
+
+def _noted(choices: Sequence[Choice], options: Sequence[Option]) -> tuple[Choice, ...]:
+    """The same, saying that the model did not see all."""
+    note = "[the prompt was shortened]"
+    return tuple(replace(each, reason=f"{each.reason or options[each.option].text} {note}") for each in choices)
 
 
 def _merged(request: Request, options: Sequence[Option], choices: Sequence[Choice], fallback: Response) -> Response:

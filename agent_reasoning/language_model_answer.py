@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from warpsmith.json_answer import objects
+from warpsmith.json_answer import last_object, without_thoughts
 from warpsmith.language_model import Answer
 from warpsmith.untrusted import one_line
 
@@ -87,10 +87,11 @@ def schema(open_options: Sequence[int], count: int) -> dict[str, Any]:
 
 def read(answer: Answer, open_options: Collection[int], option_count: int, most: int) -> Chosen | Complaint:
     """What the model chose; `option_count` is how many options there are, tried ones included."""
-    if not answer.text.strip():
+    text = without_thoughts(answer)
+    if not text.strip():
         fault = Fault.CUT_OFF if answer.is_cut_off else Fault.EMPTY
         return Complaint(fault, "it was empty")
-    found = next(objects(answer.text, "hypotheses"), None)
+    found = last_object(text, "hypotheses")
     if found is None:
         if answer.is_cut_off:
             return Complaint(Fault.CUT_OFF, "it was cut off before its end; give one hypothesis with a short reason")

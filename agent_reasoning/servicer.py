@@ -6,6 +6,7 @@ import grpc
 
 from agent_reasoning.reasoner import Reasoner
 from warpsmith import plugins
+from warpsmith.model_turn import counting
 from warpsmith.settings import Settings
 from warpsmith.v1 import reasoning_service_pb2, reasoning_service_pb2_grpc
 
@@ -21,9 +22,12 @@ class ReasoningServicer(reasoning_service_pb2_grpc.ReasoningServiceServicer):
     def ProposeHypotheses(
         self, request: reasoning_service_pb2.ProposeHypothesesRequest, context: grpc.ServicerContext
     ) -> reasoning_service_pb2.ProposeHypothesesResponse:
-        """Ranks what to try next."""
+        """Ranks what to try next, and says what a model took for it."""
         del context
-        return self._reasoner.propose(request)
+        with counting() as spent:
+            response = self._reasoner.propose(request)
+        response.model_tokens = max(response.model_tokens, spent.tokens)
+        return response
 
 
 def make_servicer(settings: Settings) -> ReasoningServicer:

@@ -7,6 +7,7 @@ import grpc
 
 from agent_synthesis.synthesizer import Synthesizer
 from warpsmith import plugins
+from warpsmith.model_turn import counting
 from warpsmith.settings import Settings
 from warpsmith.v1 import synthesis_service_pb2 as pb
 from warpsmith.v1 import synthesis_service_pb2_grpc
@@ -31,16 +32,18 @@ class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
         """See the contract."""
         del context
         told = [request.parent] if request.HasField("parent") else []  # to those alone who write kernels
-        candidate = self._synthesizer.synthesize(request.task, request.hypothesis, *told)
-        return pb.SynthesizeCandidateResponse(candidate=candidate)
+        with counting() as spent:
+            candidate = self._synthesizer.synthesize(request.task, request.hypothesis, *told)
+        return pb.SynthesizeCandidateResponse(candidate=candidate, model_tokens=spent.tokens)
 
     def RepairCandidate(
         self, request: pb.RepairCandidateRequest, context: grpc.ServicerContext
     ) -> pb.RepairCandidateResponse:
         """See the contract."""
         del context
-        hypothesis, candidate = self._synthesizer.repair(request.task, request.failed, request.diagnostics)
-        return pb.RepairCandidateResponse(hypothesis=hypothesis, candidate=candidate)
+        with counting() as spent:
+            hypothesis, candidate = self._synthesizer.repair(request.task, request.failed, request.diagnostics)
+        return pb.RepairCandidateResponse(hypothesis=hypothesis, candidate=candidate, model_tokens=spent.tokens)
 
 
 def make_servicer(settings: Settings) -> SynthesisServicer:

@@ -6,6 +6,11 @@ workers report through the messages that they return.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -16,6 +21,11 @@ from warpsmith.v1 import timing_pb2, verdict_pb2
 _TIERS = {timing_pb2.TIER_SCREENING: "screening", timing_pb2.TIER_FINAL: "final"}
 
 MEASUREMENTS = Counter("warpsmith_bench_measurements", "Candidates measured, by tier and outcome.", ["tier", "outcome"])
+HELD_SECONDS = Counter(
+    "warpsmith_bench_held_seconds",
+    "Time for which calls held the device, however they ended; those at the same time share it.",
+    ["call"],
+)
 DEVICE_SECONDS = Histogram(
     "warpsmith_bench_device_seconds",
     "Time that one measurement held the device.",
@@ -47,6 +57,37 @@ for _reason in THROTTLE_REASONS:
     THROTTLED.labels(_reason)
 for _reason in ("memory", "xid", "hang", "slow", "noise"):
     QUARANTINED.labels(_reason)
+for _call in ("compare", "describe", "measure", "open", "reference"):
+    HELD_SECONDS.labels(_call)
+
+
+class Holding:
+    """Who holds the device, from any thread: time at which several calls do is divided among them, so that all of it
+    together never exceeds the time that has passed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls: Tally[str] = Tally()
+        self._last = 0.0
+
+    @contextlib.contextmanager
+    def by(self, call: str) -> Iterator[None]:
+        """Counts the time of the block."""
+        self._change(call, 1)
+        try:
+            yield
+        finally:
+            self._change(call, -1)
+
+    def _change(self, call: str, difference: int) -> None:
+        with self._lock:
+            now = self._clock()
+            share = (now - self._last) / max(1, self._calls.total())
+            for name, count in self._calls.items():
+                HELD_SECONDS.labels(name).inc(share * count)
+            self._calls[call] += difference
+            self._last = now
 
 
 def record_timing(timing: timing_pb2.Timing) -> None:

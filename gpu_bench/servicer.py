@@ -21,6 +21,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         gpu = Gpu.visible()
         self._quarantine = quarantine or Quarantine(self._sessions.probe, gpu)
         self._watch = Watch(self._quarantine, gpu)
+        self._holding = metrics.Holding()
 
     def CompareOutputs(
         self, request: benchmark_service_pb2.CompareOutputsRequest, context: grpc.ServicerContext
@@ -28,7 +29,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Runs the program on the cases of the request."""
         del context
         with self._quarantine.guarding(request.task.target):
-            with self._sessions.using(request.task, request.artifact.format) as session:
+            with self._holding.by("compare"), self._sessions.using(request.task, request.artifact.format) as session:
                 if request.inspect:
                     session.expect_final()
                 try:
@@ -48,7 +49,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Times the program of the request."""
         del context
         with self._quarantine.guarding(request.task.target):
-            with self._sessions.using(request.task, request.artifact.format) as session:
+            with self._holding.by("measure"), self._sessions.using(request.task, request.artifact.format) as session:
                 response = session.measure(request)
             if response.WhichOneof("outcome") == "timing":
                 metrics.record_timing(response.timing)
@@ -64,7 +65,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Opens the task's session."""
         del context
         with self._quarantine.guarding(request.task.target):
-            with self._sessions.using(request.task) as session:
+            with self._holding.by("open"), self._sessions.using(request.task) as session:
                 session.open()
             return benchmark_service_pb2.OpenTaskResponse()
 
@@ -74,7 +75,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Times the task's module by itself."""
         del context
         with self._quarantine.guarding(request.task.target):
-            with self._sessions.using(request.task) as session:
+            with self._holding.by("reference"), self._sessions.using(request.task) as session:
                 report = session.run_reference()
             metrics.record_reference(report)
             return benchmark_service_pb2.RunReferenceResponse(report=report)
@@ -85,7 +86,8 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """Describes the device of a target."""
         del context
         with self._quarantine.guarding(request.target):
-            response = self._sessions.describe(request)
+            with self._holding.by("describe"):
+                response = self._sessions.describe(request)
             self._quarantine.saw_device(response.device)
             return response
 

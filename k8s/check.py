@@ -21,6 +21,14 @@ GRPC, HEALTH, METRICS = 50051, 50052, 9090
 OTHERS = {"vllm": 8000, "postgres": 5432}
 """Services that are not ours, with their ports."""
 CLIENT = "client"
+OUTSIDE = "outside"
+"""All public addresses, at the port of HTTPS; `PRIVATE` is what they leave out."""
+PRIVATE = {
+    "0.0.0.0/0": {"10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"},
+    "::/0": {"fc00::/7", "fe80::/10"},
+}
+DOWNLOADS = "MODEL"
+"""Variable of a Job that downloads what it names."""
 MEASURING = ("benchmark", "checking")
 END_SECONDS = 10
 """What a service may need beyond its pause and its drain, to end its workers."""
@@ -31,6 +39,11 @@ def deployments(objects: Sequence[Object]) -> dict[str, Object]:
     """Component → its Deployment, or the database's StatefulSet."""
     kinds = ("Deployment", "StatefulSet")
     return {each["metadata"]["labels"][COMPONENT]: each for each in objects if each["kind"] in kinds}
+
+
+def jobs(objects: Sequence[Object]) -> dict[str, Object]:
+    """Component → its Job."""
+    return {each["metadata"]["labels"][COMPONENT]: each for each in objects if each["kind"] == "Job"}
 
 
 def services(objects: Sequence[Object]) -> dict[str, Object]:
@@ -55,7 +68,8 @@ def environment(deployment: Object) -> dict[str, str]:
 def edges(objects: Sequence[Object], direction: str) -> set[tuple[str, str]]:
     """(caller, callee) pairs that the policies of one direction, "Ingress" or "Egress", let through to a service.
 
-    A service's port is gRPC's, or its own where it is not ours; a rule about another port is a pair of its own.
+    A service's port is gRPC's, or its own where it is not ours; a rule about another port is a pair of its own, and so
+    is one about addresses other than all public ones.
     """
     found = set()
     for policy in (each for each in objects if each["kind"] == "NetworkPolicy"):
@@ -65,12 +79,20 @@ def edges(objects: Sequence[Object], direction: str) -> set[tuple[str, str]]:
             for peer in rule[peers_key] if here else ():
                 if "namespaceSelector" in peer:
                     continue  # names and metrics
-                there = peer["podSelector"]["matchLabels"][COMPONENT]
+                if "ipBlock" in peer:
+                    there = _outside(peer["ipBlock"])
+                else:
+                    there = peer["podSelector"]["matchLabels"][COMPONENT]
                 caller, callee = (there, here) if direction == "Ingress" else (here, there)
                 for port in rule["ports"]:
-                    expected = OTHERS.get(callee, GRPC)
+                    expected = 443 if callee == OUTSIDE else OTHERS.get(callee, GRPC)
                     found.add((caller, callee if port["port"] == expected else f"{callee}:{port['port']}"))
     return found
+
+
+def _outside(block: Object) -> str:
+    is_public = set(block.get("except", ())) == PRIVATE.get(block["cidr"])
+    return OUTSIDE if is_public else str(block["cidr"])
 
 
 def addressed(objects: Sequence[Object]) -> set[tuple[str, str]]:
@@ -84,6 +106,10 @@ def addressed(objects: Sequence[Object]) -> set[tuple[str, str]]:
             found.add((caller, re.sub(rf"http://(\w+):{OTHERS['vllm']}/v1", r"\1", url)))
     if "postgres" in deployments(objects):  # its address is in a secret, which no file here holds
         found.add(("orchestrator", "postgres"))
+    for name, job in jobs(objects).items():
+        variables = job["spec"]["template"]["spec"]["containers"][0]["env"]
+        if any(each["name"] == DOWNLOADS for each in variables):
+            found.add((name, OUTSIDE))
     return found
 
 
@@ -100,8 +126,9 @@ def policies_are_the_call_graph(objects: Sequence[Object]) -> Iterator[str]:
     wanted = addressed(objects) | {(CLIENT, "orchestrator")}
     for direction in ("Ingress", "Egress"):
         allowed = edges(objects, direction)
-        yield from (f"{direction}: {one} may not call {two}, but must" for one, two in sorted(wanted - allowed))
-        yield from (f"{direction}: {one} may call {two}, but need not" for one, two in sorted(allowed - wanted))
+        here = {edge for edge in wanted if direction == "Egress" or edge[1] != OUTSIDE}
+        yield from (f"{direction}: {one} may not call {two}, but must" for one, two in sorted(here - allowed))
+        yield from (f"{direction}: {one} may call {two}, but need not" for one, two in sorted(allowed - here))
 
 
 def everything_else_is_denied(objects: Sequence[Object]) -> Iterator[str]:
@@ -115,7 +142,7 @@ def everything_else_is_denied(objects: Sequence[Object]) -> Iterator[str]:
         and "ingress" not in each["spec"]
         and "egress" not in each["spec"]
     }
-    namespaces = {each["metadata"]["namespace"] for each in deployments(objects).values()}
+    namespaces = {each["metadata"]["namespace"] for each in (deployments(objects) | jobs(objects)).values()}
     yield from (f"namespace {name}: no policy denies by default" for name in sorted(namespaces - denied))
 
 
@@ -161,8 +188,8 @@ def ports_are_the_designs(objects: Sequence[Object]) -> Iterator[str]:
 def pods_are_restricted(objects: Sequence[Object]) -> Iterator[str]:
     """Every container fits Pod Security `restricted`, with a read-only root; no two services share a user."""
     users: dict[int, str] = {}
-    for name, deployment in deployments(objects).items():
-        pod = deployment["spec"]["template"]["spec"]
+    for name, owner in (deployments(objects) | jobs(objects)).items():
+        pod = owner["spec"]["template"]["spec"]
         security = pod["securityContext"]
         if security.get("seccompProfile", {}).get("type") != "RuntimeDefault" or not security.get("runAsNonRoot"):
             yield f"{name}: the pod is not runAsNonRoot with seccomp RuntimeDefault"
@@ -227,10 +254,10 @@ def the_orchestrator_is_alone(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def nothing_is_without_its_companions(objects: Sequence[Object]) -> Iterator[str]:
-    """Each Deployment has a Service, a ServiceAccount and a disruption budget that selects it."""
-    for name, deployment in deployments(objects).items():
-        labels = deployment["spec"]["template"]["metadata"]["labels"]
-        for kind in ("Service", "ServiceAccount", "PodDisruptionBudget"):
+    """Each Deployment has a Service, an account and a disruption budget that selects it; a Job has an account."""
+    for name, owner in (deployments(objects) | jobs(objects)).items():
+        labels = owner["spec"]["template"]["metadata"]["labels"]
+        for kind in ("ServiceAccount", "Service", "PodDisruptionBudget")[: 1 if owner["kind"] == "Job" else 3]:
             mate = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
             if len(mate) != 1:
                 yield f"{name}: {len(mate)} objects of kind {kind}"
@@ -271,6 +298,18 @@ def mutual_tls_is_for_all(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: shows the certificate {secret}, which does not say {role}"
 
 
+def volumes_have_one_holder(objects: Sequence[Object]) -> Iterator[str]:
+    """A claim that one node holds at a time is named by one owner of pods only."""
+    holders: dict[str, list[str]] = {}
+    for name, owner in (deployments(objects) | jobs(objects)).items():
+        for volume in owner["spec"]["template"]["spec"].get("volumes", ()) if owner["spec"].get("replicas", 1) else ():
+            if claim := volume.get("persistentVolumeClaim"):
+                holders.setdefault(claim["claimName"], []).append(name)
+    for claim, names in holders.items():
+        if len(names) > 1:
+            yield f"{claim}: {' and '.join(sorted(names))} want it at the same time"
+
+
 RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     policies_are_the_call_graph,
     everything_else_is_denied,
@@ -283,6 +322,7 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     nothing_is_without_its_companions,
     everything_is_in_the_namespace,
     mutual_tls_is_for_all,
+    volumes_have_one_holder,
 )
 
 

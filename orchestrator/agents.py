@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from warpsmith.model_turn import ASIDE_SECONDS, TURN_SECONDS
 from warpsmith.v1 import (
     benchmark_service_pb2 as bench,
 )
@@ -28,15 +29,20 @@ from warpsmith.v1 import (
 
 ANALYZE_SECONDS = 300.0
 """Longest capture and description of a plan: the first one exports the module."""
-PROPOSE_SECONDS = 300.0
+PROPOSE_SECONDS = 30.0 + TURN_SECONDS
 """Longest wait for hypotheses: a language model may be asked."""
-SYNTHESIZE_SECONDS = 120.0
-WRITE_SECONDS = 300.0
+SYNTHESIZE_SECONDS = 150.0
+"""Longest capture and generation of a program."""
+WRITE_SECONDS = SYNTHESIZE_SECONDS + TURN_SECONDS
 """Longest wait for a kernel that a language model writes or mends."""
-COMPILE_SECONDS = 180.0
-VERIFY_SECONDS = 600.0
+COMPILE_SECONDS = 180.0 + ASIDE_SECONDS
+"""Longest compilation; a language model may explain a message."""
+COMPARE_SECONDS = 600.0
+"""Longest comparison of outputs, which the correctness agent waits for."""
+VERIFY_SECONDS = COMPARE_SECONDS + 30.0 + ASIDE_SECONDS
+"""Longest verification; a language model may propose inputs."""
 MEASURE_SECONDS = 900.0
-"""Longest measurement or verification; torch.compile's autotuning is inside the final one."""
+"""Longest measurement; torch.compile's autotuning is inside the final one."""
 DESCRIBE_SECONDS = 300.0
 
 

@@ -36,6 +36,7 @@ from orchestrator.options import (
     Strategy,
     Synthesizer,
     Target,
+    TokenLimit,
     TrialLimit,
     Trust,
 )
@@ -71,6 +72,7 @@ def optimize(
     budget: Budget = "60s",
     trials: TrialLimit = 0,
     device_time: DeviceLimit = "",
+    tokens: TokenLimit = 0,
     input_: Annotated[
         list[str] | None, typer.Option("--input", help="An input of package.module:Class: 'float32[16,16384]'.")
     ] = None,
@@ -91,7 +93,7 @@ def optimize(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
-    limits = _budget(budget, trials, device_time)
+    limits = _budget(budget, trials, device_time, tokens)
     environment = _environment(_agents(plugin, reasoner, synthesizer), search, server, trust_input)
     requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
     tasks = _all(partial(intake.read, request) for request in requests)
@@ -158,6 +160,8 @@ def bench(
     directory: Annotated[Path, typer.Argument(help="Every module below it is optimised.")],
     budget: Budget = "60s",
     trials: TrialLimit = 0,
+    device_time: DeviceLimit = "",
+    tokens: TokenLimit = 0,
     shard: Annotated[
         str, typer.Option("--shard", help="Only a part of the modules: 1/4 is the first of four.")
     ] = "1/1",
@@ -189,7 +193,7 @@ def bench(
     part = budgets.shard(shard)
     entries = directory_bench.entries(directory, part)
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
-    limits = _budget(budget, trials, "")
+    limits = _budget(budget, trials, device_time, tokens)
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
     environment = _environment(_agents(plugin, reasoner, synthesizer), search, server, trust_input)
     progress = Progress(Console(stderr=True, force_terminal=False))
@@ -274,6 +278,8 @@ def show(
         trials = list(orchestrator.ListTrials(request, timeout=30.0).trials)
     if not trial:
         print(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
+        if found.model_tokens:
+            print(report.tokens_text(found))
         if tree:
             Console().print(report.tree("plan zero", trials), soft_wrap=True)
             return
@@ -386,11 +392,12 @@ def up(
 app.command("doctor")(trust_commands.doctor_command)
 
 
-def _budget(wall: str, trials: int, device_time: str) -> run_pb2.Budget:
+def _budget(wall: str, trials: int, device_time: str, tokens: int) -> run_pb2.Budget:
     return run_pb2.Budget(
         wall_seconds=budgets.seconds(wall),
         trial_count=trials,
         device_seconds=budgets.seconds(device_time, "--device-time") if device_time else 0.0,
+        model_tokens=tokens,
     )
 
 

@@ -20,7 +20,10 @@ Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Whe
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
 Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
 TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
-DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device, such as 30s.")]
+DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device for each module: 30s.")]
+TokenLimit = Annotated[
+    int, typer.Option("--tokens", min=0, help="Most tokens of a language model for each module; 0 for no limit.")
+]
 Strategy = Annotated[
     str, typer.Option("--search", help="Strategy: beam (default), evolution, exhaustive, random, or a plugin's.")
 ]

@@ -105,6 +105,11 @@ def inspection_text(run: run_pb2.Run) -> str:
     return "; ".join(f"{kind} ({', '.join(names)}): {what}" for (kind, what), names in alike.items())
 
 
+def tokens_text(run: run_pb2.Run) -> str:
+    """What a language model took; empty where none did."""
+    return f"model: {run.model_tokens} tokens" if run.model_tokens else ""
+
+
 def as_json(run: run_pb2.Run) -> dict[str, Any]:
     """The result of one task as the design's section 11 has it, with the run's identifier and message."""
     timing = run.best.timing if run.HasField("best") else None
@@ -123,6 +128,7 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "arms_failed": failures_of(run),
         "gain": gain_text(run),
         "inspections": inspections_of(run),
+        "model_tokens": run.model_tokens,
         "trials": {"total": run.trial_count, "passed": run.pass_count},
         "phase_seconds": [round(seconds, 2) for seconds in run.phase_seconds],
         "stage_seconds": {stage: round(seconds, 2) for stage, seconds in sorted(run.stage_seconds.items())},
@@ -155,7 +161,8 @@ def row(run: run_pb2.Run) -> list[str]:
     if timing is not None and not timing.faster:
         headline = f"no faster kernel found ({headline})"
     failed = [f"{name} could not run: {_first_line(reason)}" for name, reason in failures_of(run).items()]
-    notes = "; ".join(filter(None, [gain_text(run), inspection_text(run), *failed, " ".join(labels_of(run))]))
+    said = [gain_text(run), inspection_text(run), tokens_text(run), *failed, " ".join(labels_of(run))]
+    notes = "; ".join(filter(None, said))
     return [
         run.task.name,
         time_text(arms["eager"].median_ns) if "eager" in arms else "-",

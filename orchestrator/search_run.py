@@ -8,7 +8,6 @@ nothing beyond the run: `Observer` hears of every change.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, h
 from orchestrator.search import PLAN_ZERO, Proposal, Search
 from warpsmith.digest import of_moves, of_shape, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
+from warpsmith.processors import processor_count
 from warpsmith.v1 import (
     analysis_pb2,
     hypothesis_pb2,
@@ -178,6 +178,13 @@ class SearchRun:
             waited, self._waited = self._waited, 0.0
             self.run.phase_seconds.append(time.monotonic() - start - waited)
 
+    def _numbered(self, number: int) -> trial_pb2.Trial | None:
+        """The ended trial of a number; for plan zero the one that timed it, if it has ended."""
+        history = self._counsel.history
+        if number:
+            return history[number - 1]
+        return next((trial for trial in history if passed(trial) and not trial.candidate.moves), None)
+
     def _took(self, stage: str, seconds: float) -> None:
         with self._lock:
             self.run.stage_seconds[stage] += seconds
@@ -208,7 +215,7 @@ class SearchRun:
             return None
         self._waited = time.monotonic() - start
         self.run.stage_seconds["wait"] = self._waited
-        self._effort = self._chosen_effort or Effort.of(task.target, os.cpu_count() or 1, self._gate.device_count)
+        self._effort = self._chosen_effort or Effort.of(task.target, processor_count(), self._gate.device_count)
         self._pipeline = Pipeline(
             self._agents,
             self._gate,
@@ -218,7 +225,7 @@ class SearchRun:
             claim=self._claim,
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=self._took,
-            numbered=lambda number: self._counsel.history[number - 1] if number else None,
+            numbered=self._numbered,
             spent=self._took_tokens,
         )
         self._absence = Absence[tuple[Unanswered, int]](self._waits, self._effort.model_rest_seconds)

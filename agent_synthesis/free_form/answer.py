@@ -7,15 +7,14 @@ length and no faster. Of several sources the last one with the wanted function c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel, Signature, from_text, made
-from warpsmith.json_answer import objects
+from warpsmith.json_answer import last_object, without_thoughts
 from warpsmith.language_model import Answer
 
 _FENCE = re.compile(r"[ \t>]{0,8}(`{3,40}|~{3,40})[ \t]*([^`~]{0,80})")
-_THOUGHT_ENDS = ("</think>", "</thinking>")
 _CODE = re.compile(r"^[ \t]*(?:#\s*(?:include|pragma|define|if)\b|//|/\*|extern\b|template\b|static\b|namespace\b|"
                    r"constexpr\b|__global__\b|__device__\b|using\b|inline\b|void\b|struct\b)")  # fmt: skip
 _FUNCTION = re.compile(r'extern\s+"C"|__global__')
@@ -36,9 +35,7 @@ class _Block:
 
 def read(answer: Answer, signature: Signature) -> Kernel | Complaint:
     """The kernel of an answer, or what is wrong with it."""
-    text = answer.text.replace("\r\n", "\n")
-    for mark in _THOUGHT_ENDS:
-        text = text.rpartition(mark)[2]
+    text = without_thoughts(answer).replace("\r\n", "\n")
     if not text.strip():
         return Complaint(Fault.CUT_OFF if answer.is_cut_off else Fault.EMPTY, "it was empty")
     blocks = _blocks(text)
@@ -47,9 +44,13 @@ def read(answer: Answer, signature: Signature) -> Kernel | Complaint:
         return Complaint(Fault.CUT_OFF, "it was cut off before its end; write a shorter kernel, with few comments")
     if code is None:
         return Complaint(Fault.NO_CODE, f"it held no source in a ``` fence with the function {signature.entry}")
-    record = next(_records(blocks, code), None)
+    record = _record(blocks, code)
     source = code.text if code.fenced else _code_lines(code.lines)
-    return from_text(source, signature) if record is None else made(source, record, signature)
+    kernel = from_text(source, signature) if record is None else made(source, record, signature)
+    if isinstance(kernel, Kernel) and any(not each.entry.startswith(signature.entry) for each in kernel.launches):
+        said = f"the names of all functions that are launched must begin with {signature.entry}"
+        return Complaint(Fault.BAD_LAUNCH, said)
+    return kernel
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -86,11 +87,12 @@ def _code_lines(lines: Sequence[str]) -> str:
     return "\n".join(lines[first : last + 1])
 
 
-def _records(blocks: Sequence[_Block], code: _Block) -> Iterator[object]:
-    """Launch records outside of the source: blocks that are one, the last first, then objects in the text."""
-    for block in reversed(blocks):
-        if block is not code and block.fenced and block.text.lstrip().startswith("{"):
-            yield from objects(block.text, *_RECORD_KEYS)
-    for block in reversed(blocks):
-        if not block.fenced and block is not code:
-            yield from objects(block.text, *_RECORD_KEYS)
+def _record(blocks: Sequence[_Block], code: _Block) -> object:
+    """The launch record outside of the source: of a block that is one, the last first, else an object in the text."""
+    others = [block for block in reversed(blocks) if block is not code]
+    fenced = [block for block in others if block.fenced and block.text.lstrip().startswith("{")]
+    for block in (*fenced, *(block for block in others if not block.fenced)):
+        record = last_object(block.text, *_RECORD_KEYS)
+        if record is not None:
+            return record
+    return None

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 
 from agent_synthesis.free_form.kernel import ELEMENT_BYTES, Signature
 from agent_synthesis.plan import Group, Plan
+from warpsmith import digest
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2
 
 _TYPES = {"bool", *ELEMENT_BYTES}
+_NAME_CHARACTERS = 60
 
 
 def signature(plan: Plan, group: Group) -> Signature:
@@ -34,12 +36,20 @@ def signature(plan: Plan, group: Group) -> Signature:
     if any(dtype_name(plan.index.spec(tensor)) not in _TYPES for tensor in (*inputs, *outputs)):
         raise IllegalMove(f"{group.name} has tensors of a type that kernels do not know")
     return Signature(
-        entry="written_" + re.sub(r"\W", "_", group.name, flags=re.ASCII)[:80],
+        entry=_entry(group.name),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         taken=frozenset(plan.index.root),
         is_cuda=plan.target == task_pb2.TARGET_CUDA,
     )
+
+
+def _entry(group: str) -> str:
+    """The function of a group, which no other group has: all written kernels of a plan are in one translation unit."""
+    plain = re.sub(r"\W", "_", group, flags=re.ASCII)
+    if plain == group and len(plain) <= _NAME_CHARACTERS:
+        return f"written_{plain}"
+    return f"written_{plain[:_NAME_CHARACTERS]}_{digest.short(digest.digest('written group', group))}"
 
 
 def inputs_text(plan: Plan, group: Group) -> str:

@@ -16,12 +16,13 @@ from string import Template
 from agent_synthesis import cost
 from agent_synthesis.free_form import compose, definition
 from agent_synthesis.free_form.kernel import Kernel, Signature
+from agent_synthesis.free_form.known import Best
 from agent_synthesis.plan import Group, Plan
 from warpsmith.language_model import Message
 from warpsmith.untrusted import one_line, plain, quoted
 from warpsmith.v1 import task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
-VERSION = "write_kernel_v1"
+VERSION = "write_kernel_v2"
 """Name of the prompt files; a change of their text that changes answers is a new version."""
 CHARACTERS_PER_TOKEN = 3.0
 """As of real tokenizers on source text, or fewer: the estimate errs towards a shorter prompt."""
@@ -42,13 +43,15 @@ SIZES = (Size(8000, 16000, 4000), Size(3000, 6000, 1500), Size(1500, 2500, 600),
 
 @dataclass(frozen=True)
 class Subject:
-    """The group to write, in the plan that is to become faster, and the trial that timed that plan, if one did."""
+    """The group to write, in the plan that is to become faster; the trial that timed that plan, or one before it,
+    if one did; and the best kernel of the group that is known from any plan."""
 
     plan: Plan
     group: Group
     signature: Signature
     precision: task_pb2.Precision.ValueType
     parent: trial_pb2.Trial | None = None
+    best: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -111,22 +114,47 @@ def _file(part: str) -> Template:
 
 
 def _profile(subject: Subject) -> str:
-    """What the group must move at least, and what the plan's trial measured."""
+    """What the group must move at least, and what the trial measured."""
     work = cost.of_group(subject.plan, subject.group)
     lines = [f"It reads at least {work.read_bytes} bytes and writes {work.write_bytes}."]
     timing = subject.parent.timing if subject.parent is not None else timing_pb2.Timing()
     whole = next((arm.median_ns for arm in timing.arms if arm.name == "candidate"), 0.0)
-    own = sum(step.median_ns for step in timing.steps if step.group == subject.group.name)
+    own = _own_ns(subject)
     if whole > 0 and own > 0:
-        lines.append(f"Now it takes {own / 1e3:.4g} microseconds of the {whole / 1e3:.4g} that the whole plan takes.")
+        of_whole = f"{own / 1e3:.4g} microseconds of the {whole / 1e3:.4g} that the whole plan takes."
+        lines.append(f"{_who_takes(subject)} {of_whole}")
     fastest = next((arm.median_ns for arm in timing.arms if arm.name == timing.fastest_baseline), 0.0)
     if fastest > 0:
         lines.append(f"PyTorch's fastest way takes {fastest / 1e3:.4g} microseconds for the whole module.")
     return "\n".join(lines)
 
 
+def _is_own_plan(subject: Subject) -> bool:
+    """Whether the trial timed the very plan that the group is in, rather than one before it."""
+    return subject.parent is not None and list(subject.parent.candidate.moves) == list(subject.plan.moves)
+
+
+def _who_takes(subject: Subject) -> str:
+    if _is_own_plan(subject):
+        return "Now it takes"
+    if subject.parent is not None and subject.parent.candidate.moves:
+        return "In the plan before, its parts take"
+    return "As PyTorch's own calls it takes"
+
+
+def _own_ns(subject: Subject) -> float:
+    """What the group took in the trial; in a plan before its own, all that it is made of. 0 where nobody knows."""
+    steps = subject.parent.timing.steps if subject.parent is not None else ()
+    names = {subject.group.name} if _is_own_plan(subject) else set(subject.plan.all_nodes(subject.group))
+    return sum(step.median_ns for step in steps if step.group in names)
+
+
 def _current(subject: Subject, size: Size) -> str:
     """The best kernel so far."""
+    best, own = subject.best, _own_ns(subject)
+    if best is not None and size.kernel and (not own or best.nanoseconds < own or subject.group.engine == "library"):
+        took = f"The best kernel so far, which took {best.nanoseconds / 1e3:.4g} microseconds:\n"
+        return took + _whole_headers(quoted("kernel", best.text, size.kernel))
     if subject.group.engine == "library":
         return "It is computed by PyTorch's own library calls now."
     if not size.kernel:

@@ -9,7 +9,6 @@ the caller's to wait for.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 from prometheus_client import Counter
@@ -17,12 +16,14 @@ from prometheus_client import Counter
 from agent_synthesis import cost
 from agent_synthesis.free_form import answer, compose, definition, prompt
 from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel
+from agent_synthesis.free_form.known import Known
 from agent_synthesis.free_form.prompt import SIZES, Failure, Subject
 from agent_synthesis.plan import Group, Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer, Capture
-from warpsmith import language_model, settings
+from warpsmith import digest, language_model, settings
 from warpsmith.errors import MODEL_AWAY, BadInput, IllegalMove, ModelFault, ModelReason, NotFound
 from warpsmith.language_model import Message
+from warpsmith.model_turn import TURN_SECONDS, PromptSizes, Turn
 from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, task_pb2, trial_pb2, verdict_pb2
 
 log = logging.getLogger("warpsmith")
@@ -30,8 +31,6 @@ log = logging.getLogger("warpsmith")
 SOURCE = "vllm"
 ASKED_AGAIN = 2
 """How often an answer that cannot be used is asked for again."""
-TURN_SECONDS = 120.0
-"""No question is begun later than this after the first; an answer takes at most the settings' total."""
 _NO_REPAIR = frozenset({verdict_pb2.FAILURE_KIND_CHEAT, verdict_pb2.FAILURE_KIND_SUSPECT})
 
 _kernels = Counter("warpsmith_model_kernels_total", "Questions for a kernel, by what came of them.", ["outcome"])
@@ -48,6 +47,7 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
         capture: Capture | None = None,
         *,
         asked_again: int = ASKED_AGAIN,
+        turn_seconds: float = TURN_SECONDS,
     ) -> None:
         """Without a model, connects to the one that the environment names.
 
@@ -56,9 +56,9 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
         """
         super().__init__(capture)
         self._model = model or language_model.connect(settings.read().model)
-        self._asked_again = asked_again
-        self._least_size = 0
-        """Sizes before this one have been too long for the model."""
+        self._asked_again, self._turn_seconds = asked_again, turn_seconds
+        self._sizes = PromptSizes(self._model, len(SIZES))
+        self._known = Known()
 
     def analyze(self, task: task_pb2.Task, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
         """As the built-in one's, with a `write` for every group that may be; one not yet written changes nothing."""
@@ -80,8 +80,10 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
         if not hypothesis.moves or not compose.is_asked(hypothesis.moves[-1]):
             return super().synthesize(task, hypothesis, parent)
         before = list(hypothesis.moves[:-1])
-        subject = self._subject(task, before, hypothesis.moves[-1].group, parent)
-        kernel = self._ask(subject, lambda size: prompt.question(subject, SIZES[size]), known=subject.group.text)
+        if parent is not None:
+            self._known.add(digest.of_task(task), self.plan(task, parent.candidate.moves), parent, before)
+        subject = self._subject(task, before, hypothesis.moves[-1].group)
+        kernel = self._ask(task, subject, lambda size: prompt.question(subject, SIZES[size]), known=subject.group.text)
         asked = hypothesis_pb2.Hypothesis(moves=[*before, compose.move_of(subject.group.name, kernel)])
         return super().synthesize(task, asked)
 
@@ -97,9 +99,9 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
         before = list(failed.candidate.moves[:-1])
         after = self.plan(task, failed.candidate.moves)
         broken = compose.kernel_of(after, after.group(last.group))
-        subject = self._subject(task, before, last.group, None)
+        subject = self._subject(task, before, last.group)
         failure = Failure(broken, failed.verdict, diagnostics)
-        kernel = self._ask(subject, lambda size: prompt.repair(subject, failure, SIZES[size]), known=broken.text)
+        kernel = self._ask(task, subject, lambda size: prompt.repair(subject, failure, SIZES[size]), known=broken.text)
         kind = verdict_pb2.FailureKind.Name(failed.verdict.kind).removeprefix("FAILURE_KIND_")
         hypothesis = hypothesis_pb2.Hypothesis(
             moves=[*before, compose.move_of(last.group, kernel)],
@@ -110,29 +112,32 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
         )
         return hypothesis, super().synthesize(task, hypothesis)
 
-    def _subject(
-        self, task: task_pb2.Task, before: Sequence[analysis_pb2.Move], name: str, parent: trial_pb2.Trial | None
-    ) -> Subject:
-        plan = self.plan(task, before)
+    def _subject(self, task: task_pb2.Task, before: Sequence[analysis_pb2.Move], name: str) -> Subject:
+        plan, key = self.plan(task, before), digest.of_task(task)
         group = plan.group(name)
-        return Subject(plan, group, definition.signature(plan, group), task.precision, parent)
+        parent, best = self._known.parent(key, before), self._known.best(key, plan.all_nodes(group))
+        return Subject(plan, group, definition.signature(plan, group), task.precision, parent, best)
 
-    def _ask(self, subject: Subject, first: Callable[[int], tuple[Message, ...]], known: str) -> Kernel:
+    def _ask(
+        self, task: task_pb2.Task, subject: Subject, first: Callable[[int], tuple[Message, ...]], known: str
+    ) -> Kernel:
         """The kernel that the model writes; `known` is the one that it must not repeat.
 
         Raises:
             NotFound: no answer could be used; says why. ModelFault: the server is away.
         """
-        end = time.monotonic() + TURN_SECONDS
-        size = self._fitting(first)
+        turn = Turn(self._model, self._turn_seconds)
+        key = digest.of_task(task)
+        size = self._sizes.fitting(key, lambda size: prompt.token_estimate(first(size)))
         asked = first(size)
         tries = 0
         while True:
             try:
-                said = self._model.answer(asked, None)
+                said = turn.answer(asked, None)
             except ModelFault as fault:
-                if fault.reason is ModelReason.CONTEXT_TOO_LONG and size + 1 < len(SIZES):
-                    size = self._least_size = size + 1
+                is_too_long = fault.reason is ModelReason.CONTEXT_TOO_LONG
+                if is_too_long and (shorter := self._sizes.refused(key, size)) is not None:
+                    size = shorter
                     log.warning("%s; the prompt is shortened to size %d of %d", fault, size + 1, len(SIZES))
                     asked = first(size)
                     continue
@@ -147,21 +152,13 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
                 _kernels.labels("written").inc()
                 return read
             _kernels.labels(str(read.fault)).inc()
-            if tries == self._asked_again or time.monotonic() > end:
+            if tries == self._asked_again or not turn.may_ask_again:
                 raise NotFound(
                     f"no kernel of {subject.group.name} [{read.fault}]: {tries + 1} answers could not be used; of the "
                     f"last, {read.text}"
                 )
             tries += 1
             asked = prompt.again(first(size), said.text, read.text, subject.signature.entry)
-
-    def _fitting(self, first: Callable[[int], tuple[Message, ...]]) -> int:
-        """The largest size whose estimate fits the model's context, where that is known."""
-        room = self._model.context_tokens() * 2 // 3  # a third is the answer's
-        for size in range(self._least_size, len(SIZES) - 1):
-            if not room or prompt.token_estimate(first(size)) <= room:
-                return size
-        return len(SIZES) - 1
 
 
 def _legal(plan: Plan, group: Group) -> analysis_pb2.LegalMove | None:

@@ -2,9 +2,9 @@
 
     python k8s/monitoring/live_check.py [--model scripted|vllm] [--pictures DIRECTORY]
 
-The run is a small module's. Its language model is a real vLLM with a tiny random model where `make test-vllm` has made
-its environment; else a scripted server, and vLLM's own panels are not asked. `--pictures` runs two modules longer, and
-draws the dashboards.
+The run is a small module's, with a language model in the place of the reasoner, as a writer of kernels and as one that
+proposes inputs. The model is a real vLLM with a tiny random one where `make test-vllm` has made its environment; else a
+scripted server, and vLLM's own panels are not asked. `--pictures` runs two modules longer, and draws the dashboards.
 
 The one idea: what a panel would draw is asked of Prometheus over the time of the run; a panel that is empty then names
 a metric that nobody exports, or labels that never meet. Also prints each service's scrape: seconds and series. It tests
@@ -35,6 +35,7 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "tests" / "model_server"))
 
+import kernel_replies  # noqa: E402
 import metrics_list  # noqa: E402
 import model_replies  # noqa: E402
 import pictures  # noqa: E402
@@ -173,20 +174,31 @@ def language_model(kind: str, directory: Path) -> Iterator[str]:
         with vllm_server.serving(directory) as url:
             yield url
     else:
-        with scripted_model.ScriptedModel(model_replies.illegal, model_replies.good) as model:
+        with scripted_model.ScriptedModel(model_replies.illegal, answered) as model:
             yield model.url
+
+
+def answered(asked: scripted_model.Asked) -> scripted_model.Reply:
+    """What a model says to the question of each agent: options, inputs, or a kernel (which is a wrong one here)."""
+    wanted = asked.body.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+    if "hypotheses" in wanted:
+        return model_replies.good(asked)
+    if "inputs" in wanted:
+        return scripted_model.streamed('{"inputs": [{"base": "normal", "scale": 10.0}]}')
+    return kernel_replies.good(asked)
 
 
 def run(modules: Sequence[Path], budget: Sequence[str], runs: Path, model: str) -> None:
     """Optimises the modules one after the other in one command."""
     warpsmith = Path(sys.executable).parent / "warpsmith"
-    command = [warpsmith, "optimize", *modules, *budget, "--runs", runs, "--target", "cpu", "--plugin", "reasoner=vllm"]
+    command = [warpsmith, "optimize", *modules, *budget, "--runs", runs, "--target", "cpu"]
+    command += ["--plugin", "reasoner=vllm", "--plugin", "synthesizer=vllm"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "WARPSMITH_MODEL_URL": model},
+        env={**os.environ, "WARPSMITH_MODEL_URL": model, "WARPSMITH_MODEL_ASSISTS": "correctness"},
     )
     try:
         said, _ = process.communicate(timeout=RUN_SECONDS)

@@ -6,6 +6,8 @@ PROMISED = {
     "calls, by method and code": "sum by (service, method, code) (warpsmith_grpc_calls_total) > 0",
     "share of failed calls": "warpsmith:grpc_errors:ratio5m",
     "time of calls, by method": "sum by (method) (warpsmith_grpc_call_duration_seconds_count) > 0",
+    "queues: calls under way": "sum by (service) (warpsmith_grpc_calls_active)",
+    "queues: calls that wait for a thread": "warpsmith_grpc_calls_waiting",
     "time of stages": "sum by (stage) (warpsmith_stage_duration_seconds_sum) > 0",
     "queues: runs": "warpsmith_runs_active > 0",
     "queues: stages under way": "warpsmith_stage_active",
@@ -17,7 +19,8 @@ PROMISED = {
     "share of the floor of a task": "warpsmith_task_floor_ratio > 0",
     "trials a second": "sum(warpsmith:trials:rate5m) > 0",
     "devices, and how many are in use": "warpsmith_devices_timing / warpsmith_devices",
-    "time for which a device was held": "sum by (tier) (warpsmith_bench_device_seconds_sum) > 0",
+    "time for which a device was held": "sum by (call) (warpsmith_bench_held_seconds_total) > 0",
+    "time of measurements": "sum by (tier) (warpsmith_bench_device_seconds_sum) > 0",
     "use of a device": "warpsmith_bench_device_busy_ratio > 0",
     "clocks": "warpsmith_bench_clock_hertz",
     "throttle reasons": "warpsmith_bench_throttled",
@@ -27,7 +30,11 @@ PROMISED = {
     "workers lost": "sum by (worker) (warpsmith_worker_losses_total)",
     "compilations found in the cache": 'warpsmith_compile_cache_lookups_total{outcome="hit"}',
     "tokens": "sum by (kind) (warpsmith_model_tokens_total) > 0",
+    "kernels asked of a model": "sum(warpsmith_model_kernels_total) > 0",
+    "inputs that a model proposed": "warpsmith_model_inputs_total",
+    "runs whose model is away": "warpsmith_runs_waiting_for_model",
+    "gains of runs": "warpsmith_run_speedup_ratio_count",
     "time of a model's answer": "warpsmith_model_seconds_count > 0",
     "device seconds per improvement": "warpsmith:device_seconds_per_improvement:ratio1h",
 }
-"""What → PromQL that has data in every run with a language model."""
+"""What → PromQL that has data in every run with a language model that reasons, writes kernels and proposes inputs."""

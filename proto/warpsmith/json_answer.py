@@ -1,26 +1,47 @@
-"""Finds the JSON object in a model's answer, wherever it stands: in a fence, after thinking, between words."""
+"""Finds what a model answered, wherever it stands: after thoughts, in a fence, between words.
+
+The one idea: a model that thinks aloud writes drafts first, so what it thought is not read, and of several answers the
+last one counts.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from typing import Any
 
-STARTS_TRIED = 32
-"""Opening braces at which an object is looked for."""
+from warpsmith.language_model import Answer
+
+STARTS_TRIED = 128
+"""Places at which an object is looked for, from the end: enough for the longest answer that makes sense, and for any
+text in time that grows with its length and no faster. An opening brace of C++ is none: no name in quotes follows it."""
+_START = re.compile(r'\{\s{0,100}"')
+_THOUGHT_BEGINS = "<think>"
+_THOUGHT_ENDS = ("</think>", "</thinking>", "[/THINK]")
 
 
-def objects(text: str, *keys: str) -> Iterator[dict[str, Any]]:
-    """Objects with one of these keys at least, in order; never raises."""
+def without_thoughts(answer: Answer) -> str:
+    """The text after the last thought; none where the answer was cut off while the model still thought."""
+    text = answer.text
+    for mark in _THOUGHT_ENDS:
+        text = text.rpartition(mark)[2]
+    if answer.is_cut_off and _THOUGHT_BEGINS in text:
+        text = text.partition(_THOUGHT_BEGINS)[0]
+    return text
+
+
+def last_object(text: str, *keys: str) -> dict[str, Any] | None:
+    """The last object with one of these keys at least that is not part of another such one; never raises."""
     decoder = json.JSONDecoder()
-    start = -1
-    for _ in range(STARTS_TRIED):
-        start = text.find("{", start + 1)
-        if start < 0:
-            return
+    found: dict[str, Any] | None = None
+    end = 0
+    for start in [match.start() for match in _START.finditer(text)][-STARTS_TRIED:]:
+        if start < end:
+            continue
         try:
-            found, _end = decoder.raw_decode(text, start)
+            value, after = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and not found.keys().isdisjoint(keys):
-            yield found
+        if isinstance(value, dict) and not value.keys().isdisjoint(keys):
+            found, end = value, after
+    return found

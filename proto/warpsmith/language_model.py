@@ -6,6 +6,7 @@ is an extra: a system that uses no model does not need it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -38,8 +39,12 @@ class LanguageModel(Protocol):
         """Most tokens of a prompt and its answer together; 0 where the server does not say, or is down."""
         ...
 
-    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any] | None) -> Answer:
+    def answer(
+        self, messages: Sequence[Message], schema: Mapping[str, Any] | None, seconds: float = math.inf
+    ) -> Answer:
         """What the model says, under a JSON schema or (None) as it likes; nothing of that is checked here.
+
+        `seconds`: how long the caller can wait, for a free slot and attempts after a fault too.
 
         Raises:
             ModelFault: there is no answer; says why.

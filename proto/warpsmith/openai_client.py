@@ -1,8 +1,9 @@
 """Asks a language model behind an OpenAI-compatible API, such as vLLM's, and names every way in which that fails.
 
 The one idea: an answer is text, or a `ModelFault` with a reason; whatever the bytes on the wire are, nothing else
-comes out, in bounded time and memory. Passing faults are tried again within a budget; a server that stays away is
-then left alone for a while, so that its absence costs seconds once and not at every question.
+comes out, in bounded memory and time (the settings', or the caller's where that is shorter). Passing faults are tried
+again within a budget; a server that stays away is then left alone for a while, so that its absence costs seconds once
+and not at every question.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from prometheus_client import Counter, Histogram
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_before_delay
 from tenacity.wait import wait_random_exponential
 
+from warpsmith import model_turn
 from warpsmith.errors import BadInput, ModelFault, ModelReason
 from warpsmith.language_model import Answer, Message
 from warpsmith.settings import ModelSettings
@@ -35,6 +38,10 @@ ANSWER_CHARACTERS = 256 * 1024
 EXCHANGE_BYTES = 8 << 20
 """Most bytes of one exchange on the wire, where each token of a stream comes in some 300 bytes of JSON. The library
 joins the parts of an event that does not end at a quadratic cost: 32 MiB took it 8 s, 8 MiB a sixteenth of that."""
+CHARACTERS_PER_TOKEN = 3
+"""Where the server counts no tokens, they are guessed, and high: a budget must hold with any server."""
+MOST_TOKENS = 1 << 30
+"""Of one prompt or answer, whatever the server says."""
 CONNECT_SECONDS = 5.0
 LISTING_SECONDS = 10.0
 NAMES_SHOWN = 6
@@ -77,11 +84,12 @@ class OpenAiClient:
         if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", settings.url):
             raise BadInput(f"WARPSMITH_MODEL_URL={settings.url!r}: write an address such as http://127.0.0.1:8000/v1")
         self._settings, self._patience = settings, patience
+        self._limits = _Limits(settings.first_token_seconds, settings.total_seconds)
         self._slots = threading.BoundedSemaphore(settings.concurrency)
         self._listed: tuple[str, int] | None = None
         self._resting: tuple[float, ModelFault] | None = None
         timeout = httpx.Timeout(settings.first_token_seconds, connect=CONNECT_SECONDS)
-        self._http = httpx.Client(transport=_Bounded(settings), timeout=timeout)
+        self._http = httpx.Client(transport=_Bounded(self._limits), timeout=timeout)
         self._client = openai.OpenAI(
             base_url=settings.url, api_key=_key(settings), max_retries=0, timeout=timeout, http_client=self._http
         )
@@ -111,23 +119,29 @@ class OpenAiClient:
         except ModelFault:
             return 0
 
-    def answer(self, messages: Sequence[Message], schema: Mapping[str, Any] | None) -> Answer:
+    def answer(
+        self, messages: Sequence[Message], schema: Mapping[str, Any] | None, seconds: float = math.inf
+    ) -> Answer:
         """See `LanguageModel`; at most `total_seconds` and what waiting for a free slot and retries takes."""
         self._raise_if_resting()
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ModelFault) and error.reason in PASSING),
-            stop=stop_after_attempt(self._patience.attempts) | stop_before_delay(self._patience.budget_seconds),
-            wait=self._wait,
-            reraise=True,
-        )
-        if not self._slots.acquire(timeout=self._settings.first_token_seconds):
+        end = time.monotonic() + seconds
+        if not self._slots.acquire(timeout=max(0.0, min(self._settings.first_token_seconds, seconds))):
             raise self._fault(ModelReason.FIRST_TOKEN_LATE, "all questions that may be asked at once are under way")
         try:
-            answer: Answer = retrying(self._exchange, messages, schema)
+            left = end - time.monotonic()
+            retrying = Retrying(
+                retry=retry_if_exception(lambda error: isinstance(error, ModelFault) and error.reason in PASSING),
+                stop=stop_after_attempt(self._patience.attempts)
+                | stop_before_delay(min(self._patience.budget_seconds, left)),
+                wait=self._wait,
+                reraise=True,
+            )
+            answer: Answer = retrying(self._exchange, messages, schema, end)
         except ModelFault as fault:
             if fault.reason in RESTED:
                 rest = max(self._patience.rest_seconds, min(fault.retry_after_seconds, 60.0))
                 self._resting = (time.monotonic() + rest, fault)
+                self._listed = None  # another server may come up: with another model, or more room
             raise
         finally:
             self._slots.release()
@@ -146,9 +160,11 @@ class OpenAiClient:
 
     def _model(self) -> tuple[str, int]:
         """The model's name and its context in tokens, 0 where unknown; asked for once."""
-        if self._listed is None:
+        listing = self._listed
+        if listing is None:
             try:
-                listed = self._client.models.list(timeout=LISTING_SECONDS).data
+                silent_seconds = (_limits.get() or self._limits).silent_seconds
+                listed = self._client.models.list(timeout=min(LISTING_SECONDS, silent_seconds)).data
                 cards = {str(card.id): getattr(card, "max_model_len", None) for card in listed}
             except Exception as error:
                 raise self._translated(error) from error
@@ -158,18 +174,23 @@ class OpenAiClient:
                 message = f"it has no model {name!r}; it has: {shown}; set WARPSMITH_MODEL"
                 raise self._fault(ModelReason.WRONG_MODEL, message)
             context = cards[name]
-            self._listed = (name, context if isinstance(context, int) and context > 0 else 0)
-        return self._listed
+            self._listed = listing = (name, context if isinstance(context, int) and context > 0 else 0)
+        return listing
 
-    def _exchange(self, messages: Sequence[Message], schema: Mapping[str, Any] | None) -> Answer:
+    def _exchange(self, messages: Sequence[Message], schema: Mapping[str, Any] | None, end: float) -> Answer:
         begin = time.monotonic()
+        before = _limits.set(self._limits.within(end - begin))
         outcome = "answered"
         form: dict[str, Any] = {}
         if schema is not None:
             named = {"name": "answer", "schema": dict(schema), "strict": True}
             form["response_format"] = {"type": "json_schema", "json_schema": named}
         try:
+            if end <= begin:
+                raise self._fault(ModelReason.ANSWER_LATE, "no time is left for it to answer")
             name, context = self._model()
+            limits = self._limits.within(end - time.monotonic())
+            _limits.set(limits)
             create: Any = self._client.chat.completions.create  # its types know OpenAI's own models only
             stream = create(
                 model=name,
@@ -178,9 +199,10 @@ class OpenAiClient:
                 max_tokens=min(self._settings.answer_tokens, context // 3 or self._settings.answer_tokens),
                 stream=True,
                 stream_options={"include_usage": True},
+                timeout=httpx.Timeout(limits.silent_seconds, connect=min(CONNECT_SECONDS, limits.silent_seconds)),
             )
             with stream:
-                answer = self._read(stream, begin)
+                answer = self._read(stream, begin, sum(len(message.content) for message in messages))
             outcome = "cut_off" if answer.is_cut_off else "answered"
             return answer
         except Exception as error:
@@ -188,25 +210,40 @@ class OpenAiClient:
             outcome = fault.reason.value
             raise fault from error
         finally:
+            _limits.reset(before)
             _outcomes.labels(outcome).inc()
             _seconds.observe(time.monotonic() - begin)
 
-    def _read(self, stream: Any, begin: float) -> Answer:
+    def _read(self, stream: Any, begin: float, asked_characters: int) -> Answer:
         parts: list[str] = []
         size, finish = 0, ""
-        for event in stream:
-            if not parts and not finish:
-                _first.observe(time.monotonic() - begin)
-            if event.usage:
-                _tokens.labels("prompt").inc(max(0, int(event.usage.prompt_tokens)))
-                _tokens.labels("answer").inc(max(0, int(event.usage.completion_tokens)))
-            for choice in event.choices:
-                finish = choice.finish_reason or finish
-                if isinstance(choice.delta.content, str):
-                    parts.append(choice.delta.content)
-                    size += len(parts[-1])
-            if size > ANSWER_CHARACTERS:
-                raise self._fault(ModelReason.TOO_LARGE, f"its answer is longer than {ANSWER_CHARACTERS} characters")
+        guessed = 0
+        used = {"prompt": 0, "answer": 0}
+        has_begun = False
+        try:
+            for event in stream:
+                guessed = guessed or asked_characters // CHARACTERS_PER_TOKEN
+                if event.usage:
+                    # Of all so far: some servers say it with every event.
+                    used = {
+                        "prompt": _tokens_of(event.usage.prompt_tokens),
+                        "answer": _tokens_of(event.usage.completion_tokens),
+                    }
+                for choice in event.choices:
+                    finish = choice.finish_reason or finish
+                    if not has_begun and _is_told(choice.delta):
+                        has_begun = True
+                        _first.observe(time.monotonic() - begin)
+                    if isinstance(choice.delta.content, str):
+                        parts.append(choice.delta.content)
+                        size += len(parts[-1])
+                if size > ANSWER_CHARACTERS:
+                    message = f"its answer is longer than {ANSWER_CHARACTERS} characters"
+                    raise self._fault(ModelReason.TOO_LARGE, message)
+        finally:
+            for kind, count in used.items():
+                _tokens.labels(kind).inc(count)
+            model_turn.took(sum(used.values()) or (guessed and guessed + size // CHARACTERS_PER_TOKEN))
         if not finish:
             raise self._fault(ModelReason.NOT_THE_API, "its answer ended in the middle")
         return Answer("".join(parts), is_cut_off=finish == "length")
@@ -229,7 +266,7 @@ class OpenAiClient:
                 case httpx.ConnectError() | httpx.ConnectTimeout():
                     return self._fault(ModelReason.SERVER_DOWN, f"nothing answers there ({one_line(str(cause), 100)})")
                 case httpx.TimeoutException():
-                    limit = self._settings.first_token_seconds
+                    limit = (_limits.get() or self._limits).silent_seconds
                     return self._fault(ModelReason.FIRST_TOKEN_LATE, f"silent for {limit:g} s")
                 case httpx.RemoteProtocolError() | httpx.DecodingError():
                     return self._fault(ModelReason.NOT_THE_API, f"broken HTTP ({one_line(str(cause), 100)})")
@@ -276,14 +313,32 @@ class _Exceeded(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """Seconds that one exchange may take; a last silence comes on top of the whole."""
+
+    silent_seconds: float
+    """Before the first token, and after any."""
+    whole_seconds: float
+
+    def within(self, seconds: float) -> _Limits:
+        """So much shorter that whole and last silence end in the time."""
+        silent = max(0.001, min(self.silent_seconds, seconds / 2))
+        return _Limits(silent, min(self.whole_seconds, max(0.001, seconds - silent)))
+
+
+_limits: ContextVar[_Limits | None] = ContextVar("limits", default=None)
+"""Of the exchange that this thread is in; the library has no way to hand them down."""
+
+
 class _Bounded(httpx.BaseTransport):
     """Ends an exchange that takes too long or grows too large, whatever its bytes are.
 
     Bytes that come one at a time never let a time-out of the socket pass, so time is looked at with every one.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
-        self._settings = settings
+    def __init__(self, limits: _Limits) -> None:
+        self._limits = limits
         self._inner = httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -295,7 +350,7 @@ class _Bounded(httpx.BaseTransport):
             response.close()  # a small body may unpack to a huge one
             raise _Exceeded(ModelReason.NOT_THE_API, "its answer is compressed although none was asked for")
         assert isinstance(response.stream, httpx.SyncByteStream)
-        body = _Body(response.stream, self._settings, begin)
+        body = _Body(response.stream, _limits.get() or self._limits, begin)
         return httpx.Response(
             response.status_code, headers=response.headers, stream=body, extensions=response.extensions
         )
@@ -306,12 +361,12 @@ class _Bounded(httpx.BaseTransport):
 
 
 class _Body(httpx.SyncByteStream):
-    def __init__(self, inner: httpx.SyncByteStream, settings: ModelSettings, begin: float) -> None:
-        self._inner, self._settings, self._begin = inner, settings, begin
+    def __init__(self, inner: httpx.SyncByteStream, limits: _Limits, begin: float) -> None:
+        self._inner, self._limits, self._begin = inner, limits, begin
 
     def __iter__(self) -> Iterator[bytes]:
         count, has_begun = 0, False
-        first, total = self._settings.first_token_seconds, self._settings.total_seconds
+        first, total = self._limits.silent_seconds, self._limits.whole_seconds
         for part in self._inner:
             count += len(part)
             has_begun = has_begun or b"data:" in part
@@ -326,6 +381,18 @@ class _Body(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _tokens_of(said: Any) -> int:
+    return min(MOST_TOKENS, max(0, int(said)))
+
+
+def _is_told(delta: Any) -> bool:
+    """Whether an event brings a token: of the answer, or of thoughts, which servers keep under one of two names."""
+    return any(
+        isinstance(getattr(delta, name, None), str) and getattr(delta, name)
+        for name in ("content", "reasoning_content", "reasoning")
+    )
 
 
 def _key(settings: ModelSettings) -> str:

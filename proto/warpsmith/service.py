@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import Counter, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -54,11 +54,17 @@ RETURNING: Sequence[tuple[str, Any]] = (
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
 
+CONNECTION_AGE_MS = 30_000
+"""After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
+are added get no calls. Calls under way end where they are."""
+
 LIVENESS = "liveness"
 """Name under which the health service says that the process lives, also while it is not ready for calls."""
 
 KIND = "warpsmith-error"
 """Trailing metadata: the class of the exception that a servicer raised. A status without it is gRPC's own."""
+TOKENS = "warpsmith-model-tokens"
+"""Trailing metadata: tokens that a language model took before that exception; absent where there are none."""
 
 NEVER_RETRIED = frozenset({"MeasureArtifact", "CreateRun", "WatchRun", "RepairCandidate"})
 """Methods that are not idempotent, or whose answer must be fresh."""
@@ -66,6 +72,8 @@ NEVER_RETRIED = frozenset({"MeasureArtifact", "CreateRun", "WatchRun", "RepairCa
 _calls = Counter(
     "warpsmith_grpc_calls_total", "Calls answered, by method and status code.", ["service", "method", "code"]
 )
+_active = Gauge("warpsmith_grpc_calls_active", "Calls that are being answered now.", ["service", "method"])
+_waiting = Gauge("warpsmith_grpc_calls_waiting", "Calls that wait for a free thread of the service.", ["service"])
 _seconds = Histogram(
     "warpsmith_grpc_call_duration_seconds",
     "Time to answer a call, by method.",
@@ -128,23 +136,46 @@ class _Account:
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
+        _active.labels(*self._labels).inc()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         code = grpc.StatusCode.OK
-        if isinstance(error, WarpsmithError):
+        if isinstance(error, GeneratorExit) or not self._context.is_active():  # nobody waits for the answer any more
+            is_late = self._context.time_remaining() <= 0
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+        elif isinstance(error, WarpsmithError):
             code = to_status(error)
         elif error is not None:
             code = grpc.StatusCode.INTERNAL
+        _active.labels(*self._labels).dec()
         _seconds.labels(*self._labels).observe(time.perf_counter() - self._start)
         _calls.labels(*self._labels, code.name).inc()
         if isinstance(error, WarpsmithError):
             log.info("%s: %s: %s", self._labels[1], type(error).__name__, error)
-            self._context.set_trailing_metadata(((KIND, type(error).__name__),))
+            tokens = ((TOKENS, str(error.model_tokens)),) if error.model_tokens else ()
+            self._context.set_trailing_metadata(((KIND, type(error).__name__), *tokens))
             self._context.abort(code, str(error))
         elif isinstance(error, Exception):
             log.error("%s failed", self._labels[1], exc_info=error)
             self._context.set_trailing_metadata(((KIND, type(error).__name__),))
             self._context.abort(code, f"{type(error).__name__}: {error}")
+
+
+class _Threads(ThreadPoolExecutor):
+    """The threads of a service; what waits for one of them is seen in a metric."""
+
+    def __init__(self, count: int, service: str) -> None:
+        super().__init__(count, thread_name_prefix=service)
+        self._waiting = _waiting.labels(service)
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        def begun() -> Any:
+            self._waiting.dec()
+            return call(*arguments, **named)
+
+        submitted = super().submit(begun)
+        self._waiting.inc()
+        return submitted
 
 
 @dataclass
@@ -187,9 +218,9 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
         BadInput: a port is in use, or a certificate's file cannot be read; names it.
     """
     server = grpc.server(
-        ThreadPoolExecutor(settings.thread_count, thread_name_prefix=name),
+        _Threads(settings.thread_count, name),
         interceptors=[_Translate(name)],
-        options=OPTIONS,
+        options=[*OPTIONS, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
     )
     add(servicer, server)
     state = health.HealthServicer()
@@ -252,6 +283,7 @@ def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> Non
             for method in service.methods:  # counts start at 0, so that a rate sees the first call too
                 _calls.labels(name, method.name, grpc.StatusCode.OK.name)
                 _seconds.labels(name, method.name)
+                _active.labels(name, method.name)
     reflection.enable_server_reflection(names, server)
 
 
@@ -375,8 +407,12 @@ def _is_gone(state: RetryCallState) -> bool:
 
 def _kind(error: grpc.RpcError) -> str:
     """The class of the exception that a servicer raised; empty for a status of gRPC's own."""
+    return _trailing(error, KIND)
+
+
+def _trailing(error: grpc.RpcError, name: str) -> str:
     trailing: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else ()
-    return next((str(value) for key, value in trailing or () if key == KIND), "")
+    return next((str(value) for key, value in trailing or () if key == name), "")
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:
@@ -391,7 +427,10 @@ def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.NOT_FOUND,
     )
-    return from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
+    made = from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
+    tokens = _trailing(error, TOKENS)
+    made.model_tokens = int(tokens) if tokens.isdecimal() else 0
+    return made
 
 
 def _with_deadline(details: Any, seconds: float) -> Any:

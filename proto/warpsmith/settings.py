@@ -38,7 +38,7 @@ class ModelSettings:
     first_token_seconds: float = 30.0
     """Longest wait for the first token, and longest silence after it."""
     total_seconds: float = 120.0
-    """Longest time for one whole answer."""
+    """Longest time for one whole answer; the end of a turn (`model_turn`) comes first."""
     concurrency: int = 8
     """Questions asked at once by one service."""
     answer_tokens: int = 2048

@@ -43,6 +43,13 @@ def test_an_explanation_is_one_line_and_remembered() -> None:
         assert "<|im_end|>" not in server.asked[0].prompt
 
 
+def test_drafts_and_thoughts_are_no_explanation() -> None:
+    thought = f'<think>{"f() { }" * 40}{{"explanation": "hm"}}</think>'
+    said = f'{thought}{{"explanation": "a draft"}} {{"explanation": "a bracket is missing"}}'
+    with explaining(replies.always(said)) as (model, _):
+        assert model.explain(PROGRAM, SAID) == "a bracket is missing"
+
+
 @pytest.mark.parametrize("reply", [replies.garbage, replies.FAILED, replies.always('{"explanation": 5}'), replies.huge])
 def test_where_there_is_none_nothing_is_missing(reply: Says) -> None:
     with explaining(reply) as (model, _):

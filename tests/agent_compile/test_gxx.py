@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 import statistics
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent_compile import elf
+from agent_compile import elf, jailed_compiler
 from agent_compile.gxx import Gxx
 from agent_compile.toolchain import Compiled, Limits, Rejected
 from warpsmith import jail_init
 from warpsmith.errors import Infrastructure
-from warpsmith.v1 import artifact_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, compile_service_pb2, verdict_pb2
 
 DOUBLE = """#include "scale.hpp"
 extern "C" void kernel(void* const* arguments) {
@@ -184,3 +187,25 @@ def test_a_small_kernel_compiles_in_a_fraction_of_a_second(
     with capsys.disabled():
         print(f"\n[g++ small kernel, warm worker: p50 {1e3 * p50:.0f} ms]")
     assert p50 < 2.0  # 0.2 s on a quiet machine; this only finds a broken cache of workers
+
+
+def test_as_many_programs_are_compiled_at_once_as_this_process_has_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def call(*_: object) -> compile_service_pb2.CompileCandidateResponse:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return compile_service_pb2.CompileCandidateResponse()
+
+    monkeypatch.setattr(jailed_compiler, "processor_count", lambda: 3)  # of the 64 that the node may have
+    monkeypatch.setattr(jailed_compiler, "Worker", lambda *_, **__: SimpleNamespace(call=call, alive=True))
+    compiler = jailed_compiler.JailedCompiler("package:TABLE", environment={}, limits=Limits())
+    with ThreadPoolExecutor(12) as callers:
+        for _ in callers.map(lambda _: compiler.describe(), range(12)):
+            pass
+    assert most == 3

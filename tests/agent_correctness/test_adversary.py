@@ -111,6 +111,14 @@ def test_only_finalists_with_sources_are_asked_about() -> None:
         assert model.cases(bare, draw) == []
 
 
+def test_inputs_of_a_models_thoughts_are_not_used() -> None:
+    thought = json.dumps({"inputs": [{**OVERFLOWING, "special": "nan"}]})
+    said = f"<think>{'{ x; }' * 40}{thought}</think>{json.dumps({'inputs': [OVERFLOWING]})}"
+    with proposing(replies.always(said)) as model:
+        ((_, seed),) = model.cases(request(), random.Random(0))
+    assert recipe_of(seed) == Recipe(scale=SCALES.index(1e4), offset=OFFSETS.index(88.0), share=SHARES.index(0.01))
+
+
 @pytest.mark.parametrize("reply", [replies.FAILED, replies.garbage, replies.huge])
 def test_a_model_that_says_nothing_changes_nothing(reply: Says) -> None:
     with proposing(reply) as model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ import model_replies as replies
 import pytest
 from scripted_model import Asked, Reply, Says, ScriptedModel, streamed
 
-from agent_reasoning import language_model, language_model_options
+from agent_reasoning import language_model_options
 from agent_reasoning.language_model import LanguageModelReasoner
 from agent_reasoning.language_model_answer import Chosen, Complaint, Fault, read, schema
 from agent_reasoning.roofline_reasoner import RooflineReasoner
@@ -228,6 +229,8 @@ def test_instructions_in_a_docstring_stay_data() -> None:
         (replies.chosen(1), (1,)),
         (replies.chosen(1, 1, 2, 3, 4, 5), (1, 2)),
         (replies.chosen(99, 2), (2,)),
+        (f"<think>{'{ x; }' * 40} so {replies.chosen(3)}</think>{replies.chosen(1)}", (1,)),
+        (f"{'for (;;) { x; } ' * 40}{replies.chosen(3)} or rather {replies.chosen(1)}", (1,)),
         ("[" * 100_000, Fault.NOT_JSON),
         ('{"hypotheses":' * 20_000, Fault.NOT_JSON),
         ('{"hypotheses": [{"option": ' + "9" * 5000 + "}]}", Fault.NOT_JSON),
@@ -263,10 +266,36 @@ def test_the_schemas_repetitions_are_short_enough_for_xgrammar() -> None:
     assert int(pattern.rpartition(",")[2].removesuffix("}$")) <= 128
 
 
-def test_no_question_begins_after_the_turns_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language_model, "TURN_SECONDS", -1.0)
-    _, asked = propose(request_with_choices(), replies.garbage)
-    assert len(asked) == 1
+def test_no_question_is_begun_in_the_second_half_of_a_turn() -> None:
+    def slowly(asked: Asked) -> Reply:
+        time.sleep(0.6)
+        return replies.garbage(asked)
+
+    with ScriptedModel(slowly) as server:
+        client = OpenAiClient(ModelSettings(url=server.url))
+        LanguageModelReasoner(client, turn_seconds=1.0).propose(request_with_choices())
+        client.close()
+    assert len(server.asked) == 1
+
+
+def test_a_rationale_says_that_the_model_saw_a_shortened_prompt() -> None:
+    request = request_with_choices()
+    request.task.sources[0].content += b"# a long story\n" * 400
+    response, _ = propose(request, replies.too_long_above(6000))
+    assert response.hypotheses[0].rationale == "it saves a pass over memory [the prompt was shortened]"
+    response, _ = propose(request_with_choices(), replies.good)
+    assert "shortened" not in response.hypotheses[0].rationale
+
+
+def test_one_long_module_shortens_no_other_tasks_prompts() -> None:
+    long, short = request_with_choices(), request_with_choices()
+    long.task.sources[0].content += b"# a long story\n" * 400
+    with ScriptedModel(replies.too_long_above(6000)) as server, reasoner_with(server) as reasoner:
+        reasoner.propose(long)
+        server.asked.clear()
+        reasoner.propose(short)
+        (asked,) = server.asked
+    assert "def forward" in asked.prompt, "the module is left out of the least prompts only"
 
 
 def test_a_fault_of_the_model_is_a_fault_of_a_service() -> None:

@@ -61,6 +61,8 @@ def test_a_run_whose_moves_a_model_chooses_ends_with_pass(tmp_path: Path) -> Non
     assert len(server.asked) >= 2  # the first answer was illegal, and asked for again
     shown = warpsmith(tmp_path, server.url, "show").stdout
     assert "it saves a pass over memory" in shown
+    assert result["model_tokens"] >= 120 * 2  # each of the scripted answers takes 120, one that is of no use too
+    assert f"model: {result['model_tokens']} tokens" in shown
 
 
 def test_a_model_that_the_server_does_not_have_is_said_before_the_run(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ START_SECONDS = 400.0
 TURNS = 20
 TRIALS = 8
 """Of the whole run; a plan of the module has half as many moves."""
+COMMAND_TRIALS = 4
+"""Of the command as users type it, with services of its own: plan zero, a kernel, one that the model is to write."""
+MOST_TOKENS = 200_000
+"""Of the same; more than its trials take."""
 LEAST_GAIN = 3.0
 """Of the run; by algebra it is above 20 on a quiet machine."""
 
@@ -132,3 +136,25 @@ def test_a_whole_run_of_both_agents_on_it_ends_with_a_faster_kernel(served: Serv
     kernels = {name: value for name, value in synthesis.items() if name.startswith("warpsmith_model_kernels_total")}
     print(f"the synthesizer's answers: {kernels}")
     assert sum(kernels.values()) > 0, "it was asked for a kernel; what it says is none, and costs nothing else"
+
+
+def test_the_command_of_the_manual_runs_to_its_end_on_it_and_says_what_it_took(served: Served, tmp_path: Path) -> None:
+    def warpsmith(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from orchestrator.cli import main; main()", *arguments]
+        ours = {"WARPSMITH_MODEL_URL": served.model, "WARPSMITH_MODEL_ANSWER_TOKENS": "256", "OMP_NUM_THREADS": "2"}
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **ours}, capture_output=True, text=True, timeout=400, check=False
+        )
+
+    begin = time.monotonic()
+    done = warpsmith(
+        "optimize", str(ROOT / "examples" / "softmax.py"), "--reasoner", "vllm", "--synthesizer", "vllm",
+        "--target", "cpu", "--budget", "60s", "--trials", str(COMMAND_TRIALS), "--tokens", str(MOST_TOKENS), "--json",
+    )  # fmt: skip
+    print(f"{done.stderr}\n{done.stdout}\n{time.monotonic() - begin:.0f} s")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["tasks"][0]
+    assert result["verdict"] in ("PASS", "NO_FASTER"), result  # on softmax a random model has no margin
+    assert result["trials"]["passed"] > 0, result
+    assert 0 < result["model_tokens"] < 2 * MOST_TOKENS, result
+    assert f"model: {result['model_tokens']} tokens" in warpsmith("show").stdout

@@ -1,8 +1,8 @@
-"""Kernels that a model writes: what is read from its answers, what becomes of them, and how it is asked."""
+"""Kernels that a model writes: what becomes of its answers, and how it is asked."""
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,27 +14,24 @@ from scripted_model import Says, ScriptedModel
 
 from agent_compile import policy
 from agent_synthesis.capture_worker import capture_task
-from agent_synthesis.free_form import answer, definition, prompt
-from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel, Launch, Signature, Workspace, from_text
+from agent_synthesis.free_form import definition, prompt
+from agent_synthesis.free_form.kernel import Kernel, Launch
 from agent_synthesis.free_form.prompt import SIZES, Failure, Subject
 from agent_synthesis.free_form.synthesizer import LanguageModelSynthesizer
 from agent_synthesis.servicer import SynthesisServicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from warpsmith import testing
 from warpsmith.errors import IllegalMove, ModelFault, NotFound
-from warpsmith.language_model import Answer, Message
+from warpsmith.language_model import Message
 from warpsmith.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 from warpsmith.v1 import synthesis_service_pb2 as pb
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-CPU = Signature("written_y", ("x", "bias"), ("y",), frozenset({"x", "bias", "y", "t"}), is_cuda=False)
-CUDA = Signature("written_y", ("x", "bias"), ("y",), frozenset({"x", "bias", "y", "t"}), is_cuda=True)
 FUSE = analysis_pb2.Move(operation="fuse", group="mul_2", choice="*")
 WRITE = analysis_pb2.Move(operation="write", group="mul_2")
 SOURCE = 'extern "C" void written_y(void* const* arguments) {\n}\n'
-DEVICE = 'extern "C" __global__ void written_y(const float* x, const float* bias, float* y) {\n}\n'
 
 
 def task(target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU, module: str = replies.MODULE) -> task_pb2.Task:
@@ -65,111 +62,6 @@ def synthesizer(
 
 def hypothesis(*moves: analysis_pb2.Move) -> hypothesis_pb2.Hypothesis:
     return hypothesis_pb2.Hypothesis(moves=moves, new_move_count=1)
-
-
-def read(text: str, signature: Signature = CPU, *, cut_off: bool = False) -> Kernel | Complaint:
-    return answer.read(Answer(text, cut_off), signature)
-
-
-# ---- answers ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"```cpp\n{SOURCE}```",
-        f"Words.\n```\n{SOURCE}```\nMore words with `code` and {{braces}}.",
-        f"~~~~c++\n{SOURCE}~~~~",
-        f"```python\n{SOURCE}~~~\nA fence that another one ends.",
-        f"```cpp\n{SOURCE}",
-        f"<think>```cpp\nextern \"C\" void written_y(int) {{ wrong }}\n```</think>\n```cpp\n{SOURCE}```",
-        f"First:\n```cpp\nextern \"C\" void written_y(int) {{ wrong }}\n```\nBetter:\n```cpp\n{SOURCE}```",
-        f"```cpp\n{SOURCE}```\n```cpp\nint main() {{}}\n```",
-        f"> quoted\n  ```cpp\n{SOURCE}  ```",
-        f"Here it is:\n\n{SOURCE}\nThat is all.",
-        SOURCE,
-        SOURCE.replace("\n", "\r\n"),
-        f"```json\n{{\"note\": 1}}\n```\n```cpp\n{SOURCE}```",
-    ],
-)  # fmt: skip
-def test_the_last_source_with_the_function_is_found_however_it_is_fenced(text: str) -> None:
-    found = read(text)
-    assert isinstance(found, Kernel), found
-    assert found.source == SOURCE
-    assert found.launches == (Launch("written_y", ("x", "bias", "y")),)
-
-
-@pytest.mark.parametrize(
-    ("text", "cut_off", "fault"),
-    [
-        ("", False, Fault.EMPTY),
-        ("", True, Fault.CUT_OFF),
-        ("I cannot help with that. ```", False, Fault.NO_CODE),
-        ("```python\nprint(1)\n```", False, Fault.NO_CODE),
-        (f"```cpp\n{SOURCE[:40]}", True, Fault.CUT_OFF),
-        ('```cpp\nextern "C" void other(void* const*) {}\n```', False, Fault.NO_ENTRY),
-        (f"```cpp\n{SOURCE}{'// more' * 9000}\n```", False, Fault.TOO_LONG),
-        (f"```cpp\n// \x00\n{SOURCE}```", False, Fault.CONTROL_CHARACTERS),
-        (f"```cpp\n// \ud800\n{SOURCE}```", False, Fault.CONTROL_CHARACTERS),
-        (f"```cpp\n{SOURCE}```\n```json\n{{\"launches\": 5}}\n```", False, Fault.BAD_LAUNCH),
-        (f"```cpp\n{SOURCE}```\n```json\n{{\"launches\": [{{\"arguments\": [\"z\"]}}]}}\n```", False, Fault.BAD_LAUNCH),
-        (f"```cpp\n{SOURCE}```\n```json\n{{\"launches\": [{{\"arguments\": [\"x\"]}}]}}\n```", False, Fault.BAD_LAUNCH),
-        (f"```cpp\n{SOURCE}```\n```json\n{{\"workspaces\": [{{\"name\": \"t\"}}]}}\n```", False, Fault.BAD_LAUNCH),
-        ("[" * 100_000, False, Fault.NO_CODE),
-        ("```\n" * 50_000, False, Fault.NO_CODE),
-    ],
-)  # fmt: skip
-def test_an_answer_without_a_kernel_has_a_reason(text: str, cut_off: bool, fault: Fault) -> None:
-    found = read(text, cut_off=cut_off)
-    assert isinstance(found, Complaint)
-    assert found.fault is fault
-    assert found.text.isprintable()
-
-
-def test_an_answer_that_was_cut_off_after_its_source_is_used() -> None:
-    assert isinstance(read(f"```cpp\n{SOURCE}```\nThis kernel is fast beca", cut_off=True), Kernel)
-
-
-def test_a_launch_record_gives_extents_shared_memory_and_workspaces() -> None:
-    record = {
-        "workspaces": [{"name": "partial", "dtype": "float32", "count": 1024, "zero": True}],
-        "launches": [
-            {"grid": 132, "block": [256], "arguments": ["x", "partial"], "entry": "first"},
-            {"grid": [1, 1, 1], "block": [32, 4], "shared_bytes": 4096, "cluster": [2]},
-        ],
-    }
-    text = f"```cuda\n__global__ void first() {{}}\n{DEVICE}```\n```json\n{json.dumps(record)}\n```"
-    found = read(text, CUDA)
-    assert isinstance(found, Kernel), found
-    first, second = found.launches
-    assert (first.entry, first.grid, first.block, first.arguments) == (
-        "first",
-        (132, 1, 1),
-        (256, 1, 1),
-        ("x", "partial"),
-    )
-    assert (second.block, second.shared_bytes, second.cluster) == ((32, 4, 1), 4096, (2, 1, 1))
-    assert second.arguments == ("x", "bias", "y", "partial")
-    assert found.workspaces == (Workspace("partial", "float32", 1024, zero=True),)
-    assert from_text(found.text, CUDA) == found
-
-
-@pytest.mark.parametrize(
-    "launch",
-    [{}, {"grid": 0, "block": 1}, {"grid": 1}, {"grid": [1, 1, 1, 1], "block": 1}, {"grid": 1.5, "block": 1},
-     {"grid": True, "block": 1}, {"grid": "1", "block": 1}, {"grid": 1, "block": 1, "shared_bytes": -1},
-     {"grid": 1, "block": 1, "entry": "a b"}, {"grid": 1, "block": 1, "arguments": []}, {"grid": 2**31, "block": 1}],
-)  # fmt: skip
-def test_a_launch_of_wrong_types_or_sizes_is_refused(launch: object) -> None:
-    found = read(f"```cuda\n{DEVICE}```\n```json\n{json.dumps({'launches': [launch]})}\n```", CUDA)
-    assert isinstance(found, Complaint)
-    assert found.fault is Fault.BAD_LAUNCH
-
-
-def test_a_kernel_for_cuda_needs_its_launches() -> None:
-    found = read(f"```cuda\n{DEVICE}```", CUDA)
-    assert isinstance(found, Complaint)
-    assert found.fault is Fault.BAD_LAUNCH
 
 
 # ---- plans -----------------------------------------------------------------------------------------------
@@ -213,6 +105,14 @@ def test_a_written_group_may_be_written_again_authored_or_given_back() -> None:
     plain = BuiltInSynthesizer(capture_task)
     moves = [*candidate.moves, analysis_pb2.Move(operation="author", group="mul_2")]
     assert "written" not in plain.synthesize(task(), hypothesis(*moves)).program.sources[0].text
+
+
+def test_every_group_has_a_function_of_its_own_however_its_name_is_cut() -> None:
+    names = ["sum", "s" * 100 + "1", "s" * 100 + "2", "a.b", "a_b", "\u00e4b"]
+    entries = [definition._entry(name) for name in names]
+    assert entries[0] == "written_sum"
+    assert len(set(entries)) == len(names)
+    assert all(entry.isascii() and entry.isidentifier() and len(entry) <= 100 for entry in entries)
 
 
 def test_a_text_that_its_choice_does_not_name_is_illegal() -> None:
@@ -373,11 +273,68 @@ def test_what_others_made_is_mended_as_ever_and_what_deceives_is_not() -> None:
 def subject(target: task_pb2.Target.ValueType, *, fused: bool = True) -> Subject:
     plan = BuiltInSynthesizer(capture_task).plan(task(target), [FUSE] if fused else [])
     group = plan.group("mul_2")
-    parent = trial_pb2.Trial(timing=timing_pb2.Timing(fastest_baseline="eager"))
-    parent.timing.arms.add(name="candidate", median_ns=2e6)
-    parent.timing.arms.add(name="eager", median_ns=8e6)
-    parent.timing.steps.add(group="mul_2", engine="authored", median_ns=1.9e6)
+    parent = timed([FUSE] if fused else [], 2e6, mul_2=1.9e6)
     return Subject(plan, group, definition.signature(plan, group), task_pb2.PRECISION_FP32, parent)
+
+
+def timed(moves: list[analysis_pb2.Move], whole_ns: float, **groups_ns: float) -> trial_pb2.Trial:
+    parent = trial_pb2.Trial(timing=timing_pb2.Timing(fastest_baseline="eager"))
+    parent.candidate.moves.extend(moves)
+    parent.timing.arms.add(name="candidate", median_ns=whole_ns)
+    parent.timing.arms.add(name="eager", median_ns=8e6)
+    for name, median in groups_ns.items():
+        parent.timing.steps.add(group=name, engine="authored" if moves else "library", median_ns=median)
+    return parent
+
+
+def test_a_writer_is_told_how_fast_its_part_is_in_plan_zero() -> None:
+    parent = timed([], 6e6, sin=2e6, cos=1e6, mul_2=5e5)
+    with synthesizer(replies.good) as (written, server):
+        written.synthesize(task(), hypothesis(FUSE, WRITE), parent)
+    said = "As PyTorch's own calls it takes 3500 microseconds of the 6000 that the whole plan takes."
+    assert said in server.asked[0].prompt
+
+
+def test_a_writer_is_shown_the_best_kernel_that_is_known_of_its_part() -> None:
+    with synthesizer(replies.good) as (written, server):
+        legal = [item.move for item in written.analyze(task(), [FUSE]).legal_moves if item.move.operation == "set"]
+        slow = [FUSE, legal[0]]
+        written.synthesize(task(), hypothesis(FUSE, WRITE), timed([FUSE], 2e6, mul_2=1e6))
+        written.synthesize(task(), hypothesis(*slow, WRITE), timed(slow, 4e6, mul_2=3e6))
+        first, second = (asked.prompt for asked in server.asked)
+    assert "The best kernel so far:\nBEGIN kernel" in first, "that of its own plan"
+    assert "The best kernel so far, which took 1000 microseconds:\nBEGIN kernel" in second
+    assert "Now it takes 3000 microseconds of the 4000 that the whole plan takes." in second
+    assert first[first.index("BEGIN kernel") :] == second[second.index("BEGIN kernel") :]
+
+
+def test_a_repair_is_told_the_profile_that_the_writing_was() -> None:
+    with synthesizer(replies.broken_code, replies.good) as (written, server):
+        moves = hypothesis(FUSE, WRITE)
+        trial = trial_pb2.Trial(candidate=written.synthesize(task(), moves, timed([FUSE], 2e6, mul_2=1.9e6)))
+        trial.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+        trial.verdict.kind = verdict_pb2.FAILURE_KIND_COMPILE_ERROR
+        written.repair(task(), trial, "error")
+        for asked in server.asked:
+            assert "Now it takes 1900 microseconds of the 2000 that the whole plan takes." in asked.prompt
+
+
+def test_the_service_says_what_a_kernel_cost_and_what_one_that_never_came_did() -> None:
+    request = pb.SynthesizeCandidateRequest(task=task(), hypothesis=hypothesis(FUSE, WRITE))
+    with synthesizer(replies.garbage, replies.broken_code, replies.good, replies.garbage) as (written, _):
+        servicer = SynthesisServicer(written)
+        made = servicer.SynthesizeCandidate(request, None)  # type: ignore[arg-type]
+        assert made.model_tokens == 240
+        failure = pb.RepairCandidateRequest(task=task(), diagnostics="error")
+        failure.failed.candidate.CopyFrom(made.candidate)
+        failure.failed.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+        assert servicer.RepairCandidate(failure, None).model_tokens == 120  # type: ignore[arg-type]
+        with pytest.raises(NotFound) as caught:
+            servicer.SynthesizeCandidate(request, None)  # type: ignore[arg-type]
+    assert caught.value.model_tokens == 360
+    plain = pb.SynthesizeCandidateRequest(task=task(), hypothesis=hypothesis(FUSE))
+    servicer = SynthesisServicer(BuiltInSynthesizer(capture_task))
+    assert servicer.SynthesizeCandidate(plain, None).model_tokens == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "target"), [("cpu", task_pb2.TARGET_CPU), ("cuda", task_pb2.TARGET_CUDA)])
@@ -414,6 +371,25 @@ def test_a_long_prompt_is_shortened_until_the_model_takes_it_and_stays_short() -
         assert count > 1
         written.synthesize(task(), hypothesis(FUSE, analysis_pb2.Move(operation="write", group="mul_2")))
         assert len(server.asked) == count + 1
+
+
+def test_one_large_module_shortens_no_other_tasks_prompts() -> None:
+    other = task(module=f"{replies.MODULE}# another one\n")
+    with synthesizer(*[model_replies.TOO_LONG] * 3, replies.good) as (written, server):
+        for subject_task in (task(), task(), other):
+            written.synthesize(subject_task, hypothesis(FUSE, WRITE))
+        whole, _, _, short, still_short, whole_again = (len(asked.prompt) for asked in server.asked)
+    assert short == still_short < whole == whole_again
+
+
+def test_a_writers_turn_ends_in_time() -> None:
+    with ScriptedModel(replies.slow_source) as server:
+        client = OpenAiClient(ModelSettings(url=server.url, first_token_seconds=60.0, total_seconds=600.0))
+        begin = time.monotonic()
+        with pytest.raises(NotFound, match=r"\[answer_late\]"):
+            LanguageModelSynthesizer(client, capture_task, turn_seconds=1.0).synthesize(task(), hypothesis(FUSE, WRITE))
+        client.close()
+    assert time.monotonic() - begin < 8.0, "capturing the module is outside of the turn"
 
 
 def test_it_fits_the_role() -> None:

@@ -40,6 +40,7 @@ def test_a_kernel_that_a_model_wrote_is_mended_verified_and_chosen_for_being_fas
     result = json.loads(done.stdout)["tasks"][0]
     shown = warpsmith(tmp_path, server.url, "show").stdout
     assert result["verdict"] == "PASS", (result, shown)
+    assert result["model_tokens"] >= 120 * 2, "a kernel and its mending"
     exported = warpsmith(tmp_path, server.url, "export", "--output", "-")
     assert exported.returncode == 0, exported.stderr
     assert "(x[i] - x[i]) + x[i]" in exported.stdout, (result, shown)

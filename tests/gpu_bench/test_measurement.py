@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -192,6 +194,26 @@ def test_the_audit_finds_references_that_need_no_computing(run, flags):
 
 def test_the_audit_stops_trying_inputs_at_its_limit():
     assert reference.audit(lambda leaves: [leaves[0] * 2], draws(4), limit_s=0.0) == []
+
+
+def test_time_at_which_several_calls_hold_the_device_is_divided_among_them():
+    def held(call):
+        return metrics.HELD_SECONDS.labels(call)._value.get()
+
+    now = 100.0
+    holding = metrics.Holding(clock=lambda: now)
+    before = {call: held(call) for call in ("compare", "measure", "reference")}
+    now += 50.0  # held by nobody
+    with holding.by("measure"):
+        now += 4.0
+        with holding.by("compare"), holding.by("compare"):
+            now += 3.0
+    now += 50.0
+    with contextlib.suppress(RuntimeError), holding.by("reference"):
+        now += 7.0
+        raise RuntimeError("the call faulted")
+    counted = {call: held(call) - seconds for call, seconds in before.items()}
+    assert counted == pytest.approx({"compare": 2.0, "measure": 5.0, "reference": 7.0})
 
 
 def test_metrics_count_timings_faults_and_the_machine():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from agent_correctness.servicer import CorrectnessServicer
 from gpu_bench.limits import Limits
@@ -29,7 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[tuple[str, str]]:
-    """(benchmark, correctness)."""
+    """(benchmark, correctness). Connections end by age in the midst of nearly every call."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(service, "CONNECTION_AGE_MS", 200)
     bench = service.start(
         "benchmark",
         benchmark_service_pb2_grpc.add_BenchmarkServiceServicer_to_server,
@@ -46,6 +49,7 @@ def addresses() -> Iterator[tuple[str, str]]:
     yield f"127.0.0.1:{bench.port}", f"127.0.0.1:{judge.port}"
     judge.stop()
     bench.stop()
+    patch.undo()
 
 
 def verify(small: Any, address: str, body: str) -> verdict_pb2.Verdict:
@@ -75,6 +79,10 @@ def test_a_right_kernel_passes_and_wrong_ones_fail_by_name(small: Any, addresses
 
 def test_a_program_is_timed_and_a_crash_while_timing_is_a_fault(small: Any, addresses: tuple[str, str]) -> None:
     bench, _ = addresses
+
+    def held() -> float:
+        return REGISTRY.get_sample_value("warpsmith_bench_held_seconds_total", {"call": "measure"}) or 0.0
+
     stub = service.dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, bench)
 
     def measure(body: str) -> benchmark_service_pb2.MeasureArtifactResponse:
@@ -88,10 +96,14 @@ def test_a_program_is_timed_and_a_crash_while_timing_is_a_fault(small: Any, addr
             )
         )
 
+    before = held()
     timing = measure(small.softmax).timing
     assert {arm.name for arm in timing.arms} >= {"candidate", "eager"}
     assert timing.environment.jail_rung
+    assert held() - before > timing.device_seconds > 0
+    before = held()
     assert measure("std::abort();").fault.kind == verdict_pb2.FAILURE_KIND_CRASH
+    assert held() > before, "a measurement that ends in a fault held the device too"
 
 
 def test_a_device_that_is_not_there_is_bad_input(addresses: tuple[str, str]) -> None:

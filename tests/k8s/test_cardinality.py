@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import re
+from pathlib import Path
 
 import grpc
 import pytest
@@ -18,16 +21,9 @@ from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as api
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, verdict_pb2
 
-MODULES = (
-    "agent_compile.compiler",
-    "agent_reasoning.language_model",
-    "gpu_bench.metrics",
-    "orchestrator.metrics",
-    "warpsmith.openai_client",
-    "warpsmith.service",
-    "warpsmith.worker_metrics",
-)
-"""All that define metrics."""
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("agent_*", "gpu_bench", "orchestrator", "proto/warpsmith")
+MONITORING = ROOT / "k8s" / "monitoring"
 SERIES = 2000
 PROCESS = 40
 """Series of Python and the process, which the client library adds."""
@@ -35,6 +31,7 @@ PROCESS = 40
 MOST = {
     "service": 1,  # of one process
     "method": 12,
+    "call": 5,
     "code": len(grpc.StatusCode),
     "outcome": 8 + len(ModelReason),
     "stage": len(metrics.STAGES),
@@ -50,8 +47,15 @@ MOST = {
 """Label → the most values that it can have in one process. A label that is not here is a label too many."""
 
 
+def modules() -> list[str]:
+    """All that define metrics, by their text."""
+    files = [file for package in PACKAGES for place in ROOT.glob(package) for file in place.rglob("*.py")]
+    found = [file for file in files if re.search(r"^from prometheus_client import .*[A-Z]", file.read_text(), re.M)]
+    return sorted(".".join(file.relative_to(ROOT).with_suffix("").parts).removeprefix("proto.") for file in found)
+
+
 def families() -> dict[str, MetricWrapperBase]:
-    for module in MODULES:
+    for module in modules():
         importlib.import_module(module)
     found = {collector for collector in REGISTRY._collector_to_names if isinstance(collector, MetricWrapperBase)}
     return {each._name: each for each in found if each._name.startswith("warpsmith")}
@@ -67,6 +71,17 @@ def test_all_series_of_all_services_together_stay_within_one_scrape() -> None:
         total += a_child * math.prod(MOST[label] for label in family._labelnames)
     print(f"{total} series at most")
     assert total <= SERIES
+
+
+def test_every_metric_is_in_a_panel_or_a_rule() -> None:
+    boards = [json.loads(file.read_text()) for file in (MONITORING / "dashboards").glob("*.json")]
+    asked = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
+    asked.append((MONITORING / "rules.yaml").read_text())
+    shown = set(re.findall(r"\bwarpsmith_\w+", " ".join(asked)))
+    endings = ("", "_total", "_bucket", "_sum", "_count")
+    hidden = {name for name in families() if not any(f"{name}{ending}" in shown for ending in endings)}
+    assert len(families()) > 30
+    assert not hidden
 
 
 def test_names_are_in_base_units_and_counters_say_total() -> None:

@@ -18,6 +18,7 @@ from prometheus_client import REGISTRY
 
 from orchestrator import metrics
 from orchestrator.local import MODULES, PEERS
+from orchestrator.vllm_server import COMPACT
 from warpsmith import settings
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -62,6 +63,100 @@ def test_a_kustomization_with_what_the_renderer_does_not_know_is_refused(tmp_pat
 def test_the_model_is_one_edge_more() -> None:
     plain, model = (check.edges(render.render(K8S / "overlays" / name), "Egress") for name in ("gpu", "gpu-with-vllm"))
     assert model - plain == {("reasoning", "vllm")}
+
+
+def test_the_model_of_every_agent_is_an_edge_and_a_setting_of_each() -> None:
+    model, every = (render.render(K8S / name) for name in ("overlays/gpu-with-vllm", "examples/model-everywhere"))
+    more = {("synthesis", "vllm"), ("compile", "vllm"), ("correctness", "vllm")}
+    for direction in ("Ingress", "Egress"):
+        assert check.edges(every, direction) - check.edges(model, direction) == more
+    read = {name: settings.read(check.environment(deployment(every, name))) for name in MODULES}
+    assert read["reasoning"].plugins == {"reasoner": "vllm"}
+    assert read["synthesis"].plugins == {"synthesizer": "vllm"}
+    assert all(read[name].model_assists >= {name} for name in settings.ASSISTED)
+    assert {name for name in MODULES if read[name].model.url == "http://vllm:8000/v1"} == {
+        "reasoning",
+        *(caller for caller, _ in more),
+    }
+
+
+def test_vllm_is_started_as_local_mode_starts_it_and_with_a_bound_on_its_context() -> None:
+    container = deployment(render.render(K8S / "overlays" / "gpu-with-vllm"), "vllm")["spec"]["template"]["spec"][
+        "containers"
+    ][0]
+    assert container["command"][:2] == ["vllm", "serve"]
+    assert container["args"][-2:] == ["--structured-outputs-config", COMPACT]
+    bound = next(each for each in container["args"] if each.startswith("--max-model-len="))
+    assert int(bound.partition("=")[2]) >= 17_000 + 8_192, "the longest prompt and the longest answer of docs/models.md"
+
+
+def test_the_job_writes_the_weights_where_vllm_reads_them_while_vllm_has_no_pod() -> None:
+    objects = render.render(K8S / "examples" / "load-model")
+    vllm, job = deployment(objects, "vllm"), check.jobs(objects)["load-model"]
+    assert vllm["spec"]["replicas"] == 0
+    writer, reader = (each["spec"]["template"]["spec"] for each in (job, vllm))
+    path = reader["containers"][0]["command"][2]
+    assert f"--local-dir={path}" in writer["containers"][0]["command"]
+    for pod in (writer, reader):
+        mount = next(each for each in pod["containers"][0]["volumeMounts"] if path.startswith(each["mountPath"] + "/"))
+        volume = next(each for each in pod["volumes"] if each["name"] == mount["name"])
+        assert volume["persistentVolumeClaim"]["claimName"] == "warpsmith-model"
+        assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"] == 10007
+    assert writer["nodeSelector"] == reader["nodeSelector"], "a volume may belong to a node or a zone"
+    outside = {edge for edge in check.edges(objects, "Egress") if edge[1] == check.OUTSIDE}
+    assert outside == {("load-model", check.OUTSIDE)}
+
+
+def test_two_pods_that_want_one_claim_are_found() -> None:
+    objects = render.render(K8S / "examples" / "load-model")
+    deployment(objects, "vllm")["spec"]["replicas"] = 1
+    assert check.problems(objects) == ["warpsmith-model: load-model and vllm want it at the same time"]
+
+
+def test_a_download_from_the_clusters_own_network_is_found() -> None:
+    objects = render.render(K8S / "examples" / "load-model")
+    policy = next(
+        each for each in objects if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "load-model")
+    )
+    policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"].remove("10.0.0.0/8")
+    assert check.problems(objects) == ["Egress: load-model may call 0.0.0.0/0:443, but need not"]
+
+
+def test_names_may_come_from_a_node_and_nvidias_runtime_be_asked_for() -> None:
+    objects = render.render(K8S / "examples" / "rke2")
+    names = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "names"))
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["spec"]["egress"][0]["to"]
+    special = {
+        name: each["spec"]["template"]["spec"]["runtimeClassName"]
+        for name, each in check.deployments(objects).items()
+        if "runtimeClassName" in each["spec"]["template"]["spec"]
+    }
+    assert special == {"benchmark": "nvidia"}
+
+
+def test_every_component_is_rendered_by_some_overlay_or_example() -> None:
+    used = {Path(name).name for place in RENDERED for name in _components(place)}
+    written = {path.parent.name for path in (K8S / "components").glob("*/kustomization.yaml")}
+    assert used | {"pod"} == written
+
+
+def _components(place: Path) -> list[str]:
+    found: list[str] = yaml.safe_load((place / "kustomization.yaml").read_text()).get("components", [])
+    return found
+
+
+def test_pods_of_one_service_keep_apart_and_not_from_other_services(objects: list[dict[str, Any]]) -> None:
+    for each in check.services(objects).values():
+        template = each["spec"]["template"]
+        (spread,) = template["spec"]["topologySpreadConstraints"]
+        assert spread["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert check.COMPONENT in spread["matchLabelKeys"]
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "a laptop's cluster has one node"
+
+
+def test_an_orchestrator_with_many_watchers_has_threads_left(objects: list[dict[str, Any]]) -> None:
+    read = settings.read(check.environment(deployment(objects, "orchestrator")))
+    assert read.thread_count >= 256
 
 
 def test_the_database_is_one_edge_more() -> None:
@@ -110,6 +205,29 @@ def test_the_readme_names_every_object_of_the_gpu_overlay() -> None:
         is_pattern = f"{kind}/NAME" in named and name in MODULES
         assert is_pattern or {f"{kind}/{name}", name} & named, f"{kind}/{name}"
         assert kind in kinds
+
+
+@pytest.mark.parametrize("name", ["kustomization.yaml", "benchmark.yaml"])
+def test_the_readme_remarks_on_every_line_of_the_gpu_overlay(name: str) -> None:
+    section = (K8S.parent / "README.md").read_text().partition("## Deploying")[2].partition("\n## ")[0]
+    blocks = [
+        [line[4:] for line in block.splitlines()] for block in re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    ]
+    lines = (K8S / "overlays" / "gpu" / name).read_text().splitlines()
+    wanted = [line for line in lines if not line.startswith("#")]
+    quoted = next(block for block in blocks if [line.partition("  # ")[0].rstrip() for line in block] == wanted)
+    plain = {line for line in quoted if "  # " not in line}
+    assert all(line.endswith(":") or line.startswith(("apiVersion", "kind")) for line in plain), plain
+
+
+def test_the_tutorial_builds_its_plugin_on_an_image_that_was_pushed() -> None:
+    text = (K8S.parent / "docs" / "kubernetes.md").read_text()
+    base = re.search(r"docker build .*AGENT_IMAGE=(\S+)", text)
+    assert base is not None
+    assert f"warpsmith-agent={base[1]} " in text
+    swap = (K8S / "examples" / "swap-agent" / "kustomization.yaml").read_text().partition("resources:")[2]
+    quoted = text.replace("REGISTRY/least-traffic", "least-traffic").replace("\n    ", "\n")
+    assert swap in quoted, "the overlay of ten lines is quoted as it is"
 
 
 def test_services_of_the_image_without_torch_import_none() -> None:
@@ -232,7 +350,9 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
             "proto/warpsmith/openai_client.py",
             "proto/warpsmith/worker_metrics.py",
             "agent_compile/compiler.py",
+            "agent_correctness/adversary.py",
             "agent_reasoning/language_model.py",
+            "agent_synthesis/free_form/synthesizer.py",
             "gpu_bench/metrics.py",
             "orchestrator/metrics.py",
         )
@@ -263,6 +383,29 @@ def test_every_alert_has_a_runbook_line_and_a_test() -> None:
     tested = {each["alertname"] for test in tests for each in test.get("alert_rule_test", ()) if each["exp_alerts"]}
     assert set(alerts) == tested
     assert all(rule["annotations"]["runbook"] for rule in alerts.values())
+
+
+def test_an_alert_watches_for_each_service_that_no_pod_serves() -> None:
+    rules = yaml.safe_load((K8S / "monitoring" / "rules.yaml").read_text())["groups"]
+    alert = next(rule for group in rules for rule in group["rules"] if rule.get("alert") == "WarpsmithServiceMissing")
+    assert set(re.findall(r'service="(\w+)"', alert["expr"])) == set(MODULES)
+
+
+def test_a_target_is_called_by_its_pod_and_node_whoever_scrapes() -> None:
+    monitor = yaml.safe_load((K8S / "components" / "prometheus-operator" / "pod-monitor.yaml").read_text())
+    plain = yaml.safe_load((K8S / "monitoring" / "prometheus.yaml").read_text())["scrape_configs"][0]
+    wanted = {
+        "service": "__meta_kubernetes_pod_label_app_kubernetes_io_component",
+        "instance": "__meta_kubernetes_pod_name",
+        "node": "__meta_kubernetes_pod_node_name",
+    }
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        steps = {each["targetLabel"]: each for each in endpoint["relabelings"]}
+        assert steps.pop("job")["replacement"] == {"metrics": "warpsmith", "http": "vllm"}[endpoint["port"]]
+        assert {label: step["sourceLabels"] for label, step in steps.items()} == {k: [v] for k, v in wanted.items()}
+    steps = {each["target_label"]: each for each in plain["relabel_configs"] if "target_label" in each}
+    assert (plain["job_name"], steps["job"]["regex"], steps["job"]["replacement"]) == ("warpsmith", "http", "vllm")
+    assert {label: steps[label]["source_labels"] for label in wanted} == {k: [v] for k, v in wanted.items()}
 
 
 def test_a_service_without_the_certificate_of_its_role_is_found(objects: list[dict[str, Any]]) -> None:

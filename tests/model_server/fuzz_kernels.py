@@ -3,21 +3,20 @@
 Every reply either gives a kernel, and then its launches name the group's own buffers, it says the same when it is read
 again and its move can be serialized; or it has a reason from a fixed list. Half of the kernels are for CUDA. Prints how
 many of each there were, the longest time that reading one took and the memory that the process grew by; fails where
-anything else happened.
+anything else happened, or the process grew by more than a bound that knows no count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import kernel_replies as replies
-from fuzz_model import Fuzzer
+from fuzz_model import MOST_GROWN_MIB, Fuzzer, peak_mib
 from scripted_model import Asked, Reply, ScriptedModel, streamed
 
 from agent_synthesis.free_form import answer
@@ -132,7 +131,7 @@ def outcome(client: OpenAiClient, signature: Signature) -> tuple[str, float]:
 def fuzz(count: int, seed: int) -> tuple[Counter[str], float]:
     """How many of `count` replies ended in which way, and the longest time that reading one took, in seconds."""
     ends: Counter[str] = Counter()
-    slowest = 0.0
+    slowest, before = 0.0, peak_mib()
     fuzzer: Callable[[Asked], Reply] = KernelFuzzer(seed)
     with ScriptedModel(fuzzer) as server:
         settings = ModelSettings(url=server.url, first_token_seconds=5.0, total_seconds=10.0)
@@ -144,6 +143,7 @@ def fuzz(count: int, seed: int) -> tuple[Counter[str], float]:
             ends[reason] += 1
             server.asked.clear()
         client.close()
+    assert peak_mib() - before <= MOST_GROWN_MIB
     assert slowest < MOST_SECONDS, f"reading one reply took {slowest:.1f} s"
     return ends, slowest
 
@@ -154,13 +154,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mib()
     ends, slowest = fuzz(arguments.count, arguments.seed)
     for reason, number in ends.most_common():
         print(f"{number:7} {reason}")
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     print(f"{sum(ends.values()):7} replies; reading one took at most {1e3 * slowest:.0f} ms")
-    print(f"{grown:7} MiB more than before, at the peak")
+    print(f"{peak_mib() - before:7} MiB more than before, at the peak")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Feeds the reasoner replies that nobody meant: `python tests/model_server/fuzz_model.py --count 10000 --seed 1`.
 
 Every reply is either used, and then only open options came of it, or has a reason from a fixed list. Prints how many
-of each there were and the memory that the process grew by; ends with 1 where anything else happened.
+of each there were and the memory that the process grew by; ends with 1 where anything else happened, or the process
+grew by more than a bound that knows no count.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from warpsmith.settings import ModelSettings
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2
 
 REASONS = {*map(str, Fault), *map(str, ModelReason)}
+MOST_GROWN_MIB = 128
+"""Of the process, over any count of replies."""
 CHOSEN = "chosen"
 
 
@@ -38,6 +41,11 @@ def request() -> reasoning_service_pb2.ProposeHypothesesRequest:
         move = analysis_pb2.Move(operation="set", group="softmax", arguments={"threads": threads})
         made.analysis.legal_moves.add(move=move, before=cost, after=cost, effect=f"{threads} threads")
     return made
+
+
+def peak_mib() -> int:
+    """Most memory that the process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 class Fuzzer:
@@ -126,6 +134,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     question = request()
     options = language_model_options.of(question)
     ends: Counter[str] = Counter()
+    before = peak_mib()
     with ScriptedModel(Fuzzer(seed)) as server:
         settings = ModelSettings(url=server.url, first_token_seconds=5.0, total_seconds=10.0)
         client = OpenAiClient(settings, Patience(attempts=1, wait_seconds=0.0, rest_seconds=0.0))
@@ -143,6 +152,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
                     ends[CHOSEN] += 1
             server.asked.clear()
         client.close()
+    assert peak_mib() - before <= MOST_GROWN_MIB
     return ends
 
 
@@ -152,12 +162,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mib()
     ends = fuzz(arguments.count, arguments.seed)
     for reason, number in ends.most_common():
         print(f"{number:7} {reason}")
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-    print(f"{sum(ends.values()):7} turns; at the peak {grown} MiB more than before")
+    print(f"{sum(ends.values()):7} turns; at the peak {peak_mib() - before} MiB more than before")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import budgets, cli, client, directory_bench, doctor, testing
+from orchestrator import budgets, cli, client, directory_bench, doctor, intake, testing
 from orchestrator.archive import Archive
 from orchestrator.device_gate import DeviceGate
 from orchestrator.hosting import Story
@@ -124,6 +125,28 @@ def ended(path: Path, _: float) -> run_pb2.Run:
     if path.stem == "b":
         raise BadInput("b.py: forward failed")
     return run
+
+
+@pytest.mark.parametrize("command", [["optimize", "a.py"], ["bench", "."]])
+def test_every_search_takes_limits_of_tokens_and_of_time_on_the_device(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[run_pb2.Budget] = []
+    done = run_pb2.Run(id="r", task=testing.task("a"), state=run_pb2.RUN_STATE_AT_FLOOR)
+
+    def create(_: object, __: object, limits: run_pb2.Budget, *___: object, **____: object) -> run_pb2.Run:
+        given.append(limits)
+        return done
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
+    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(client, "create", create)
+    monkeypatch.setattr(client, "follow", lambda *_, **__: done)
+    monkeypatch.setattr(intake, "inspect", lambda task: task)
+    warpsmith(*command, "--tokens", 5000, "--device-time", "30s", capsys=capsys, monkeypatch=monkeypatch)
+    (limits,) = given
+    assert (limits.model_tokens, limits.device_seconds) == (5000, 30.0)
 
 
 def test_a_bench_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def test_the_json_has_the_designs_shape() -> None:
     assert result["labels"] == ["algebra:linear_row_sum", "UNSTEADY_MACHINE"]
 
 
+def test_what_a_model_took_is_told_where_one_took_anything() -> None:
+    run = faster_run()
+    assert report.tokens_text(run) == ""
+    assert "model:" not in report.row(run)[-1]
+    run.model_tokens = 12345
+    assert "model: 12345 tokens" in report.row(run)[-1]
+    assert report.as_json(run)["model_tokens"] == 12345
+
+
 def test_a_gain_is_split_into_algebra_and_kernels() -> None:
     run = faster_run()
     assert report.gain_split(run) == (4.0, 2.0)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +16,11 @@ import pytest
 from orchestrator import client, dialing, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.dialing import orchestrator_at
-from orchestrator.local import LocalServices
+from orchestrator.local import MODULES, TARGETS_FILE, LocalServices
 from orchestrator.search_run import Effort
+from warpsmith import digest
 from warpsmith.settings import Settings
+from warpsmith.testing import softmax_task
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2, verdict_pb2
 
@@ -45,12 +51,14 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalS
         yield started
 
 
-def run_of(services: LocalServices) -> tuple[run_pb2.Run, list[trial_pb2.Trial], threading.Thread]:
+def run_of(
+    services: LocalServices, task: task_pb2.Task | None = None, trial_count: int = 150
+) -> tuple[run_pb2.Run, list[trial_pb2.Trial], threading.Thread]:
     """A run under way, the list that its trials come to, and who fills it."""
     orchestrator = orchestrator_at(services.address("orchestrator"))
-    budget = run_pb2.Budget(wall_seconds=120, trial_count=150)
+    budget = run_pb2.Budget(wall_seconds=120, trial_count=trial_count)
     run = orchestrator.CreateRun(
-        messages.CreateRunRequest(task=testing.task(), budget=budget, search="beam", fresh=True)
+        messages.CreateRunRequest(task=task or testing.task(), budget=budget, search="beam", fresh=True)
     ).run
     trials: list[trial_pb2.Trial] = []
 
@@ -88,6 +96,36 @@ def test_a_rolling_restart_of_every_agent_and_the_benchmark_charges_no_candidate
     # The choices of an operation are alike in the fake space: the best is a set of operations.
     assert operations(ended.best) == operations(undisturbed.best)
     assert ended.best.timing.speedup_fastest.median == undisturbed.best.timing.speedup_fastest.median
+
+
+def measurements_under_way(runs: Path) -> float:
+    targets = json.loads((runs / TARGETS_FILE).read_text())
+    (address,) = next(each["targets"] for each in targets if each["labels"]["service"] == "benchmark")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    found = re.search(r'^warpsmith_grpc_calls_active{method="MeasureArtifact".*} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_a_restart_of_the_real_benchmark_in_the_midst_of_a_measurement_charges_no_candidate(tmp_path: Path) -> None:
+    task = softmax_task()  # torch.compile would take most of the test's time, twice
+    (source,) = task.sources
+    source.content = source.content.replace(b"    def forward", b"    @torch.compiler.disable\n    def forward")
+    task.digest = digest.of_task(task)
+    ports = {"benchmark": free_ports(1)[0]}
+    with LocalServices(tmp_path / "runs", modules=MODULES, ports=ports) as services:
+        run, trials, watching = run_of(services, task, trial_count=2)
+        while not measurements_under_way(tmp_path / "runs"):
+            assert watching.is_alive()
+            time.sleep(0.02)
+        services.restart("benchmark")
+        assert watching.is_alive(), "the run outlasts the restart"
+        ended = finished(services, run, watching)
+    ends = run_pb2.RUN_STATE_FASTER, run_pb2.RUN_STATE_NO_FASTER, run_pb2.RUN_STATE_AT_FLOOR
+    assert ended.state in ends, ended.message
+    assert ended.trial_count == 2
+    assert {trial.verdict.state for trial in trials} == {verdict_pb2.VERDICT_STATE_PASS}, trials
+    assert all(trial.HasField("timing") for trial in trials)
 
 
 def test_devices_that_come_and_go_are_found_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

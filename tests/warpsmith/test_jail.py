@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from warpsmith import jail
+from warpsmith import jail, jail_init
 from warpsmith.errors import JailUnavailable
 from warpsmith.jail import Exit, Finished, Policy, Rung
+from warpsmith.jail_layout import confine
 
 SUCCESS = Exit(0, None)
 on_every_rung = pytest.mark.parametrize("rung", jail.probe(), ids=lambda rung: rung.value)
@@ -288,6 +290,34 @@ def test_a_fork_bomb_stays_small_and_ends(rung: Rung) -> None:
     watched = b"more than 64 processes" in finished.stderr and finished.exit.signal_number == signal.SIGKILL
     assert refused or watched, finished
     assert gone_within(sleep, 2.0)
+
+
+def test_processes_of_the_same_user_elsewhere_on_the_node_take_none_of_a_jails() -> None:
+    # Other pods' processes count against the user and cannot be seen from here: the kernel's limit leaves room for
+    # them where it counts the user's, and the jail's first process counts the jail's own.
+    policy = Policy(processes=64)
+    asked = {rung: confine(["true"], policy, rung, control_fd=0) for rung in (Rung.LANDLOCK, Rung.UNSHARE)}
+    spec = {rung: json.loads(command[command.index("--") - 1]) for rung, command in asked.items()}
+    assert spec[Rung.LANDLOCK]["limits"]["NPROC"] > 64 + 4000
+    assert (spec[Rung.LANDLOCK]["watched"], spec[Rung.LANDLOCK]["tasks"]) == (True, 64)
+    if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):
+        assert (spec[Rung.UNSHARE]["watched"], spec[Rung.UNSHARE]["limits"]["NPROC"]) == (False, 68)
+
+
+def test_a_jail_is_watched_for_users_other_than_root_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 60000)
+    monkeypatch.setattr(jail_init, "_task_count", lambda _: 65)
+    command = confine(["true"], Policy(processes=64), Rung.LANDLOCK, control_fd=0)
+    (wakeup, wake), (control, held) = os.pipe(), os.pipe()
+    spec = json.loads(command[command.index("--") - 1]) | {"control_fd": control}
+    try:
+        assert jail_init._wait_for_target(0, spec, wakeup) == 128 + signal.SIGKILL
+    finally:
+        for each in (wakeup, wake, control, held):
+            os.close(each)
+    assert "more than 64 processes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])

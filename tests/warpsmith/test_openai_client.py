@@ -193,6 +193,27 @@ def test_tokens_are_counted_as_the_server_counts_them() -> None:
     assert (count("prompt") - before[0], count("answer") - before[1]) == (100, 20)
 
 
+def test_the_first_token_is_timed_once_an_answer_whether_it_is_of_thoughts_or_not() -> None:
+    def count() -> float:
+        return REGISTRY.get_sample_value("warpsmith_model_first_token_seconds_count") or 0.0
+
+    def thinking(_: replies.Asked) -> replies.Reply:
+        thought = (
+            b'data: {"id":"x","choices":[{"index":0,"delta":{"reasoning_content":"hm"},"finish_reason":null}]}\n\n'
+        )
+        role = b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant"},"finish_reason":null}]}\n\n'
+        return replies.Reply(
+            200, replies.STREAM, [role, *[thought] * 50, replies.event("{}"), replies.event(None, "stop")]
+        )
+
+    before = count()
+    with ScriptedModel(thinking, replies.good) as server, client_of(server) as client:
+        client.answer(QUESTION, SCHEMA)
+        assert count() == before + 1
+        client.answer(QUESTION, SCHEMA)
+    assert count() == before + 2
+
+
 def test_retry_after_is_seconds_or_a_date() -> None:
     assert _retry_after("2.5") == 2.5
     date = parsedate_to_datetime("Wed, 21 Oct 2150 07:28:00 GMT")
