@@ -25,7 +25,7 @@ run: $(READY) ## optimises three examples (BUDGET=5s of search for each, MODULES
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
 	@$(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile \
-	  -m "not gpu and not vllm and not hostile and not postgres and not simt" --cov --cov-report=term:skip-covered
+	  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services" --cov --cov-report=term:skip-covered
 
 test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds planted faults: a slice, or all of them (ALL=1)
 	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
@@ -67,7 +67,7 @@ stubs: $(READY) ## generates the gRPC stubs again
 wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
 	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
-agents-check: $(READY) ## the example agents (Python plugin, TypeScript server): each fits its role and drives a whole run
+agents-check: $(READY) ## the example agents (Python plugin, TypeScript server): each fits its role and drives a whole run; real services restart
 	@VENV=$(VENV) bash .ci/agents_check.sh
 
 images: ## builds the container images (REGISTRY=, TAG=, IMAGES=, BASE_IMAGE=, TORCH_INDEX=, ENGINE=docker|podman|buildah)

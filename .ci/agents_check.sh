@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The example agents, a Python plugin and a TypeScript server: each fits its role and drives a whole run.
+# The example agents, a Python plugin and a TypeScript server: each fits its role and drives a whole run; and real services restart.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v npm >/dev/null || {
@@ -53,3 +53,6 @@ server=$!
 for _ in $(seq 50); do [ -s "$work/address" ] && break || sleep 0.1; done
 "$bin/python" -m warpsmith.testing reasoning "$(cat "$work/address")"
 drives "$(cat "$work/address")" typescript
+
+echo "-- a restart of the real benchmark service"
+"$bin/pytest" -m services tests/orchestrator

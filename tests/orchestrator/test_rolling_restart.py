@@ -107,6 +107,7 @@ def measurements_under_way(runs: Path) -> float:
     return float(found[1]) if found else 0.0
 
 
+@pytest.mark.services
 def test_a_restart_of_the_real_benchmark_in_the_midst_of_a_measurement_charges_no_candidate(tmp_path: Path) -> None:
     task = softmax_task()  # torch.compile would take most of the test's time, twice
     (source,) = task.sources
