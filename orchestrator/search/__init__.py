@@ -46,11 +46,15 @@ class SearchState:
 
     def passing(self) -> list[trial_pb2.Trial]:
         """Trials that are right and timed, fastest first."""
-        return sorted(filter(passed, self.trials), key=score, reverse=True)
+        return list(self._passing)
 
     def child_count(self, parent: int) -> int:
         """How many trials grew from a parent."""
         return self._children[parent]
+
+    @cached_property
+    def _passing(self) -> list[trial_pb2.Trial]:
+        return sorted(filter(passed, self.trials), key=score, reverse=True)
 
     @cached_property
     def _children(self) -> Counter[int]:

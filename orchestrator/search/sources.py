@@ -26,6 +26,9 @@ RANDOM = "random"
 PRIOR_LOSSES = {RANDOM: 9}
 """Imagined trials that did not beat their parent; 1 for all other sources, and 1 that did for every one."""
 
+REMEMBERED = 256
+"""Trials that count: the last ones, since what a source is good for changes in the course of a search."""
+
 
 class Sources:
     """The sources as the trials so far show them. Equal trials and seeds give equal choices."""
@@ -33,14 +36,16 @@ class Sources:
     def __init__(self, trials: Sequence[trial_pb2.Trial], seed: int = 0) -> None:
         self.dice = random.Random(f"{seed} {len(trials)}")
         self._wins, self._losses = Counter[str](), Counter[str]()
-        speeds = {trial.number: score(trial) for trial in trials if passed(trial)}
-        bare = [trial for trial in trials if not trial.candidate.moves]
-        zero = next((speeds[trial.number] for trial in bare if trial.number in speeds), 1.0)
-        for trial in trials:
-            before = speeds.get(trial.parent, zero if trial.parent == PLAN_ZERO else 0.0)
+        zero = next((score(trial) for trial in trials if passed(trial) and not trial.candidate.moves), 1.0)
+
+        def speed(trial: trial_pb2.Trial) -> float:
+            return score(trial) if passed(trial) else 0.0
+
+        for trial in trials[-REMEMBERED:]:
+            before = zero if trial.parent == PLAN_ZERO else speed(trials[trial.parent - 1])
             # What grew from a failure is its repair, which nobody chose among others; a machine's fault is nobody's.
             if before > 0 and trial.verdict.state != verdict_pb2.VERDICT_STATE_INFRA:
-                beaten = speeds.get(trial.number, 0.0) > before * (1 + trial.timing.noise_floor)
+                beaten = speed(trial) > before * (1 + trial.timing.noise_floor)
                 (self._wins if beaten else self._losses)[trial.hypothesis.source] += 1
 
     def draw(self, ranked: Sequence[str]) -> str:
