@@ -178,15 +178,18 @@ def test_the_writer_is_told_how_fast_the_parent_is() -> None:
     assert all(parent.timing.steps for parent in told)
 
 
+class Breaking(Notebook):
+    """The server goes for a while whenever a written kernel fails."""
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        super().trial_ended(trial)
+        if written([trial]) and trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL:
+            self.world.is_up.clear()
+            threading.Timer(0.2, self.world.is_up.set).start()
+
+
 def test_a_repair_that_missed_its_model_is_made_when_it_is_back() -> None:
     world = WritingWorld(text="broken")
-
-    class Breaking(Notebook):
-        def trial_ended(self, trial: trial_pb2.Trial) -> None:
-            super().trial_ended(trial)
-            if written([trial]) and trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL:
-                world.is_up.clear()
-                threading.Timer(0.2, world.is_up.set).start()
 
     world.is_up.set()
     notebook = Breaking(world)
@@ -198,13 +201,6 @@ def test_a_repair_that_missed_its_model_is_made_when_it_is_back() -> None:
 
 def test_a_repair_that_waited_takes_a_trial_of_the_budget() -> None:
     world = WritingWorld(text="broken")
-
-    class Breaking(Notebook):
-        def trial_ended(self, trial: trial_pb2.Trial) -> None:
-            super().trial_ended(trial)
-            if written([trial]) and trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL:
-                world.is_up.clear()
-                threading.Timer(0.2, world.is_up.set).start()
 
     world.is_up.set()
     for count in (3, 4, 5):
