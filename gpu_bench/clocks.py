@@ -164,6 +164,7 @@ def _forced_switches() -> int:
 SPIN_START_NS = 50_000.0
 SPIN_LIMIT_NS = 50_000_000.0
 """A call that the host cannot enqueue within this is host-bound: its gaps are part of its time."""
+SPIN_DECAY = 0.8
 CALIBRATION_CYCLES = 2_000_000
 SENTINEL_CYCLES = 20_000
 
@@ -178,6 +179,35 @@ def spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
+class HostLead:
+    """How long the device has to spin so that the host is ahead of it when a timed region begins, by arm.
+
+    A stall of the host makes the spin long once; it comes back to twice what the host needs, a fifth a reading. Only
+    who is late behind the longest spin is host-bound.
+    """
+
+    def __init__(self) -> None:
+        self._spin_ns: dict[str, float] = {}
+        self.host_bound: set[str] = set()
+
+    def spin_ns(self, name: str) -> float:
+        """The spin before the next reading."""
+        return self._spin_ns.get(name, SPIN_START_NS)
+
+    def was_enough(self, name: str, host_ns: float, *, was_ahead: bool) -> bool:
+        """Whether a reading counts that the host took `host_ns` to enqueue; if not, it is to be taken again."""
+        spin = self.spin_ns(name)
+        if was_ahead or name in self.host_bound:
+            self._spin_ns[name] = max(SPIN_START_NS, SPIN_DECAY * spin, min(spin, 2.0 * host_ns))
+            return True
+        if spin >= SPIN_LIMIT_NS:
+            self.host_bound.add(name)
+            self._spin_ns[name] = SPIN_START_NS
+        else:
+            self._spin_ns[name] = min(1.5 * max(spin, host_ns), SPIN_LIMIT_NS)
+        return False
+
+
 class CudaClock:
     """Times on the current CUDA device with events.
 
@@ -189,11 +219,11 @@ class CudaClock:
     def __init__(self, cache_bytes: int) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
         self._flush = torch.empty(2 * cache_bytes // 4, dtype=torch.int32, device=device)
-        self._spin_ns: dict[str, float] = {}
+        self._lead = HostLead()
+        self.host_bound = self._lead.host_bound
+        """Names of arms whose host time could not be hidden."""
         self._events: list[Any] = []
         self._reset_persisting = _persisting_reset()
-        self.host_bound: set[str] = set()
-        """Names of arms whose host time could not be hidden."""
         self._cycles_per_ns = 1.0
         self._cycles_per_ns = CALIBRATION_CYCLES / min(self._spin_time_ns(CALIBRATION_CYCLES) for _ in range(3))
 
@@ -238,11 +268,10 @@ class CudaClock:
 
     def _behind_spin(self, name: str, calls: Sequence[Callable[[], Any]], *, cold: bool) -> tuple[list[Any], Any]:
         """Events from before the calls to after them, the calls' own stamps between, and the last call's result."""
-        spin = self._spin_ns.get(name, SPIN_START_NS)
         while True:
             if cold:
                 self._evict()
-            self._spin(spin)
+            self._spin(self._lead.spin_ns(name))
             self._events = []
             begin = time.perf_counter_ns()
             self.stamp()
@@ -250,15 +279,10 @@ class CudaClock:
             self.stamp()
             host_ns = float(time.perf_counter_ns() - begin)
             events = self._events
-            host_was_ahead = not events[0].query()
+            was_ahead = not events[0].query()
             events[-1].synchronize()
-            if host_was_ahead or name in self.host_bound:
+            if self._lead.was_enough(name, host_ns, was_ahead=was_ahead):
                 return events, held[-1]
-            spin = 1.5 * max(spin, host_ns)
-            if spin > SPIN_LIMIT_NS:
-                self.host_bound.add(name)
-                spin = SPIN_START_NS
-            self._spin_ns[name] = spin
 
     def _evict(self) -> None:
         self._reset_persisting()

@@ -48,6 +48,10 @@ class Ceilings:
     """What no fp32-accurate product can exceed; 0 when unknown."""
     physical_convolution_rate: float
     """What no convolution can exceed; 0 when unknown."""
+    reduced_product_rate: float = 0.0
+    """Matrix products of 16-bit operands, or of fp32 ones where TF32 is allowed; 0 when unknown."""
+    physical_reduced_product_rate: float = 0.0
+    """What none of those can exceed; 0 when unknown."""
 
     def message(self) -> judging_pb2.Ceilings:
         """For another process."""
@@ -92,6 +96,7 @@ def best_of(earlier: Ceilings, later: Ceilings) -> Ceilings:
         device=device,
         fp32_product_rate=max(earlier.fp32_product_rate, later.fp32_product_rate),
         convolution_rate=max(earlier.convolution_rate, later.convolution_rate),
+        reduced_product_rate=max(earlier.reduced_product_rate, later.reduced_product_rate),
     )
 
 
@@ -245,6 +250,8 @@ def _describe_cuda() -> Ceilings:
         convolution_rate=max(tf32, half),
         physical_product_rate=_HALF_TENSOR_PEAK / _SPLIT_PRODUCTS,
         physical_convolution_rate=_HALF_TENSOR_PEAK,
+        reduced_product_rate=half,
+        physical_reduced_product_rate=_HALF_TENSOR_PEAK,
     )
 
 

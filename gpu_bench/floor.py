@@ -69,7 +69,7 @@ class Work:
     output_bytes: int
     """Bytes that must be written: outputs that are new memory, and state that is updated."""
     product_flops: int
-    """Matrix products and attention that no algebra here removes."""
+    """Matrix products and attention of fp32 accuracy that no algebra here removes."""
     convolution_flops: int
     """Convolutions, counted directly; faster algorithms (Winograd) exist for some."""
     executed_flops: int
@@ -78,6 +78,8 @@ class Work:
     """What is left of those without dead, repeated, diagonal and summed-away products."""
     slices: tuple[Slices, ...] = ()
     """Inputs that a reduction over their slices reads before they are needed."""
+    reduced_product_flops: int = 0
+    """As `product_flops`, of 16-bit operands, or of fp32 ones where TF32 is allowed."""
 
     @property
     def total_bytes(self) -> int:
@@ -85,9 +87,9 @@ class Work:
         return self.input_bytes + self.parameter_bytes + self.output_bytes
 
 
-def work_of(graph: graph_pb2.Graph) -> Work:
+def work_of(graph: graph_pb2.Graph, precision: task_pb2.Precision.ValueType) -> Work:
     """Counts a captured graph."""
-    counter = _Counter(graph)
+    counter = _Counter(graph, tf32=precision == task_pb2.PRECISION_TF32)
     inputs = parameters = 0
     for source in graph.sources:
         needed = counter.read_bytes(source.name)
@@ -95,9 +97,18 @@ def work_of(graph: graph_pb2.Graph) -> Work:
             inputs += needed
         else:
             parameters += needed
-    flops = counter.flops()
-    sizes = {source.name: spec_bytes(source.spec) for source in graph.sources}
-    return Work(inputs, parameters, counter.write_bytes(), *flops, slices_of(graph, sizes))
+    products, convolutions, executed, needed, reduced = counter.flops()
+    return Work(
+        input_bytes=inputs,
+        parameter_bytes=parameters,
+        output_bytes=counter.write_bytes(),
+        product_flops=products,
+        convolution_flops=convolutions,
+        executed_flops=executed,
+        needed_flops=needed,
+        slices=slices_of(graph, {source.name: spec_bytes(source.spec) for source in graph.sources}),
+        reduced_product_flops=reduced,
+    )
 
 
 def floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool = False, parameters_warm: bool = False) -> float:
@@ -117,6 +128,8 @@ def floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool = False, parameter
     if not algebra and ceilings.fp32_product_rate:
         products_s = work.product_flops / ceilings.fp32_product_rate
         products_s += work.convolution_flops / 4 / ceilings.convolution_rate
+    if not algebra and ceilings.reduced_product_rate:
+        products_s += work.reduced_product_flops / ceilings.reduced_product_rate
     return max(memory_s, products_s) * 1e9
 
 
@@ -137,6 +150,8 @@ def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, paramete
     if not algebra and ceilings.physical_product_rate:
         products_s = work.product_flops / ceilings.physical_product_rate
         products_s += work.convolution_flops / 4 / ceilings.physical_convolution_rate
+    if not algebra and ceilings.physical_reduced_product_rate:
+        products_s += work.reduced_product_flops / ceilings.physical_reduced_product_rate
     return max(memory_s, products_s) * 1e9
 
 
@@ -191,8 +206,9 @@ def _memory_s(reads: int, writes: int, device: timing_pb2.Device) -> float:
 class _Counter:
     """Walks a graph backwards from what is needed."""
 
-    def __init__(self, graph: graph_pb2.Graph) -> None:
+    def __init__(self, graph: graph_pb2.Graph, *, tf32: bool) -> None:
         self._graph = graph
+        self._tf32 = tf32
         self._specs: dict[str, tensor_pb2.TensorSpec] = {source.name: source.spec for source in graph.sources}
         self._consumers: dict[str, list[graph_pb2.Node]] = {}
         self._producer: dict[str, graph_pb2.Node] = {}
@@ -234,9 +250,9 @@ class _Counter:
                     written[root] = spec_bytes(self._specs[root])
         return sum(written.values())
 
-    def flops(self) -> tuple[int, int, int, int]:
-        """(least products, least convolutions, executed, needed)."""
-        executed = needed = products = convolutions = 0
+    def flops(self) -> tuple[int, int, int, int, int]:
+        """(least products, least convolutions, executed, needed, least reduced products)."""
+        executed = needed = products = convolutions = reduced = 0
         seen: set[bytes] = set()
         for node in self._graph.nodes:
             count = self._node_flops(node)
@@ -252,9 +268,11 @@ class _Counter:
                 continue
             if "conv" in _operation(node):
                 convolutions += count
+            elif self._is_reduced(node):
+                reduced += count
             else:
                 products += count
-        return products, convolutions, executed, needed
+        return products, convolutions, executed, needed, reduced
 
     def _consumer_reads(self, name: str, own: int, node: graph_pb2.Node) -> int:
         operation = _operation(node)
@@ -308,6 +326,11 @@ class _Counter:
         except Exception:  # no meta kernel: counting less is the safe side
             return 0
         return int(counter.get_total_flops())
+
+    def _is_reduced(self, node: graph_pb2.Node) -> bool:
+        """Whether one product of 16-bit operands may do the work."""
+        types = {self._specs[name].dtype for name in aten.tensor_names(aten.arguments_of(node))}
+        return self._tf32 or bool(types & {tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16})
 
     def _has_diagonal_factor(self, node: graph_pb2.Node) -> bool:
         """Whether a product with a diagonal matrix is written as a full one."""

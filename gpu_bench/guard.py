@@ -188,10 +188,12 @@ def _canary_pattern(dtype: torch.dtype, seed: int, device: torch.device, size: i
 def _poison_tile(dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point:
-        tile = torch.randn(_TILE, generator=generator).to(dtype)
+        signs = torch.randn(_TILE, generator=torch.Generator().manual_seed(seed // 2))
+        values = torch.randn(_TILE, generator=generator)
+        tile = values.copysign(-signs if seed % 2 else signs).to(dtype)  # seeds 2k and 2k + 1 differ in every element
     elif dtype == torch.bool:
         tile = torch.rand(_TILE, generator=torch.Generator().manual_seed(seed // 2)) < 0.5
-        tile = tile ^ bool(seed % 2)  # seeds 2k and 2k + 1 differ in every element
+        tile = tile ^ bool(seed % 2)
     else:
         tile = torch.randint(0, 4, (_TILE,), generator=torch.Generator().manual_seed(seed // 2)).to(dtype)
         tile = tile + (4 if seed % 2 else 0)

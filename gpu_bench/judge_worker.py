@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils import _pytree as pytree
 
-from gpu_bench import comparison, executor, guard
+from gpu_bench import comparison, conditioning, executor, guard
 from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
@@ -54,7 +54,7 @@ class Answer:
     truth: Sequence[torch.Tensor]
     """float64 where the region is float."""
     floors: Sequence[float]
-    """4u·Σ|terms| of small outputs; 0 for others."""
+    """What the yardstick never falls below: 4u·Σ|terms| of small outputs, how far constant rows move them; else 0."""
 
     @property
     def size_bytes(self) -> int:
@@ -117,6 +117,9 @@ class Judge:
         in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
         named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
         floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+        if family == verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+            after = self._interpret(args, written, seed, widen=True, sources=conditioning.moved(sources, seed))
+            floors = list(map(max, floors, map(conditioning.shift, truth, after)))
         eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
         answer = Answer(eager, truth, floors)
         if family not in _ORDINARY and (chaotic := self._undecided(answer)):
@@ -136,10 +139,19 @@ class Judge:
         )
 
     def _interpret(
-        self, args: Args, written: Mapping[str, torch.Tensor], seed: int, *, widen: bool
+        self,
+        args: Args,
+        written: Mapping[str, torch.Tensor],
+        seed: int,
+        *,
+        widen: bool,
+        sources: Mapping[str, torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Every region as the captured graph gives it, in float64 or as eager computes; sources are left alone."""
-        sources = self._graph_sources(args)
+        """Every region as the captured graph gives it, in float64 or as eager computes; sources are left alone.
+
+        `sources`: others than those of `args`.
+        """
+        sources = sources or self._graph_sources(args)
         seed_generators(seed)
         try:
             given = sources if widen else {name: tensor.clone() for name, tensor in sources.items()}

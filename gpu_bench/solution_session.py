@@ -85,7 +85,9 @@ class SolutionSession(Session):
                 contest = self._open_contest(request.tier)
                 self._keep_sets(contest.set_count)
                 try:
-                    timing = solution_timing.contend(contest, request.tier, self._call_arm, self._cpu_seconds)
+                    timing = solution_timing.contend(
+                        contest, self.task.precision, request.tier, self._call_arm, self._cpu_seconds
+                    )
                 except SolutionFault as failed:
                     self._drop_bench()
                     fault = failed.fault

@@ -104,6 +104,7 @@ class OutsideClock:
 
 def contend(
     contest: judging_pb2.Contest,
+    precision: task_pb2.Precision.ValueType,
     tier: timing_pb2.Tier.ValueType,
     call: CallArm,
     cpu_seconds: Callable[[], float],
@@ -124,7 +125,7 @@ def contend(
         samples,
         [Prepared(arm.name, None, arm.failure) for arm in contest.arms if arm.failure],
         tier=tier,
-        work=floor.work_of(contest.graph),
+        work=floor.work_of(contest.graph, precision),
         ceilings=device.Ceilings.of(contest.ceilings),
         aa_of=aa_of,
     )

@@ -75,7 +75,8 @@ class TimedTask:
         ceilings = ceilings or device.describe(target)
         count = buffer_set_count(_set_bytes(graph), ceilings.device.cache_bytes, free_bytes(target) // _MEMORY_SHARE)
         sets = [first, *loaded.input_sets(count - 1, SEED + 1)]
-        bench = Bench.of(target, Baselines(loaded.module, sets, target), floor.work_of(graph), ceilings, seed=SEED)
+        work = floor.work_of(graph, loaded.task.precision)
+        bench = Bench.of(target, Baselines(loaded.module, sets, target), work, ceilings, seed=SEED)
         changes_state = any(node.mutates for node in graph.nodes)
         deterministic = not changes_state and not any(node.random for node in graph.nodes)
         return TimedTask(loaded, bench, deterministic, InputSample(_tensors(loaded, sets)))

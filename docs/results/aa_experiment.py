@@ -92,6 +92,8 @@ def main() -> int:
     for run in range(options.runs):
         equal.append(compare(work, clock, 0.0, options.seconds, run))
         planted.append(compare(work, clock, more, options.seconds, run))
+        if (run + 1) % 10 == 0:
+            print(f"{run + 1} of {options.runs} pairs, {time.monotonic() - begin:.0f} s", file=sys.stderr)
     called, found = sum(each.faster for each in equal), sum(each.faster for each in planted)
     noise = statistics.median(each.noise_floor for each in equal)
     measured = statistics.median(each.speedup_eager.median for each in planted)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import cuda, inputs
+from gpu_bench import cuda, guard, inputs
 from gpu_bench.executor import ProgramFault, Sources, aligned_copy
 from gpu_bench.guard import GuardedMemory, same_bits
 from gpu_bench.host import HostExecutor
 from gpu_bench.loaded import executor_of
-from warpsmith import digest, plugins
+from warpsmith import digest, dtypes, plugins
 from warpsmith.errors import UnknownPlugin
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, verdict_pb2
 
@@ -25,6 +25,13 @@ CPU = torch.device("cpu")
 
 def sources(small: Any) -> Sources:
     return Sources([torch.rand(small.rows, small.columns)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_two_poisons_differ_in_every_element_so_that_no_written_value_can_be_both(dtype: torch.dtype) -> None:
+    spec = dtypes.spec_of(torch.empty(70_000, dtype=dtype))
+    even, odd = (GuardedMemory(CPU, poison, 0).empty("", spec) for poison in (1000, 1001))
+    assert not (guard.bits(even) == guard.bits(odd)).any()
 
 
 class OtherHost(HostExecutor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -25,8 +27,8 @@ class Function(nn.Module):
         return self.function(*self.layers, *args)
 
 
-def work(function, *args: torch.Tensor, layers: tuple[nn.Module, ...] = ()) -> Work:
-    return work_of(capture.capture(Function(function, *layers), args))
+def work(function, *args: torch.Tensor, layers: tuple[nn.Module, ...] = (), precision=task_pb2.PRECISION_FP32) -> Work:
+    return work_of(capture.capture(Function(function, *layers), args), precision)
 
 
 def test_a_pointwise_chain_reads_and_writes_once():
@@ -128,6 +130,22 @@ def test_products_bound_the_floor_unless_algebra_replaced_them():
     assert floor.floor_ns(heavy, ceilings(), algebra=True) == pytest.approx(250)
     assert guard(1e6, heavy, ceilings(), algebra=True, parameters_warm=False) == []
     assert guard(1e6, heavy, ceilings(), algebra=False, parameters_warm=False) == [floor.FLOOR_REJECT]
+
+
+def test_products_of_16_bits_and_with_tf32_allowed_are_held_to_the_tensor_cores_whole_rate():
+    half = torch.rand(16, 64, dtype=torch.bfloat16), torch.rand(64, 32, dtype=torch.bfloat16)
+    flops = 2 * 16 * 32 * 64
+    found = work(torch.matmul, *half)
+    assert (found.product_flops, found.reduced_product_flops) == (0, flops)
+    single = [each.float() for each in half]
+    assert work(torch.matmul, *single).reduced_product_flops == 0
+    assert work(torch.matmul, *single, precision=task_pb2.PRECISION_TF32).reduced_product_flops == flops
+    heavy = Work(10**6, 0, 0, 0, 0, 10**12, 10**12, (), 10**12)
+    fast = replace(ceilings(), reduced_product_rate=700e12, physical_reduced_product_rate=989e12)
+    assert floor.floor_ns(heavy, fast) == pytest.approx(1e12 / 700e12 * 1e9)
+    assert guard(1.5e6, heavy, fast, algebra=False, parameters_warm=False) == []
+    assert guard(0.9e6, heavy, fast, algebra=False, parameters_warm=False) == [floor.FLOOR_REJECT]
+    assert floor.floor_ns(heavy, ceilings()) < 1e6, "nobody knows the rate: memory alone counts"
 
 
 def test_writes_and_warm_parameters_that_fit_the_cache_are_not_held_against_a_candidate():

@@ -170,6 +170,17 @@ def test_a_small_output_has_a_floor_of_its_terms(desk: MakeDesk) -> None:
     assert answer.floors[0] == pytest.approx(4 * 2**-24 * terms, rel=1e-3)
 
 
+def test_constant_rows_are_measured_by_how_far_a_rounding_of_them_moves_the_result(desk: MakeDesk) -> None:
+    constant = verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS
+    product = desk("x @ rest[0].T", "[torch.rand(64, 48), torch.rand(64, 48)]").judge
+    answer = product.answer(constant, 1)
+    one_rounding = 2**-24 * float(answer.truth[0].square().mean()) ** 0.5
+    assert one_rounding < answer.floors[0] < 2 * one_rounding
+    assert product.answer(verdict_pb2.VALUE_FAMILY_NORMAL, 1).floors == [0.0]
+    softmax = desk("x.softmax(dim=1)", "[torch.rand(64, 48)]").judge
+    assert softmax.answer(constant, 1).floors[0] < 1e-12, "rows move as a whole and stay constant"
+
+
 def test_statistics_that_a_batch_norm_updates_have_a_floor_of_their_terms(desk: MakeDesk) -> None:
     place = desk("self.norm(x)", "[torch.rand(32, 3, 8) - 0.5]", "self.norm = torch.nn.BatchNorm1d(3, momentum=0.25)")
     answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)

@@ -212,3 +212,22 @@ def test_a_three_percent_slowdown_is_found_in_at_least_95_of_100():
 def test_the_selftest_command_reports_and_succeeds(capsys):
     assert timing_selftest.main(["--runs", "3"]) == 0
     assert "simulated 3 % difference found, final: 3 of 3" in capsys.readouterr().out
+
+
+def test_a_stall_of_the_host_lengthens_the_spin_once_and_accuses_nobody():
+    lead = clocks.HostLead()
+    assert not lead.was_enough("eager", 80e6, was_ahead=False)
+    assert lead.spin_ns("eager") == clocks.SPIN_LIMIT_NS
+    for _ in range(40):
+        assert lead.was_enough("eager", 100e3, was_ahead=True)
+    assert lead.spin_ns("eager") == 200e3
+    assert not lead.host_bound
+
+
+def test_an_arm_that_is_late_behind_the_longest_spin_is_host_bound_and_read_all_the_same():
+    lead = clocks.HostLead()
+    assert not lead.was_enough("eager", 80e6, was_ahead=False)
+    assert not lead.was_enough("eager", 80e6, was_ahead=False)
+    assert lead.host_bound == {"eager"}
+    assert lead.was_enough("eager", 80e6, was_ahead=False)
+    assert lead.spin_ns("eager") == clocks.SPIN_START_NS

@@ -1,0 +1,37 @@
+"""How far the truth moves where what it is made of is off by a rounding: the yardstick where eager's error is none.
+
+The one idea: of rows that are constant, thousands of results may be one number, of which PyTorch's error may be small
+by luck, and equal terms add up exactly in some orders of summing. The conditioning of the task is no luck. Rows move
+as a whole, so that what is constant stays constant. (Backward error: Higham 2002, *Accuracy and Stability of Numerical
+Algorithms*, chapter 1.) Knows tensors, and nothing of modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+_ROUNDING = torch.finfo(torch.float32).eps / 2
+"""Sums are made in fp32, also those of 16-bit numbers."""
+
+
+def moved(sources: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Copies of tensors, floats in float64 with each row (last dimension) a rounding of fp32 up or down."""
+    found = {}
+    for number, (name, tensor) in enumerate(sources.items()):
+        found[name] = tensor.clone()
+        if tensor.is_floating_point():
+            generator = torch.Generator(tensor.device).manual_seed(seed + number)
+            rows = [*tensor.shape[:-1], 1] if tensor.dim() else []
+            signs = torch.randint(0, 2, rows, generator=generator, device=tensor.device) * 2 - 1
+            found[name] = tensor.double() * (1.0 + _ROUNDING * signs)
+    return found
+
+
+def shift(truth: torch.Tensor, after: torch.Tensor) -> float:
+    """rms of how far a float64 truth moved, over what is finite; 0 for integers and for nothing."""
+    if not truth.is_floating_point() or not truth.numel():
+        return 0.0
+    difference = (after - truth).nan_to_num_(0.0, 0.0, 0.0)
+    return float(difference.square().mean().sqrt())
