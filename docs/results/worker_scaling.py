@@ -34,7 +34,7 @@ from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2
 
 SERVERS_A_PROCESS, AGENT_REPLICAS = 16, 2
-OPERATIONS = 24
+OPERATIONS = 48
 """Depth of the fake space: more than a search of these lengths comes to the end of."""
 
 
