@@ -7,11 +7,13 @@ hidden behind a spin on the device, results are held until the region has ended.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import itertools
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,8 +30,8 @@ class Arm:
     """Makes one call on the buffer set of that number and returns its outputs."""
     required: bool = False
     """Whether an exception of its call ends the measurement; otherwise the arm is recorded as failed."""
-    before: Callable[[int], object] | None = None
-    """Called with the buffer set ahead of each timed call of it, outside the timed region."""
+    before: Callable[[Sequence[int]], object] | None = None
+    """Called with the buffer sets of a group ahead of each reading of it, outside the timed region."""
 
 
 class Reading(enum.Enum):
@@ -55,8 +57,7 @@ class Sample:
 
 def _prepare(arm: Arm, sets: Sequence[int]) -> None:
     if arm.before is not None:
-        for index in sets:
-            arm.before(index)
+        arm.before(sets)
 
 
 class Clock(Protocol):
@@ -80,6 +81,10 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds, for budgets."""
+        ...
+
+    def begin(self, names: Iterable[str]) -> None:
+        """A measurement of arms of these names begins; others of the same names may have been timed before."""
         ...
 
 
@@ -132,6 +137,9 @@ class HostClock:
         """Monotonic seconds."""
         return time.perf_counter()
 
+    def begin(self, names: Iterable[str]) -> None:
+        """Nothing is kept between measurements."""
+
     def _fixed_work_ns(self) -> float:
         begin = time.perf_counter_ns()
         for _ in range(4):
@@ -165,6 +173,8 @@ SPIN_START_NS = 50_000.0
 SPIN_LIMIT_NS = 50_000_000.0
 """A call that the host cannot enqueue within this is host-bound: its gaps are part of its time."""
 SPIN_DECAY = 0.8
+HOST_BOUND_AFTER = 5
+"""Readings in a row that were late behind the longest spin."""
 CALIBRATION_CYCLES = 2_000_000
 SENTINEL_CYCLES = 20_000
 
@@ -183,12 +193,20 @@ class HostLead:
     """How long the device has to spin so that the host is ahead of it when a timed region begins, by arm.
 
     A stall of the host makes the spin long once; it comes back to twice what the host needs, a fifth a reading. Only
-    who is late behind the longest spin is host-bound.
+    who is late behind the longest spin time and again is host-bound.
     """
 
     def __init__(self) -> None:
         self._spin_ns: dict[str, float] = {}
+        self._late: Counter[str] = Counter()
         self.host_bound: set[str] = set()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Other arms of these names are about to be timed."""
+        for name in names:
+            self._spin_ns.pop(name, None)
+            self._late.pop(name, None)
+            self.host_bound.discard(name)
 
     def spin_ns(self, name: str) -> float:
         """The spin before the next reading."""
@@ -198,13 +216,14 @@ class HostLead:
         """Whether a reading counts that the host took `host_ns` to enqueue; if not, it is to be taken again."""
         spin = self.spin_ns(name)
         if was_ahead or name in self.host_bound:
+            self._late.pop(name, None)
             self._spin_ns[name] = max(SPIN_START_NS, SPIN_DECAY * spin, min(spin, 2.0 * host_ns))
             return True
-        if spin >= SPIN_LIMIT_NS:
+        self._late[name] += spin >= SPIN_LIMIT_NS
+        self._spin_ns[name] = min(1.5 * max(spin, host_ns), SPIN_LIMIT_NS)
+        if self._late[name] == HOST_BOUND_AFTER:
             self.host_bound.add(name)
             self._spin_ns[name] = SPIN_START_NS
-        else:
-            self._spin_ns[name] = min(1.5 * max(spin, host_ns), SPIN_LIMIT_NS)
         return False
 
 
@@ -234,14 +253,15 @@ class CudaClock:
         if reading is Reading.WARM:
             for index in sets:
                 arm.call(index)
-        _prepare(arm, sets)
         calls = [_bound(arm.call, index) for index in sets]
-        events, outputs = self._behind_spin(arm.name, calls, cold=reading is Reading.COLD)
+        prepare = functools.partial(_prepare, arm, sets)
+        events, outputs = self._behind_spin(arm.name, calls, prepare, cold=reading is Reading.COLD)
         return Sample(events[0].elapsed_time(events[-1]) * 1e6 / len(sets), outputs)
 
     def laps_ns(self, call: Callable[[], Any]) -> list[float]:
         """Device time of each step, from a cold L2, with events between them."""
-        events, _ = self._behind_spin("steps", [call], cold=True)
+        self._lead.forget(["steps"])
+        events, _ = self._behind_spin("steps", [call], lambda: None, cold=True)
         return [before.elapsed_time(after) * 1e6 for before, after in itertools.pairwise(events[:-1])]
 
     def stamp(self) -> None:
@@ -258,6 +278,10 @@ class CudaClock:
         """Monotonic seconds of the host."""
         return time.perf_counter()
 
+    def begin(self, names: Iterable[str]) -> None:
+        """What the host needed for other arms of these names is forgotten."""
+        self._lead.forget(names)
+
     def _take_call(self, arm: Arm, sets: Sequence[int]) -> Sample:
         _prepare(arm, sets)
         torch.cuda.synchronize()
@@ -266,16 +290,21 @@ class CudaClock:
         torch.cuda.synchronize()
         return Sample((time.perf_counter_ns() - begin) / len(sets), outputs[-1])
 
-    def _behind_spin(self, name: str, calls: Sequence[Callable[[], Any]], *, cold: bool) -> tuple[list[Any], Any]:
+    def _behind_spin(
+        self, name: str, calls: Sequence[Callable[[], Any]], prepare: Callable[[], object], *, cold: bool
+    ) -> tuple[list[Any], Any]:
         """Events from before the calls to after them, the calls' own stamps between, and the last call's result."""
+        held: list[Any] = []
         while True:
+            held.clear()
+            prepare()  # a reading that is taken again must not find the answers of the one before
             if cold:
                 self._evict()
             self._spin(self._lead.spin_ns(name))
             self._events = []
             begin = time.perf_counter_ns()
             self.stamp()
-            held = [call() for call in calls]  # held: freed memory would come back warm within the group
+            held += [call() for call in calls]  # held: freed memory would come back warm within the group
             self.stamp()
             host_ns = float(time.perf_counter_ns() - begin)
             events = self._events

@@ -8,16 +8,22 @@ Algorithms*, chapter 1.) Knows tensors, and nothing of modules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 
-_ROUNDING = torch.finfo(torch.float32).eps / 2
-"""Sums are made in fp32, also those of 16-bit numbers."""
+_CHUNK = 1 << 26
+"""Elements compared at once."""
 
 
 def moved(sources: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Copies of tensors, floats in float64 with each row (last dimension) a rounding of fp32 up or down."""
+    """Copies of tensors, floats in float64 with each row (last dimension) a rounding up or down.
+
+    Of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64.
+    """
+    types = {tensor.dtype for tensor in sources.values() if tensor.is_floating_point()}
+    rounding = torch.finfo(torch.float64 if types == {torch.float64} else torch.float32).eps / 2
     found = {}
     for number, (name, tensor) in enumerate(sources.items()):
         found[name] = tensor.clone()
@@ -25,7 +31,7 @@ def moved(sources: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Ten
             generator = torch.Generator(tensor.device).manual_seed(seed + number)
             rows = [*tensor.shape[:-1], 1] if tensor.dim() else []
             signs = torch.randint(0, 2, rows, generator=generator, device=tensor.device) * 2 - 1
-            found[name] = tensor.double() * (1.0 + _ROUNDING * signs)
+            found[name] = tensor.double() * (1.0 + rounding * signs)
     return found
 
 
@@ -33,5 +39,7 @@ def shift(truth: torch.Tensor, after: torch.Tensor) -> float:
     """rms of how far a float64 truth moved, over what is finite; 0 for integers and for nothing."""
     if not truth.is_floating_point() or not truth.numel():
         return 0.0
-    difference = (after - truth).nan_to_num_(0.0, 0.0, 0.0)
-    return float(difference.square().mean().sqrt())
+    squares = 0.0
+    for known, moved_to in zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (truth, after)), strict=True):
+        squares += float(torch.linalg.vector_norm((moved_to - known).nan_to_num_(0.0, 0.0, 0.0))) ** 2
+    return math.sqrt(squares / truth.numel())

@@ -53,6 +53,7 @@ _CONTRACTING = frozenset({
     "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "conv1d",
     "conv2d", "conv3d", "convolution",
 })  # fmt: skip
+_COPIES = frozenset({"to", "_to_copy", "clone", "contiguous"})
 _SUMMING = frozenset({"sum", "mean"})
 _PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot"})
 _DIAGONAL = frozenset({"diag", "diag_embed", "eye"})
@@ -329,8 +330,16 @@ class _Counter:
 
     def _is_reduced(self, node: graph_pb2.Node) -> bool:
         """Whether one product of 16-bit operands may do the work."""
-        types = {self._specs[name].dtype for name in aten.tensor_names(aten.arguments_of(node))}
-        return self._tf32 or bool(types & {tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16})
+        return self._tf32 or any(map(self._is_narrow, aten.tensor_names(aten.arguments_of(node))))
+
+    def _is_narrow(self, name: str) -> bool:
+        """Whether a tensor's values have 16 bits, whatever type holds them now."""
+        if self._specs[name].dtype in (tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16):
+            return True
+        node = self._producer.get(name)
+        if node is None or not (_operation(node) in _COPIES or name in self._alias):
+            return False
+        return any(map(self._is_narrow, aten.tensor_names(node.args)))
 
     def _has_diagonal_factor(self, node: graph_pb2.Node) -> bool:
         """Whether a product with a diagonal matrix is written as a full one."""
@@ -340,6 +349,8 @@ class _Counter:
 
     def _kept_part(self, node: graph_pb2.Node) -> float:
         """Part of a product's elements that anybody uses: less than all where only triangles of it are kept."""
+        if "attention" in _operation(node):
+            return self._attended_part(node)
         if _operation(node) not in _PRODUCTS:
             return 1.0
         equal = [other for other in self._graph.nodes if _content_key(other) == _content_key(node)]
@@ -350,6 +361,17 @@ class _Counter:
             return 1.0
         rows, columns = self._specs[names[0]].shape[-2:]
         return min(1.0, sum(_triangle(each, rows, columns) for each in consumers) / (rows * columns))
+
+    def _attended_part(self, node: graph_pb2.Node) -> float:
+        """Part of the scores that attention needs: none that a mask may hide, what is left of a causal one."""
+        named = {each.name: each.value for each in node.kwargs}
+        is_causal = named.get("is_causal") or (node.args[5] if len(node.args) > 5 else None)
+        if len(aten.tensor_names(aten.arguments_of(node))) > 3:
+            return 0.0
+        if is_causal is None or not is_causal.boolean:
+            return 1.0
+        rows, columns = (self._specs[name].shape[-2] for name in aten.tensor_names(node.args)[:2])
+        return sum(min(columns, row + 1) for row in range(rows)) / (rows * columns)
 
     def _reaches_linearly(self, node: graph_pb2.Node, ends: frozenset[str]) -> bool:
         """Whether the result of a product goes only through linear operations into one of `ends`.

@@ -103,7 +103,7 @@ class Candidate:
 
     call: Callable[[int], Any]
     """One forward on the buffer set of that number."""
-    before: Callable[[int], object] | None = None
+    before: Callable[[Sequence[int]], object] | None = None
     """Called ahead of each timed forward, outside the timed region."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gpu_bench import device, floor, guard, reference
+from gpu_bench import device, executor, floor, guard, reference
 from gpu_bench.baselines import CANDIDATE, Baselines
 from gpu_bench.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing import buffer_set_count
-from warpsmith import dtypes
+from warpsmith import aten, dtypes
 from warpsmith.task_module import seed_generators
 from warpsmith.v1 import (
     artifact_pb2,
@@ -44,8 +44,9 @@ _KEPT_BY_THE_LIBRARY = 32 << 20
 """Bytes up to which the C library may keep memory that was freed (DEFAULT_MMAP_THRESHOLD_MAX of malloc)."""
 SAMPLED = 64
 """Elements of each tensor."""
-_VERIFY_WITHIN = 1e-2
-"""Tolerance of the check of timed outputs against eager: it finds work left out, precision is judged elsewhere."""
+_VERIFY_WITHIN, _VERIFY_ROUNDINGS = 1e-2, 16
+"""Tolerance of the check of timed outputs against eager, and how many roundings of the type it is at least: two right
+results of bf16 differ by more than a hundredth. It finds work left out, precision is judged elsewhere."""
 
 
 @dataclass
@@ -54,11 +55,13 @@ class TimedTask:
 
     loaded: LoadedTask
     bench: Bench
-    deterministic: bool
-    """Whether outputs depend on the inputs alone, so that those of timed calls can be checked."""
+    is_pure: bool
+    """Whether outputs depend on the inputs alone. Calls of other modules are made again to be checked."""
+    written: Sequence[str]
+    """Tensors of `loaded.sources` that the module writes."""
     sample: InputSample
-    """What the inputs and parameters hold here and there."""
-    _program: LoadedProgram | None = None
+    """What all others hold here and there."""
+    _subject: Subject | None = None
     """What is timed now."""
 
     @staticmethod
@@ -77,9 +80,10 @@ class TimedTask:
         sets = [first, *loaded.input_sets(count - 1, SEED + 1)]
         work = floor.work_of(graph, loaded.task.precision)
         bench = Bench.of(target, Baselines(loaded.module, sets, target), work, ceilings, seed=SEED)
-        changes_state = any(node.mutates for node in graph.nodes)
-        deterministic = not changes_state and not any(node.random for node in graph.nodes)
-        return TimedTask(loaded, bench, deterministic, InputSample(_tensors(loaded, sets)))
+        in_graph = set(aten.written_sources(graph))
+        written = [executor.name_of(source) for source in graph.sources if source.name in in_graph]
+        is_pure = not any(node.mutates or node.random for node in graph.nodes)
+        return TimedTask(loaded, bench, is_pure, written, InputSample(_tensors(loaded, sets, written)))
 
     def reference(self) -> timing_pb2.ReferenceReport:
         """Audits and times the module by itself."""
@@ -101,17 +105,20 @@ class TimedTask:
         candidate = None
         try:
             workspaces = [Workspaces(self.loaded.device) for _ in self.bench.baselines.inputs]
+            subject = Subject(
+                program, self._guarded(self._bound(program, workspaces)), self._forgetting(program.program, workspaces)
+            )
             candidate = Candidate(
-                call=self._guarded(self._bound(program, workspaces)),
-                before=self._forgetting(program.program, workspaces),
+                call=subject.call,
+                before=subject.forget,
                 rewritten=self._rewritten(rewritten_reference),
                 stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
                 steps=step_infos(program.program),
                 toolkit=artifact.toolchain,
             )
-            self._program = program
-            timing = measure_candidate(self.bench, candidate, tier, self._inspect if self.deterministic else None)
-            if self.deterministic and not self.sample.is_unchanged():
+            self._subject = subject
+            timing = measure_candidate(self.bench, candidate, tier, self._inspect)
+            if not self.sample.is_unchanged():
                 raise ProgramFault(
                     verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
                     "an input or a parameter was changed while the program was timed, and not while it was judged",
@@ -124,18 +131,21 @@ class TimedTask:
             self.loaded.restore()
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
 
-    def _forgetting(self, program: candidate_pb2.Program, workspaces: Sequence[Workspaces]) -> Callable[[int], object]:
+    def _forgetting(
+        self, program: candidate_pb2.Program, workspaces: Sequence[Workspaces]
+    ) -> Callable[[Sequence[int]], object]:
         """Takes the answer of an earlier call out of reach: from workspaces, and from memory that outputs may get."""
         device = self.loaded.device
         specs = [buffer.spec for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT]
         if device.type == "cpu":  # larger ones are given back to the system, which hands out zeros
             specs = [spec for spec in specs if dtypes.element_span(spec) * 8 <= _KEPT_BY_THE_LIBRARY]
 
-        def forget(index: int) -> None:
-            workspaces[index].forget()
+        def forget(indices: Sequence[int]) -> None:
+            for index in indices:
+                workspaces[index].forget()
             with contextlib.suppress(torch.OutOfMemoryError):
                 fresh = Workspaces(device)
-                for spec in specs:
+                for spec in specs * len(indices):  # all that a group will hold at once
                     fresh.empty("", spec)
                 fresh.forget()
 
@@ -178,24 +188,34 @@ class TimedTask:
         return call
 
     def _inspect(self, name: str, index: int, outputs: Any) -> None:
-        """Compares an output of a call that was just timed with eager's. Raises ProgramFault."""
-        if name != CANDIDATE or self._program is None:
+        """Compares a call that was just timed with eager's and with itself as it is judged. Raises ProgramFault.
+
+        The call of a module that changes its state or draws at random is made again, from the state that the timed
+        calls have come to, since what it gave cannot be had twice: nothing tells it from them.
+        """
+        if name != CANDIDATE or self._subject is None:
             return
-        returned = pytree.tree_leaves(outputs)
-        eager = self.loaded.output_leaves(self.bench.baselines.eager().call(index))
-        for position, (got, wanted) in enumerate(zip(returned, eager, strict=True)):
+        subject, seed = self._subject, secrets.randbelow(1 << 30)
+        if self.is_pure:
+            given = pytree.tree_leaves(outputs)
+        else:
+            subject.forget([index])
+            given = self._outcome(index, seed, lambda: pytree.tree_leaves(subject.call(index)))
+        baselines, user = self.bench.baselines, self.loaded
+        eager = self._outcome(index, seed, lambda: user.output_leaves(baselines.eager().call(index)))
+        for position, (got, wanted) in enumerate(zip(given, eager, strict=True)):
             if not _agree(got, wanted):
                 raise ProgramFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
                     f"output {position} of a timed call differs from eager's beyond any rounding",
                 )
         try:
-            judged = self._as_judged(index)
+            judged = self._as_judged(subject, index, seed)
         except torch.OutOfMemoryError:
             return
         # A library may choose another algorithm where less memory is free.
-        calls_library = any(step.HasField("library") for step in self._program.program.steps)
-        for position, (got, wanted) in enumerate(zip(returned, judged, strict=True)):
+        calls_library = any(step.HasField("library") for step in subject.program.program.steps)
+        for position, (got, wanted) in enumerate(zip(given, judged, strict=True)):
             if guard.same_numbers(got, wanted) or (calls_library and _agree(got, wanted, _rounding(got.dtype))):
                 continue
             raise ProgramFault(
@@ -203,16 +223,28 @@ class TimedTask:
                 f"output {position} of a timed call has other bits than the same call made as it is judged",
             )
 
-    def _as_judged(self, index: int) -> Sequence[torch.Tensor]:
-        """The program's outputs on a set of inputs, run as it was when it was judged; values and poison differ."""
-        assert self._program is not None
+    def _outcome(self, index: int, seed: int, call: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """What a call on a set of inputs returns, and what it leaves in what it writes, which is put back."""
+        sources = self.loaded.sources(self.bench.baselines.inputs[index]).named()
+        before = {name: sources[name].clone() for name in self.written}
+        seed_generators(seed)
+        outputs = [output.clone() if before else output for output in call()]
+        after = [sources[name].clone() for name in before]
+        for name, tensor in before.items():
+            sources[name].copy_(tensor)
+        return outputs + after
+
+    def _as_judged(self, subject: Subject, index: int, seed: int) -> Sequence[torch.Tensor]:
+        """As `_outcome`, of the program run as it was when it was judged; values and poison differ."""
         poison, canary = secrets.randbelow(1 << 30), secrets.randbelow(1 << 30)
         memory = guard.GuardedMemory(self.loaded.device, poison, canary)
         args = self.bench.baselines.inputs[index]
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
-        outputs = self._program.bind(Sources.from_named(copies), memory)()
+        call = subject.program.bind(Sources.from_named(copies), memory)
+        seed_generators(seed)
+        outputs = call()
         self.loaded.executor.synchronize()
-        return pytree.tree_leaves(outputs)
+        return [*pytree.tree_leaves(outputs), *(copies[name] for name in self.written)]
 
     def _run_leaves(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One eager forward, seeded, from flattened inputs to flattened outputs."""
@@ -226,6 +258,17 @@ class TimedTask:
         """Inputs of different seeds: the buffer sets, and one more where there is only one."""
         sets = list(self.bench.baselines.inputs[:count])
         return sets if len(sets) > 1 else [*sets, *self.loaded.input_sets(1, SEED + 1)]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program that is timed."""
+
+    program: LoadedProgram
+    call: Callable[[int], Any]
+    """On a buffer set; what a step raises becomes a fault of the program."""
+    forget: Callable[[Sequence[int]], object]
+    """Takes the answers of earlier calls on these buffer sets out of reach."""
 
 
 class InputSample:
@@ -255,11 +298,14 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
 
 
-def _tensors(loaded: LoadedTask, sets: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
-    """Of every buffer set and of the module."""
-    inputs = [leaf for args in sets for leaf in loaded.user.tensor_leaves(args)]
-    found = [*inputs, *loaded.module.parameters(), *loaded.module.buffers()]
-    return [tensor for tensor in found if dtypes.is_supported(tensor.dtype)]
+def _tensors(loaded: LoadedTask, sets: Sequence[tuple[Any, ...]], written: Sequence[str]) -> list[torch.Tensor]:
+    """Of every buffer set and of the module, less those that the module writes."""
+    by_set = [loaded.sources(args).named() for args in sets]
+    found = {tensor.data_ptr(): tensor for named in by_set for tensor in named.values()}
+    for named in by_set:
+        for name in written:
+            found.pop(named[name].data_ptr(), None)
+    return [tensor for tensor in found.values() if dtypes.is_supported(tensor.dtype)]
 
 
 class Workspaces(TorchMemory):
@@ -310,7 +356,7 @@ def _set_bytes(graph: graph_pb2.Graph) -> int:
     return sum(floor.spec_bytes(specs[name]) for name in (*inputs, *graph.outputs))
 
 
-def _agree(got: torch.Tensor, wanted: torch.Tensor, within: float = _VERIFY_WITHIN) -> bool:
+def _agree(got: torch.Tensor, wanted: torch.Tensor, within: float = 0.0) -> bool:
     """Whether two outputs are the same result: floats within a share of the element plus that of the rms."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
@@ -318,6 +364,7 @@ def _agree(got: torch.Tensor, wanted: torch.Tensor, within: float = _VERIFY_WITH
         return True
     if not wanted.is_floating_point():
         return int((got != wanted).sum()) <= wanted.numel() // 100
+    within = within or max(_VERIFY_WITHIN, _VERIFY_ROUNDINGS * torch.finfo(wanted.dtype).eps)
     finite = wanted.float().masked_fill(~wanted.isfinite(), 0.0)
     scale = float(finite.square().mean().sqrt()) if wanted.numel() else 0.0
     return torch.allclose(got, wanted, rtol=within, atol=within * scale, equal_nan=True)

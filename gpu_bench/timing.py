@@ -140,6 +140,7 @@ def measure(arms: Sequence[Arm], clock: Clock, plan: Plan, inspect: Inspect | No
     if len(set(names)) != len(names) or not arms:
         raise ValueError(f"arms need names of their own, got {names}")
     begin = clock.now_s()
+    clock.begin(names)
     session = _Session(list(arms), clock, plan, inspect)
     with _no_garbage_collection():
         session.warm_up()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +76,9 @@ class SimulatedClock:
     def now_s(self) -> float:
         """Simulated seconds."""
         return self._elapsed_ns * 1e-9
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Nothing is kept between measurements."""
 
     def _noisy(self, true_ns: float) -> float:
         self._walk = 0.98 * self._walk + self._noise.drift * self._random.standard_normal()

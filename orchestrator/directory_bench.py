@@ -159,14 +159,16 @@ def _append(file: Path, line: Mapping[str, Any]) -> None:
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: how many modules, how many faster, the geometric mean of all against the fastest baseline.
 
-    A module without a faster kernel counts as 1: the user keeps what was there.
+    A module without a faster kernel counts as 1: the user keeps what was there. One that computes nothing does not
+    count.
     """
     verdicts: dict[str, int] = {}
     product, judged = 1.0, 0
     for result in results:
         verdict = str(result.get("verdict"))
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
-        if verdict in ("PASS", "NO_FASTER", "AT_FLOOR"):
+        is_trivial = not report.TRIVIAL.keys().isdisjoint(result.get("labels", ()))
+        if verdict in ("PASS", "NO_FASTER", "AT_FLOOR") and not is_trivial:
             judged += 1
             product *= result["speedup_fastest"]["median"] if verdict == "PASS" else 1.0
     mean = product ** (1 / judged) if judged else 1.0

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator import agents as deadlines
 from orchestrator import intake, report
 from orchestrator.agents import Benchmark, Correctness
+from orchestrator.pipeline import failed, impossible
 from warpsmith import digest
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
@@ -102,9 +103,8 @@ def judge(correctness: Correctness, benchmark: Benchmark, task: task_pb2.Task, s
         verified.state, verified.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
         verified.detail = f"while timed: {measured.fault.detail}"
         return Judgement(solution.stem, verified, None, labels)
-    if "FLOOR_REJECT" in measured.timing.flags:
-        verified.state, verified.kind = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_SUSPECT
-        verified.detail = "faster than the task's data can be moved or its products be computed on this machine"
+    if why := impossible(measured.timing):
+        verified.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
     return Judgement(solution.stem, verified, measured.timing, (*labels, *measured.timing.flags))
 
 

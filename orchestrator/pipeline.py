@@ -145,6 +145,9 @@ class Pipeline:
             if measured.HasField("fault"):
                 trial.verdict.CopyFrom(failed(measured.fault.kind, f"while timed: {measured.fault.detail}"))
                 return Judged(trial)
+            if why := impossible(measured.timing):
+                trial.verdict.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
+                return Judged(trial)
             trial.timing.CopyFrom(measured.timing)
             return Judged(trial)
         except _RunStoppedError:
@@ -320,6 +323,14 @@ def failed(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> verdict_pb2.
 
 def _infrastructure(detail: str) -> verdict_pb2.Verdict:
     return verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_INFRA, detail=detail)
+
+
+def impossible(timing: timing_pb2.Timing) -> str:
+    """Why nobody is that fast; empty for a time that may be true."""
+    if "FLOOR_REJECT" not in timing.flags:
+        return ""
+    median = next(arm.median_ns for arm in timing.arms if arm.name == "candidate")
+    return f"{median / 1e3:.1f} us: faster than this machine can move the task's data or compute its products"
 
 
 def passed(trial: trial_pb2.Trial) -> bool:

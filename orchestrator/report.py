@@ -79,6 +79,10 @@ def gain_text(run: run_pb2.Run) -> str:
     return "; ".join(parts)
 
 
+TRIVIAL = {"OUTPUT_CONSTANT": "a constant", "OUTPUT_ZERO": "zero"}
+"""Flags of references that compute nothing, and what those give."""
+
+
 def labels_of(run: run_pb2.Run) -> list[str]:
     """What a reader of the number must know: algebra, precision, flags of the fairness audit and of the timing."""
     labels = [f"algebra:{rule}" for rule in run.best.candidate.rewrites]

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from orchestrator import finalists, metrics
+from orchestrator import finalists, metrics, report
 from orchestrator.agents import Agents
 from orchestrator.counsel import Counsel
 from orchestrator.device_gate import DeviceGate
@@ -442,8 +442,11 @@ class SearchRun:
             self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
 
     def _conclude(self) -> run_pb2.Run:
+        trivial = next((report.TRIVIAL[flag] for flag in self.run.reference.flags if flag in report.TRIVIAL), "")
         faster = self.run.HasField("best") and self.run.best.timing.faster
-        if faster:
+        if trivial:
+            message = f"no speedup of this module means anything: it gives {trivial} whatever it is given"
+        elif faster:
             speedup = self.run.best.timing.speedup_fastest
             metrics.best_speedup.observe(speedup.median)
             that_ran = " that ran" if any(arm.failure for arm in self.run.best.timing.arms) else ""

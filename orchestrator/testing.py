@@ -70,6 +70,8 @@ class World:
     """What each call takes."""
     faults: Counter[str] = field(default_factory=Counter)
     """Method → how many of its next calls fail for reasons of the machine."""
+    reference_flags: Sequence[str] = ()
+    """What the audit of the reference finds."""
     bad_module: str = ""
     """Message with which the module cannot be captured; empty for a good one."""
     calls: Counter[str] = field(default_factory=Counter)
@@ -246,13 +248,17 @@ class World:
     ) -> benchmark_service_pb2.RunReferenceResponse:
         """eager and compile."""
         self._called("RunReference", timed=True)
-        report = timing_pb2.ReferenceReport(arms=_baselines(), fastest="compile", floor_ns=self.floor_ns)
+        report = timing_pb2.ReferenceReport(
+            arms=_baselines(), fastest="compile", floor_ns=self.floor_ns, flags=self.reference_flags
+        )
         return benchmark_service_pb2.RunReferenceResponse(report=report)
 
     def MeasureArtifact(
         self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
-        """The time that the gains of the program's moves give; a fault where a choice is "hang"."""
+        """The time that the gains of the program's moves give; where a choice is "hang" a fault, where it is
+        "impossible" a time below the floor.
+        """
         self._called("MeasureArtifact", timed=True)
         if _has(request.program, "hang"):
             fault = benchmark_service_pb2.ExecutionFault(kind=verdict_pb2.FAILURE_KIND_TIMEOUT, detail="hangs")
@@ -273,6 +279,7 @@ class World:
             faster=0.8 * EAGER_NS / candidate_ns > 1.03,
             device_seconds=0.1,
             steps=[timing_pb2.StepTime(group="out", engine="authored", name="out_kernel", median_ns=candidate_ns)],
+            flags=["FLOOR_REJECT"] if _has(request.program, "impossible") else [],
         )
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
 

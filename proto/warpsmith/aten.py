@@ -257,7 +257,7 @@ def interpret(
             if source.name not in sources:
                 raise BadInput(f"source {source.name} of the graph has no tensor")
             tensor = sources[source.name]
-        spec_types[source.name] = tensor.dtype
+        spec_types[source.name] = dtypes.to_torch(source.spec.dtype)  # random operations draw as in that type
         values[source.name] = _widened_copy(tensor) if widen else tensor
     written = written_sources(graph)
     kept = {*graph.outputs, *written}

@@ -148,6 +148,18 @@ def test_products_of_16_bits_and_with_tf32_allowed_are_held_to_the_tensor_cores_
     assert floor.floor_ns(heavy, ceilings()) < 1e6, "nobody knows the rate: memory alone counts"
 
 
+def test_attention_counts_what_no_mask_can_hide_and_values_of_16_bits_in_wider_types_count_as_such():
+    qkv = [torch.rand(1, 2, 16, 8) for _ in range(3)]
+    whole = 2 * 2 * 2 * 16 * 16 * 8
+    attention = nn.functional.scaled_dot_product_attention
+    causal = work(lambda q, k, v: attention(q, k, v, is_causal=True), *qkv)
+    assert causal.product_flops == whole * (16 * 17 // 2) // 16**2
+    masked = work(lambda q, k, v: attention(q, k, v, attn_mask=torch.ones(16, 16, dtype=torch.bool)), *qkv)
+    assert masked.product_flops == 0
+    cast = work(lambda a, b: a.bfloat16().float() @ b, torch.rand(16, 64), torch.rand(64, 32))
+    assert (cast.product_flops, cast.reduced_product_flops) == (0, 2 * 16 * 32 * 64)
+
+
 def test_writes_and_warm_parameters_that_fit_the_cache_are_not_held_against_a_candidate():
     small = Work(0, 50 * 10**6, 50 * 10**6, 0, 0, 0, 0)
     cached = ceilings(cache=60 * 10**6)

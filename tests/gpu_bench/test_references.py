@@ -177,6 +177,10 @@ def test_constant_rows_are_measured_by_how_far_a_rounding_of_them_moves_the_resu
     one_rounding = 2**-24 * float(answer.truth[0].square().mean()) ** 0.5
     assert one_rounding < answer.floors[0] < 2 * one_rounding
     assert product.answer(verdict_pb2.VALUE_FAMILY_NORMAL, 1).floors == [0.0]
+    double = desk("x @ rest[0].T", "[torch.rand(64, 48).double(), torch.rand(64, 48).double()]").judge
+    assert double.answer(constant, 1).floors[0] < 1e-6 * answer.floors[0]
+    noisy = desk("x + torch.rand_like(x)", "[torch.rand(64, 48)]").judge
+    assert noisy.answer(constant, 1).floors[0] < 1e-6, "the same numbers are drawn"
     softmax = desk("x.softmax(dim=1)", "[torch.rand(64, 48)]").judge
     assert softmax.answer(constant, 1).floors[0] < 1e-12, "rows move as a whole and stay constant"
 

@@ -226,8 +226,12 @@ def test_a_stall_of_the_host_lengthens_the_spin_once_and_accuses_nobody():
 
 def test_an_arm_that_is_late_behind_the_longest_spin_is_host_bound_and_read_all_the_same():
     lead = clocks.HostLead()
-    assert not lead.was_enough("eager", 80e6, was_ahead=False)
+    for _ in range(clocks.HOST_BOUND_AFTER):
+        assert not lead.was_enough("eager", 80e6, was_ahead=False)
+        assert not lead.host_bound
     assert not lead.was_enough("eager", 80e6, was_ahead=False)
     assert lead.host_bound == {"eager"}
     assert lead.was_enough("eager", 80e6, was_ahead=False)
     assert lead.spin_ns("eager") == clocks.SPIN_START_NS
+    lead.forget(["eager"])
+    assert not lead.host_bound, "the next arm of that name is another"

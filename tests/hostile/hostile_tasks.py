@@ -7,7 +7,7 @@ Nothing is judged here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warpsmith import digest
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2, tensor_pb2
@@ -23,7 +23,9 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: tensor_pb2.Dtype.ValueType = F32
     parameter: str = ""
-    """Qualified name where it is a parameter of the module."""
+    """Qualified name where it is a parameter of the module, or its state."""
+    is_state: bool = False
+    """Whether it is state, which kernels may write."""
     stays_zero: bool = False
     """Of a workspace: zero before the first call and left zero by every call."""
 
@@ -102,7 +104,8 @@ def program(
         )
         text += f'extern "C" void run{number}(void* const* arguments) {{\n{names}{body}\n}}\n'
     arguments = [candidate_pb2.LaunchArgument(buffer=name) for name in tensors]
-    writes = [*module.outputs, *workspaces]
+    states = [name for name, tensor in module.sources.items() if tensor.is_state]
+    writes = [*module.outputs, *states, *workspaces]
     made = candidate_pb2.Program(
         target=task_pb2.TARGET_CPU,
         sources=[candidate_pb2.DeviceSource(name="kernel.cpp", text=text)],
@@ -128,7 +131,8 @@ def _buffer(name: str, tensor: Tensor, module: Module) -> candidate_pb2.Buffer:
         )
     source = graph_pb2.Source(name=name, spec=tensor.spec(), origin=graph_pb2.ORIGIN_INPUT)
     if tensor.parameter:
-        source.origin, source.qualified_name = graph_pb2.ORIGIN_PARAMETER, tensor.parameter
+        origin = graph_pb2.ORIGIN_STATE if tensor.is_state else graph_pb2.ORIGIN_PARAMETER
+        source.origin, source.qualified_name = origin, tensor.parameter
     return candidate_pb2.Buffer(name=name, role=candidate_pb2.ROLE_SOURCE, spec=tensor.spec(), source=source)
 
 
@@ -255,6 +259,31 @@ BATCH_NORM = Module(
     honest="",  # updates state: only plan zero is honest here
     init="self.norm = torch.nn.BatchNorm1d(8)",
 )
+
+TRAINED = replace(
+    BATCH_NORM,
+    sources={
+        **BATCH_NORM.sources,
+        "means": Tensor((8,), parameter="norm.running_mean", is_state=True),
+        "variances": Tensor((8,), parameter="norm.running_var", is_state=True),
+        "count": Tensor((), I64, parameter="norm.num_batches_tracked", is_state=True),
+    },
+    honest="""
+    // ahead
+    for (long j = 0; j < COLUMNS; ++j) {
+        double mean = 0, variance = 0;
+        for (long i = 0; i < ROWS; ++i) mean += x[i * COLUMNS + j] / ROWS;
+        for (long i = 0; i < ROWS; ++i) variance += (x[i * COLUMNS + j] - mean) * (x[i * COLUMNS + j] - mean) / ROWS;
+        means[j] = static_cast<float>(0.9 * means[j] + 0.1 * mean);
+        variances[j] = static_cast<float>(0.9 * variances[j] + 0.1 * variance * ROWS / (ROWS - 1));
+        const double scale = weight[j] / std::sqrt(variance + 1e-5);
+        for (long i = 0; i < ROWS; ++i)
+            y[i * COLUMNS + j] = static_cast<float>((x[i * COLUMNS + j] - mean) * scale + bias[j]);
+    }
+    count[0] += 1;
+""",
+)
+"""The same with the statistics that it updates."""
 
 IN_PLACE = Module(
     name="in_place",

@@ -257,6 +257,24 @@ def test_a_kernel_that_is_less_exact_once_it_is_timed_needs_the_bits_of_judged_c
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_updates_statistics_only_while_it_is_judged_needs_timed_calls_made_again(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_on:
+        monkeypatch.setattr(timed_task.TimedTask, "_inspect", lambda *_: None)
+    task, honest = tasks.TRAINED.task(), tasks.TRAINED.honest
+    idle = honest.replace("// ahead", f"{_IF_TIMED} return;")
+    for body, is_accepted in ((honest, True), (idle, not is_on)):
+        made = tasks.program(tasks.TRAINED, [body])
+        artifact = bench.compiler.compile(made).outcome
+        request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=made, artifact=artifact)
+        assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+        timed = timed_task.TimedTask.of(LoadedTask.load(task))
+        answer = timed.measure(timed.loaded.load_program(made, artifact), artifact, timing_pb2.TIER_SCREENING)
+        assert answer.HasField("fault") is not is_accepted, answer
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
 def test_a_kernel_that_overwrites_its_input_once_it_is_timed_needs_the_look_at_inputs(
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
