@@ -14,6 +14,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ class Arm:
     """Whether an exception of its call ends the measurement; otherwise the arm is recorded as failed."""
     before: Callable[[Sequence[int]], object] | None = None
     """Called with the buffer sets of a group ahead of each reading of it, outside the timed region."""
+    watch: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each reading: ends what takes too long."""
 
 
 class Reading(enum.Enum):

@@ -5,6 +5,7 @@ The one idea: how a process ended names its fault, in words that a reader knows.
 
 from __future__ import annotations
 
+from gpu_bench.watchdog import HUNG
 from warpsmith.errors import WorkerCrashed
 from warpsmith.v1 import benchmark_service_pb2, verdict_pb2
 
@@ -22,6 +23,8 @@ _SIGKILL = 9
 
 def crash(ended: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
     """Nobody but the kernel, short of memory, kills a worker that we did not."""
+    if ended.exit_code == HUNG:
+        return fault(verdict_pb2.FAILURE_KIND_TIMEOUT, "no end of a call while it was timed")
     if ended.signal_number == _SIGKILL:
         return fault(verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory")
     cause = _SIGNALS.get(ended.signal_number or 0, "")

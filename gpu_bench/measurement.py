@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,6 +106,8 @@ class Candidate:
     """One forward on the buffer set of that number."""
     before: Callable[[Sequence[int]], object] | None = None
     """Called ahead of each timed forward, outside the timed region."""
+    watch: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each reading of it: ends what takes too long."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""
     stepwise: Callable[[], Any] | None = None
@@ -139,7 +142,7 @@ def measure_candidate(
     """
     before = device.environment(bench.target, toolkit=candidate.toolkit, jail_rung=bench.jail_rung, seed=bench.seed)
     prepared = bench.baselines.prepare(tier)
-    arms = [Arm(CANDIDATE, candidate.call, required=True, before=candidate.before)]
+    arms = [Arm(CANDIDATE, candidate.call, required=True, before=candidate.before, watch=candidate.watch)]
     arms += [item.arm for item in prepared if item.arm is not None]
     seconds, aa_of = 0.0, ""
     steps: list[timing_pb2.StepTime] = []
@@ -154,7 +157,8 @@ def measure_candidate(
                 aa_of = copied.name
         samples = measure(arms, bench.clock, plan, inspect)
         if tier == timing_pb2.TIER_FINAL and candidate.stepwise is not None:
-            steps = _step_times(candidate, bench.clock)
+            with candidate.watch():
+                steps = _step_times(candidate, bench.clock)
 
     def composed() -> timing_pb2.Timing:
         return compose_timing(

@@ -236,7 +236,7 @@ class Session:
         return not truth.undefined
 
     def _patience(self, prepared: judging_pb2.Preparation) -> float:
-        return max(self._limits.hang_seconds, _RUNS * self._limits.eager_factor * prepared.eager_seconds)
+        return self._limits.patience(self.task.target, _RUNS * prepared.eager_seconds)
 
     def expect_final(self) -> None:
         """Has the process of a final measurement made while a finalist is verified.
@@ -348,7 +348,7 @@ class Session:
         self._company = self._bench_worker().processes
         self._saw_candidate = True
         request = judging_pb2.LoadRequest(program=program, artifact=artifact)
-        loaded = self._run_candidate("load", request, max(30.0, self._limits.hang_seconds))
+        loaded = self._run_candidate("load", request, max(30.0, self._limits.patience(self.task.target, 0.0)))
         return loaded if isinstance(loaded, benchmark_service_pb2.ExecutionFault) else None
 
     def _run_candidate(

@@ -225,7 +225,7 @@ class SolutionSession(Session):
 
     def _call_arm(self, request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
         """Lets an arm make its calls. Raises SolutionFault, or Infrastructure for a baseline."""
-        deadline = max(60.0, self._limits.hang_seconds)
+        deadline = max(60.0, self._limits.patience(self.task.target, 0.0))
         if request.arm == AA_COPY:
             assert self._twin is not None
             again = judging_pb2.CallsRequest(arm=EAGER, first=request.first, count=request.count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ from torch.utils import _pytree as pytree
 from gpu_bench import device, executor, floor, guard, reference
 from gpu_bench.baselines import CANDIDATE, Baselines
 from gpu_bench.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
+from gpu_bench.limits import Limits
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing import buffer_set_count
+from gpu_bench.watchdog import Watchdog
 from warpsmith import aten, dtypes
 from warpsmith.task_module import seed_generators
 from warpsmith.v1 import (
@@ -63,6 +66,7 @@ class TimedTask:
     """What all others hold here and there."""
     _subject: Subject | None = None
     """What is timed now."""
+    _known_eager_seconds: float = 0.0
 
     @staticmethod
     def of(loaded: LoadedTask, ceilings: device.Ceilings | None = None) -> TimedTask:
@@ -102,15 +106,26 @@ class TimedTask:
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
         """Times a loaded program; a fault of its own is an answer. Errors that are ours pass through."""
         self.loaded.restore()
+        with Watchdog(Limits().patience(self.loaded.task.target, self._eager_seconds())) as watchdog:
+            return self._measured(program, artifact, tier, rewritten_reference, watchdog)
+
+    def _measured(
+        self,
+        program: LoadedProgram,
+        artifact: artifact_pb2.Artifact,
+        tier: timing_pb2.Tier.ValueType,
+        rewritten_reference: candidate_pb2.Program | None,
+        watchdog: Watchdog,
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
         candidate = None
         try:
             workspaces = [Workspaces(self.loaded.device) for _ in self.bench.baselines.inputs]
-            subject = Subject(
-                program, self._guarded(self._bound(program, workspaces)), self._forgetting(program.program, workspaces)
-            )
+            call = self._guarded(self._bound(program, workspaces))
+            subject = Subject(program, call, self._forgetting(program.program, workspaces), watchdog)
             candidate = Candidate(
                 call=subject.call,
                 before=subject.forget,
+                watch=watchdog.expecting,
                 rewritten=self._rewritten(rewritten_reference),
                 stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
                 steps=step_infos(program.program),
@@ -130,6 +145,16 @@ class TimedTask:
         finally:
             self.loaded.restore()
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+
+    def _eager_seconds(self) -> float:
+        """Of one call of the module: the first, which may take longer than others."""
+        if not self._known_eager_seconds:
+            begin = time.perf_counter()
+            self.bench.baselines.eager().call(0)
+            self.loaded.executor.synchronize()
+            self._known_eager_seconds = time.perf_counter() - begin
+            self.loaded.restore()
+        return self._known_eager_seconds
 
     def _forgetting(
         self, program: candidate_pb2.Program, workspaces: Sequence[Workspaces]
@@ -200,7 +225,9 @@ class TimedTask:
             given = pytree.tree_leaves(outputs)
         else:
             subject.forget([index])
-            given = self._outcome(index, seed, lambda: pytree.tree_leaves(subject.call(index)))
+            with subject.watchdog.expecting():
+                given = self._outcome(index, seed, lambda: pytree.tree_leaves(subject.call(index)))
+                self.loaded.executor.synchronize()
         baselines, user = self.bench.baselines, self.loaded
         eager = self._outcome(index, seed, lambda: user.output_leaves(baselines.eager().call(index)))
         for position, (got, wanted) in enumerate(zip(given, eager, strict=True)):
@@ -242,8 +269,9 @@ class TimedTask:
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
         call = subject.program.bind(Sources.from_named(copies), memory)
         seed_generators(seed)
-        outputs = call()
-        self.loaded.executor.synchronize()
+        with subject.watchdog.expecting():
+            outputs = call()
+            self.loaded.executor.synchronize()
         return [*pytree.tree_leaves(outputs), *(copies[name] for name in self.written)]
 
     def _run_leaves(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -269,6 +297,7 @@ class Subject:
     """On a buffer set; what a step raises becomes a fault of the program."""
     forget: Callable[[Sequence[int]], object]
     """Takes the answers of earlier calls on these buffer sets out of reach."""
+    watchdog: Watchdog
 
 
 class InputSample:

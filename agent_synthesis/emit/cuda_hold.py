@@ -203,7 +203,7 @@ class _HoldKernel(RowKernel):
         following = self.function.names.take("next_row")
         loop.line(f"const {self.text.offset} {following} = {self.row} + kTeams;")
         loop.line(f"if (threadIdx.x % 32 == 0 && {following} < {self.nest.row_count}) {{")
-        places = cuda_shape.row_axes(self.nest, following)
+        places = {name: f"({text})" for name, text in cuda_shape.row_axes(self.nest, following).items()}
         ahead = loop.child()
         ahead.line(f"for (int {self._part} = 0; {self._part} < {team.lag}; ++{self._part}) {{")
         inner = ahead.child()

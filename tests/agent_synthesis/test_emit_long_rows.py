@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from agent_synthesis.emit import cuda_shape, cuda_stages
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
@@ -106,6 +107,16 @@ def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None
     assert (kept.choices["reduce"], kept.integers["splits"]) == ("hold", 132)
     x_bytes = 4 * (64 * 64 << 18)
     assert 0.4 * x_bytes < schedule.footprint(nest, kept).extra_bytes < 0.8 * x_bytes
+
+
+def test_the_next_row_is_asked_for_where_it_lies() -> None:
+    nest = group_norm(112, 8, 8, 1 << 18)
+    text = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest)).text
+    (address,) = re.findall(r"ws::prefetch\(x \+ (.*) \+ \w+_begin, 512\);", text)
+    for row in (0, 7, 128, 895):
+        # Offsets are of 32 bits, in which the row's number times what eight rows hold would wrap.
+        place = eval(address.replace("/", "//"), {"next_row": torch.tensor(row, dtype=torch.int32)})
+        assert place == row << 21
 
 
 def test_a_mean_in_float64_is_one_stage_with_the_squares_about_it() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 
-from gpu_bench import timed_task
+from gpu_bench import timed_task, watchdog
+from gpu_bench.limits import Limits
 from gpu_bench.loaded import LoadedTask
+from gpu_bench.session import Session
 from gpu_bench.timed_task import TimedTask, free_bytes
-from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
 
 @pytest.fixture
@@ -121,3 +126,29 @@ def test_what_a_judged_case_made_of_parameters_is_no_change_by_the_program(small
     assert timed.sample.is_unchanged()
     timed.bench.baselines.inputs[0][0].zero_()
     assert not timed.sample.is_unchanged()
+
+
+def test_a_call_that_does_not_come_back_while_it_is_timed_ends_the_process_and_is_a_timeout(small):
+    body = "    if (!(y[-1] > 9e3f || y[-1] < -9e3f)) for (volatile int i = 0;; ++i) {}\n" + small.softmax
+    program = small.kernel_program(body)
+    made = Session(small.task(), limits=Limits(hang_seconds=3.0))
+    try:
+        request = benchmark_service_pb2.MeasureArtifactRequest(
+            task=small.task(), program=program, artifact=small.compiled(program), tier=timing_pb2.TIER_SCREENING
+        )
+        begin = time.monotonic()
+        answer = made.measure(request)
+        assert (answer.fault.kind, time.monotonic() - begin < 60) == (verdict_pb2.FAILURE_KIND_TIMEOUT, True)
+        assert "while it was timed" in answer.fault.detail
+    finally:
+        made.close()
+
+
+def test_a_watchdog_ends_what_takes_longer_than_expected_and_nothing_else():
+    ended = threading.Event()
+    with watchdog.Watchdog(0.3, ended.set) as dog:
+        with dog.expecting():
+            time.sleep(0.1)
+        assert not ended.wait(0.7), "nothing is expected now"
+        with dog.expecting():
+            assert ended.wait(5.0)

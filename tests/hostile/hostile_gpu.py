@@ -32,7 +32,6 @@ from agent_compile.compiler import Compiler
 from agent_compile.nvrtc import Nvrtc
 from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
-from gpu_bench.limits import Limits
 from gpu_bench.machine import Machine
 from gpu_bench.session import Session
 from gpu_bench.solution_session import SolutionSession
@@ -47,7 +46,6 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
-HANG_SECONDS = 4.0
 PASS, FAIL = verdict_pb2.VERDICT_STATE_PASS, verdict_pb2.VERDICT_STATE_FAIL
 SCREENING, FINAL = timing_pb2.TIER_SCREENING, timing_pb2.TIER_FINAL
 _PROBE = """
@@ -81,7 +79,7 @@ class Bench:
     def session(self, module: tasks.Module) -> Session:
         """The session of a module; the one before is closed."""
         return self._opened(module.name, lambda: Session(
-            kernels.task(module), limits=Limits(hang_seconds=HANG_SECONDS), machine=self.machine))  # fmt: skip
+            kernels.task(module), machine=self.machine))  # fmt: skip
 
     def solution_session(self, reference: str) -> SolutionSession:
         """The session of a reference for solutions."""
@@ -91,8 +89,7 @@ class Bench:
             sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
         )  # fmt: skip
         task.digest = digest.of_task(task)
-        limits = Limits(hang_seconds=HANG_SECONDS)
-        made = self._opened(reference, lambda: SolutionSession(task, limits=limits, machine=self.machine))
+        made = self._opened(reference, lambda: SolutionSession(task, machine=self.machine))
         assert isinstance(made, SolutionSession)
         return made
 

@@ -63,23 +63,6 @@ def search_run(
     )
 
 
-def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -> None:
-    notebook = Notebook()
-    world = testing.World(gains={"author": 2.0, "vector": 50.0}, choices={"vector": ["impossible"]})
-    run = search_run(world, notebook).execute()
-    suspects = [trial.verdict for trial in notebook.trials if "vector" in [m.operation for m in trial.candidate.moves]]
-    assert {(each.state, each.kind) for each in suspects} == {
-        (verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_SUSPECT)
-    }
-    assert [move.operation for move in run.best.candidate.moves] == ["author"]
-    assert run.state == run_pb2.RUN_STATE_FASTER
-
-
-def test_a_module_that_computes_nothing_has_no_headline() -> None:
-    run = search_run(testing.World(reference_flags=["OUTPUT_ZERO"])).execute()
-    assert run.message.startswith("no speedup of this module means anything: it gives zero")
-
-
 def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:
     notebook = Notebook()
     run = search_run(testing.World(), notebook).execute()

@@ -1,0 +1,46 @@
+"""Results that are too good, or mean nothing: what a run says of them."""
+
+from __future__ import annotations
+
+from orchestrator import testing
+from orchestrator.device_gate import DeviceGate
+from orchestrator.search.beam import Beam
+from orchestrator.search_run import Effort, SearchRun
+from warpsmith.v1 import run_pb2, trial_pb2, verdict_pb2
+
+
+class Notebook:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.trials: list[trial_pb2.Trial] = []
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        del run
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        self.trials.append(trial)
+
+
+def executed(world: testing.World, notebook: Notebook) -> run_pb2.Run:
+    agents = world.agents()
+    run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=20))
+    effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
+    return SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), notebook, effort=effort).execute()
+
+
+def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -> None:
+    notebook = Notebook()
+    world = testing.World(gains={"author": 2.0, "vector": 50.0}, choices={"vector": ["impossible"]})
+    run = executed(world, notebook)
+    suspects = [trial.verdict for trial in notebook.trials if "vector" in [m.operation for m in trial.candidate.moves]]
+    assert {(each.state, each.kind) for each in suspects} == {
+        (verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_SUSPECT)
+    }
+    assert [move.operation for move in run.best.candidate.moves] == ["author"]
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_module_that_computes_nothing_has_no_headline() -> None:
+    run = executed(testing.World(reference_flags=["OUTPUT_ZERO"]), Notebook())
+    assert run.message.startswith("no speedup of this module means anything: it gives zero")
