@@ -8,6 +8,10 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 
+_TOLD = ("cost", "hang", "timer", "reference", "sanitizer", "earlier calls", "honest", "solution")
+"""Categories whose sentences say more than that it was as expected."""
+
+
 def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | None) -> int:
     """The scoreboard of what one or several runs printed; of a check that ran twice, the later counts."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
@@ -25,7 +29,7 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
     told = [
         f"- {category}: {name}: {'' if how == 'held' else how + ': '}{sentence}"
         for (category, name), (how, sentence) in sorted(found.items())
-        if how != "held" or category in ("cost", "hang", "timer", "reference", "sanitizer", "earlier calls")
+        if how != "held" or category in _TOLD
     ]
     missing = [f"- not run: {category}: {name}" for category, name in sorted(names - found.keys())]
     text = "\n".join([
@@ -33,7 +37,7 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
         f"{device}. Honest programs count where they were accepted.", "",
         "| cases | as expected | of |", "| --- | ---: | ---: |", *rows,
         f"| **all** | **{total['held']}** | **{total.total()}** |", "", *told, *missing, "",
-        "Made by `python tests/hostile/hostile_gpu.py | tee LOG` and `... --tally LOG --scoreboard FILE`.", "",
+        "Made by `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG` and `... --tally LOG --scoreboard FILE`.", "",
     ])  # fmt: skip
     print(text)
     if scoreboard:
