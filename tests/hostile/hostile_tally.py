@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-
 _TOLD = ("cost", "hang", "timer", "reference", "sanitizer", "earlier calls", "honest", "solution")
 """Categories whose sentences say more than that it was as expected."""
 
@@ -37,7 +36,8 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
         f"{device}. Honest programs count where they were accepted.", "",
         "| cases | as expected | of |", "| --- | ---: | ---: |", *rows,
         f"| **all** | **{total['held']}** | **{total.total()}** |", "", *told, *missing, "",
-        "Made by `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG` and `... --tally LOG --scoreboard FILE`.", "",
+        "Made by `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG`, then `... --tally LOG --scoreboard FILE`.",
+        "",
     ])  # fmt: skip
     print(text)
     if scoreboard:
