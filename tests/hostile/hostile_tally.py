@@ -36,7 +36,7 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
         f"{device}. Honest programs count where they were accepted.", "",
         "| cases | as expected | of |", "| --- | ---: | ---: |", *rows,
         f"| **all** | **{total['held']}** | **{total.total()}** |", "", *told, *missing, "",
-        "Made by `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG`, then `... --tally LOG --scoreboard FILE`.",
+        "From `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG`, `... --tally LOG --scoreboard FILE`.",
         "",
     ])  # fmt: skip
     print(text)
