@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from agent_synthesis.attention import attention_of
 from agent_synthesis.graph_index import GraphIndex, byte_count
 from agent_synthesis.ir import Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.lowering import lower
@@ -102,7 +103,7 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         buffer = nest.buffer(store.buffer)
         write += min(buffer.element_count, _reach(nest, [store.index])) * buffer.type.size_bytes
     points = nest.row_count * nest.column_count
-    product = matrix_product(nest)
+    product = matrix_product(nest) or attention_of(nest)
     if product is not None:
         values = [store.value for store in nest.stores]
         return analysis_pb2.Cost(

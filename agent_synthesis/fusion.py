@@ -32,7 +32,9 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
         IllegalMove: the group is not one nest, or the schedule (or, unnamed, any schedule) does not take it.
     """
     group = plan.group(name)
-    made = splits.taken_apart(plan.index, name) if isinstance(plan.nest(group), Refusal) else None
+    nest = plan.nest(group)
+    whole = isinstance(nest, Nest) and schedules_for(plan.target, nest)
+    made = None if whole else splits.taken_apart(plan.index, name)
     if made is not None and len(group.nodes) == 1 and not schedule:
         return _authored_in_parts(plan, made)
     trial = with_groups(plan, [name], [replace(group, engine="authored", text="")])

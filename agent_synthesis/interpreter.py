@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from agent_synthesis.attention import Attended
 from agent_synthesis.element_types import TORCH
 from agent_synthesis.ir import (
     ARG_REDUCTIONS,
@@ -64,6 +65,9 @@ class _Run:
             if reduction.operation in ARG_REDUCTIONS:
                 self._reduced[reduction.name] = self._place(reduction)
                 continue
+            if isinstance(reduction, Attended):
+                self._reduced[reduction.name] = self._attended(reduction)
+                continue
             value = self._value(reduction.value).to(TORCH[reduction.type]).expand(self._shape)
             if isinstance(reduction, Windowed):
                 value = value.where(self._inside(reduction.positions), _neutral(reduction.operation, value.dtype))
@@ -80,6 +84,19 @@ class _Run:
             shape = common_shape((where.shape, value.shape))
             flat = where.expand(shape).reshape(-1)
             target[flat] = value.to(target.dtype).expand(shape).reshape(-1)
+
+    def _attended(self, reduction: Attended) -> torch.Tensor:
+        """Values weighted by a softmax over the only reduced axis."""
+        value, query, key = reduction.loads
+        depth = torch.arange(reduction.depth)
+        queries = self._memory[query.buffer][self._index(query.index)[..., None] + depth * reduction.query_stride]
+        keys = self._memory[key.buffer][self._index(key.index)[..., None] + depth * reduction.key_stride]
+        scores = (queries.to(torch.float32) * keys.to(torch.float32)).sum(-1) * reduction.scale
+        if reduction.causal:
+            (rows,) = query.index.axes() - key.index.axes()
+            scores = scores.masked_fill(self._grids[self._nest.reduced[0].name] > self._grids[rows], -torch.inf)
+        weighted = torch.softmax(scores, -1) * self._value(value)
+        return weighted.expand(self._shape).sum(-1, keepdim=True)
 
     def _place(self, reduction: Reduction) -> torch.Tensor:
         """The least position of the greatest (or least) value."""

@@ -261,8 +261,8 @@ OPERATIONS: Mapping[str, int] = {
 """Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does. `gather` is
 the element of a `Memory` at an offset of type I64; whoever makes it keeps the offset inside the buffer."""
 
-REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
-"""Reduction → its neutral element. `max` and `min` propagate NaN."""
+REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0, "attend": 0.0}
+"""Reduction → its neutral element. `max` and `min` propagate NaN. `attend` is for `attention.Attended` alone."""
 
 ARG_REDUCTIONS: Mapping[str, str] = {"argmax": "max", "argmin": "min"}
 """Reduction that finds a place → the one that finds its value. Of equal values the least position wins; NaN wins."""

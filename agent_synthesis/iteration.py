@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent_synthesis.attention import Attended, Attending
 from agent_synthesis.ir import (
     Axis,
     AxisValue,
@@ -249,6 +250,9 @@ class _Attempt:
         if isinstance(ref.fold, Sliding):
             positions = ref.fold.positions(ref.indices, folded)
             return Windowed("", ref.fold.operation, value, ref.fold.type, positions)
+        if isinstance(ref.fold, Attending):
+            f = ref.fold
+            return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale, f.causal)
         return Reduction("", ref.fold.operation, value, ref.fold.type)
 
     def _scan(self, ref: Ref) -> Scan:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from agent_synthesis import (
+    attention,
     iteration,
     lower_extremes,
     lower_lookups,
@@ -104,13 +105,17 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
     with torch.no_grad():
         for name in order:
             node = index.nodes[name]
-            call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
             # Inputs are made outside the mode, which is about what the calls do with them.
             tensors = {tensor: lookup(tensor) for tensor in index.reads(name)}
             # What is written in place keeps its old value under its old name: results may be stored under both.
             tensors |= {tensor: _renamed(lookup(tensor), tracer) for tensor in node.mutates}
-            with tracer:
-                results = call(tensors.__getitem__)
+            results: Sequence[torch.Tensor | None]
+            if attention.is_call(node):  # before PyTorch takes it apart, in one of its many ways
+                results = [attention.traced(node, tensors.__getitem__, tracer)]
+            else:
+                call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
+                with tracer:
+                    results = call(tensors.__getitem__)
             for result, tensor in zip(node.results, results, strict=False):
                 if result.name and tensor is not None:
                     values[result.name] = tensor

@@ -131,12 +131,13 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
 
 def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]]:
     nest = plan.nest(group)
-    if not isinstance(nest, Nest):
+    taking = schedules_for(plan.target, nest) if isinstance(nest, Nest) else ()
+    if not taking:
         if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
             effect = f"computes {what} in kernels of our own, {splits.wording(plan.index, group.name)}"
             yield Move(operation="author", group=group.name), effect
         return
-    for schedule in schedules_for(plan.target, nest):
+    for schedule in taking:
         if (group.engine, group.schedule) != ("authored", schedule.name):
             effect = f"computes {what} in a kernel of our own, by schedule {schedule.name}"
             yield Move(operation="author", group=group.name, choice=schedule.name), effect

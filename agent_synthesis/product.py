@@ -54,9 +54,11 @@ class MatrixProduct:
 
 
 def multiplies_matrices(nest: Nest) -> bool:
-    """Whether some reduction sums products of factors that vary with different parallel axes."""
+    """Whether some reduction sums products of factors that vary with different parallel axes; attention always does."""
     parallel = {axis.name for axis in nest.parallel}
     for reduction in nest.reductions:
+        if reduction.operation == "attend":
+            return True
         match reduction.value:
             case Call("mul", factors, _):
                 left, right = (_axes(factor) & parallel for factor in factors)

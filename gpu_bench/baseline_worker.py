@@ -13,7 +13,7 @@ import torch
 from gpu_bench import device
 from gpu_bench.baselines import EAGER
 from gpu_bench.clocks import Arm
-from gpu_bench.contest import CallSet, fresh_calls, plain_calls
+from gpu_bench.contest import SURROUNDINGS, CallSet, fresh_calls, plain_calls
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.timed_task import SEED, TimedTask
 from warpsmith.v1 import judging_pb2, timing_pb2
@@ -57,8 +57,12 @@ class Baselines:
 
     def calls(self, request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
         """As the solution's process makes them."""
-        sets = self._sets[request.arm]
         with torch.no_grad():
+            if request.arm == SURROUNDINGS and SURROUNDINGS not in self._sets:
+                eager = self._sets[EAGER]
+                there = eager[0].call()
+                self._sets[SURROUNDINGS] = [each.surroundings(there) for each in eager]
+            sets = self._sets[request.arm]
             if request.fresh_seed:
                 return judging_pb2.Calls(sums=fresh_calls(sets, request.first, request.count, request.fresh_seed))
             plain_calls(sets, request.first, request.count)

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+SURROUNDINGS = "surroundings"
+"""Arm of the baselines' process: what surrounds a call on fresh values, around one that gives what is there already."""
+
 
 @dataclass
 class CallSet:
@@ -25,9 +28,14 @@ class CallSet:
     _first: list[torch.Tensor] = field(default_factory=list)
     """What the inputs held at first; kept from the first fresh call on."""
 
+    def surroundings(self, there: Any) -> CallSet:
+        """The same set with a call that gives `there` and does nothing."""
+        return CallSet(lambda: there, self.leaves, self._first)
+
     def freshen(self, draw: random.Random) -> None:
         """Gives the inputs their own first values in another order: of the task's kind, and in no cache by content."""
-        self._first = self._first or [leaf.clone() for leaf in self.leaves]
+        if not self._first:
+            self._first.extend(leaf.clone() for leaf in self.leaves)
         for leaf, first in zip(self.leaves, self._first, strict=True):
             if leaf.numel() > 1 and 0 not in leaf.stride():
                 leaf.copy_(torch.roll(first, draw.randrange(1, leaf.numel())))

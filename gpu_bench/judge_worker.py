@@ -278,7 +278,7 @@ class Judge:
         complete.CopyFrom(observed)
         unwritten = {error.output: error.unwritten_count for error in observed.outputs}
         del complete.outputs[:]
-        forgiveness = comparison.Forgiveness(observed.family in _FORGIVING)
+        forgiveness = comparison.Forgiveness(observed.family in _FORGIVING, observed.family not in _ORDINARY)
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
             error = comparison.compare(

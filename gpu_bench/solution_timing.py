@@ -3,7 +3,8 @@
 The one idea: what is gained must be gained on values that nobody had seen before as well. The headline comes from
 batches of plain calls, timed here, around the processes. Then both sides make calls on fresh values, with sums over
 every output: an answer that was remembered, begun early, put off or computed on the side costs its time there, and
-one that was left out has other sums. Processor time while the solution is not called is counted too.
+one that was left out has other sums. Where the solution is slower there than its surroundings explain, that is its
+time. Processor time while the solution is not called is counted too.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import enum
 import math
 import secrets
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,10 @@ import numpy as np
 from gpu_bench import device, floor
 from gpu_bench.baselines import AA_COPY, CANDIDATE, EAGER, Prepared
 from gpu_bench.clocks import Arm, Reading, Sample
+from gpu_bench.contest import SURROUNDINGS
 from gpu_bench.measurement import compose_timing
 from gpu_bench.solution_session import SolutionFault
+from gpu_bench.statistics import threshold
 from gpu_bench.timing import measure, plan_for
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -31,7 +35,9 @@ CallArm = Callable[[judging_pb2.CallsRequest], judging_pb2.Calls]
 TIMED_AS_CALLED = "TIMED_AS_CALLED"
 """Times are of whole calls from outside the process: host time is part of them, for every arm."""
 UNCLEAR_ON_FRESH_VALUES = "UNCLEAR_ON_FRESH_VALUES"
-"""Whether the gain is there on values that the solution has not seen could not be told: nothing is called faster."""
+"""Whether the gain is there on values that the solution has not seen could not be told: it has not passed."""
+TIMED_ON_FRESH_VALUES = "TIMED_ON_FRESH_VALUES"
+"""The solution is slower on values that it has not seen: its time, and every speedup, is the one on those."""
 
 BATCH_SECONDS = 0.02
 """Of calls between two looks at the clock: what the way to the process and back costs, 0.1 ms, is then below 1 %."""
@@ -45,8 +51,16 @@ IDLE_SHARE = 0.05
 SETTLE_SECONDS = 0.1
 """For threads that spin a while after their work, as OpenMP's do."""
 FRESH_ROUNDS = 9
+ROUND_GROUPS = 3
+"""Load only ever adds time: of each third of the rounds the least times count, and all thirds have to agree."""
+LOOK_SECONDS = 6.0
+"""Spent at most where a gain has to be looked behind and the first rounds do not tell."""
 FRESH_SHARE = 0.25
-"""Of the gain on known values that has to be there on fresh ones: caches that are warm or cold explain the rest."""
+"""Of the gain on known values that has to be there on fresh ones: with less, it is accused."""
+SLOWER_SHARE = 0.5
+"""Of its time on known values that a solution may take longer on fresh ones: caches that are warm or cold."""
+SURROUNDINGS_SHARE = 0.25
+"""The same of what surrounds a fresh call (drawing values, sums), which costs two processes not quite the same."""
 FRESH_ABOVE = 1.1
 """Gains up to this are believed without a look."""
 SUMS_WITHIN = 1e-2
@@ -135,16 +149,38 @@ def contend(
     timing.flags.extend([*contest.report.flags, TIMED_AS_CALLED])
     timing.environment.CopyFrom(contest.report.environment)
     watch_idle(cpu_seconds)
-    look = look_behind(clock)
+    gains = timing.speedup_eager.median > FRESH_ABOVE
+    told = next(arm.median_ns for arm in timing.arms if arm.name == CANDIDATE) * 1e-9
+    look, speedups = look_behind(clock, told, seconds=LOOK_SECONDS if gains else 0.0)
     if look is Look.GONE and timing.speedup_eager.low > 1.0:
         raise _cheat(
             f"{timing.speedup_eager.median:.2f}x eager on values that it has seen, and less than a quarter of that "
             "gain on others: it remembers, or works while the clock stands"
         )
-    if look is not Look.THERE and timing.speedup_eager.median > FRESH_ABOVE:
-        timing.faster = False
-        timing.flags.append(UNCLEAR_ON_FRESH_VALUES)
+    if gains:
+        if look is not Look.THERE:
+            timing.faster = False
+            timing.flags.append(UNCLEAR_ON_FRESH_VALUES)
+        if speedups:
+            take_fresh(timing, speedups)
     return timing
+
+
+def take_fresh(timing: timing_pb2.Timing, speedups: Sequence[float]) -> None:
+    """Puts the time on fresh values, from its speedups over eager, in the place of the one on known values."""
+    arms = {arm.name: arm for arm in timing.arms}
+    candidate, eager_ns = arms[CANDIDATE], arms[EAGER].median_ns
+    fastest = timing.speedup_fastest.median / timing.speedup_eager.median
+    for known, share in ((timing.speedup_fastest, fastest), (timing.speedup_eager, 1.0)):
+        known.median = min(known.median, share * statistics.median(speedups))
+        known.low = min(known.low, share * min(speedups))
+        known.high = min(known.high, share * max(speedups))
+    candidate.samples_ns[:] = [eager_ns / speedup for speedup in speedups]
+    timing.floor_percent *= candidate.median_ns / statistics.median(candidate.samples_ns)
+    candidate.median_ns = statistics.median(candidate.samples_ns)
+    candidate.warm_median_ns = candidate.call_median_ns = 0.0
+    timing.faster = timing.faster and timing.speedup_fastest.low > threshold(timing.noise_floor)
+    timing.flags.append(TIMED_ON_FRESH_VALUES)
 
 
 def _arm(name: str, *, required: bool = False) -> Arm:
@@ -176,33 +212,100 @@ class Look(enum.Enum):
     UNCLEAR = "the machine is too unsteady to tell"
 
 
-def look_behind(clock: OutsideClock, *, rounds: int = FRESH_ROUNDS) -> Look:
-    """Compares what is gained over eager on known values with what is gained on fresh ones, round by round.
+@dataclass(frozen=True)
+class Round:
+    """Seconds of a call of both sides, on known values and on fresh ones."""
 
-    Load can fake a gain in one round and take it away in another: all rounds but one have to agree before anybody is
-    accused, or acquitted. Raises SolutionFault where the sums over outputs differ.
+    known: float
+    known_eager: float
+    fresh: float
+    fresh_eager: float
+    surroundings: float
+    """Of a fresh call's surroundings alone."""
+
+    @property
+    def gain(self) -> float:
+        """Over eager, on known values."""
+        return self.known_eager - self.known
+
+    @property
+    def kept(self) -> float:
+        """Of the gain, on fresh values."""
+        return self.fresh_eager - self.fresh
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it takes longer on fresh values than what surrounds a call explains."""
+        extra = self.fresh - self.surroundings - self.known
+        return extra > SLOWER_SHARE * self.known + SURROUNDINGS_SHARE * self.surroundings
+
+    @property
+    def speedup(self) -> float:
+        """Over eager, on fresh values, without what surrounds a call."""
+        return self.known_eager / max(self.fresh - self.surroundings, self.known)
+
+
+def look_behind(
+    clock: OutsideClock, told: float = math.inf, *, rounds: int = FRESH_ROUNDS, seconds: float = 0.0
+) -> tuple[Look, list[float]]:
+    """Compares what is gained over eager on known values with what is gained on fresh ones.
+
+    `told` is the solution's time on known values, in seconds, as it was measured before: one that behaves from its
+    first fresh values on would be as slow on known ones now.
+    Goes on for `seconds`, with as many rounds again each time, where the machine is too unsteady to tell. Also gives
+    the speedups over eager on fresh values, one for each group of rounds, where the solution is slower on those;
+    nothing where it is not. Raises SolutionFault where the sums over outputs differ.
     """
+    end = clock.now_s() + seconds
     counts = {name: clock.counts[name] for name in (CANDIDATE, EAGER)}
+    clock.asked(SURROUNDINGS, 1, fresh_seed=1)  # makes what it needs
+    taken: list[Round] = []
+    while True:
+        taken += [_round(clock, counts, told, number) for number in range(rounds)]
+        groups = least_of([taken[first::ROUND_GROUPS] for first in range(ROUND_GROUPS)])
+        look, speedups = conclude(groups)
+        agree = look is not Look.UNCLEAR and len({each.is_slower for each in groups}) == 1
+        if agree or clock.now_s() >= end:
+            return look, speedups
+
+
+def _round(clock: OutsideClock, counts: Mapping[str, int], told: float, number: int) -> Round:
     # As many on fresh values as the slower side makes in a batch: a slow solution is not asked for eager's many.
     fresh_count = min(counts.values())
-    gains: list[float] = []
-    kept: list[float] = []
-    for number in range(rounds):
-        seed = secrets.randbelow(1 << 31) + 1
-        known: dict[str, float] = {}
-        fresh: dict[str, float] = {}
-        sums: dict[str, Sequence[float]] = {}
-        for name in (CANDIDATE, EAGER) if number % 2 else (EAGER, CANDIDATE):
-            known[name] = clock.asked(name, counts[name])[0] / counts[name]
-            seconds, answer = clock.asked(name, fresh_count, fresh_seed=seed)
-            fresh[name], sums[name] = seconds / fresh_count, answer.sums
-        _compare_sums(sums[CANDIDATE], sums[EAGER])
-        gains.append(known[EAGER] - known[CANDIDATE])
-        kept.append(fresh[EAGER] - fresh[CANDIDATE])
-    least, most = sorted(gains)[1], sorted(gains)[-2]
-    if least > 0 and sorted(kept)[-2] < FRESH_SHARE * least:
-        return Look.GONE
-    return Look.THERE if most > 0 and sorted(kept)[1] > FRESH_SHARE * most else Look.UNCLEAR
+    seed = secrets.randbelow(1 << 31) + 1
+    known: dict[str, float] = {}
+    fresh: dict[str, float] = {}
+    sums: dict[str, Sequence[float]] = {}
+    for name in (CANDIDATE, EAGER) if number % 2 else (EAGER, CANDIDATE):
+        known[name] = clock.asked(name, counts[name])[0] / counts[name]
+        seconds, answer = clock.asked(name, fresh_count, fresh_seed=seed)
+        fresh[name], sums[name] = seconds / fresh_count, answer.sums
+    _compare_sums(sums[CANDIDATE], sums[EAGER])
+    alone = clock.asked(SURROUNDINGS, fresh_count, fresh_seed=seed)[0] / fresh_count
+    return Round(min(known[CANDIDATE], told), known[EAGER], fresh[CANDIDATE], fresh[EAGER], alone)
+
+
+def conclude(groups: Sequence[Round]) -> tuple[Look, list[float]]:
+    """What the rounds show: all have to agree before anybody is accused, or acquitted."""
+    is_slower = 2 * sum(each.is_slower for each in groups) > len(groups)
+    speedups = [each.speedup for each in groups] if is_slower else []
+    if all(each.gain > 0 and each.kept < FRESH_SHARE * each.gain for each in groups):
+        return Look.GONE, speedups
+    is_there = all(each.gain > 0 and each.kept > FRESH_SHARE * each.gain for each in groups)
+    return Look.THERE if is_there else Look.UNCLEAR, speedups
+
+
+def least_of(groups: Sequence[Sequence[Round]]) -> list[Round]:
+    """The least times of each group; of the surroundings, those of all: load must not explain what a solution adds."""
+    least = [_least(group) for group in groups]
+    over_all = _least(least)
+    # Eager's own outputs are not in a cache, those of the surroundings alone are: up to twice as much is believed.
+    around = min(max(over_all.surroundings, over_all.fresh_eager - over_all.known_eager), 2.0 * over_all.surroundings)
+    return [replace(each, surroundings=around) for each in least]
+
+
+def _least(rounds: Sequence[Round]) -> Round:
+    return Round(*(min(values) for values in zip(*map(astuple, rounds), strict=True)))
 
 
 def _compare_sums(ours: Sequence[float], eager: Sequence[float]) -> None:

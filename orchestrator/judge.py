@@ -31,6 +31,8 @@ from warpsmith.v1 import (
 CLASS_NAME = "ModelNew"
 FALLBACK = "FALLBACK"
 """The solution catches exceptions and may do something else than what it is named for."""
+UNCLEAR_ON_FRESH_VALUES = "UNCLEAR_ON_FRESH_VALUES"
+"""Set by the benchmark where it could not tell whether a gain is there on values that the solution has not seen."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,29 @@ def judge(correctness: Correctness, benchmark: Benchmark, task: task_pb2.Task, s
         ),
         timeout=deadlines.MEASURE_SECONDS,
     )
+    return concluded(solution.stem, verified, measured, labels)
+
+
+def concluded(
+    name: str,
+    verdict: verdict_pb2.Verdict,
+    measured: benchmark_service_pb2.MeasureArtifactResponse,
+    labels: tuple[str, ...] = (),
+) -> Judgement:
+    """What a solution that is right comes to once it was timed; it may still fail, or nobody can say."""
     if measured.HasField("fault"):
-        verified.state, verified.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
-        verified.detail = f"while timed: {measured.fault.detail}"
-        return Judgement(solution.stem, verified, None, labels)
+        verdict.state, verdict.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
+        verdict.detail = f"while timed: {measured.fault.detail}"
+        return Judgement(name, verdict, None, labels)
     if why := impossible(measured.timing):
-        verified.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
-    return Judgement(solution.stem, verified, measured.timing, (*labels, *measured.timing.flags))
+        verdict.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
+    elif UNCLEAR_ON_FRESH_VALUES in measured.timing.flags:
+        verdict.state = verdict_pb2.VERDICT_STATE_INFRA
+        verdict.detail = (
+            "not decided: right, but the machine is too unsteady to tell whether it is as fast on values that it has "
+            "not seen; judge it again on a quiet one"
+        )
+    return Judgement(name, verdict, measured.timing, (*labels, *measured.timing.flags))
 
 
 def as_json(judgement: Judgement) -> dict[str, Any]:
@@ -148,7 +166,7 @@ def text(judgement: Judgement) -> str:
 
 
 def state_of(verdict: verdict_pb2.Verdict) -> str:
-    """PASS, FAIL or INFRA."""
+    """PASS, FAIL or INFRA: nobody can say."""
     return verdict_pb2.VerdictState.Name(verdict.state).removeprefix("VERDICT_STATE_")
 
 

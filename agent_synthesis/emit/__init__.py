@@ -12,9 +12,11 @@ from agent_synthesis.emit.cpu_pointwise import CpuPointwise
 from agent_synthesis.emit.cpu_row_reduction import CpuRowReduction
 from agent_synthesis.emit.cpu_scan import CpuScan
 from agent_synthesis.emit.cpu_window import CpuWindow
+from agent_synthesis.emit.cuda_attention import CudaAttention
 from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
@@ -26,8 +28,10 @@ from warpsmith.v1 import task_pb2
 INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
-PRODUCTS: tuple[Schedule, ...] = (CudaProduct(), CudaStreamedProduct(), CudaSmallProduct())
-"""Schedules of matrix products, which no other schedule takes."""
+PRODUCTS: tuple[Schedule, ...] = (
+    CudaStreamedProduct(), CudaConvertedProduct(), CudaProduct(), CudaSmallProduct(), CudaAttention(),
+)  # fmt: skip
+"""Schedules of matrix products and of attention, which no other schedule takes; the first two take what gains by it."""
 _CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
 _CUDA: tuple[Schedule, ...] = (
     CudaPointwise(), CudaScan(), CudaWindow(), CudaColumnReduction(), CudaRowReduction(), *PRODUCTS,

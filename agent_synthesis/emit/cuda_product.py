@@ -188,14 +188,31 @@ def _require_slices(name: str, product: MatrixProduct, slices: int, *, split: bo
 def predicted_ns(product: MatrixProduct, parameters: Parameters) -> float:
     """Time of the product's kernel and of adding slices, by waves of tiles: for comparing tilings with each other."""
     engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
-    batch, m, n, k = product.extents
+    k = product.extents[3]
     resident = cuda_shape.RESIDENT_CLUSTERS[tiling.cluster]
     waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
     depth = cuda_shape.round_up(cuda_product_text.slice_depth(k, tiling.slices), 16)
     flops = 2 * cuda_product_text.TILE_ROWS * tiling.columns * depth * engine.products
     tile_ns = flops / (TILE_FLOPS_PER_NS * RATES[tiling.columns]) + TILE_END_NS
-    added_ns = SLICES_NS + 8 * batch * m * n * tiling.slices / BYTES_PER_NS if tiling.slices > 1 else 0.0
-    return waves * tile_ns + added_ns
+    return waves * tile_ns + adding_ns(product, tiling.slices)
+
+
+def adding_ns(product: MatrixProduct, slices: int) -> float:
+    """Time of writing and adding up slices' sums."""
+    batch, m, n, _ = product.extents
+    return SLICES_NS + 8 * batch * m * n * slices / BYTES_PER_NS if slices > 1 else 0.0
+
+
+def split_and_product_ns(nest: Nest, product: MatrixProduct) -> float:
+    """Time of this schedule's kernels for a product of floats: splitting moves an operand two or three times."""
+    batch, m, n, k = product.extents
+    parameters, moved = CudaProduct().defaults(nest), 0
+    is_held = cuda_product_text.slice_depth(k, _tiling(parameters).slices) <= MOST_SLICE
+    for rows, operand in ((m, product.left), (n, product.right)):
+        layers = batch if operand.batch_stride else 1
+        reads = 1 if is_held and operand.depth_stride == 1 else 2
+        moved += 4 * rows * k * (layers * reads + batch)
+    return predicted_ns(product, parameters) + moved / BYTES_PER_NS
 
 
 def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:

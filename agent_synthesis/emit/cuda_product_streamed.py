@@ -23,16 +23,21 @@ STREAMED_ROWS = 128
 """Rows of the streamed operand in a block's tile."""
 LEAST_TILES = 120
 """Tiles below which a tenth of the multiprocessors would have none."""
-CLUSTER, STAGES, THREADS, HOLD_THREADS = 2, 6, 384, 256
+CLUSTER, THREADS, HOLD_THREADS = 2, 384, 256
+
+_MEMORY: tuple[dict[str, int], ...] = (
+    {"held": 4, "streamed": 3}, {"held": 3, "streamed": 4}, {"held": 5, "streamed": 2},
+)  # fmt: skip
+"""Steps that fit into shared memory together."""
 
 _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
-    "ws_product_shape.cuh", "ws_product.cuh", "ws_product_simt.cuh", "ws_product_streamed.cuh",
+    "ws_product_shape.cuh", "ws_product.cuh", "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_streamed.cuh",
 )  # fmt: skip
 
 
 class CudaStreamedProduct:
-    """Choices: `fetch` (plain, or ahead: the copy engine brings rows to the second-level cache some steps before)."""
+    """Integers: steps in shared memory of the `held` operand and of the `streamed` one."""
 
     name = "cuda_product_streamed"
     target = task_pb2.TARGET_CUDA
@@ -54,15 +59,14 @@ class CudaStreamedProduct:
         return band_of(end_of(three_axes(simple, product), 2)[0]) == EVERYWHERE
 
     def defaults(self, nest: Nest) -> Parameters:
-        """Loads as they come."""
+        """What was fastest at 128 x 16384 x 16384 and 128 x 32768 x 32768."""
         del nest
-        return Parameters({"engine": "fp16x3", "fetch": "plain"})
+        return Parameters({"engine": "fp16x3"}, _MEMORY[0])
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
-        """The other way to fetch."""
+        """Memory shared out otherwise."""
         del nest
-        other = "plain" if current.choices["fetch"] == "ahead" else "ahead"
-        return (Parameters({**current.choices, "fetch": other}),)
+        return tuple(Parameters(current.choices, each) for each in _MEMORY if each != current.integers)
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """The held operand's halves are written and read once more than its floats."""
@@ -81,9 +85,9 @@ class CudaStreamedProduct:
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
         simple = shape.simplified(nest)
-        tiling = Tiling(STREAMED_ROWS, stages=STAGES, cluster=CLUSTER, group=1, promote=1, slices=1)
+        tiling = Tiling(STREAMED_ROWS, parameters.integers["held"], cluster=CLUSTER, group=1, promote=1, slices=1)
         made = _StreamedText(simple, _product(nest), 2, tiling, widest=2)
-        made.ahead = parameters.choices["fetch"] == "ahead"
+        made.steps = parameters.integers["streamed"]
         pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
         heading = "\n".join(shape.header(simple, self.name, parameters))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
@@ -94,8 +98,8 @@ class CudaStreamedProduct:
 class _StreamedText(ProductText):
     """A product's pieces of text, with a split of one operand alone and a kernel of its own."""
 
-    ahead = False
-    """Whether the streamed operand is asked for before it is read, which takes a tensor map of it."""
+    steps = 0
+    """Of the streamed operand in shared memory."""
 
     def shape(self) -> list[str]:
         """The repair's view of the product, and the streaming kernel's."""
@@ -104,7 +108,7 @@ class _StreamedText(ProductText):
             *super().shape(),
             f"using {self.entry}_streamed = ws::StreamedProduct<",
             f"    ws::StreamedExtents{{.m = {self._m}, .n = {self._n}, .k = {self._k}, .row_stride = {stride}, "
-            f".ahead = {str(self.ahead).lower()}}}>;",
+            f".held = {self._tiling.stages}, .streamed = {self.steps}}}>;",
         ]
 
     def split(self) -> list[str]:
@@ -124,16 +128,14 @@ class _StreamedText(ProductText):
 
     def product(self) -> list[str]:
         """The kernel that reads the streamed operand."""
-        maps = ["const __grid_constant__ ws::TensorMap left"]
-        maps += ["const __grid_constant__ ws::TensorMap right_map"] if self.ahead else []
         arguments = [
-            *maps, "const float* __restrict__ right", "const float* __restrict__ left_roots",
-            "float* __restrict__ right_roots", "ws::Marks* marks",
+            "const __grid_constant__ ws::TensorMap left", "const float* __restrict__ right",
+            "const float* __restrict__ left_roots", "float* __restrict__ right_roots", "ws::Marks* marks",
         ]  # fmt: skip
         return [
             *self.signature(f"__launch_bounds__(ws::kStreamThreads, 1) {self.entry}_product", arguments),
-            f"  ws::multiply_streamed<{self.entry}_streamed>(left, {'right_map' if self.ahead else 'left'}, right,",
-            f"                        left_roots, right_roots, marks, {self.end_value()});",
+            f"  ws::multiply_streamed<{self.entry}_streamed>(left, right, left_roots, right_roots, marks,",
+            f"                        {self.end_value()});",
             "}",
         ]
 
@@ -160,23 +162,15 @@ class _StreamedText(ProductText):
         )
         work = [self._workspace(name) for name in ("left_roots", "right_roots", "marks")]
         ends = [buffer.name for buffer in self._end.buffers]
-        right = self.sides[1].operand
-        streamed = candidate_pb2.TensorMap(
-            buffer=right.buffer,
-            dtype=tensor_pb2.DTYPE_FLOAT32,
-            extents=[self._k, self._n, 1, 1],
-            byte_strides=[4 * right.row_stride] * 3,
-            box=[TILE_DEPTH, STREAMED_ROWS, 1, 1],
-        )
         arguments = [
-            *(candidate_pb2.LaunchArgument(tensor_map=each) for each in ((held, streamed) if self.ahead else (held,))),
-            *(address(name) for name in (right.buffer, *work, *ends)),
+            candidate_pb2.LaunchArgument(tensor_map=held),
+            *(address(name) for name in (self.sides[1].operand.buffer, *work, *ends)),
         ]
         clusters = -(-self._n // (STREAMED_ROWS * CLUSTER))
         grid = min(clusters, cuda_shape.RESIDENT_CLUSTERS[CLUSTER]) * CLUSTER
         record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work[1:]])
         record.cluster.CopyFrom(candidate_pb2.Extent3(x=CLUSTER, y=1, z=1))
-        record.shared_bytes = STAGES * 2 * HELD_ROWS[1] * TILE_DEPTH * 2 + 2048
+        record.shared_bytes = 4 * TILE_DEPTH * (self._tiling.stages * HELD_ROWS[1] + self.steps * STREAMED_ROWS) + 2048
         return record
 
 

@@ -38,7 +38,7 @@ _HEADERS = (
 _DTYPES = {Type.F16: tensor_pb2.DTYPE_FLOAT16, Type.BF16: tensor_pb2.DTYPE_BFLOAT16, Type.F32: tensor_pb2.DTYPE_FLOAT32}
 
 
-_TAKEN = {"marks", "slices"} | {
+_TAKEN = {"marks", "slices", "queries_map", "keys_map", "values_map"} | {
     f"{side}{what}" for side in ("left", "right") for what in ("", "_halves", "_roots", "_ranges", "_map")
 }
 """Parameters that kernels have of their own."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from agent_synthesis.attention import Attended
 from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner, Names
 from agent_synthesis.ir import (
     Axis,
@@ -259,6 +260,11 @@ def header(nest: Nest, schedule: str, parameters: Parameters) -> list[str]:
         if isinstance(reduction, Windowed):
             inside = (f"{index_in_words(p.index)} in 0..{p.extent - 1}" for p in reduction.positions)
             lines[-1] += f" where {', '.join(inside)}"
+        if isinstance(reduction, Attended):
+            value, query, key = (in_words(load) for load in reduction.loads)
+            scores = f"{reduction.scale:g} * sum of {reduction.depth} {query} * {key}"
+            lines[-1] = f"  {reduction.name} = sum({value} * softmax({scores}))"
+            lines[-1] += " over keys up to the row's number" if reduction.causal else ""
     for store in nest.stores:
         lines.append(f"  {store.buffer}[{index_in_words(store.index)}] = {in_words(store.value)}")
     settings = [*parameters.choices.items(), *parameters.integers.items()]

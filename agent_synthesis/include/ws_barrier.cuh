@@ -24,6 +24,11 @@ struct alignas(8) Barrier {
                  : "memory");
   }
 
+  // One arrival of this block's own.
+  WS_INLINE void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
+
   // One arrival at the same barrier of another block of the cluster (or of this one, by its own rank). It orders the
   // copy engine's and the tensor cores' accesses, which is what it is for: a release to the cluster would order ordinary
   // ones too, by a fence of the whole GPU's memory at every stage.
@@ -63,6 +68,9 @@ WS_INLINE int rank_in_cluster() {
 WS_INLINE void meet_cluster() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
+
+// What this thread has written to shared memory can then be read by the copy engine and the tensor cores.
+WS_INLINE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // All threads of a warpgroup hand registers back, or take more, of those that the block has (multiples of 8).
 template <int kCount> WS_INLINE void keep_registers() {

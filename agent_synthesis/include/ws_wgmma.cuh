@@ -12,11 +12,11 @@
 namespace ws {
 
 // Describes an operand whose first row begins at a multiple of one kilobyte (PTX ISA, matrix descriptor): bytes over 16
-// between eight rows, or between eight elements of depth, and across also between blocks of 64 rows.
-template <Direction kDirection> WS_INLINE uint64 operand_at(const void* rows) {
+// between eight rows, or between eight elements of depth, and across also between blocks of 64 rows, `kBlockDepth` deep.
+template <Direction kDirection, int kBlockDepth = 64> WS_INLINE uint64 operand_at(const void* rows) {
   constexpr uint64 kSwizzle128 = 1ULL << 62;
   constexpr uint64 kEight = 1024 / 16;
-  constexpr uint64 kNextBlock = kDirection == kAcross ? 8192 / 16 : 1;
+  constexpr uint64 kNextBlock = kDirection == kAcross ? kBlockDepth * 128 / 16 : 1;
   return kSwizzle128 | (kEight << 32) | (kNextBlock << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
 }
 
@@ -37,6 +37,11 @@ template <int kPending> WS_INLINE void products_wait() {
 template <int kCount> WS_INLINE void settle(float (&accumulators)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+// The same of an operand in registers.
+template <int kCount> WS_INLINE void settle(unsigned (&operand)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operand[i])::"memory");
 }
 
 #define WS_SUMS_8(d, i) \
@@ -88,6 +93,31 @@ WS_PRODUCT(64, "128", "%64", "%65", "%66", "%67", "%68")
 WS_PRODUCT(96, "192", "%96", "%97", "%98", "%99", "%100")
 WS_PRODUCT(128, "256", "%128", "%129", "%130", "%131", "%132")
 
+// The same with A in registers: of row t / 4 (+ 8) of a warp's sixteen, elements 2 * (t % 4) (+ 1) of depth, upper row first,
+// then those 8 deeper: as accumulators 0 to 7 of sixteen columns are, when each two neighbours share a register.
+#define WS_ASSEMBLY_HELD(COUNT, COLUMNS, TYPE, A0, A1, A2, A3, B, KEEP, RIGHT)                                       \
+  asm volatile(                                                                                                      \
+      "{\n"                                                                                                          \
+      ".reg .pred keep;\n"                                                                                           \
+      "setp.ne.b32 keep, " KEEP ", 0;\n"                                                                             \
+      "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" WS_NAMES_##COUNT "}, {" A0 ", " A1   \
+      ", " A2 ", " A3 "}, " B ", keep, 1, 1, " RIGHT ";\n"                                                           \
+      "}"                                                                                                            \
+      : WS_SUMS_##COUNT(sums)                                                                                        \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(static_cast<int>(kRight)))
+#define WS_PRODUCT_HELD(COUNT, COLUMNS, A0, A1, A2, A3, B, KEEP, RIGHT)                                              \
+  template <class T, Direction kRight>                                                                               \
+  WS_INLINE void multiply_add_held(float (&sums)[COUNT], const unsigned* a, uint64 b, int keep) {                    \
+    if constexpr (kIsHalf<T>) WS_ASSEMBLY_HELD(COUNT, COLUMNS, "f16", A0, A1, A2, A3, B, KEEP, RIGHT);               \
+    else WS_ASSEMBLY_HELD(COUNT, COLUMNS, "bf16", A0, A1, A2, A3, B, KEEP, RIGHT);                                   \
+  }
+WS_PRODUCT_HELD(32, "64", "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+WS_PRODUCT_HELD(64, "128", "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+WS_PRODUCT_HELD(96, "192", "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+WS_PRODUCT_HELD(128, "256", "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+
+#undef WS_ASSEMBLY_HELD
+#undef WS_PRODUCT_HELD
 #undef WS_ASSEMBLY
 #undef WS_PRODUCT
 #undef WS_SUMS_8

@@ -122,6 +122,8 @@ class Jailed:
         if ended is None:
             kill_tree(self.process.pid)
             ended = self.wait(5.0) or Exit(None, signal.SIGKILL)
+            for scratch in Path(tempfile.gettempdir()).glob(f"{jail_init.scratch_prefix(self.process.pid)}*"):
+                jail_init.remove(str(scratch))  # on the host, where the jail has no namespaces
         return ended
 
     def __enter__(self) -> Self:

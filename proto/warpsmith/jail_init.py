@@ -277,7 +277,7 @@ def _supervise(spec: Spec, argv: list[str]) -> int:
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)  # the target runs as the same user and must not open our memory
     scratch = "/tmp"
     if spec["shared_host"]:
-        scratch = tempfile.mkdtemp(prefix="warpsmith-jail-", dir=spec["scratch_parent"])
+        scratch = tempfile.mkdtemp(prefix=scratch_prefix(os.getpid()), dir=spec["scratch_parent"])
     wakeup, signalled = os.pipe()
     os.set_blocking(signalled, False)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
@@ -294,7 +294,7 @@ def _supervise(spec: Spec, argv: list[str]) -> int:
     code = _wait_for_target(target, spec, wakeup)
     if spec["shared_host"]:
         _kill_descendants(at_once=at_once)
-        _remove(scratch)
+        remove(scratch)
     return code  # elsewhere the end of this process ends the PID namespace, and everyone in it
 
 
@@ -306,7 +306,13 @@ def _close_all_but(*kept: int) -> None:
                 os.close(int(name))
 
 
-def _remove(scratch: str) -> None:
+def scratch_prefix(pid: int) -> str:
+    """How the name of a scratch directory on the host begins: by it the directory is found where `pid` was killed."""
+    return f"warpsmith-jail-{pid}-"
+
+
+def remove(scratch: str) -> None:
+    """Removes a scratch directory, whatever was done to it."""
     for directory, _, _ in os.walk(scratch):  # a directory made without permissions would stay behind
         with contextlib.suppress(OSError):
             os.chmod(directory, 0o700)

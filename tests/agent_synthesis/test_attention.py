@@ -1,22 +1,33 @@
-"""Attention taken apart: two products of ours with a softmax between them, where nothing stands against it."""
+"""Attention: one kernel for 16-bit operands, and two products of ours with a softmax between them for floats."""
 
 from __future__ import annotations
 
+import itertools
+import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention as attention
 
-from agent_synthesis import interpreter, moves
+from agent_synthesis import cost, interpreter, moves
+from agent_synthesis.attention import attention_of
+from agent_synthesis.emit import cuda_shape
+from agent_synthesis.emit.cuda_attention import CudaAttention, require_fits
 from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.product import multiplies_matrices
+from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, task_pb2
 
+GOLDEN = Path(__file__).parent.parent / "golden"
 Q, K, V = (torch.randn(2, 2, 64, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+attention = F.scaled_dot_product_attention
 
 
 class Attention(nn.Module):
@@ -28,13 +39,47 @@ class Attention(nn.Module):
         return self.function(*args)
 
 
+def planned(
+    function: Callable[..., torch.Tensor],
+    *args: torch.Tensor,
+    target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA,
+) -> Plan:
+    return plan_zero(GraphIndex(capture(Attention(function), args)), target)
+
+
 def authored(
     function: Callable[..., torch.Tensor],
     *args: torch.Tensor,
     target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA,
 ) -> Plan:
-    plan = plan_zero(GraphIndex(capture(Attention(function), args)), target)
+    plan = planned(function, *args, target=target)
     return moves.apply(plan, analysis_pb2.Move(operation="author", group=plan.groups[-1].name))
+
+
+def as_one_kernel(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Plan:
+    plan = planned(function, *args)
+    if len(plan.groups) == 1:
+        return authored(function, *args)
+    return moves.apply(plan, analysis_pb2.Move(operation="fuse", group=plan.groups[-1].name, choice="*"))
+
+
+def nest_of(plan: Plan) -> Nest:
+    nest = plan.nest(plan.groups[-1])
+    assert isinstance(nest, Nest), nest
+    return nest
+
+
+def result_of(plan: Plan, *args: torch.Tensor) -> torch.Tensor:
+    sources = {source.name: args[source.input_index] for source in plan.index.graph.sources}
+    (made,) = interpreter.run_plan(plan, sources)
+    return made
+
+
+def emitted(plan: Plan, parameters: Parameters | None = None) -> Emission:
+    return CudaAttention().emit(nest_of(plan), parameters or plan.groups[-1].parameters)
+
+
+# ---- of floats: in parts
 
 
 @pytest.mark.parametrize(
@@ -45,15 +90,13 @@ def authored(
     ],
     ids=["plain", "scaled"],
 )
-def test_attention_is_two_products_and_a_softmax(
+def test_attention_of_floats_is_two_products_and_a_softmax(
     function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]
 ) -> None:
     plan = authored(function, *args)
     assert [group.schedule for group in plan.groups] == ["cuda_product", "cuda_row_reduction", "cuda_product"]
     assert not plan.rewrites
-    sources = {source.name: args[source.input_index] for source in plan.index.graph.sources}
-    (made,) = interpreter.run_plan(plan, sources)
-    torch.testing.assert_close(made, function(*args), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result_of(plan, *args), function(*args), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -63,15 +106,232 @@ def test_attention_is_two_products_and_a_softmax(
         lambda q, k, v: attention(q, k, v, dropout_p=0.5),
         lambda q, k, v: attention(q, k, v, attn_mask=torch.ones(64, 64, dtype=torch.bool)),
         lambda q, k, v: attention(q, k, v, attn_mask=torch.full((64, 64), -torch.inf)),
-        lambda q, k, v: attention(q.half(), k.half(), v.half()),
+        lambda q, k, v: attention(q.half(), k.half(), v.half(), dropout_p=0.5),
+        lambda q, k, v: attention(q.half(), k.half(), v.half(), scale=-1.0),
+        lambda q, k, v: attention(q.half()[:, :, :1], k.half(), v.half()),
     ],
-    ids=["causal", "with dropout", "with a mask of bools", "with a mask that is added", "of halves"],
-)
+    ids=[
+        "causal", "with dropout", "with a mask of bools", "with a mask that is added", "of halves with dropout",
+        "of halves, scaled the other way", "of one half-precision query",
+    ],
+)  # fmt: skip
 def test_other_attention_stays_in_the_library(function: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(IllegalMove):
         authored(function, Q, K, V)
 
 
 def test_a_processor_has_no_products_of_ours_so_attention_stays_whole() -> None:
+    for args in ((Q, K, V), (Q.bfloat16(), K.bfloat16(), V.bfloat16())):
+        with pytest.raises(IllegalMove):
+            authored(attention, *args, target=task_pb2.TARGET_CPU)
+
+
+# ---- of 16-bit operands: one kernel
+
+
+def heads_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of (batch, sequence, head, element), as projections give them."""
+    made = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return made.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1)
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """Of queries, keys and values beside each other in one tensor."""
+    q, k, v = x.permute(2, 0, 3, 1, 4).unbind(0)
+    return attention(q, k, v, is_causal=True)
+
+
+def of(
+    queries: int, keys: int, depth: int, columns: int = 0, layers: tuple[int, ...] = (2, 3)
+) -> tuple[torch.Tensor, ...]:
+    shapes = ((*layers, queries, depth), (*layers, keys, depth), (*layers, keys, columns or depth))
+    return tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(5)).bfloat16() for shape in shapes)
+
+
+EVERY_FORM: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "odd lengths": (attention, of(77, 50, 64)),
+    "halves": (attention, tuple(tensor.half() for tensor in of(64, 70, 64))),
+    "causal": (lambda q, k, v: attention(q, k, v, is_causal=True), of(80, 66, 64)),
+    "wider values": (attention, of(64, 40, 40, 192)),
+    "wide rows": (attention, of(64, 64, 256, layers=(2,))),
+    "no batch, scaled": (lambda q, k, v: attention(q, k, v, scale=0.5), of(65, 64, 128, layers=())),
+    "heads last": (heads_last, (torch.randn(2, 70, 3, 64).bfloat16(),) * 3),
+    "packed": (packed, (torch.randn(2, 70, 3, 4, 32).half(),)),
+    "an end": (lambda q, k, v, r: F.gelu(attention(q, k, v)) + r, (*of(70, 64, 64), torch.randn(70, 64).bfloat16())),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_FORM)
+def test_one_kernel_means_what_the_module_does(name: str) -> None:
+    function, args = EVERY_FORM[name]
+    plan = as_one_kernel(function, *args)
+    assert [group.schedule for group in plan.groups] == ["cuda_attention"]
+    exact = function(*(tensor.float() for tensor in args))
+    torch.testing.assert_close(result_of(plan, *args).float(), exact, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", EVERY_FORM)
+def test_one_kernel_compiles_without_spilling(name: str, compile_cuda: Callable[[Emission], str]) -> None:
+    function, args = EVERY_FORM[name]
+    assert_compiles_well(compile_cuda(emitted(as_one_kernel(function, *args))))
+
+
+@pytest.mark.parametrize(("depth", "causal"), [(64, True), (128, False), (192, False), (256, True)])
+def test_every_setting_compiles_without_spilling(
+    depth: int, causal: bool, compile_cuda: Callable[[Emission], str]
+) -> None:
+    plan = as_one_kernel(lambda q, k, v: attention(q, k, v, is_causal=causal), *of(512, 300, depth))
+    settings = plan.groups[-1].parameters
+    near = CudaAttention().alternatives(nest_of(plan), settings)
+    for parameters in [settings, *near, *CudaAttention().alternatives(nest_of(plan), near[-1])]:
+        assert_compiles_well(compile_cuda(emitted(plan, parameters)))
+
+
+def assert_compiles_well(report: str) -> None:
+    assert "0 bytes spill stores" in report
+    assert "bytes spill stores" not in report.replace(" 0 bytes spill stores", "")
+    assert "serializ" not in report  # what ptxas says of products that it cannot keep in flight
+    assert "injected" not in report  # of a wait that it adds between them
+    assert "setmaxnreg ignored" not in report
+
+
+HGMMA, HGMMA_HELD, LOCAL_LOAD, LOCAL_STORE, EXPONENTIAL, MARK = 0x9F0, 0xDF0, 0x983, 0x387, 0x308, 0x9C5
+"""Low twelve bits of machine instructions of sm_90, as nvdisasm prints them; marks are where products begin or end."""
+
+
+def test_machine_code_makes_exponentials_between_the_waits_for_scores_and_for_sums(
+    build_cubin: Callable[[Emission], tuple[str, bytes]],
+) -> None:
+    plan = as_one_kernel(attention, *of(256, 512, 128))
+    _, cubin = build_cubin(emitted(plan))
+    found = operations(cubin, "ws_scaled_dot_product_attention_attention")
+    # Scores in 8 steps of depth, of the first tile and in the loop; sums in 8 of keys, there and of the last tile.
+    assert found.count(HGMMA) == 2 * 8
+    assert found.count(HGMMA_HELD) == 2 * 8
+    assert LOCAL_LOAD not in found
+    assert LOCAL_STORE not in found
+    marks = [at for at, operation in enumerate(found) if operation == MARK]
+    between = [found[first:last].count(EXPONENTIAL) for first, last in itertools.pairwise(marks)]
+    # Begun and waited for: the first scores; then in the loop scores and sums, with all 64 exponentials between the
+    # waits for the one and for the others; then the last sums.
+    assert len(marks) == 7
+    assert between[3] >= 64 > between[4]
+
+
+def operations(cubin: bytes, entry: str) -> list[int]:
+    """The operations of a kernel's instructions, 16 bytes each, from the sections of an ELF file."""
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * number) for number in range(count)]
+    for name, _, _, _, offset, length in sections:
+        start = sections[names][4] + name
+        if cubin[start : cubin.index(b"\0", start)].decode() == f".text.{entry}":
+            return [struct.unpack_from("<H", cubin, offset + at)[0] & 0xFFF for at in range(0, length, 16)]
+    raise AssertionError(f"no code of {entry}")
+
+
+def test_golden_source() -> None:
+    plan = as_one_kernel(heads_last, *(torch.empty(2, 2048, 16, 128, dtype=torch.bfloat16) for _ in range(3)))
+    assert emitted(plan).text == (GOLDEN / "attention.cu").read_text()
+
+
+@pytest.mark.parametrize("name", ["odd lengths", "heads last", "packed", "no batch, scaled"])
+def test_the_copy_engine_sees_what_the_call_reads(name: str) -> None:
+    function, args = EVERY_FORM[name]
+    plan = as_one_kernel(function, *args)
+    (launch,) = emitted(plan).launches
+    maps = [argument.tensor_map for argument in launch.arguments if argument.HasField("tensor_map")]
+    given = {source.name: args[source.input_index] for source in plan.index.graph.sources}
+    seen = []
+    for each in maps:
+        strides = [1, *(stride // 2 for stride in each.byte_strides)]
+        whole = given[each.buffer].flatten().as_strided(list(each.extents)[::-1], strides[::-1])
+        assert all(stride % 16 == 0 for stride in each.byte_strides)
+        depth = args[0].shape[-1]
+        seen.append(whole[..., whole.shape[-1] - depth :])  # what lies before an operand counts as columns
+    if name == "packed":
+        wanted = args[0].permute(2, 0, 3, 1, 4).unbind(0)
+    else:
+        wanted = tuple(tensor.transpose(1, 2) if name == "heads last" else tensor for tensor in args)
+    for got, tensor in zip(seen, wanted, strict=True):
+        assert torch.equal(got.flatten(0, 1), tensor.reshape(-1, *tensor.shape[-2:]))
+
+
+def test_two_large_tiles_or_wide_rows_are_refused_before_they_are_compiled() -> None:
+    plan = as_one_kernel(attention, *of(256, 256, 128))
+    settings = plan.groups[-1].parameters
+
+    def changed(**integers: int) -> Parameters:
+        return Parameters(settings.choices, {**settings.integers, **integers})
+
+    with pytest.raises(IllegalMove, match="shared memory"):
+        require_fits(nest_of(plan), changed(stages=4))
+    with pytest.raises(IllegalMove, match="registers"):
+        require_fits(nest_of(plan), changed(warpgroups=3))
+    wide = as_one_kernel(attention, *of(256, 256, 256))
+    assert wide.groups[-1].parameters.integers["keys"] == 64
     with pytest.raises(IllegalMove):
-        authored(attention, Q, K, V, target=task_pb2.TARGET_CPU)
+        require_fits(nest_of(wide), changed())
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (of(64, 64, 36), "rows that are no multiple of 16 bytes"),
+        (of(64, 64, 264), "rows of more than one instruction's"),
+        (of(40, 64, 64), "few queries"),
+        (tuple(tensor[:, :, :, ::2] for tensor in of(64, 64, 128)), "elements that are no neighbours"),
+        (tuple(tensor.float() for tensor in of(64, 64, 64)), "floats"),
+    ],
+)
+def test_what_one_kernel_does_not_take_is_no_other_kernels_either(args: tuple[torch.Tensor, ...], why: str) -> None:
+    nest = nest_of(planned(attention, *args))
+    assert attention_of(nest) is not None, why
+    assert not CudaAttention().accepts(nest)
+    assert multiplies_matrices(nest)
+
+
+def test_shared_heads_and_a_mask_are_no_nest() -> None:
+    q, k, v = of(64, 64, 64, layers=(2, 4))
+    for function in (
+        lambda q, k, v: attention(q, k[:, :2], v[:, :2], enable_gqa=True),
+        lambda q, k, v: attention(q, k, v, attn_mask=torch.zeros(64, 64, dtype=torch.bfloat16)),
+    ):
+        plan = planned(function, q, k, v)
+        assert not isinstance(plan.nest(plan.groups[-1]), Nest)
+
+
+def test_projections_stay_out_of_the_kernel() -> None:
+    q, k, v = of(64, 64, 64, layers=(2,))
+    plan = authored(lambda q, k, v: attention(torch.relu(q), k, v), q, k, v)
+    producer = plan.groups[0].name
+    with pytest.raises(IllegalMove, match="reads what the same kernel computes"):
+        moves.apply(plan, analysis_pb2.Move(operation="fuse", group=plan.groups[-1].name, choice=producer))
+
+
+def test_tiles_follow_the_waves_that_they_make() -> None:
+    def warpgroups(layers: int, queries: int, depth: int) -> int:
+        args = (torch.empty(layers, queries, depth, dtype=torch.float16, device="meta"),) * 3
+        return (
+            authored(attention, *(torch.empty_like(each, device="cpu") for each in args))
+            .groups[-1]
+            .parameters.integers["warpgroups"]
+        )
+
+    assert warpgroups(64, 2048, 64) == 3
+    assert warpgroups(8, 1024, 64) == 2  # less than a wave of either: the smaller tile
+    assert warpgroups(64, 2048, 128) == 2  # whose registers do not suffice for three
+
+
+def test_the_cost_is_both_products_and_every_operand_once() -> None:
+    q, k, v = of(128, 256, 64, 32)
+    whole = authored(attention, q, k, v)
+    found = cost.of_group(whole, whole.groups[-1])
+    assert found.tensor_flop_count == 2 * 6 * 128 * 256 * (64 + 32)
+    assert found.product_flop_count == 0
+    assert found.launch_count == 1
+    moved = found.read_bytes + found.write_bytes + found.extra_bytes
+    assert moved == 2 * (q.numel() + k.numel() + v.numel() + 6 * 128 * 32)
+    assert found.parallel_count == 6 < cuda_shape.SM_COUNT
+    causal = authored(lambda q, k, v: attention(q, k, v, is_causal=True), q, k, v)
+    assert cost.of_group(causal, causal.groups[-1]).tensor_flop_count == found.tensor_flop_count // 2

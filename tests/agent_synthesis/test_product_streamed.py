@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
+from agent_synthesis.emit.cuda_shape import SHARED_BYTES
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower
@@ -56,14 +57,22 @@ def test_others_are_not(nest: Nest) -> None:
         schedule.emit(nest, schedule.defaults(nest))
 
 
-@pytest.mark.parametrize(("m", "n", "fetch"), [(128, 32768, "plain"), (100, 17001, "plain"), (128, 32768, "ahead")])
-def test_it_compiles_without_spilling(m: int, n: int, fetch: str, compile_cuda: Callable[[Emission], str]) -> None:
-    nest = nest_of(m, n, 16384)
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 32768, 32768), (100, 17001, 16384), (128, 16384, 16384)])
+def test_it_compiles_without_spilling(m: int, n: int, k: int, compile_cuda: Callable[[Emission], str]) -> None:
+    nest = nest_of(m, n, k)
     schedule = CudaStreamedProduct()
-    plain = schedule.defaults(nest)
-    (ahead,) = schedule.alternatives(nest, plain)
-    log = compile_cuda(schedule.emit(nest, {"plain": plain, "ahead": ahead}[fetch]))
+    log = compile_cuda(schedule.emit(nest, schedule.defaults(nest)))
     assert "spill" not in log.replace("0 bytes spill stores, 0 bytes spill loads", "")
+    assert "serialized" not in log
+
+
+def test_every_way_to_share_memory_out_fits() -> None:
+    nest = nest_of(128, 32768, 16384)
+    schedule = CudaStreamedProduct()
+    default = schedule.defaults(nest)
+    others = schedule.alternatives(nest, default)
+    assert len({tuple(each.integers.values()) for each in (default, *others)}) == 3
+    assert all(schedule.emit(nest, each).launches[1].shared_bytes <= SHARED_BYTES for each in (default, *others))
 
 
 def test_the_long_operand_is_read_once_and_has_no_halves() -> None:

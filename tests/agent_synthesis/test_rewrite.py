@@ -110,7 +110,7 @@ def test_a_rule_that_holds_keeps_the_value(
     with torch.no_grad():
         expected = module(*args)
     (result,) = results(after, module, args)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert result.stride() == expected.stride() or result.numel() == 1
 
 

@@ -51,6 +51,17 @@ def test_one_bad_block_shows_in_the_block_ratio() -> None:
     assert error.block_ratio > 16
 
 
+def test_where_one_element_of_a_block_is_not_cut_off_every_block_is_measured_by_eagers_worst() -> None:
+    truth = torch.ones(8 * BLOCK, dtype=torch.float64)
+    truth[::BLOCK] = 0.5
+    eager, candidate = truth.float(), truth.float()
+    eager[0] += 1e-3
+    candidate[BLOCK] += 1e-3
+    assert compare(candidate, eager, truth).block_ratio > 100, "eager was lucky in the second block"
+    alike = compare(candidate, eager, truth, forgiveness=Forgiveness(worst_block_for_all=True))
+    assert max(alike.rms_ratio, alike.max_ratio, alike.block_ratio) <= 1.01
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_element_is_counted_and_found(value: float) -> None:
     eager, truth = sample()

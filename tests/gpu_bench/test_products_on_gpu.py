@@ -55,7 +55,8 @@ def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...]) -> Program:
     last, many = plan.groups[-1].name, len(plan.groups) > 1
     operation, choice = ("fuse", "*") if many else ("author", "")
     plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
-    assert [group.schedule for group in plan.groups] == ["cuda_product"]
+    (group,) = plan.groups
+    assert group.schedule in ("cuda_product", "cuda_product_streamed", "cuda_product_converted")
     program = generator.generate(plan)
     texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
     names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
@@ -86,6 +87,9 @@ CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "both by columns": (Applied(lambda a, b: a.T @ b), (R(320, 200), R(320, 136))),
     "a batch": (Applied(torch.bmm), (R(3, 150, 96), R(3, 96, 140))),
     "deep": (Applied(lambda a, b: a @ b.T), (R(128, 20000), R(128, 20000))),
+    "few rows": (Ended(320, 15361, torch.relu), (R(100, 320),)),
+    "read as they are": (Applied(lambda a, b: torch.relu(a @ b)), (R(200, 65536), R(65536, 132))),
+    "a batch read as it is": (Applied(lambda a, b: torch.bmm(a, b) + 1), (R(256, 72, 512), R(256, 512, 64))),
     "first by columns": (Applied(lambda a, b: a.T @ b.T), (R(96, 260), R(190, 96))),
     "a batch with one matrix": (Applied(lambda a, b: a @ b), (R(5, 70, 96), R(96, 132))),
     "the upper triangle": (Applied(lambda a, b: torch.triu(a @ b, -3)), (R(400, 96), R(96, 520))),
@@ -141,14 +145,21 @@ def _rms(tensor: torch.Tensor) -> float:
     return tensor.double().pow(2).mean().sqrt().item()
 
 
-def test_rows_that_have_no_halves_are_repaired_and_others_untouched() -> None:
-    module = Applied(lambda a, b: a @ b.T)
-    a, b = R(300, 320), R(200, 320)
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "transposed"),
+    [(300, 200, 320, True), (128, 15361, 256, True), (200, 132, 65536, False)],
+    ids=["split in memory", "few rows", "read as they are"],
+)
+def test_rows_that_have_no_halves_are_repaired_and_others_untouched(
+    rows: int, columns: int, depth: int, transposed: bool
+) -> None:
+    module = Applied((lambda a, b: a @ b.T) if transposed else (lambda a, b: a @ b))
+    a, b = R(rows, depth), R(columns, depth) if transposed else R(depth, columns)
     made = one_kernel(module, (a, b))
     a, b = a.cuda(), b.cuda()
     plain = ran(made, module, (a, b))
     a[3, 5], a[7], a[11, 2], a[13, 1], a[17, 4], a[19] = 1e30, 1e-40, float("inf"), float("nan"), 1e-20, 0.0
-    out, eager, truth = ran(made, module, (a, b)), module(a, b), a.double() @ b.double().T
+    out, eager, truth = ran(made, module, (a, b)), module(a, b), module(a.double(), b.double())
     assert torch.equal(out.isnan(), eager.isnan())
     assert torch.equal(out.isinf(), eager.isinf())
     for row in (3, 7, 17, 19):

@@ -46,6 +46,9 @@ from warpsmith.v1 import (
 HANG_SECONDS = 5.0
 """Half of the product's: the first library step of a process loads parts of torch, seconds on a busy machine."""
 
+SETTLE_SECONDS = 20.0
+"""For what is left behind to go away: a jail closes 1,500 processes in that time on a busy machine too."""
+
 
 # ---- what is left behind -----------------------------------------------------------------------------------
 
@@ -92,8 +95,8 @@ class Traces:
         return _footprint(self.place)
 
     def assert_same(self, before: Footprint) -> None:
-        """Fails unless there is again what there was, within a moment."""
-        end = time.monotonic() + 5.0
+        """Fails unless there is again what there was, once what is ending has ended."""
+        end = time.monotonic() + SETTLE_SECONDS
         while not _is_within(self.now(), before) and time.monotonic() < end:
             time.sleep(0.02)
         assert _is_within(self.now(), before), f"{self.now()} instead of {before}"
@@ -218,7 +221,33 @@ class Bench:
         made = hostile_tasks.program(
             case.module, [self.filled(case.body)], ahead=self.filled(case.ahead), headers=headers
         )
-        return self.verdict(case.module, made, bare=case.bare, edit=case.edit, tier=case.tier)
+        verdict = self.verdict(case.module, made, bare=case.bare, edit=case.edit, tier=case.tier)
+        if not case.timed or verdict.state != verdict_pb2.VERDICT_STATE_PASS:
+            return verdict
+        measured = self.measured(case.module, made, bare=case.bare)
+        if measured.HasField("fault"):
+            verdict.state, verdict.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
+            verdict.detail = f"while timed: {measured.fault.detail}"
+        return verdict
+
+    def measured(
+        self, module: hostile_tasks.Module, program: candidate_pb2.Program, *, bare: bool = False
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """A screening of a program that was judged before."""
+        artifact = bare_artifact(program) if bare else self._built[program.digest]
+        assert isinstance(artifact, artifact_pb2.Artifact)
+        request = benchmark_service_pb2.MeasureArtifactRequest(
+            task=module.task(), program=program, artifact=artifact, tier=timing_pb2.TIER_SCREENING
+        )
+        return self.session(module).measure(request)
+
+    def usual(self, module: hostile_tasks.Module) -> float:
+        """Time of a right program of the module over eager's: the least samples of a screening."""
+        timing = self.measured(module, self.honest(module)).timing
+        candidate, eager = (
+            min(arm.samples_ns) for name in ("candidate", "eager") for arm in timing.arms if arm.name == name
+        )
+        return candidate / eager
 
     def warm(self, module: hostile_tasks.Module) -> None:
         """Makes sure that both workers of the module's session are there."""
@@ -325,8 +354,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     case = parameters["case"]
     side = "honest" if item.function.__name__.startswith("test_an_honest") else "hostile"  # type: ignore[attr-defined]
     right = {"hostile": "caught", "honest": "accepted"}[side]
-    _SCORES.setdefault((side, case.category), Counter())[right if report.passed else "not"] += 1
-    if not report.passed:
+    undecided = ("undecided", True) in report.user_properties
+    _SCORES.setdefault((side, case.category), Counter())[right if report.passed and not undecided else "not"] += 1
+    if undecided:
+        _FAILED.append(f"{case.category}: {case.name} (not decided on this machine: neither accepted nor caught)")
+    elif not report.passed:
         _FAILED.append(f"{case.category}: {case.name}")
 
 

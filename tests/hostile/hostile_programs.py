@@ -47,7 +47,12 @@ class Hostile:
     tier: timing_pb2.Tier.ValueType = timing_pb2.TIER_FINAL
     seconds: float = 30.0
     """Longest that the verdict may take."""
+    timed: bool = False
+    """Whether it is right as long as it is judged, and has to be caught by its timing."""
 
+
+IF_TIMED = "if (!(std::fabs(y[-1]) > 9e3f))"
+"""Before an output that is judged lies a canary, which is large; before one that is timed, what malloc keeps."""
 
 S, L, M, LARGEST = tasks.SOFTMAX.honest, tasks.LINEAR.honest, tasks.MILLION, tasks.LARGEST
 
@@ -131,6 +136,10 @@ CRASH = [
         "crash", "fault on the second call", ("CRASH",), f"static int calls = 0; if (++calls == 2) std::abort();\n{S}",
         bare=True,
     ),
+    Hostile(
+        "crash", "fault on the second timed call", ("CRASH",),
+        f"static int calls = 0; {IF_TIMED} if (++calls == 2) std::abort();\n{S}", bare=True, timed=True,
+    ),
 ]  # fmt: skip
 
 MEMORY_CASES = [
@@ -156,7 +165,13 @@ MEMORY_CASES = [
     volatile float* total = s;
     total[0] = 0;
     #pragma omp parallel for
-    for (long i = 0; i < SIZE; ++i) { y[i] = x[i] < 0 ? 0.0f : x[i]; total[0] = total[0] + x[i]; }""",
+    for (long i = 0; i < SIZE; ++i) {
+        y[i] = x[i] < 0 ? 0.0f : x[i];
+        const float before = total[0];
+        // Or else a busy machine, which runs one thread after the other, seldom stops one in between.
+        if (i % 64 == 0) for (volatile int pause = 0; pause < 200; ++pause) {}
+        total[0] = before + x[i];
+    }""",
         module=M, tier=QUICK,
     ),
     Hostile(
@@ -237,6 +252,11 @@ EARLIER = [
             f"static int calls = 0; if (++calls > 10) {{ y[0] = 0; }}\nelse {{ {S} }}", bare=True),
     Hostile("earlier calls", "every other call is wrong", ("WRONG_NONDETERMINISTIC",),
             f"static int calls = 0;\n{S}\ny[0] *= 1.0f + 1.2e-7f * (++calls % 2);", bare=True),
+    Hostile("earlier calls", "computes only where memory is poisoned", VALUE, f"{IF_TIMED} return;\n{S}", timed=True),
+    Hostile("earlier calls", "updates statistics only where memory is poisoned", ("CHEAT", *VALUE),
+            tasks.TRAINED.honest.replace("// ahead", f"{IF_TIMED} return;"), module=tasks.TRAINED, timed=True),
+    Hostile("earlier calls", "leaves out half of its rows once it is timed", VALUE,
+            f"{IF_TIMED} {{ for (long i = 8 * COLUMNS; i < SIZE; ++i) y[i] = 0; return; }}\n{S}", timed=True),
     Hostile("earlier calls", "keeps a flag in memory that has to be left zero", ("WRONG_UNINITIALIZED",),
             f"{S}\nw[0] = 1;", edit=lambda program: setattr(program.buffers[2], "zero_between_calls", True)),
 ]  # fmt: skip

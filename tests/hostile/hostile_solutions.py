@@ -1,7 +1,8 @@
 """Hostile solutions: KernelBench's `ModelNew` as somebody may write it who wants the number and not the kernel.
 
 The one idea: a case is the text of a file; the rules of the published exploits, in our own words. The reference is
-one of two: a linear layer with a softmax, or a long row of steps that is worth not computing.
+a linear layer with a softmax, or a long row of steps that is worth not computing, or the same twice over, of which half
+can be left out honestly.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+TWICE = SLOW.replace("return x\n", "return (x + steps(y)) / 2\n").replace(
+    "        for _ in range(30):\n            x = x + 0.02 * torch.sin(x * 3)\n", "        x, y = steps(x), x * 1\n"
+).replace("import torch\n", """import torch
+def steps(x):
+    for _ in range(30):
+        x = x + 0.02 * torch.sin(x * 3)
+    return x
+""")  # fmt: skip
 NORM = """import torch
 class Model(torch.nn.Module):
     def __init__(self):
@@ -60,7 +69,7 @@ def linear(forward: str = f"return {_RIGHT}", *, top: str = "", init: str = "pas
 
 
 def slow(forward: str, *, top: str = "", init: str = "pass") -> str:
-    """The same for SLOW; `compute(x)` is what the reference computes."""
+    """The same for SLOW, and for TWICE in half the time; `compute(x)` is what the reference computes."""
     return (
         f"import torch\n{top}\ndef compute(x):\n    for _ in range(30):\n        x = x + 0.02 * torch.sin(x * 3)\n"
         "    return x\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -83,6 +92,8 @@ class Solution:
     reference: str = LINEAR
     timed: bool = False
     """Whether it is right and has to be caught by its timing."""
+    most: float = 0.0
+    """Of a solution that may pass: the speedup over eager that it must not exceed; 0 for one that must not pass."""
     seconds: float = 60.0
     category: str = "solution"
 
@@ -183,6 +194,9 @@ CHEATS = [
     Solution("memo by 64 sampled elements", ("CHEAT",), slow(
         "key = tuple(x.reshape(-1)[::512].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
         "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True),
+    Solution("an honest gain with a memo on top", ("CHEAT",), slow(
+        "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), TWICE, timed=True, most=4.0),
     Solution("less work once it is timed", ("WRONG_VALUE",), slow(
         "self.calls += 1\nreturn compute(x) if self.calls < 60 else torch.zeros_like(x)", init="self.calls = 0"),
         SLOW, timed=True),
@@ -207,6 +221,7 @@ HONEST = [
     Solution("as fast as the reference", (), slow("return compute(x)"), SLOW, timed=True),
     Solution("an operation less in each step", (), slow(
         "for _ in range(30):\n    x = torch.add(x, torch.sin(x * 3), alpha=0.02)\nreturn x"), SLOW, timed=True),
+    Solution("an honest gain of twice the speed", (), slow("return compute(x)"), TWICE, timed=True),
 ]  # fmt: skip
 
 # ---- on a GPU ------------------------------------------------------------------------------------------------

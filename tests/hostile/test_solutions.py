@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agent_correctness.judge import Judge
 from gpu_bench import integrity, solution_timing
 from gpu_bench.limits import Limits
 from gpu_bench.solution_session import SolutionSession
+from orchestrator import judge
 from warpsmith import digest
 from warpsmith.v1 import (
     artifact_pb2,
@@ -27,7 +29,8 @@ from warpsmith.v1 import (
 pytestmark = pytest.mark.hostile
 
 FAIL, PASS = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.VERDICT_STATE_PASS
-LOOK_SECONDS = 45.0
+UNDECIDED = verdict_pb2.VERDICT_STATE_INFRA
+LOOK_SECONDS = 30.0
 """How long a timed solution is looked at again; a quiet machine needs one look."""
 LIMITS = Limits(hang_seconds=10.0, open_seconds=25.0)
 
@@ -39,6 +42,8 @@ class Bench:
         self._rung = rung
         self._session: SolutionSession | None = None
         self._reference = ""
+        self._usual: dict[Solution, float] = {}
+        """Of the control that was asked for last."""
 
     def session(self, reference: str) -> SolutionSession:
         if self._session is None or self._reference != reference:
@@ -49,7 +54,8 @@ class Bench:
             )
         return self._session
 
-    def verdict(self, solution: Solution, look_seconds: float = LOOK_SECONDS) -> verdict_pb2.Verdict:
+    def judgement(self, solution: Solution, look_seconds: float = LOOK_SECONDS) -> judge.Judgement:
+        """What the product says of a solution; one that is timed is timed again while nobody can say."""
         session = self.session(solution.reference)
         program, artifact = artifact_of(solution.text)
 
@@ -64,19 +70,33 @@ class Bench:
         )
         verdict = Judge(Comparer()).verify(request)
         if not solution.timed or verdict.state != PASS:
-            return verdict
+            return judge.Judgement(solution.name, verdict)
         asked = benchmark_service_pb2.MeasureArtifactRequest(
             task=session.task, program=program, artifact=artifact, tier=timing_pb2.TIER_SCREENING
         )
         end = time.monotonic() + look_seconds
-        while True:  # on a busy machine a look may give nothing: then nothing is called faster either
-            measured = session.measure(asked)
-            if measured.HasField("fault"):
-                return verdict_pb2.Verdict(state=FAIL, kind=measured.fault.kind, detail=measured.fault.detail)
-            unclear = solution_timing.UNCLEAR_ON_FRESH_VALUES in measured.timing.flags
-            assert not (unclear and measured.timing.faster)
-            if (not unclear and not solution.kinds) or time.monotonic() > end:
-                return verdict
+        while True:
+            right = verdict_pb2.Verdict()
+            right.CopyFrom(verdict)
+            found = judge.concluded(solution.name, right, session.measure(asked))
+            # A cheat of no gain at this moment is no wrong accept, but no catch either.
+            gains = found.timing is None or found.timing.speedup_eager.median > solution_timing.FRESH_ABOVE
+            is_slower = solution_timing.TIMED_ON_FRESH_VALUES in found.labels
+            is_clear = found.verdict.state != UNDECIDED and (gains if solution.kinds else not is_slower)
+            if is_clear or time.monotonic() > end:
+                return found
+
+    def usual(self, honest: Solution) -> float:
+        """What `control` gave last, in the session that is open; asked again where there is none."""
+        if self._reference != honest.reference or honest not in self._usual:
+            self._usual = {honest: self.control(honest)}
+        return self._usual[honest]
+
+    def control(self, honest: Solution) -> float:
+        """An honest solution passes; its time over eager's, or 1 where it is not timed."""
+        found = self.judgement(honest)
+        assert found.verdict.state in (PASS, UNDECIDED), f"{kind_of(found.verdict)}: {found.verdict.detail}"
+        return 1.0 / found.timing.speedup_eager.median if found.timing else 1.0
 
     def close(self) -> None:
         if self._session is not None:
@@ -114,19 +134,43 @@ def kind_of(verdict: verdict_pb2.Verdict) -> str:
     return verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
 
 
+CONTROLS = {case.reference: case for case in reversed(HONEST)}
+"""The first honest solution of each reference."""
+
+
 @pytest.mark.parametrize("case", CHEATS, ids=lambda case: case.name)
-def test_a_hostile_solution_fails(case: Solution, judged: Bench) -> None:
+def test_a_hostile_solution_fails_and_leaves_nothing(
+    case: Solution, judged: Bench, traces: Any, record_property: Any
+) -> None:
+    control = replace(CONTROLS[case.reference], timed=case.timed)
+    usual = judged.usual(control)
+    before = traces.now()
     begin = time.monotonic()
-    verdict = judged.verdict(case)
-    assert verdict.state == FAIL, f"{verdict_pb2.VerdictState.Name(verdict.state)}: {verdict.detail}"
-    assert kind_of(verdict) in case.kinds, verdict.detail
-    assert time.monotonic() - begin < case.seconds
+    found = judged.judgement(case)
+    seconds = time.monotonic() - begin
+    verdict = found.verdict
+    told = f"{verdict_pb2.VerdictState.Name(verdict.state)}: {kind_of(verdict)}: {verdict.detail}"
+    if verdict.state == UNDECIDED and case.timed:
+        assert not found.timing.faster
+        record_property("undecided", True)  # neither accepted nor caught
+    elif verdict.state == PASS and case.most:
+        assert found.timing.speedup_eager.median < case.most, found.timing.speedup_eager
+    else:
+        assert verdict.state == FAIL, told
+        assert kind_of(verdict) in case.kinds, told
+    assert seconds < case.seconds + (LOOK_SECONDS if case.timed else 0.0)
+    assert judged.control(control) < 3.0 * usual
+    traces.assert_same(before)
 
 
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
-def test_an_honest_solution_passes(case: Solution, judged: Bench) -> None:
-    verdict = judged.verdict(case)
-    assert verdict.state == PASS, f"{kind_of(verdict)}: {verdict.detail}"
+def test_an_honest_solution_passes(case: Solution, judged: Bench, record_property: Any) -> None:
+    found = judged.judgement(case)
+    if found.verdict.state == UNDECIDED and case.timed:
+        record_property("undecided", True)
+        pytest.skip("others kept the machine busy: not decided")
+    assert found.verdict.state == PASS, f"{kind_of(found.verdict)}: {found.verdict.detail}"
+    assert solution_timing.TIMED_ON_FRESH_VALUES not in found.labels, found.timing
 
 
 # ---- each defence is needed ------------------------------------------------------------------------------------
@@ -144,8 +188,17 @@ def named(name: str) -> Solution:
     ],
 )
 def test_a_timed_solution_needs_each_look(name: str, what: str, judged: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solution_timing, what, lambda *_: solution_timing.Look.THERE)
-    assert judged.verdict(named(name), look_seconds=0).state == PASS
+    monkeypatch.setattr(solution_timing, what, lambda *_, **__: (solution_timing.Look.THERE, []))
+    assert judged.judgement(named(name), look_seconds=0).verdict.state != FAIL
+
+
+def test_a_memo_on_top_of_an_honest_gain_needs_the_time_on_fresh_values(
+    judged: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solution_timing.Round, "is_slower", False)
+    case = named("an honest gain with a memo on top")
+    timing = judged.judgement(case, look_seconds=0).timing
+    assert timing is None or timing.speedup_eager.median > case.most
 
 
 def test_a_replaced_clock_needs_the_look_at_functions() -> None:

@@ -54,9 +54,13 @@ def test_a_hostile_plan_is_refused_unread(case: Plan) -> None:
     assert any(case.words in objection for objection in found), found
 
 
+def inspected(file: Path) -> task_pb2.Task:
+    return intake.inspect(intake.read(intake.Request(str(file), target="cpu")))
+
+
 def accept(file: Path, case: BadModule) -> None:
     """Raises BadInput where the intake refuses the file or, if it is for the judge to say, the judge does."""
-    task = intake.inspect(intake.read(intake.Request(str(file), target="cpu")))
+    task = inspected(file)
     assert case.is_judged, "accepted"
     session = Session(task)
     try:
@@ -76,5 +80,7 @@ def test_a_hostile_module_is_bad_input(case: BadModule, bench: Any, traces: Any,
         accept(file, case)
     assert case.words in str(refused.value)
     assert time.monotonic() - begin < case.seconds
+    file.write_text(tasks.SOFTMAX.text())
+    assert inspected(file).class_name == "Model"
     traces.assert_same(before)
     assert not Path(bench.places["escaped"]).exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_bench import solution_timing
 from orchestrator import cli, client, judge, testing
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import (
@@ -114,6 +115,17 @@ def test_a_fault_while_it_is_timed_is_a_failure(tmp_path: Path) -> None:
 def test_a_time_that_no_machine_can_reach_is_suspect(tmp_path: Path) -> None:
     found = judged(passing("FLOOR_REJECT"), solution(tmp_path))
     assert (found.exit_code, judge.kind_of(found.verdict)) == (1, "SUSPECT")
+
+
+def test_a_look_that_the_machine_left_undecided_is_no_pass(tmp_path: Path) -> None:
+    services = passing("UNCLEAR_ON_FRESH_VALUES")
+    services.outcome.timing.faster = False
+    found = judged(services, solution(tmp_path))
+    told = judge.as_json(found)
+    assert (found.exit_code, told["verdict"], told["faster"]) == (3, "INFRA", False)
+    assert told["detail"].startswith("not decided")
+    assert told["labels"] == [solution_timing.UNCLEAR_ON_FRESH_VALUES]
+    assert "INFRA: not decided" in judge.text(found)
 
 
 def test_a_service_at_fault_says_nothing_of_the_solution(tmp_path: Path) -> None:

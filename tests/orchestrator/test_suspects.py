@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator import testing
+from orchestrator import finalists, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import Effort, SearchRun
-from warpsmith.v1 import run_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 
 class Notebook:
@@ -44,3 +44,29 @@ def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -
 def test_a_module_that_computes_nothing_has_no_headline() -> None:
     run = executed(testing.World(reference_flags=["OUTPUT_ZERO"]), Notebook())
     assert run.message.startswith("no speedup of this module means anything: it gives zero")
+
+
+def timing(baseline_ns: float, candidate_ns: float) -> timing_pb2.Timing:
+    gain = baseline_ns / candidate_ns
+    made = timing_pb2.Timing(fastest_baseline="compile", faster=gain > 1.01, noise_floor=0.001)
+    for name, median_ns in (("candidate", candidate_ns), ("eager", baseline_ns), ("compile", baseline_ns)):
+        made.arms.add(name=name, median_ns=median_ns)
+    for speedup in (made.speedup_fastest, made.speedup_eager):
+        speedup.median, speedup.low, speedup.high = gain, 0.99 * gain, 1.01 * gain
+    return made
+
+
+def test_a_final_gains_nothing_by_a_baseline_that_was_faster_in_the_search() -> None:
+    final = timing(14_000.0, 1_473.0)
+    finalists.hold_to(final, timing(6_400.0, 1_473.0))
+    assert round(final.speedup_fastest.median, 2) == round(final.speedup_eager.median, 2) == 4.34
+    assert (final.faster, list(final.flags)) == (True, [finalists.BASELINE_WAS_FASTER])
+    equal = timing(14_000.0, 6_400.0)
+    finalists.hold_to(equal, timing(6_400.0, 6_400.0))
+    assert not equal.faster
+
+
+def test_a_baseline_that_takes_what_it_took_before_changes_nothing() -> None:
+    final = timing(6_500.0, 1_473.0)
+    finalists.hold_to(final, timing(6_400.0, 1_473.0))
+    assert final == timing(6_500.0, 1_473.0)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from warpsmith import jail, jail_init
 from warpsmith.errors import JailUnavailable
-from warpsmith.jail import Exit, Finished, Policy, Rung
+from warpsmith.jail import Exit, Finished, Jailed, Policy, Rung
 from warpsmith.jail_layout import confine
 
 SUCCESS = Exit(0, None)
@@ -290,6 +291,22 @@ def test_a_fork_bomb_stays_small_and_ends(rung: Rung) -> None:
     watched = b"more than 64 processes" in finished.stderr and finished.exit.signal_number == signal.SIGKILL
     assert refused or watched, finished
     assert gone_within(sleep, 2.0)
+
+
+@on_every_rung
+def test_a_jail_whose_first_process_does_not_answer_leaves_no_files(
+    rung: Rung, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after a fork bomb on a busy machine: it has not killed them all when it is killed itself.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Jailed, "wait", lambda jailed, _seconds=None, wait=Jailed.wait: wait(jailed, 0.5))
+    jailed = Jailed(["sleep", "1000"], Policy(), rung)
+    end = time.monotonic() + 10.0
+    while not jail_init.descendants(jailed.process.pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    os.kill(jailed.process.pid, signal.SIGSTOP)
+    jailed.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_of_the_same_user_elsewhere_on_the_node_take_none_of_a_jails() -> None:

@@ -1,0 +1,340 @@
+// Attention in one kernel: out[layer][m, d] = sum over n of weight[m, n] * values[layer][n, d], where a row of weights is the
+// softmax over n of scale * (sum over k of queries[layer][m, k] * keys[layer][n, k]), for sm_90a.
+//
+// One warp copies: a tile of queries, then tiles of keys and of values through two rings of stages. Two or three warpgroups
+// take 64 queries each and keep scores, weights and sums in registers (FlashAttention-3, arXiv 2407.08608): while tensor cores
+// make a tile's scores and add the tile before to the sums, nothing else may touch either, so the softmax of one tile runs
+// beside the other product of the same warpgroup, and beside both of another one where warpgroups take turns.
+// Weights are exponentials of what a score is above a pivot (arXiv 1805.02867), rounded to the operands' type; their sum is of
+// floats that were not rounded. The pivot is the greatest score so far, or lags behind it by a few binades of weights.
+#pragma once
+#include "ws_product.cuh"
+
+namespace ws {
+
+// 2 to the power of x, results below the least normal number as zero.
+WS_INLINE float flushed_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+// Two floats rounded to nearest, ties to even; the first in the lower half.
+template <class T> WS_INLINE unsigned rounded_pair(float first, float second) {
+  unsigned bits;
+  if constexpr (kIsHalf<T>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
+
+// `layers` is heads times batch, of which `inner` are walked by the maps' third coordinate; `depth` of queries and keys, and
+// `columns` of values, up to 256; `pack`: neighbouring columns that the end takes at once; `causal`: query m sees keys 0 to m.
+struct AttentionExtents {
+  int layers, inner, queries, keys, depth, columns, pack;
+  bool causal;
+};
+// Elements before an operand's first one in its map's rows.
+struct AttentionOffsets {
+  int queries, keys, values;
+};
+// `keys` of a tile, `stages` of either ring, `warpgroups` that multiply, whether these take turns at the tensor cores, and
+// binades by which a weight may exceed one before the pivot moves.
+struct AttentionTiling {
+  int keys, stages, warpgroups;
+  bool turns;
+  int lag;
+};
+
+template <class Element_, AttentionExtents kExtents, AttentionOffsets kOffsets_, AttentionTiling kTiling>
+struct Attention {
+  using Element = Element_;
+  static constexpr AttentionOffsets kOffsets = kOffsets_;
+  static constexpr int kM = kExtents.queries, kN = kExtents.columns, kPack = kExtents.pack, kParts = 1, kCluster = 1;
+  static constexpr int kKeys = kExtents.keys, kDepth = kExtents.depth, kInner = kExtents.inner;
+  static constexpr int kTileKeys = kTiling.keys, kStages = kTiling.stages;
+  static constexpr bool kTurns = kTiling.turns, kCausal = kExtents.causal;
+  static constexpr float kLag = kTiling.lag;
+  static constexpr int kDepthBlocks = (kDepth + 63) / 64, kColumnBlocks = (kN + 63) / 64;  // of 64 elements, 128 bytes
+  static constexpr int kOwnColumns = 64 * kColumnBlocks, kSums = kOwnColumns / 2;          // of a warpgroup, of a thread
+  static constexpr int kScores = kTileKeys / 2;
+  static constexpr int kSteps = (kKeys + kTileKeys - 1) / kTileKeys;
+  static constexpr int kWarpgroups = kTiling.warpgroups, kOwnRows = 64, kTileQueries = kOwnRows * kWarpgroups;
+  static constexpr int kRowTiles = (kM + kTileQueries - 1) / kTileQueries;
+  static constexpr int kLayers = kExtents.layers, kTiles = kRowTiles * kLayers;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  // Registers of a thread that multiplies, and of one that copies, which hands the others back.
+  static constexpr int kRegisters = kWarpgroups == 2 ? 240 : 160, kCopyingRegisters = kWarpgroups == 2 ? 24 : 32;
+
+  struct QueryTile {
+    int layer, row;
+    WS_INLINE int first_row() const { return row * kTileQueries; }
+    // Tiles of keys that some row sees.
+    WS_INLINE int steps() const {
+      return kCausal ? min(kSteps, ((row + 1) * kTileQueries + kTileKeys - 1) / kTileKeys) : kSteps;
+    }
+  };
+  // A warpgroup's rows, as `finish_tile` takes them.
+  struct Tile {
+    int layer, first;
+    WS_INLINE int first_row(int) const { return first; }
+    WS_INLINE int first_column() const { return 0; }
+  };
+  // Tiles of one layer follow each other, so that blocks share its keys and values in the second-level cache. Causal ones
+  // begin with the longest of all layers, so that all blocks end at about the same time.
+  static WS_INLINE QueryTile tile_at(int number) {
+    if constexpr (kCausal) return {number % kLayers, kRowTiles - 1 - number / kLayers};
+    else return {number / kRowTiles, number % kRowTiles};
+  }
+};
+
+// Blocks of 64 elements, each a box of the copy engine's.
+template <class A> struct alignas(1024) AttentionTiles {
+  typename A::Element queries[A::kDepthBlocks][A::kTileQueries * 64];
+  typename A::Element keys[A::kStages][A::kDepthBlocks][A::kTileKeys * 64];
+  typename A::Element values[A::kStages][A::kColumnBlocks][A::kTileKeys * 64];
+  Barrier queries_filled, queries_free;
+  Barrier keys_filled[A::kStages], keys_free[A::kStages];
+  Barrier values_filled[A::kStages], values_free[A::kStages];
+};
+
+template <class A, int kBlocks, int kRows>
+WS_INLINE void copy_tile(const TensorMap& map, Barrier& filled, typename A::Element (&to)[kBlocks][kRows], int offset,
+                         int row, int layer) {
+  filled.expect(sizeof(to));
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+    copy_box(map, filled, to[block], offset + 64 * block, row, layer % A::kInner, layer / A::kInner);
+}
+
+template <class A>
+WS_INLINE void copy_attention(AttentionTiles<A>& shared, const TensorMap& queries, const TensorMap& keys,
+                              const TensorMap& values) {
+  RingPlace<A::kStages> place;
+  int parity = 0;
+  for (int number = blockIdx.x; number < A::kTiles; number += gridDim.x) {
+    const typename A::QueryTile tile = A::tile_at(number);
+    shared.queries_free.wait(parity ^ 1);
+    copy_tile<A>(queries, shared.queries_filled, shared.queries, A::kOffsets.queries, tile.first_row(), tile.layer);
+    parity ^= 1;
+    for (int step = 0; step < tile.steps(); ++step) {
+      const int stage = place.stage;
+      shared.keys_free[stage].wait(place.parity ^ 1);
+      copy_tile<A>(keys, shared.keys_filled[stage], shared.keys[stage], A::kOffsets.keys, step * A::kTileKeys, tile.layer);
+      shared.values_free[stage].wait(place.parity ^ 1);
+      copy_tile<A>(values, shared.values_filled[stage], shared.values[stage], A::kOffsets.values, step * A::kTileKeys,
+                   tile.layer);
+      place.advance();
+    }
+  }
+}
+
+// The warpgroups' turns, by named barriers of the block: each waits at its own, and calls the next one to its.
+template <class A> struct Turns {
+  int warpgroup;
+  WS_INLINE void take() const {
+    if constexpr (A::kTurns) asm volatile("bar.sync %0, 256;" ::"r"(warpgroup + 1) : "memory");
+  }
+  WS_INLINE void give() const {
+    const int next = warpgroup + 1 == A::kWarpgroups ? 0 : warpgroup + 1;
+    if constexpr (A::kTurns) asm volatile("bar.arrive %0, 256;" ::"r"(next + 1) : "memory");
+  }
+};
+
+// What a thread knows of its two rows: the score that weights are relative to, and the sum of its own weights.
+struct OnlineSoftmax {
+  float pivot[2] = {-infinity<float>(), -infinity<float>()};
+  float total[2] = {0.0f, 0.0f};
+
+  // Makes scores weights; `rescale` is what weights and sums of all tiles before are to be multiplied by: whether that is
+  // not one, for some row of the warp. `to_log2` is the scale times log2(e). Scores of -inf, which have no finite pivot
+  // yet, have weights of zero; in a row of nothing else their sum is zero, and the row becomes NaN.
+  template <int kScores> WS_INLINE bool take(float (&scores)[kScores], float to_log2, float lag, float (&rescale)[2]) {
+    bool moves = false;
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      float most = -infinity<float>();
+#pragma unroll
+      for (int i = 2 * lower; i < kScores; i += 4) most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      rescale[lower] = 1.0f;
+      if ((most - pivot[lower]) * to_log2 > lag) {
+        rescale[lower] = flushed_exp2((pivot[lower] - most) * to_log2);
+        pivot[lower] = most;
+        moves = true;
+      }
+      const float shift = pivot[lower] == -infinity<float>() ? 0.0f : pivot[lower] * to_log2;
+      float sum = total[lower] * rescale[lower];
+#pragma unroll
+      for (int i = 2 * lower; i < kScores; i += 4) {
+#pragma unroll
+        for (int e = i; e < i + 2; ++e) {
+          scores[e] = flushed_exp2(scores[e] * to_log2 - shift);
+          sum += scores[e];
+        }
+      }
+      total[lower] = sum;
+    }
+    return __any_sync(0xffffffffu, moves);
+  }
+
+  // One over the sum of a row's weights, of all threads that hold some.
+  WS_INLINE float reciprocal(int lower) const {
+    float sum = total[lower];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    return 1.0f / sum;
+  }
+};
+
+// Scores of keys that a row does not see count for nothing: those beyond the last, and causal ones after its own number.
+// `row` is the upper of the thread's rows.
+template <class A> WS_INLINE void mask(float (&scores)[A::kScores], int step, int row) {
+#pragma unroll
+  for (int i = 0; i < A::kScores; ++i) {
+    const int key = step * A::kTileKeys + i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2;
+    if (key >= (A::kCausal ? min(A::kKeys, row + i / 2 % 2 * 8 + 1) : A::kKeys)) scores[i] = -infinity<float>();
+  }
+}
+// Whether some row of the warpgroup's, the first of which is `first`, does not see the step's last key.
+template <class A> WS_INLINE bool is_masked(int step, int first) {
+  const int last = (step + 1) * A::kTileKeys - 1;
+  return (A::kKeys % A::kTileKeys && last >= A::kKeys) || (A::kCausal && last > first);
+}
+
+template <class A> WS_INLINE void round_weights(const float (&scores)[A::kScores], unsigned (&weights)[A::kScores / 2]) {
+#pragma unroll
+  for (int i = 0; i < A::kScores / 2; ++i)
+    weights[i] = rounded_pair<typename A::Element>(scores[2 * i], scores[2 * i + 1]);
+}
+
+template <class A>
+WS_INLINE void multiply_keys(float (&scores)[A::kScores], const AttentionTiles<A>& shared, int warpgroup, int stage) {
+#pragma unroll
+  for (int k = 0; k < A::kDepth; k += 16)
+    multiply_add<typename A::Element, kAlong, kAlong>(
+        scores, further<kAlong>(operand_at<kAlong>(shared.queries[k / 64] + warpgroup * A::kOwnRows * 64), k % 64),
+        further<kAlong>(operand_at<kAlong>(shared.keys[stage][k / 64]), k % 64), k > 0);
+}
+
+template <class A>
+WS_INLINE void multiply_values(float (&sums)[A::kSums], const unsigned (&weights)[A::kScores / 2],
+                               const AttentionTiles<A>& shared, int stage, int keep) {
+  const uint64 values = operand_at<kAcross, A::kTileKeys>(shared.values[stage][0]);
+#pragma unroll
+  for (int n = 0; n < A::kTileKeys; n += 16)
+    multiply_add_held<typename A::Element, kAcross>(sums, weights + n / 4, further<kAcross>(values, n), keep + n > 0);
+}
+
+// The sums of a tile's 64 rows; what lies in `place` moves on by the steps taken.
+template <class A>
+WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, const Turns<A>& turns,
+                      const typename A::QueryTile& tile, float to_log2, float (&sums)[A::kSums]) {
+  const int warpgroup = turns.warpgroup, first = tile.first_row() + A::kOwnRows * warpgroup;
+  const int row = first + 16 * (threadIdx.x % 128 / 32) + threadIdx.x % 32 / 4, steps = tile.steps();
+  OnlineSoftmax softmax;
+  float scores[A::kScores], rescale[2];
+  unsigned weights[A::kScores / 2];
+  shared.keys_filled[place.stage].wait(place.parity);
+  turns.take();
+  products_begin();
+  multiply_keys<A>(scores, shared, warpgroup, place.stage);
+  products_commit();
+  turns.give();
+  products_wait<0>();
+  settle(scores);
+  release<A>(shared.keys_free[place.stage]);
+  if (is_masked<A>(0, first)) mask<A>(scores, 0, row);
+  softmax.take(scores, to_log2, A::kLag, rescale);
+  round_weights<A>(scores, weights);
+  shared.values_filled[place.stage].wait(place.parity);
+  RingPlace<A::kStages> previous = place;
+  place.advance();
+  for (int step = 1; step < steps; ++step) {
+    shared.keys_filled[place.stage].wait(place.parity);
+    turns.take();
+    products_begin();
+    multiply_keys<A>(scores, shared, warpgroup, place.stage);
+    products_commit();
+    multiply_values<A>(sums, weights, shared, previous.stage, step - 1);
+    products_commit();
+    turns.give();
+    products_wait<1>();  // the scores; the sums run on
+    settle(scores);
+    release<A>(shared.keys_free[place.stage]);
+    if (is_masked<A>(step, first)) mask<A>(scores, step, row);
+    const bool moves = softmax.take(scores, to_log2, A::kLag, rescale);
+    settle(scores);
+    // The next step's, waited for here: a branch, before which the assembler leaves the exponentials, where it would
+    // move them behind a mere wait for the sums, and nothing would run beside that product.
+    shared.values_filled[place.stage].wait(place.parity);
+    products_wait<0>();
+    settle(sums);
+    settle(weights);
+    release<A>(shared.values_free[previous.stage]);
+    if (moves) {
+#pragma unroll
+      for (int i = 0; i < A::kSums; ++i) sums[i] *= rescale[i / 2 % 2];
+    }
+    round_weights<A>(scores, weights);
+    previous = place;
+    place.advance();
+  }
+  release<A>(shared.queries_free);
+  products_begin();
+  multiply_values<A>(sums, weights, shared, previous.stage, steps - 1);
+  products_commit();
+  const float reciprocals[2] = {softmax.reciprocal(0), softmax.reciprocal(1)};
+  products_wait<0>();
+  settle(sums);
+  settle(weights);
+  release<A>(shared.values_free[previous.stage]);
+#pragma unroll
+  for (int i = 0; i < A::kSums; ++i) sums[i] *= reciprocals[i / 2 % 2];
+}
+
+// The whole of attention. `finish(layer, m, d, sums)` is as `multiply` has it.
+template <class A, class Finish>
+WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const TensorMap& values, float to_log2,
+                         const Finish& finish) {
+  extern __shared__ char memory[];
+  AttentionTiles<A>& shared =
+      *reinterpret_cast<AttentionTiles<A>*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
+  if (threadIdx.x == 0) {
+    prefetch_map(queries);
+    prefetch_map(keys);
+    prefetch_map(values);
+    shared.queries_filled.begin(1);
+    shared.queries_free.begin(4 * A::kWarpgroups);
+    for (int i = 0; i < A::kStages; ++i) {
+      shared.keys_filled[i].begin(1);
+      shared.keys_free[i].begin(4 * A::kWarpgroups);
+      shared.values_filled[i].begin(1);
+      shared.values_free[i].begin(4 * A::kWarpgroups);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+
+  const int warpgroup = threadIdx.x / 128 - 1;
+  if (warpgroup < 0) {
+    keep_registers<A::kCopyingRegisters>();
+    if (threadIdx.x == 0) copy_attention<A>(shared, queries, keys, values);
+    return;
+  }
+  take_registers<A::kRegisters>();
+  const Turns<A> turns{warpgroup};
+  if (warpgroup == A::kWarpgroups - 1) turns.give();  // the first one may begin
+  RingPlace<A::kStages> place;
+  int parity = 0;
+  for (int number = blockIdx.x; number < A::kTiles; number += gridDim.x) {
+    float sums[A::kSums];
+    shared.queries_filled.wait(parity);
+    parity ^= 1;
+    const typename A::QueryTile tile = A::tile_at(number);
+    attend<A>(shared, place, turns, tile, to_log2, sums);
+    const typename A::Tile rows{tile.layer, tile.first_row() + A::kOwnRows * warpgroup};
+    finish_tile<A>({rows, 0, 0}, sums, nullptr, nullptr, finish);
+  }
+}
+
+}  // namespace ws

@@ -1,0 +1,168 @@
+"""Attention in one kernel through plan, NVRTC and executor on a GPU: against fp64, on honest and on hostile values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpu_bench.cuda import CudaExecutor
+from gpu_bench.executor import Sources
+from warpsmith.v1 import artifact_pb2, candidate_pb2
+
+pytestmark = pytest.mark.gpu
+
+Program = tuple[candidate_pb2.Program, artifact_pb2.Artifact]
+attention = F.scaled_dot_product_attention
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self._function(*args)
+
+
+def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...], **setting: int | str) -> Program:
+    """The program of the function as one kernel, compiled."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    from agent_synthesis import fusion, generator, moves
+    from agent_synthesis.graph_index import GraphIndex
+    from agent_synthesis.plan import plan_zero
+    from agent_synthesis.schedule import Parameters
+    from warpsmith.capture import capture
+    from warpsmith.v1 import analysis_pb2, task_pb2
+
+    plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
+    last, many = plan.groups[-1].name, len(plan.groups) > 1
+    operation, choice = ("fuse", "*") if many else ("author", "")
+    plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
+    assert [group.schedule for group in plan.groups] == ["cuda_attention"]
+    defaults = plan.groups[0].parameters
+    integers = {key: value for key, value in setting.items() if isinstance(value, int)}
+    choices = {key: value for key, value in setting.items() if isinstance(value, str)}
+    parameters = Parameters({**defaults.choices, **choices}, {**defaults.integers, **integers})
+    program = generator.generate(fusion.with_parameters(plan, last, parameters))
+    texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
+    names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
+    _, unit = nvrtc.nvrtcCreateProgram(texts[0][1], texts[0][0], len(names), contents, names)
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
+    assert int(nvrtc.nvrtcCompileProgram(unit, len(options), options)[0]) == 0
+    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
+    nvrtc.nvrtcGetCUBIN(unit, cubin)
+    return program, artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
+
+
+def ran(made: Program, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """What the program gives on the GPU, twice the same."""
+    call = CudaExecutor().load(*made, torch.device("cuda", 0)).bind(Sources(list(args), {}, {}))
+    (first,), (second,) = call(), call()
+    torch.cuda.synchronize()
+    assert torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
+    return first
+
+
+def truth_of(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return function(*(value.double() for value in args))
+
+
+def heads_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of (batch, sequence, head, element), as projections give them."""
+    made = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return made.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1)
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """Of queries, keys and values beside each other in one tensor."""
+    q, k, v = x.permute(2, 0, 3, 1, 4).unbind(0)
+    return attention(q, k, v, is_causal=True)
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, is_causal=True)
+
+
+def of(
+    queries: int, keys: int, depth: int, columns: int = 0, layers: tuple[int, ...] = (2, 3)
+) -> tuple[torch.Tensor, ...]:
+    shapes = ((*layers, queries, depth), (*layers, keys, depth), (*layers, keys, columns or depth))
+    return tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(5)) for shape in shapes)
+
+
+CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], torch.dtype, dict[str, int | str]]] = {
+    "odd lengths": (attention, of(300, 257, 64), torch.bfloat16, {}),
+    "three warpgroups": (attention, of(300, 257, 64), torch.bfloat16, {"warpgroups": 3, "turns": "no"}),
+    "three warpgroups in turns": (attention, of(500, 640, 64), torch.bfloat16, {"warpgroups": 3, "turns": "yes"}),
+    "small tiles of keys": (attention, of(300, 513, 128), torch.bfloat16, {"keys": 64, "stages": 3, "lag": 8}),
+    "one tile of keys": (attention, of(77, 50, 80), torch.float16, {}),
+    "many keys": (attention, of(129, 5000, 128, layers=(1, 2)), torch.float16, {"turns": "no", "lag": 8}),
+    "no batch": (attention, of(200, 200, 128, layers=()), torch.bfloat16, {}),
+    "wide rows": (attention, of(200, 300, 256), torch.bfloat16, {}),
+    "wider values": (attention, of(200, 300, 64, 192), torch.bfloat16, {}),
+    "causal": (causal, of(300, 300, 128), torch.bfloat16, {"lag": 8}),
+    "causal, fewer keys": (causal, of(700, 300, 64), torch.float16, {"warpgroups": 3, "turns": "no"}),
+    "causal, more keys": (causal, of(300, 700, 64), torch.bfloat16, {"keys": 64}),
+    "scaled": (lambda q, k, v: attention(q, k, v, scale=0.5), of(200, 200, 64), torch.bfloat16, {}),
+    "heads last": (heads_last, (torch.randn(2, 333, 4, 128),) * 3, torch.bfloat16, {}),
+    "packed": (packed, (torch.randn(2, 333, 3, 4, 64),), torch.float16, {}),
+    "an end": (lambda q, k, v: F.gelu(attention(q, k, v)) * 2, of(200, 300, 128), torch.bfloat16, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("family", ["normal", "uniform", "large"])
+def test_attention_errs_no_more_than_the_judge_allows(name: str, family: str) -> None:
+    function, args, dtype, _ = CASES[name]
+    values = tuple(_drawn(family, tensor).to("cuda", dtype) for tensor in args)
+    out, truth, eager = ran(_made(name), values).double(), truth_of(function, values), function(*values)
+    rounding = 2 * torch.finfo(dtype).eps * _rms(truth)
+    assert _rms(out - truth) <= 2 * max(_rms(eager.double() - truth), rounding)
+
+
+@functools.cache
+def _made(name: str) -> Program:
+    function, args, dtype, setting = CASES[name]
+    return one_kernel(function, tuple(tensor.to(dtype) for tensor in args), **setting)
+
+
+def _drawn(family: str, tensor: torch.Tensor) -> torch.Tensor:
+    match family:
+        case "uniform":
+            return torch.rand(tensor.shape, generator=torch.Generator().manual_seed(7))
+        case "large":  # rows whose softmax is nearly one key's
+            return 8 * tensor
+    return tensor
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return tensor.double().pow(2).mean().sqrt().item()
+
+
+def test_scores_beyond_every_float_are_what_the_formula_says() -> None:
+    q, k, v = (tensor.bfloat16() for tensor in of(128, 256, 64, layers=(1, 2)))
+    made = one_kernel(attention, (q, k, v))
+    q, k, v = (tensor.cuda().clone() for tensor in (q, k, v))
+    plain = ran(made, (q, k, v))
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[0, 0, :128, 0] = -math.inf  # a whole tile of scores of -inf, before finite ones
+    k[0, 1, :, 0] = -math.inf  # nothing else
+    q[0, 0, 3, 5] = math.nan
+    k[0, 0, 200, 0] = -math.inf
+    scores = q.double() @ k.double().transpose(-1, -2) / 8
+    out, truth = ran(made, (q, k, v)), torch.softmax(scores, -1) @ v.double()
+    assert torch.equal(out.isnan(), truth.isnan())
+    assert out[0, 1].isnan().all()
+    finite = ~truth.isnan()
+    assert _rms(out.double()[finite] - truth[finite]) <= 0.01 * _rms(truth[finite])
+    assert not plain.isnan().any()
