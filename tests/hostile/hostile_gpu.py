@@ -35,6 +35,7 @@ from agent_correctness.judge import Judge
 from gpu_bench.machine import Machine
 from gpu_bench.session import Session
 from gpu_bench.solution_session import SolutionSession
+from orchestrator.judge import concluded
 from warpsmith import digest
 from warpsmith.v1 import (
     artifact_pb2,
@@ -381,11 +382,10 @@ def check_solution(bench: Bench, case: solutions.Solution) -> str:
                 task=session.task, program=program, artifact=artifact, tier=SCREENING
             )
         )
-        if answer.HasField("fault"):
-            verdict = verdict_pb2.Verdict(state=FAIL, kind=answer.fault.kind)
-            sentence = f"{kind_of(verdict)}: {answer.fault.detail}"
-        else:
-            sentence = f"PASS: {answer.timing.speedup_eager.median:.3f}x eager"
+        verdict = concluded(case.name, verdict, answer).verdict
+        sentence = f"PASS: {answer.timing.speedup_eager.median:.3f}x eager"
+        if verdict.state != PASS:
+            sentence = f"{kind_of(verdict)}: {verdict.detail}"
     assert (kind_of(verdict) in case.kinds) if case.kinds else (verdict.state == PASS), sentence
     return sentence
 
