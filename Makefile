@@ -67,7 +67,7 @@ stubs: $(READY) ## generates the gRPC stubs again
 wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
 	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
-agents-check: $(READY) ## the example agents (Python plugin, TypeScript server): each fits its role and drives a whole run; real services restart
+agents-check: $(READY) ## the example agents (Python plugin, TypeScript server): each fits its role and drives a whole run; whole runs on real services
 	@VENV=$(VENV) bash .ci/agents_check.sh
 
 images: ## builds the container images (REGISTRY=, TAG=, IMAGES=, BASE_IMAGE=, TORCH_INDEX=, ENGINE=docker|podman|buildah)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The example agents, a Python plugin and a TypeScript server: each fits its role and drives a whole run; and real services restart.
+# The example agents, a Python plugin and a TypeScript server: each fits its role and drives a whole run; then whole runs on real services.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v npm >/dev/null || {
@@ -55,4 +55,4 @@ for _ in $(seq 50); do [ -s "$work/address" ] && break || sleep 0.1; done
 drives "$(cat "$work/address")" typescript
 
 echo "-- a restart of the real benchmark service"
-"$bin/pytest" -m services tests/orchestrator
+"$bin/pytest" -m services tests/orchestrator tests/agent_reasoning tests/agent_synthesis

@@ -1,10 +1,14 @@
-"""Loop nests to try a schedule on, ours or a plugin's: rows, columns, several axes, pointwise.
+"""Loop nests to try a schedule on, ours or a plugin's: rows, columns, several axes, pointwise; functions as modules.
 
 The one idea: a schedule is tested on the IR itself, so that no capture and no lowering stands between a test and what
 it means.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
 
 from agent_synthesis.ir import (
     Axis,
@@ -24,6 +28,18 @@ from agent_synthesis.ir import (
 )
 
 F32 = Type.F32
+
+
+class Applied(torch.nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """What the function gives."""
+        return self._function(*args)
 
 
 def at(offset: int = 0, **coefficients: int) -> Index:

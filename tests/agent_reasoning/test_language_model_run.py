@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import model_replies as replies
+import pytest
 from scripted_model import ScriptedModel
 
 from warpsmith import plugins
@@ -47,6 +48,7 @@ def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.services
 def test_a_run_whose_moves_a_model_chooses_ends_with_pass(tmp_path: Path) -> None:
     assert "vllm" in plugins.names("reasoner"), "install again: the entry point is new"
     (tmp_path / "chain.py").write_text(MODULE)

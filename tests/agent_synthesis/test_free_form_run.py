@@ -25,6 +25,7 @@ def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.services
 @pytest.mark.timeout(600)
 def test_a_kernel_that_a_model_wrote_is_mended_verified_and_chosen_for_being_faster(tmp_path: Path) -> None:
     (tmp_path / "turned.py").write_text(replies.MODULE)

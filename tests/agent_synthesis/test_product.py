@@ -21,23 +21,13 @@ from agent_synthesis.ir import Nest, Type
 from agent_synthesis.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.product import MatrixProduct, matrix_product, multiplies_matrices
 from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 Compile = Callable[[Emission], str]
-
-
-class Applied(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self._function(*args)
 
 
 class Ended(nn.Module):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from agent_synthesis.testing import Applied
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
 from warpsmith.v1 import artifact_pb2, candidate_pb2
@@ -20,17 +20,6 @@ pytestmark = pytest.mark.gpu
 
 Program = tuple[candidate_pb2.Program, artifact_pb2.Artifact]
 attention = F.scaled_dot_product_attention
-
-
-class Applied(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self._function(*args)
 
 
 def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...], **setting: int | str) -> Program:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from agent_synthesis.testing import Applied
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
 from warpsmith.v1 import artifact_pb2, candidate_pb2
@@ -17,17 +18,6 @@ from warpsmith.v1 import artifact_pb2, candidate_pb2
 pytestmark = pytest.mark.gpu
 
 Program = tuple[candidate_pb2.Program, artifact_pb2.Artifact]
-
-
-class Applied(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self._function(*args)
 
 
 class Ended(nn.Module):

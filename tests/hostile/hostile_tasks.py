@@ -262,6 +262,7 @@ BATCH_NORM = Module(
 
 TRAINED = replace(
     BATCH_NORM,
+    name="trained_batch_norm",
     sources={
         **BATCH_NORM.sources,
         "means": Tensor((8,), parameter="norm.running_mean", is_state=True),

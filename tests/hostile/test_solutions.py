@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,8 +41,6 @@ class Bench:
         self._rung = rung
         self._session: SolutionSession | None = None
         self._reference = ""
-        self._usual: dict[Solution, float] = {}
-        """Of the control that was asked for last."""
 
     def session(self, reference: str) -> SolutionSession:
         if self._session is None or self._reference != reference:
@@ -86,22 +83,10 @@ class Bench:
             if is_clear or time.monotonic() > end:
                 return found
 
-    def usual(self, honest: Solution) -> float:
-        """What `control` gave last, in the session that is open; asked again where there is none."""
-        if self._reference != honest.reference or honest not in self._usual:
-            self._usual = {honest: self.control(honest)}
-        return self._usual[honest]
-
-    def control(self, honest: Solution) -> float:
-        """An honest solution passes; its time over eager's, or 1 where it is not timed."""
-        found = self.judgement(honest)
-        assert found.verdict.state in (PASS, UNDECIDED), f"{kind_of(found.verdict)}: {found.verdict.detail}"
-        return 1.0 / found.timing.speedup_eager.median if found.timing else 1.0
-
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
-            self._session = None
+            self._session, self._reference = None, ""
 
 
 def task_of(reference: str) -> task_pb2.Task:
@@ -134,17 +119,8 @@ def kind_of(verdict: verdict_pb2.Verdict) -> str:
     return verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
 
 
-CONTROLS = {case.reference: case for case in reversed(HONEST)}
-"""The first honest solution of each reference."""
-
-
 @pytest.mark.parametrize("case", CHEATS, ids=lambda case: case.name)
-def test_a_hostile_solution_fails_and_leaves_nothing(
-    case: Solution, judged: Bench, traces: Any, record_property: Any
-) -> None:
-    control = replace(CONTROLS[case.reference], timed=case.timed)
-    usual = judged.usual(control)
-    before = traces.now()
+def test_a_hostile_solution_fails(case: Solution, judged: Bench, record_property: Any) -> None:
     begin = time.monotonic()
     found = judged.judgement(case)
     seconds = time.monotonic() - begin
@@ -159,8 +135,6 @@ def test_a_hostile_solution_fails_and_leaves_nothing(
         assert verdict.state == FAIL, told
         assert kind_of(verdict) in case.kinds, told
     assert seconds < case.seconds + (LOOK_SECONDS if case.timed else 0.0)
-    assert judged.control(control) < 3.0 * usual
-    traces.assert_same(before)
 
 
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)

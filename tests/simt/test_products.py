@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from simulated import draw, program_of, wrong_values
-from torch import nn
 
 from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
 from agent_correctness.simt_findings import Kind
@@ -21,6 +20,7 @@ from agent_synthesis.ir import Nest
 from agent_synthesis.plan import plan_zero
 from agent_synthesis.product import matrix_product
 from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.v1 import task_pb2
 
@@ -35,17 +35,6 @@ def simulator() -> Iterator[Simulator]:
         pytest.skip(made.missing())
     yield made
     made.close()
-
-
-class Applied(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self._function(*args)
 
 
 def nest_of(name: str, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Nest:
