@@ -5,8 +5,8 @@
     python docs/results/products.py --table docs/results/products_h200.jsonl
 
 The first runs `warpsmith bench` over the 17 tasks that multiply matrices (12 plain, 4 structured, one by a vector), in
-fp32, and prints them as a table; the second does so over products of bf16 and fp16 at 8192, and attention, on their own track. Both go
-on where they stopped. The third only prints.
+fp32, and prints them as a table; the second does so over products of bf16 and fp16 at 8192, and attention, on their own
+track. Both go on where they stopped. The third only prints.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ SIXTEEN_BIT = {
         (pair for dtype in ("bfloat16", "float16") for pair in ((dtype, item) for item in FORWARDS.items())), 101
     )
 }
+"""Name → source; numbers so that they sort."""
 SIXTEEN_BIT["111_bfloat16_attention_16384"] = """import torch
 
 
@@ -69,10 +70,9 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-"""Name → source; numbers so that they sort."""
 
 MEAN_BAR, TASK_BAR, SIXTEEN_BAR, GELU_BAR, ATTENTION_BAR = 2.7, 0.97, 0.95, 1.05, 0.75
-"""Least geometric mean of the level-1 tasks and of each of them; of a 16-bit product, of one with a GELU, of attention."""
+"""Least geometric mean of the level-1 tasks and of each; of a 16-bit product, of one with a GELU, of attention."""
 TRIALS, BUDGET = 8, "30s"
 
 
