@@ -90,7 +90,7 @@ def _of_buffer(buffer: candidate_pb2.Buffer, input_count: int | None) -> Iterato
         yield f"{name} has {len(spec.shape)} extents but {len(spec.strides)} strides"
     elif any(extent < 0 for extent in spec.shape) or any(stride < 0 for stride in spec.strides):
         yield f"{name} has a negative extent or stride"
-    elif _span_bytes(spec) > LARGEST_BUFFER:
+    elif span_bytes(spec) > LARGEST_BUFFER:
         yield f"{name} is larger than {LARGEST_BUFFER} bytes"
     elif buffer.role in (candidate_pb2.ROLE_OUTPUT, candidate_pb2.ROLE_WORKSPACE) and _overlaps_itself(spec):
         yield f"elements of {name} overlap in memory"
@@ -199,8 +199,8 @@ def _of_tensor_map(program: candidate_pb2.Program, seen: candidate_pb2.TensorMap
         yield f"{what} has a pattern of {seen.swizzle_bytes} bytes for rows of {seen.box[0] * size}"
     else:
         reach = sum((e - 1) * s for e, s in zip(seen.extents, [size, *seen.byte_strides], strict=True)) + size
-        if reach > _span_bytes(spec):
-            yield f"{what} reaches {reach} bytes far in a buffer of {_span_bytes(spec)}"
+        if reach > span_bytes(spec):
+            yield f"{what} reaches {reach} bytes far in a buffer of {span_bytes(spec)}"
 
 
 def _of_extents(launch: candidate_pb2.Launch, where: str) -> Iterator[str]:
@@ -250,7 +250,8 @@ def _triple(extent: candidate_pb2.Extent3) -> tuple[int, int, int]:
     return extent.x, extent.y, extent.z
 
 
-def _span_bytes(spec: tensor_pb2.TensorSpec) -> int:
+def span_bytes(spec: tensor_pb2.TensorSpec) -> int:
+    """Bytes from a tensor's first element to its last, both included; 0 when it is empty."""
     if 0 in spec.shape:
         return 0
     pairs = zip(spec.shape, spec.strides, strict=True)

@@ -11,7 +11,7 @@ from gpu_bench import sanitizer
 from gpu_bench.sanitized_run import kernels_alone
 from warpsmith import jail
 from warpsmith.jail import Rung
-from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
 
 CUBIN = artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN)
 NAMESPACED = [rung for rung in jail.probe() if rung is not Rung.LANDLOCK]
@@ -55,6 +55,16 @@ def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkey
 def test_a_tool_that_does_not_end_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer, "DEADLINE_SECONDS", 0.5)
     assert "no end within" in said("sleep 60", tmp_path, monkeypatch).skipped
+
+
+def test_racecheck_is_skipped_at_once_where_it_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sanitizer, "installed", lambda: None)
+    quarter = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[1 << 28], strides=[1])
+    program = candidate_pb2.Program(buffers=[candidate_pb2.Buffer(spec=quarter)] * 3)
+    said = {each.tool: each.skipped for each in sanitizer.sanitize(program, CUBIN, Rung.LANDLOCK)}
+    assert said.pop("compute-sanitizer racecheck") == "buffers of 3.0 GiB take it longer than 10 s"
+    assert set(said.values()) == {"it is not installed"}
+    assert len(said) == 3
 
 
 def test_what_cannot_run_is_skipped_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
