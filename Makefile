@@ -25,7 +25,7 @@ run: $(READY) ## optimises three examples (BUDGET=5s of search for each, MODULES
 
 test: $(READY) ## runs the tests that need no GPU, with coverage
 	@$(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile \
-	  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services" --cov --cov-report=term:skip-covered
+	  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services" --durations=12 --cov --cov-report=term:skip-covered
 
 test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds planted faults: a slice, or all of them (ALL=1)
 	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
