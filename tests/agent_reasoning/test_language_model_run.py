@@ -54,7 +54,7 @@ def test_a_run_whose_moves_a_model_chooses_ends_with_pass(tmp_path: Path) -> Non
     (tmp_path / "chain.py").write_text(MODULE)
     with ScriptedModel(replies.illegal, replies.good) as server:
         done = warpsmith(
-            tmp_path, server.url, "optimize", "chain.py", "--target", "cpu", "--budget", "5s", "--trials", "2",
+            tmp_path, server.url, "optimize", "chain.py", "--target", "cpu", "--budget", "60s", "--trials", "2",
             "--plugin", "reasoner=vllm", "--json",
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
