@@ -74,10 +74,15 @@ def seed_from(draw: random.Random) -> int:
     return draw.randrange(1, 2**31)
 
 
+def family_name(comparison: verdict_pb2.Comparison) -> str:
+    """As people write it: "constant_rows"."""
+    return verdict_pb2.ValueFamily.Name(comparison.family).removeprefix("VALUE_FAMILY_").lower()
+
+
 def where(comparison: verdict_pb2.Comparison) -> str:
     """The values of a comparison, for a sentence: "family normal, seed 7"."""
-    name = verdict_pb2.ValueFamily.Name(comparison.family).removeprefix("VALUE_FAMILY_").lower()
-    return f"family {name}, seed {comparison.seed}"
+    alone = f"group {comparison.group} judged alone, " if comparison.group else ""
+    return f"{alone}family {family_name(comparison)}, seed {comparison.seed}"
 
 
 def number(value: float) -> str:

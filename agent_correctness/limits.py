@@ -30,9 +30,14 @@ class Size(enum.Enum):
     WRONG = "beyond any rounding"
 
 
+def ratios_of(error: verdict_pb2.OutputError) -> tuple[float, float, float]:
+    """What the limits are of: rms, largest error, worst block."""
+    return error.rms_ratio, error.max_ratio, error.block_ratio
+
+
 def size_of(error: verdict_pb2.OutputError) -> Size:
     """Where an output stands by its error ratios; masks and integers are looked at elsewhere."""
-    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio)
+    ratios = ratios_of(error)
     if all(ratio <= limit for ratio, limit in zip(ratios, LIMITS, strict=True)):
         return Size.FINE
     # A precision cut is spread evenly over the elements; a wrong element or tile is not, however small its share.
@@ -42,10 +47,14 @@ def size_of(error: verdict_pb2.OutputError) -> Size:
     return Size.IMPRECISE if even and small else Size.WRONG
 
 
-def worst_ratio(error: verdict_pb2.OutputError) -> float:
+def worst_of(ratios: tuple[float, float, float]) -> float:
     """The ratio that is furthest beyond its limit, whichever it is."""
-    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio)
     return max((ratio / limit, ratio) for ratio, limit in zip(ratios, LIMITS, strict=True))[1]
+
+
+def worst_ratio(error: verdict_pb2.OutputError) -> float:
+    """As `worst_of`, of an output."""
+    return worst_of(ratios_of(error))
 
 
 def outputs(

@@ -9,27 +9,47 @@ here is the candidate's.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from gpu_bench import device, guard, policy
+from gpu_bench import alone, device, guard, policy
 from gpu_bench.executor import LoadedProgram, ProgramFault, Sources
-from gpu_bench.guard import GuardedMemory
+from gpu_bench.guard import GuardedMemory, Seeds
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory
 from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
 from warpsmith.task_module import seed_generators
-from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
 from warpsmith.worker import Methods
 
-_POISON, _OTHER_POISON = 1000, 1001
-_CANARY, _OTHER_CANARY = 0, 1
 _PIECE = 1 << 24
 """Elements that are copied to the host at once."""
+
+
+class NamedMemory(GuardedMemory):
+    """One that knows some tensors of the program by their buffers' names."""
+
+    def __init__(self, device: torch.device, poison: int, canary: int, wanted: Collection[str]) -> None:
+        super().__init__(device, poison, canary)
+        self.named: dict[str, torch.Tensor] = {}
+        self._wanted = wanted
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        return self._note(name, super().empty(name, spec))
+
+    def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """As `Memory.adopt`."""
+        return self._note(name, super().adopt(name, tensor))
+
+    def _note(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in self._wanted:
+            self.named[name] = tensor
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -76,9 +96,12 @@ class Bench:
         """Runs the program on a case and writes its outputs where the regions say. Raises ProgramFault."""
         assert self.program is not None
         args = self.loaded.case(request.family, request.seed)
+        if request.group:
+            return self._group(request, args, shared)
         before = self.loaded.sources(args).named()
         comparison = verdict_pb2.Comparison(family=request.family, seed=request.seed)
-        first = self._run(args, request.seed, _POISON, _CANARY)
+        seeds = Seeds.drawn()
+        first = self._guarded(args, request.seed, seeds.poison, seeds.canary)
         names = [region.name for region in request.regions if region.name.startswith("output ")]
         match_shapes(first.outputs, request.regions[: len(names)])
         delivered = _deliver(first, request.regions, shared)
@@ -89,12 +112,18 @@ class Bench:
         comparison.dirty_workspaces.extend(first.memory.dirty())
         poisoned = [first.memory.still_poisoned(output) for output in first.outputs]
 
-        second = self._run(args, request.seed, _POISON, _CANARY)  # `first` is alive: its addresses are taken
+        if request.once:
+            delivered()
+            comparison.broken_canaries.extend(dict.fromkeys(broken))
+            comparison.outputs.extend(verdict_pb2.OutputError(output=position) for position in range(len(names)))
+            return comparison
+
+        second = self._guarded(args, request.seed, seeds.poison, seeds.canary)  # the addresses of `first` are taken
         comparison.unrepeatable_outputs.extend(_different(first, second, names))
         broken += second.memory.broken()
         del second
 
-        other = self._run(args, request.seed, _OTHER_POISON, _OTHER_CANARY)
+        other = self._guarded(args, request.seed, seeds.other_poison, seeds.other_canary)
         unwritten = self._unwritten(poisoned, other)
         written = {name for name, count in zip(names, unwritten, strict=True) if not count}
         differs = written.intersection(_different(first, other, names))
@@ -103,8 +132,12 @@ class Bench:
 
         if differs:  # which of the two it was, or a race that is too rare for two equal runs
             poison, canary, again = (
-                self._run(args, request.seed, *seeds)
-                for seeds in ((_OTHER_POISON, _CANARY), (_POISON, _OTHER_CANARY), (_POISON, _CANARY))
+                self._guarded(args, request.seed, *one_changed)
+                for one_changed in (
+                    (seeds.other_poison, seeds.canary),
+                    (seeds.poison, seeds.other_canary),
+                    (seeds.poison, seeds.canary),
+                )
             )
             suspects = [name for name in _different(first, poison, names) if name in written]
             comparison.uninitialized_read_outputs.extend(suspects)
@@ -120,13 +153,40 @@ class Bench:
             comparison.outputs.append(verdict_pb2.OutputError(output=position, unwritten_count=count))
         return comparison
 
-    def _run(self, args: Args, seed: int, poison: int, canary: int) -> Run:
+    def _group(self, request: judging_pb2.ExecuteRequest, args: Args, shared: SharedMemory) -> verdict_pb2.Comparison:
+        """Delivers what a group of the program is given in a run of the whole, and what it makes."""
         assert self.program is not None
-        memory = GuardedMemory(self.loaded.device, poison, canary)
+        observed = verdict_pb2.Comparison(family=request.family, seed=request.seed, group=request.group)
+        wanted = {region.name.split(" ", 1)[1] for region in request.regions}
+        seeds = Seeds.drawn()
+        memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, wanted)
+        after_step, seen = alone.watching(self.program.program, request, memory.named.get)
+        try:
+            self._run(args, request.seed, memory, after_step)
+        except ProgramFault as fault:
+            if fault.kind != verdict_pb2.FAILURE_KIND_RESOURCE:
+                raise
+            observed.unjudged = f"to keep what it is given takes more memory than is free: {fault.detail}"
+            return observed
+        if len(seen) < len(request.regions):
+            observed.unjudged = "its steps are not side by side"
+            return observed
+        for region, place in zip(request.regions, shared.tensors(request.regions), strict=True):
+            place.copy_(seen[region.name])
+        return observed
+
+    def _guarded(self, args: Args, seed: int, poison: int, canary: int) -> Run:
+        return self._run(args, seed, GuardedMemory(self.loaded.device, poison, canary))
+
+    def _run(self, args: Args, seed: int, memory: GuardedMemory, after_step: Callable[[], None] | None = None) -> Run:
+        """One run; `after_step` is called before the first step, too."""
+        assert self.program is not None
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
         try:
-            call = self.program.bind(Sources.from_named(copies), memory)
+            call = self.program.bind(Sources.from_named(copies), memory, after_step)
             seed_generators(seed)
+            if after_step is not None:
+                after_step()
             outputs = call()
             self.loaded.executor.synchronize()
         except ProgramFault:

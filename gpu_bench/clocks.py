@@ -245,7 +245,10 @@ class CudaClock:
         self.host_bound = self._lead.host_bound
         """Names of arms whose host time could not be hidden."""
         self._events: list[Any] = []
-        self._reset_persisting = _persisting_reset()
+        reset = _persisting_reset()
+        self.resets_persisting = reset is not None
+        """Whether lines that a kernel asked the L2 to keep are let go before a cold reading."""
+        self._reset_persisting = reset or (lambda: None)
         self._cycles_per_ns = 1.0
         self._cycles_per_ns = CALIBRATION_CYCLES / min(self._spin_time_ns(CALIBRATION_CYCLES) for _ in range(3))
 
@@ -337,11 +340,11 @@ def _bound(call: Callable[[int], Any], index: int) -> Callable[[], Any]:
     return lambda: call(index)
 
 
-def _persisting_reset() -> Callable[[], object]:
-    """Resets lines that a kernel asked the L2 to keep; nothing where cuda-bindings is not installed."""
+def _persisting_reset() -> Callable[[], object] | None:
+    """Resets lines that a kernel asked the L2 to keep; None where cuda-bindings is not installed."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError:
-        return lambda: None
+        return None
     reset: Callable[[], object] = driver.cuCtxResetPersistingL2Cache
     return reset

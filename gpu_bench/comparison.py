@@ -93,6 +93,7 @@ def compare(
         error.worst_value = float(candidate[error.worst_index])
         error.worst_truth = float(truth[error.worst_index])
     error.kernelbench_close = close
+    error.element_count = candidate.numel()
     return error
 
 
@@ -213,6 +214,7 @@ class _Sums:
             max_ratio=self._largest[0] / max(self._largest[1], self._largest[2], floor),
             block_ratio=float((_rms(blocks[:, 0], blocks[:, 1]) / local).max()),
             rms_error=float(rms),
+            max_error=self._largest[0],
             eager_rms_error=float(rms_own),
             non_finite_mismatch_count=self._mismatches,
             worst_index=self._first_mismatch if mismatched else self._worst_index,

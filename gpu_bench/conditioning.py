@@ -9,7 +9,7 @@ Algorithms*, chapter 1.) Knows tensors, and nothing of modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -17,22 +17,36 @@ _CHUNK = 1 << 26
 """Elements compared at once."""
 
 
-def moved(sources: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+class Moved(Mapping[str, torch.Tensor]):
     """Copies of tensors, floats in float64 with each row (last dimension) a rounding up or down.
 
-    Of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64.
+    Of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64. Each is made when it
+    is asked for and kept by nobody: whoever computes with them copies them, and two copies of all are too many.
     """
-    types = {tensor.dtype for tensor in sources.values() if tensor.is_floating_point()}
-    rounding = torch.finfo(torch.float64 if types == {torch.float64} else torch.float32).eps / 2
-    found = {}
-    for number, (name, tensor) in enumerate(sources.items()):
-        found[name] = tensor.clone()
-        if tensor.is_floating_point():
-            generator = torch.Generator(tensor.device).manual_seed(seed + number)
-            rows = [*tensor.shape[:-1], 1] if tensor.dim() else []
-            signs = torch.randint(0, 2, rows, generator=generator, device=tensor.device) * 2 - 1
-            found[name] = tensor.double() * (1.0 + rounding * signs)
-    return found
+
+    def __init__(self, sources: Mapping[str, torch.Tensor], seed: int) -> None:
+        self._sources, self._seed = sources, seed
+        types = {tensor.dtype for tensor in sources.values() if tensor.is_floating_point()}
+        self._rounding = torch.finfo(torch.float64 if types == {torch.float64} else torch.float32).eps / 2
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._sources[name]
+        if not tensor.is_floating_point():
+            return tensor.clone()
+        number = list(self._sources).index(name)
+        generator = torch.Generator(tensor.device).manual_seed(self._seed + number)
+        rows = [*tensor.shape[:-1], 1] if tensor.dim() else []
+        signs = torch.randint(0, 2, rows, generator=generator, device=tensor.device) * 2 - 1
+        return tensor.to(torch.float64, copy=True).mul_(1.0 + self._rounding * signs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
 def shift(truth: torch.Tensor, after: torch.Tensor) -> float:

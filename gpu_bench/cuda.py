@@ -219,11 +219,25 @@ def _extents(extent: candidate_pb2.Extent3) -> tuple[int, int, int]:
     return max(1, extent.x), max(1, extent.y), max(1, extent.z)
 
 
+def after_others(program: candidate_pb2.Program) -> candidate_pb2.Program:
+    """The program, its first launch told to wait for what precedes a call, which is not the program's own.
+
+    Calls of a group would run beside each other, each in the time of the one before.
+    """
+    launches = [number for number, step in enumerate(program.steps) if step.WhichOneof("kind") == "launch"]
+    if not launches or not program.steps[launches[0]].launch.programmatic_dependent:
+        return program
+    waiting = candidate_pb2.Program()
+    waiting.CopyFrom(program)
+    waiting.steps[launches[0]].launch.programmatic_dependent = False
+    return waiting
+
+
 class CudaProgram:
     """A loaded program of the `cuda` target."""
 
     def __init__(self, program: candidate_pb2.Program, device: torch.device, functions: dict[str, Any]) -> None:
-        self.program = program
+        self.program = after_others(program)
         self.device = device
         self._functions = functions
 

@@ -29,6 +29,9 @@ _PHYSICAL_BANDWIDTH: tuple[tuple[str, float], ...] = (
 
 _HALF_TENSOR_PEAK = 989e12
 """Dense fp16 rate of an H100 or H200 SXM by data sheet: the fastest way to any fp32 result is made of such products."""
+_HALF_FLOPS_PER_CYCLE = 4096
+"""Of one multiprocessor of compute capability 9.0. The data sheet's rate is at 1830 MHz; parts boost to 1980."""
+_FASTEST_CLOCK_KHZ = 1_980_000
 _SPLIT_PRODUCTS = 3
 """Half-precision products that an fp32-accurate product needs (Ootomo and Yokota 2022)."""
 _CPU_GUARD_MARGIN = 1.5
@@ -216,6 +219,8 @@ def _describe_cpu() -> Ceilings:
 
 def _describe_cuda() -> Ceilings:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    clock_khz = getattr(properties, "clock_rate", 0) or _FASTEST_CLOCK_KHZ  # older releases of torch do not tell
+    peak = half_tensor_peak(properties.multi_processor_count, clock_khz)
     free, _ = torch.cuda.mem_get_info()
     count = max(min(1 << 30, free // 4) // 4, 1 << 20)
     with torch.no_grad():
@@ -248,11 +253,16 @@ def _describe_cuda() -> Ceilings:
         device,
         fp32_product_rate=max(single, half / _SPLIT_PRODUCTS),
         convolution_rate=max(tf32, half),
-        physical_product_rate=_HALF_TENSOR_PEAK / _SPLIT_PRODUCTS,
-        physical_convolution_rate=_HALF_TENSOR_PEAK,
+        physical_product_rate=peak / _SPLIT_PRODUCTS,
+        physical_convolution_rate=peak,
         reduced_product_rate=half,
-        physical_reduced_product_rate=_HALF_TENSOR_PEAK,
+        physical_reduced_product_rate=peak,
     )
+
+
+def half_tensor_peak(unit_count: int, clock_khz: int) -> float:
+    """Flops a second of 16-bit products that so many multiprocessors cannot exceed at their highest clock."""
+    return max(_HALF_TENSOR_PEAK, _HALF_FLOPS_PER_CYCLE * unit_count * clock_khz * 1e3)
 
 
 def _cuda_bandwidths(count: int) -> tuple[float, float, float]:

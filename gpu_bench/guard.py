@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import secrets
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,23 @@ class _Allocation:
     """Elements of the tensor's memory."""
     dtype: torch.dtype
     poisoned: bool
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Of the poison and the canaries of runs that are compared with each other. Nobody can know them beforehand."""
+
+    poison: int
+    other_poison: int
+    """Differs from `poison` in every element."""
+    canary: int
+    other_canary: int
+
+    @staticmethod
+    def drawn() -> Seeds:
+        """Fresh ones."""
+        poison, canary = 2 * secrets.randbelow(1 << 29), 2 * secrets.randbelow(1 << 29)
+        return Seeds(poison, poison + 1, canary, canary + 1)
 
 
 class GuardedMemory:

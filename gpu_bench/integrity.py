@@ -1,4 +1,4 @@
-"""Which functions of clocks, streams and comparisons a piece of host code has replaced in its own process.
+"""Which functions of clocks, streams and comparisons a piece of host code has replaced, and what it keeps of the L2.
 
 The one idea: they are looked at before the code is imported and again after it ran; another object under the same
 name was put there. It catches what is done openly; the numbers themselves come from other processes.
@@ -6,6 +6,9 @@ name was put there. It catches what is done openly; the numbers themselves come 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import importlib
 import sys
 from collections.abc import Mapping
@@ -42,6 +45,25 @@ class Snapshot:
         """Full names of those that are something else now."""
         now = _functions()
         return [name for name, kept in self.functions.items() if now.get(name, kept) is not kept]
+
+
+_PERSISTING_L2 = 6
+"""CU_LIMIT_PERSISTING_L2_CACHE_SIZE of the driver API."""
+
+
+def set_aside_bytes() -> int:
+    """Bytes of the GPU's L2 that this process keeps for itself between calls; 0 where it uses no GPU."""
+    held, driver = ctypes.c_size_t(), _driver()
+    if driver is None or driver.cuCtxGetLimit(ctypes.byref(held), _PERSISTING_L2):
+        return 0
+    return held.value
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL | None:
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL("libcuda.so.1")
+    return None
 
 
 def _functions() -> dict[str, object]:

@@ -7,7 +7,6 @@ Served by `warpsmith.worker`; user code runs here.
 
 from __future__ import annotations
 
-import ast
 import math
 import time
 from collections import OrderedDict
@@ -15,26 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils import _pytree as pytree
 
-from gpu_bench import comparison, conditioning, executor, guard
+from gpu_bench import alone, comparison, conditioning, executor, guard, near_ties, plausible, slices
 from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
+from gpu_bench.shortage import TruthTooLarge, is_want_of_memory, with_room
+from gpu_bench.signature import signature_of
 from gpu_bench.terms import terms_floor
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
 from warpsmith.task_module import cause_of, seed_generators
-from warpsmith.v1 import judging_pb2, verdict_pb2
+from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
 from warpsmith.worker import Methods
 
-_PLAUSIBLE = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 3e-1}
-"""Largest rms error of eager relative to the truth's rms before we doubt that the graph is the module. TF32 products
-in a deep network stay below it; another graph does not."""
 _KEPT_BYTES = 4 << 30
 """Truths kept for later comparisons, the one about to be made included."""
-_CHUNK = 1 << 26
-"""Elements looked at in float64 at once."""
 _UNDECIDED = 0.01
 """Share of an output's elements, finite in eager or in float64 but not in both, above which nothing defines it."""
 _ORDINARY = frozenset(
@@ -55,6 +50,8 @@ class Answer:
     """float64 where the region is float."""
     floors: Sequence[float]
     """What the yardstick never falls below: 4u·Σ|terms| of small outputs, how far constant rows move them; else 0."""
+    by_slices: bool = False
+    """Whether the truth was computed some rows at a time, for want of memory."""
 
     @property
     def size_bytes(self) -> int:
@@ -69,6 +66,12 @@ class Judge:
         self._loaded = loaded
         self._shared = shared
         self._answers: OrderedDict[tuple[int, int], Answer] = OrderedDict()
+        self._boundaries: dict[str, alone.Boundary] = {}
+        """Of the group that is judged alone now."""
+        self._sliced = False
+        """Whether a truth of the answer under way was computed by slices."""
+        self._known_floors: dict[int, list[float]] = {}
+        """By family the least that was seen."""
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
         self.graph = loaded.capture(args)
         specs = [source.spec for source in self.graph.sources]
@@ -84,13 +87,15 @@ class Judge:
         self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
         sources = loaded.sources(args).named().items()
         self.source_regions, self.total_bytes_with_sources = lay_out(sources, self.total_bytes)
-        self.signature = _signature(loaded, args)
+        self.signature = signature_of(loaded, args)
         self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
 
     # ---- answers -------------------------------------------------------------------------------------------
 
-    def answer(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Answer:
+    def answer(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, once: bool = False) -> Answer:
         """The reference's results, from memory where they are kept.
+
+        `once`: one of many seeds. Σ|terms| takes longer than all else, so that of other seeds of the family has to do.
 
         Raises:
             BadInput: the forward raises on these values, or gives what its captured graph does not.
@@ -98,9 +103,20 @@ class Judge:
         key = (int(family), seed)
         if key not in self._answers:
             self._make_room()
-            self._answers[key] = self._compute(self._loaded.case(family, seed), family, seed)
+            floors = self._known_floors.get(family) if once else None
+            self._answers[key] = with_room(
+                lambda: self._compute(self._loaded.case(family, seed), family, seed, floors),
+                f"eager and the truth in float64 on values of family {family_name(family)}",
+                self._give_back,
+            )
         self._answers.move_to_end(key)
         return self._answers[key]
+
+    def _give_back(self) -> None:
+        """Gives back all memory that can be."""
+        self._answers.clear()
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _make_room(self) -> None:
         """Forgets old answers before another of their size is computed, which itself takes several times its size."""
@@ -110,18 +126,19 @@ class Judge:
                 return
             self._answers.popitem(last=False)
 
-    def _compute(self, args: Args, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Answer:
+    def _compute(
+        self, args: Args, family: verdict_pb2.ValueFamily.ValueType, seed: int, known_floors: Sequence[float] | None
+    ) -> Answer:
+        self._sliced = False
         outputs, written = self._run_eager(args, seed)  # first: it says best what the module refuses
         sources = self._graph_sources(args)
         truth = self._interpret(args, written, seed, widen=True)
-        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
-        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
-        floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+        floors = list(known_floors or self._terms_floors(sources, truth, family))
         if family == verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
-            after = self._interpret(args, written, seed, widen=True, sources=conditioning.moved(sources, seed))
+            after = self._interpret(args, written, seed, widen=True, sources=conditioning.Moved(sources, seed))
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
         eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
-        answer = Answer(eager, truth, floors)
+        answer = Answer(eager, truth, floors, self._sliced)
         if family not in _ORDINARY and (chaotic := self._undecided(answer)):
             raise BadInput(chaotic)
         doubts = self._doubts(answer, family)
@@ -137,6 +154,18 @@ class Judge:
             truth=[eager[at].double() if at in doubts else truth[at] for at in positions],
             floors=[0.0 if at in doubts else answer.floors[at] for at in positions],
         )
+
+    def _terms_floors(
+        self,
+        sources: Mapping[str, torch.Tensor],
+        truth: Sequence[torch.Tensor],
+        family: verdict_pb2.ValueFamily.ValueType,
+    ) -> list[float]:
+        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
+        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
+        floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+        self._known_floors[family] = list(map(min, floors, self._known_floors.get(family, floors)))
+        return floors
 
     def _interpret(
         self,
@@ -154,8 +183,10 @@ class Judge:
         sources = sources or self._graph_sources(args)
         seed_generators(seed)
         try:
-            given = sources if widen else {name: tensor.clone() for name, tensor in sources.items()}
-            results = aten.interpret(self.graph, given, widen=widen)
+            if widen:
+                results = self._widened(sources)
+            else:
+                results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
         outputs = [results[name] for name in self.graph.outputs]
@@ -169,6 +200,17 @@ class Judge:
             unchanged = now.double() if widen and now.is_floating_point() else now
             outputs.append(results.get(by_name.get(name, ""), unchanged))
         return outputs
+
+    def _widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The graph in float64: at once, or else some rows at a time where its rows are apart."""
+        try:
+            return aten.interpret(self.graph, sources, widen=True)
+        except (RuntimeError, MemoryError) as error:
+            if not is_want_of_memory(error) or not slices.row_count(self.graph):
+                raise
+        self._give_back()  # not in the handler, which keeps alive what was made
+        self._sliced = True
+        return slices.interpret(self.graph, sources)
 
     def _may_be_written(self, args: Args) -> dict[str, torch.Tensor]:
         """Sources that the graph writes: what a clamp leaves as it was on these values it may change on others."""
@@ -237,7 +279,9 @@ class Judge:
             if not eager.is_floating_point():
                 continue
             differ = 0
-            for own, wide in zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (eager, truth)), strict=True):
+            for own, wide in zip(
+                *(torch.split(each.reshape(-1), plausible.CHUNK) for each in (eager, truth)), strict=True
+            ):
                 if not math.isfinite(float(own.sum(dtype=torch.float64)) + float(wide.sum())):
                     differ += int((torch.isfinite(own) != torch.isfinite(wide.to(own.dtype))).sum())
             if differ > _UNDECIDED * eager.numel():
@@ -251,7 +295,6 @@ class Judge:
         Raises BadInput for another shape than eager's.
         """
         nothing = 1e-3 if family == verdict_pb2.VALUE_FAMILY_TASK else 0.0
-        coarsest = max((_PLAUSIBLE.get(dtype, 0.0) for dtype in self._types), default=0.0)
         found: dict[int, str] = {}
         regions = zip(self.regions, answer.eager, answer.truth, answer.floors, strict=True)
         for position, (region, eager, truth, floor) in enumerate(regions):
@@ -259,9 +302,10 @@ class Judge:
                 raise BadInput(f"{region.name}: eager gives {list(eager.shape)}, its graph {list(truth.shape)}")
             if not eager.is_floating_point():
                 continue
-            off, size = _off_and_size(eager, truth)
+            off, size = plausible.off_and_size(eager, truth)
             least = 1e3 * torch.finfo(eager.dtype).smallest_normal
-            allowed = max(max(_PLAUSIBLE[eager.dtype], coarsest) * max(size, nothing), 16.0 * floor, least)
+            share = plausible.share([*self._types, eager.dtype])
+            allowed = max(share * max(size, nothing), 16.0 * floor, least)
             if off > allowed:
                 found[position] = (
                     f"{region.name}: what was captured is not what the module computes: eager differs from the "
@@ -271,11 +315,36 @@ class Judge:
 
     # ---- judging -------------------------------------------------------------------------------------------
 
+    def boundary(self, program: candidate_pb2.Program, group: str) -> judging_pb2.Boundary:
+        """What has to be delivered so that a group can be judged alone; remembered for the comparison."""
+        found = alone.boundary_of(program, group, self.graph)
+        if isinstance(found, alone.Refusal):
+            return judging_pb2.Boundary(unjudged=found.reason)
+        self._boundaries = {group: found}
+        return judging_pb2.Boundary(regions=found.regions, total_bytes=found.total_bytes)
+
+    def _judge_alone(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
+        boundary = self._boundaries[observed.group]
+        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        delivered = self._shared.tensors(boundary.regions)
+        try:
+            return with_room(
+                lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
+                f"eager and the truth in float64 of group {observed.group}",
+                self._give_back,
+            )
+        except TruthTooLarge as error:
+            family, seed, group = observed.family, observed.seed, observed.group
+            return verdict_pb2.Comparison(family=family, seed=seed, group=group, unjudged=str(error))
+
     def judge(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
         """Completes what the candidate's process saw with the errors of every region in the shared memory."""
+        if observed.group:
+            return self._judge_alone(observed)
         answer = self.answer(observed.family, observed.seed)
         complete = verdict_pb2.Comparison()
         complete.CopyFrom(observed)
+        complete.by_slices = answer.by_slices
         unwritten = {error.output: error.unwritten_count for error in observed.outputs}
         del complete.outputs[:]
         forgiveness = comparison.Forgiveness(observed.family in _FORGIVING, observed.family not in _ORDINARY)
@@ -288,16 +357,48 @@ class Judge:
                 terms_floor=answer.floors[position],
                 forgiveness=forgiveness,
             )
+            if error.unequal_count and position < len(self.graph.outputs):
+                self._excuse_near_ties(error, position, candidate, answer, observed)
             error.output = position
             error.unwritten_count = unwritten.get(position, 0)
             complete.outputs.append(error)
         return complete
+
+    def _excuse_near_ties(
+        self,
+        error: verdict_pb2.OutputError,
+        position: int,
+        candidate: torch.Tensor,
+        answer: Answer,
+        observed: verdict_pb2.Comparison,
+    ) -> None:
+        """Takes back what is wrong of indices whose elements rounding cannot tell apart."""
+        eager, truth = answer.eager[position], answer.truth[position]
+        given = candidate.to(truth.device)
+        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+
+        def compute(name: str, widen: bool) -> torch.Tensor:
+            part = graph_pb2.Graph()
+            part.CopyFrom(self.graph)
+            part.outputs[:] = [name]
+            seed_generators(observed.seed)
+            return aten.interpret(part, {each: tensor.clone() for each, tensor in sources.items()}, widen)[name]
+
+        wrong = (given != eager) & (given != truth)
+        if truth.dtype == torch.int64:
+            wrong &= ~near_ties.excused(self.graph, self.graph.outputs[position], given, truth, compute)
+        error.unequal_count = int(wrong.sum())
+        if error.unequal_count:
+            error.worst_index = int(wrong.reshape(-1).to(torch.uint8).argmax())
+            error.worst_value = float(given.reshape(-1)[error.worst_index])
+            error.worst_truth = float(eager.reshape(-1)[error.worst_index])
 
     def draw(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, fixed_parameters: bool) -> None:
         """Puts the sources of a case where a solution's process finds them: it gets values, never their origin."""
         if fixed_parameters != self._loaded.fixed_parameters:
             self._loaded.fixed_parameters = fixed_parameters
             self._answers.clear()
+            self._known_floors.clear()
         named = self._loaded.sources(self._loaded.case(family, seed)).named()
         for region, place in zip(self.source_regions, self._shared.tensors(self.source_regions), strict=True):
             place.copy_(named[region.name])
@@ -305,41 +406,6 @@ class Judge:
     def release_surplus(self) -> None:
         """Gives cached device memory back for the candidate's process."""
         release_surplus(self._loaded.device, self._loaded.task)
-
-
-def _signature(loaded: LoadedTask, args: Args) -> judging_pb2.Signature:
-    """How the module is made and called; empty where that cannot be said in literals, which a solution needs."""
-    leaves, tree = pytree.tree_flatten(args)
-    try:
-        texts = ["" if isinstance(leaf, torch.Tensor) else _literal(leaf) for leaf in leaves]
-        constructor = _literal(loaded.user.init_inputs())
-        return judging_pb2.Signature(tree=pytree.treespec_dumps(tree), leaves=texts, constructor=constructor)
-    except (NotImplementedError, ValueError):
-        return judging_pb2.Signature()
-
-
-def _literal(value: object) -> str:
-    text = repr(value)
-    try:
-        ast.literal_eval(text)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{text[:60]} is no literal") from error
-    return text
-
-
-def _off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
-    """rms of eager's error and of the truth, over the elements where both are finite."""
-    squares, sizes, count = 0.0, 0.0, 0
-    for own, wide in zip(torch.split(eager.reshape(-1), _CHUNK), torch.split(truth.reshape(-1), _CHUNK), strict=True):
-        off, size = (float(torch.linalg.vector_norm(values)) for values in (own - wide, wide))
-        if math.isfinite(off + size):  # nothing infinite or NaN among them, as nearly always
-            squares, sizes, count = squares + off * off, sizes + size * size, count + own.numel()
-            continue
-        valid = torch.isfinite(own) & torch.isfinite(wide)
-        squares += float(torch.where(valid, own - wide, 0.0).square().sum())
-        sizes += float(torch.where(valid, wide, 0.0).square().sum())
-        count += int(valid.sum())
-    return math.sqrt(squares / max(count, 1)), math.sqrt(sizes / max(count, 1))
 
 
 # ---- methods of the worker -----------------------------------------------------------------------------------
@@ -372,13 +438,15 @@ def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
 def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
     """Says where the reference is undefined instead of failing: some functions refuse some values."""
     try:
-        _judges[0].answer(request.family, request.seed)
+        _judges[0].answer(request.family, request.seed, once=request.once)
     except BadInput as error:
         if request.family == verdict_pb2.VALUE_FAMILY_TASK:
             raise
-        if isinstance(error.__cause__, torch.OutOfMemoryError | MemoryError):
-            raise error.__cause__ from None  # of the machine's, and not of these values
         return judging_pb2.Truth(undefined=f"on values of family {family_name(request.family)}: {cause_of(error)}")
+    except TruthTooLarge as error:
+        if request.family != verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+            raise
+        return judging_pb2.Truth(unjudged=str(error))  # they take most, for they need the truth twice
     finally:
         _judges[0].release_surplus()
     return judging_pb2.Truth()
@@ -386,6 +454,10 @@ def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
 
 def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
     return judging_pb2.Judgement(comparison=_judges[0].judge(request.observed))
+
+
+def _boundary(request: judging_pb2.BoundaryRequest) -> judging_pb2.Boundary:
+    return _judges[0].boundary(request.program, request.group)
 
 
 def _move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
@@ -404,5 +476,6 @@ METHODS: Methods = {
     "prepare": (judging_pb2.PrepareRequest, _prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),
+    "boundary": (judging_pb2.BoundaryRequest, _boundary),
     "move": (judging_pb2.Preparation, _move),
 }

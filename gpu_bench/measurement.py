@@ -25,7 +25,7 @@ from gpu_bench.baselines import (
     aa_copy,
     preserved_state,
 )
-from gpu_bench.clocks import Arm, Clock, CudaClock, HostClock
+from gpu_bench.clocks import Arm, Clock, CudaClock, HostClock, Reading
 from gpu_bench.executor import buffers_of
 from gpu_bench.statistics import (
     FEW_BLOCKS,
@@ -36,7 +36,7 @@ from gpu_bench.statistics import (
     ratio,
     split_noise_floor,
 )
-from gpu_bench.timing import ArmSamples, Inspect, Samples, measure, measure_steps, plan_for
+from gpu_bench.timing import ArmSamples, Inspect, Plan, Samples, measure, measure_steps, plan_for
 from warpsmith.v1 import candidate_pb2, task_pb2, timing_pb2
 
 FASTEST_UNPROVEN = "FASTEST_UNPROVEN"
@@ -45,6 +45,13 @@ UNSTEADY = "UNSTEADY_MACHINE"
 """More than half of the blocks drifted."""
 FEW = "FEW_BLOCKS"
 """Too few blocks for a bootstrap: the interval is the range of the block ratios."""
+PERSISTING_LINES_STAY = "PERSISTING_LINES_STAY"
+"""cuda-bindings is not installed: lines that a kernel asked the L2 to keep outlive the flush before a cold reading."""
+FLOOR_AUDITED = "FLOOR_AUDITED"
+"""Faster than any sweep of this machine, and no doubt is left: on values drawn anew the output of every buffer set was
+looked at, and the time was the same."""
+AUDIT_WITHIN = 0.05
+"""Relative difference of two times of one candidate that are the same, where the noise floor does not say more."""
 HOST_BOUND = "HOST_BOUND"
 """Host time could not be hidden behind the device: the module synchronises, or makes thousands of launches."""
 
@@ -108,6 +115,8 @@ class Candidate:
     """Called ahead of each timed forward, outside the timed region."""
     watch: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each reading of it: ends what takes too long."""
+    renew: Callable[[], bool] = lambda: False
+    """Fills every buffer set with values drawn anew; False where that cannot be done."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""
     stepwise: Callable[[], Any] | None = None
@@ -160,7 +169,7 @@ def measure_candidate(
             with candidate.watch():
                 steps = _step_times(candidate, bench.clock)
 
-    def composed() -> timing_pb2.Timing:
+    def composed(*, is_audited: bool = False) -> timing_pb2.Timing:
         return compose_timing(
             samples,
             prepared,
@@ -170,6 +179,7 @@ def measure_candidate(
             algebra=candidate.rewritten is not None,
             aa_of=aa_of,
             seed=bench.seed,
+            is_audited=is_audited,
         )
 
     timing = composed()
@@ -177,12 +187,41 @@ def measure_candidate(
         # Ceilings taken while others kept the machine busy would accuse an honest kernel: ask the machine again.
         bench.ceilings = device.measured_again(bench.ceilings)
         timing = composed()
+    if floor.FLOOR_SUSPECT in timing.flags:
+        with preserved_state(bench.baselines.module):
+            is_cleared, audit_seconds = _audit(bench, candidate, replace(plan, extra_readings=()), timing, inspect)
+        timing = composed(is_audited=is_cleared)
+        seconds += audit_seconds
     timing.steps.extend(steps)
     timing.device_seconds += seconds
     timing.environment.CopyFrom(device.finished(before, bench.target))
-    if isinstance(bench.clock, CudaClock) and bench.clock.host_bound & set(samples.arms):
-        timing.flags.append(HOST_BOUND)
+    if isinstance(bench.clock, CudaClock):
+        if bench.clock.host_bound & set(samples.arms):
+            timing.flags.append(HOST_BOUND)
+        if not bench.clock.resets_persisting:
+            timing.flags.append(PERSISTING_LINES_STAY)
     return timing
+
+
+def _audit(
+    bench: Bench, candidate: Candidate, plan: Plan, timing: timing_pb2.Timing, inspect: Inspect | None
+) -> tuple[bool, float]:
+    """Whether a time below the achievable floor is to be believed, and the seconds that it took to find out.
+
+    Every buffer set gets new values; the candidate is timed on them by itself, and then one timed call on each set is
+    looked at. What `inspect` raises passes through.
+    """
+    if inspect is None or not candidate.renew():
+        return False, 0.0
+    arm = Arm(CANDIDATE, candidate.call, required=True, before=candidate.before, watch=candidate.watch)
+    again = measure([arm], bench.clock, plan, inspect)
+    for index in range(bench.set_count):
+        with candidate.watch():
+            sample = bench.clock.take(arm, [index], Reading.COLD)
+        inspect(CANDIDATE, index, sample.outputs)
+    known = next(known.median_ns for known in timing.arms if known.name == CANDIDATE)
+    within = max(AUDIT_WITHIN, 3.0 * timing.noise_floor)
+    return abs(again.arms[CANDIDATE].median_ns / known - 1.0) <= within, again.seconds
 
 
 def compose_timing(
@@ -195,11 +234,13 @@ def compose_timing(
     algebra: bool = False,
     aa_of: str = "",
     seed: int = 0,
+    is_audited: bool = False,
 ) -> timing_pb2.Timing:
     """The record of a measurement that has an arm "candidate": everything but steps and environment.
 
     `aa_of` is the baseline that the arm "aa_copy" copies; empty for none, as in screening.
-    "rewritten" and "aa_copy" are never the fastest baseline. `faster` also needs a time that the floor allows.
+    "rewritten" and "aa_copy" are never the fastest baseline. `faster` also needs a time that the floor allows;
+    `is_audited`: one that the achievable floor does not, but that a deep audit has cleared.
     """
     candidate = samples.arms[CANDIDATE]
     fastest = fastest_baseline(samples.arms)
@@ -208,6 +249,8 @@ def compose_timing(
     warm = samples.group_length > 1
     lowest = floor.floor_ns(work, ceilings, algebra=algebra, parameters_warm=warm)
     flags = floor.guard(candidate.median_ns, work, ceilings, algebra=algebra, parameters_warm=warm)
+    if is_audited:
+        flags = [FLOOR_AUDITED if flag == floor.FLOOR_SUSPECT else flag for flag in flags]
     if samples.unsteady:
         flags.append(UNSTEADY)
     if speedup.block_count < FEW_BLOCKS and tier == timing_pb2.TIER_FINAL:
@@ -225,7 +268,7 @@ def compose_timing(
         noise_floor=noise if math.isfinite(noise) else 1.0,
         floor_ns=lowest,
         floor_percent=100.0 * lowest / candidate.median_ns if candidate.median_ns > 0 else 0.0,
-        faster=faster(speedup, noise) and floor.FLOOR_REJECT not in flags,
+        faster=faster(speedup, noise) and not {floor.FLOOR_REJECT, floor.FLOOR_SUSPECT} & set(flags),
         flags=flags,
         device_seconds=samples.seconds,
     )

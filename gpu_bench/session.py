@@ -22,7 +22,8 @@ from gpu_bench import faults, sanitizer
 from gpu_bench.compiler_cache import CompilerCache
 from gpu_bench.limits import Limits
 from gpu_bench.machine import BENCH, JUDGE, Machine
-from gpu_bench.outbox import LEAST_BYTES, Outbox, Passage
+from gpu_bench.outbox import Passage
+from gpu_bench.parcels import Parcels
 from gpu_bench.reserve import Lot, started
 from gpu_bench.spare import Spare
 from warpsmith import jail
@@ -78,13 +79,10 @@ class Session:
         self._judge: Worker | None = None
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
-        self._undefined: set[int] = set()
+        self._undefined: dict[int, str] = {}
+        """Families without a truth, with the reason where it is the machine's."""
         self._passage = lot.passage if lot else Passage()
-        self._making: Future[Outbox | None] | None = None
-        self._outbox: Outbox | None = None
-        """GPU memory for outputs in the place of the file's."""
-        self._moved: list[Worker] = []
-        """Workers that know it."""
+        self._parcels = Parcels(self._passage, self._limits.prepare_seconds)
         self._cache: CompilerCache | None = lot.cache if lot else None
         self._spare: Spare | None = None
         self._saw_candidate = False
@@ -113,8 +111,7 @@ class Session:
             if self._spare is not None:
                 self._spare.close()
                 self._spare = None
-            self._receive_outbox()
-            self._give_up_outbox()
+            self._parcels.give_up()
             if self._lot is not None:
                 self._lot.close()
             else:
@@ -149,11 +146,13 @@ class Session:
                 for case in cases:
                     if fault is not None:
                         break
-                    if not next(defined):
-                        response.comparisons.add(family=case.family, seed=case.seed)
+                    if (unjudged := next(defined)) is not None:
+                        response.comparisons.add(family=case.family, seed=case.seed, unjudged=unjudged)
                         continue
-                    fault = self._compare_case(case, prepared, response)
+                    fault = self._compare_case(case, program, prepared, response)
             finally:
+                if any(case.group for case in cases):
+                    self._begin_outbox(prepared)  # which groups do without
                 if self._saw_damage:
                     self._drop_bench()  # who writes where it may not may have written anywhere
             if fault is not None:
@@ -163,26 +162,30 @@ class Session:
 
     def _ahead(
         self, cases: Sequence[benchmark_service_pb2.ComparisonCase], prepared: judging_pb2.Preparation
-    ) -> Iterator[bool]:
-        """Whether the reference is defined on each case. On a GPU the next truth is made while a candidate runs."""
+    ) -> Iterator[str | None]:
+        """As `_without_truth`, of each case. On a GPU the next truth is made while a candidate runs."""
         if self.task.target != task_pb2.TARGET_CUDA or prepared.total_bytes > _AHEAD_BYTES:
-            yield from map(self._is_defined, cases)
+            yield from map(self._without_truth, cases)
             return
         with ThreadPoolExecutor(1) as judging:
-            coming: Future[bool] | None = None
+            coming: Future[str | None] | None = None
             for position, case in enumerate(cases):
-                is_defined = coming.result() if coming else self._is_defined(case)
+                unjudged = coming.result() if coming else self._without_truth(case)
                 following = cases[position + 1 : position + 2]
-                coming = judging.submit(self._is_defined, following[0]) if following else None
-                yield is_defined
+                coming = judging.submit(self._without_truth, following[0]) if following else None
+                yield unjudged
 
     def _compare_case(
         self,
         case: benchmark_service_pb2.ComparisonCase,
+        program: candidate_pb2.Program,
         prepared: judging_pb2.Preparation,
         response: benchmark_service_pb2.CompareOutputsResponse,
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        request = self._execution_of(case, prepared)
+        request = self._execution_of(case, prepared) if not case.group else self._boundary_of(case, program)
+        if isinstance(request, verdict_pb2.Comparison):
+            response.comparisons.append(request)
+            return None
         begin = time.monotonic()
         executed = self._run_candidate("execute", request, min(self._patience(prepared), self._left_seconds))
         self._left_seconds -= time.monotonic() - begin
@@ -198,9 +201,12 @@ class Session:
             self._drop_bench()
             return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the program started a process that lives on")
         observed = executed.observed
-        if (observed.family, observed.seed) != (case.family, case.seed):
+        if (observed.family, observed.seed, observed.group) != (case.family, case.seed, case.group):
             self._drop_bench()
             return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
+        if observed.unjudged:
+            response.comparisons.append(observed)
+            return None
         judged = self._judge_worker().call(
             "judge",
             judging_pb2.JudgeRequest(observed=observed),
@@ -215,12 +221,34 @@ class Session:
     def _execution_of(
         self, case: benchmark_service_pb2.ComparisonCase, prepared: judging_pb2.Preparation
     ) -> judging_pb2.ExecuteRequest:
-        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions)
+        regions = prepared.regions
+        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=regions, once=case.once)
 
-    def _is_defined(self, case: benchmark_service_pb2.ComparisonCase) -> bool:
+    def _boundary_of(
+        self, case: benchmark_service_pb2.ComparisonCase, program: candidate_pb2.Program
+    ) -> judging_pb2.ExecuteRequest | verdict_pb2.Comparison:
+        """What to ask for so that a group can be judged alone, or why it cannot."""
+        bare = candidate_pb2.Program(buffers=program.buffers, steps=program.steps, outputs=program.outputs)
+        found = self._judge_worker().call(
+            "boundary",
+            judging_pb2.BoundaryRequest(program=bare, group=case.group),
+            judging_pb2.Boundary,
+            deadline_s=self._limits.judge_seconds,
+        )
+        if found.unjudged:
+            return verdict_pb2.Comparison(family=case.family, seed=case.seed, group=case.group, unjudged=found.unjudged)
+        self._parcels.give_up()
+        if os.fstat(self._descriptor).st_size < found.total_bytes:
+            os.ftruncate(self._descriptor, found.total_bytes)
+        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=found.regions, group=case.group)
+
+    def _without_truth(self, case: benchmark_service_pb2.ComparisonCase) -> str | None:
+        """None where a case has a truth; else why it is not judged on, empty where the reference is not defined."""
         if case.family in self._undefined:
-            return False
-        request = judging_pb2.TruthRequest(family=case.family, seed=case.seed)
+            return self._undefined[case.family]
+        if case.group:
+            return None  # its truth is that of what it is given
+        request = judging_pb2.TruthRequest(family=case.family, seed=case.seed, once=case.once)
         try:
             worker = self._judge_worker()
             truth = worker.call("truth", request, judging_pb2.Truth, deadline_s=self._limits.judge_seconds)
@@ -229,11 +257,11 @@ class Session:
             if case.family == verdict_pb2.VALUE_FAMILY_TASK or crash.signal_number == signal.SIGKILL:
                 raise  # the latter: killed for want of memory
             # An assertion on the device ends the process: the reference refuses these values the hard way.
-            self._undefined.add(case.family)
-            return False
-        if truth.undefined:
-            self._undefined.add(case.family)
-        return not truth.undefined
+            self._undefined[case.family] = ""
+            return ""
+        if truth.undefined or truth.unjudged:
+            self._undefined[case.family] = truth.unjudged
+        return self._undefined.get(case.family)
 
     def _patience(self, prepared: judging_pb2.Preparation) -> float:
         return self._limits.patience(self.task.target, _RUNS * prepared.eager_seconds)
@@ -407,50 +435,17 @@ class Session:
                     deadline_s=self._limits.prepare_seconds,
                 )
             os.ftruncate(self._descriptor, self._shared_bytes(self._prepared))
-            self._begin_outbox(self._prepared.total_bytes)
-            if self._outbox is not None:
+            self._begin_outbox(self._prepared)
+            if self._parcels.is_there:
                 self._share_outbox()
         return self._judge
 
-    # ---- outputs that stay on the GPU ----------------------------------------------------------------------
-
-    def _begin_outbox(self, size: int) -> None:
-        """Makes memory of the GPU for large outputs while other things are prepared."""
-        is_wanted = self._has_outbox and self.task.target == task_pb2.TARGET_CUDA and size >= LEAST_BYTES
-        if is_wanted and self._outbox is None and self._making is None:
-            maker = ThreadPoolExecutor(1)
-            self._making = maker.submit(Outbox.make, size)
-            maker.shutdown(wait=False)
-
-    def _receive_outbox(self) -> None:
-        if self._making is not None:
-            self._outbox, self._making = self._making.result(), None
+    def _begin_outbox(self, prepared: judging_pb2.Preparation) -> None:
+        if self._has_outbox and self.task.target == task_pb2.TARGET_CUDA:
+            self._parcels.begin(prepared.total_bytes)
 
     def _share_outbox(self) -> None:
-        """Lets both workers put outputs there; where one cannot, both keep to the file."""
-        self._receive_outbox()
-        if self._outbox is None:
-            return
-        for worker in (self._judge_worker(), self._bench_worker()):
-            if any(worker is known for known in self._moved):
-                continue
-            self._passage.send(self._outbox.descriptor)
-            if not self._moves(worker, self._outbox.size):
-                self._give_up_outbox()
-                return
-            self._moved.append(worker)
-
-    def _give_up_outbox(self) -> None:
-        for worker in (worker for worker in self._moved if worker.alive):
-            self._moves(worker, 0)
-        if self._outbox is not None:
-            self._outbox.close()
-        self._outbox, self._moved = None, []
-
-    def _moves(self, worker: Worker, size: int) -> bool:
-        request = judging_pb2.Preparation(total_bytes=size)
-        seconds = self._limits.prepare_seconds
-        return worker.call("move", request, judging_pb2.Preparation, deadline_s=seconds).total_bytes == size
+        self._parcels.share(lambda: (self._judge_worker(), self._bench_worker()))
 
     def _shared_bytes(self, prepared: judging_pb2.Preparation) -> int:
         return prepared.total_bytes
@@ -497,4 +492,4 @@ class Session:
 
     def _forget(self, worker: Worker) -> None:
         worker.close()
-        self._moved = [known for known in self._moved if known is not worker]
+        self._parcels.forget(worker)

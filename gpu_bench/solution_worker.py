@@ -22,7 +22,7 @@ from gpu_bench import guard, integrity
 from gpu_bench.bench_worker import match_shapes
 from gpu_bench.contest import CallSet, fresh_calls, plain_calls
 from gpu_bench.executor import ProgramFault
-from gpu_bench.guard import GuardedMemory
+from gpu_bench.guard import GuardedMemory, Seeds
 from gpu_bench.loaded import device_of, release_surplus
 from gpu_bench.sharing import SharedMemory
 from warpsmith import dtypes, task_module
@@ -34,8 +34,6 @@ from warpsmith.worker import Methods
 CLASS_NAME = "ModelNew"
 _SEED = 42
 """Of the constructor, as in KernelBench and for the reference."""
-_POISON, _OTHER_POISON = 1000, 1001
-_CANARY, _OTHER_CANARY = 0, 1
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Solution:
             name in own and own[name].shape == tensor.shape and own[name].dtype == tensor.dtype
             for name, tensor in wanted.items()
         )
-        run = self._run(values, _POISON, None)
+        run = self._run(values, Seeds.drawn().poison, None)
         self._sizes = [dtypes.spec_of(output) for output in run.outputs]
 
     # ---- judging -------------------------------------------------------------------------------------------
@@ -110,16 +108,17 @@ class Solution:
         expected = {region.name for region in request.regions}
         comparison = verdict_pb2.Comparison(family=request.family, seed=request.seed)
 
-        first = self._run(values, _POISON, _CANARY)
+        seeds = Seeds.drawn()
+        first = self._run(values, seeds.poison, seeds.canary)
         match_shapes(first.outputs, request.regions[: len(names)])
-        second = self._run(values, _POISON, None)  # where the inputs of earlier cases lay
+        second = self._run(values, seeds.poison, None)  # where the inputs of earlier cases lay
         self._deliver(second, request.regions, shared)
-        other = self._run(values, _OTHER_POISON, _OTHER_CANARY)
+        other = self._run(values, seeds.other_poison, seeds.other_canary)
         comparison.unrepeatable_outputs.extend(_different(first.outputs, second.outputs, names))
         differs = set(_different(first.outputs, other.outputs, names)).difference(comparison.unrepeatable_outputs)
         broken = [*first.broken, *other.broken]
         if differs:
-            poison = self._run(values, _OTHER_POISON, _CANARY)
+            poison = self._run(values, seeds.other_poison, seeds.canary)
             unwritten = _different(first.outputs, poison.outputs, names)
             comparison.uninitialized_read_outputs.extend(unwritten)
             comparison.stray_read_outputs.extend(sorted(differs.difference(unwritten)))
@@ -168,12 +167,10 @@ class Solution:
                 verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, f"the forward failed: {cause_of(error)}"
             ) from error
         found = pytree.tree_leaves(returned)
-        strange = [type(leaf) for leaf in found if isinstance(leaf, torch.Tensor) and type(leaf) is not torch.Tensor]
-        strange = [kind for kind in strange if kind is not torch.nn.Parameter]
-        if strange:
+        if promises := _promises(found):
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_CHEAT,
-                f"the forward returns a tensor of its own kind, {strange[0].__name__}: no result, but a promise of one",
+                f"the forward returns a tensor of its own kind, {promises[0]}: no result, but a promise of one",
             )
         return [leaf.detach() for leaf in found if isinstance(leaf, torch.Tensor)]
 
@@ -243,6 +240,12 @@ def named_sources(
     return {region.name: place.to(device, copy=True) for region, place in zip(regions, tensors, strict=True)}
 
 
+def _promises(leaves: Sequence[object]) -> list[str]:
+    """Names of the kinds of tensors that are not torch's own."""
+    kinds = [type(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [kind.__name__ for kind in kinds if kind not in (torch.Tensor, torch.nn.Parameter)]
+
+
 def _inputs(values: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in values.items() if name.startswith("input ")]
 
@@ -274,10 +277,17 @@ _whole = integrity.Snapshot.taken()
 """What the process looked like before the solution was imported."""
 
 
+_set_aside = 0
+"""Bytes of the L2 that a process has to itself by default."""
+
+
 def _open(request: judging_pb2.OpenSolutionRequest) -> judging_pb2.OpenedSolution:
     _solutions.clear()
 
     def act() -> judging_pb2.OpenedSolution:
+        global _set_aside
+        torch.zeros(1, device=device_of(request.task.target))  # makes the context that has such a limit
+        _set_aside = integrity.set_aside_bytes()
         solution = Solution.open(request.task, request.artifact, request.signature)
         solution.rehearse(named_sources(request.sources, SharedMemory.inherited(), solution.device))
         _solutions.append(solution)
@@ -317,6 +327,11 @@ def _answer(act: Callable[[], Answer], failed: type[Answer]) -> Answer:
         answer = act()
         if replaced := _whole.replaced():
             raise ProgramFault(verdict_pb2.FAILURE_KIND_CHEAT, f"the solution replaces {replaced[0]}")
+        if (held := integrity.set_aside_bytes()) > _set_aside:
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_CHEAT,
+                f"the solution keeps {held} bytes of the L2 to itself: it finds there what the call before left",
+            )
     except ProgramFault as fault:
         return failed(fault=fault.kind, detail=fault.detail)
     return answer

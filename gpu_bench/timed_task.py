@@ -126,6 +126,7 @@ class TimedTask:
                 call=subject.call,
                 before=subject.forget,
                 watch=watchdog.expecting,
+                renew=self._renew,
                 rewritten=self._rewritten(rewritten_reference),
                 stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
                 steps=step_infos(program.program),
@@ -133,18 +134,48 @@ class TimedTask:
             )
             self._subject = subject
             timing = measure_candidate(self.bench, candidate, tier, self._inspect)
-            if not self.sample.is_unchanged():
-                raise ProgramFault(
-                    verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
-                    "an input or a parameter was changed while the program was timed, and not while it was judged",
-                )
-        except ProgramFault as fault:
+            self._look_at_inputs()
+        except (ProgramFault, RuntimeError) as error:
+            fault = self._lost_device() or error
+            if not isinstance(fault, ProgramFault):
+                raise
             return benchmark_service_pb2.MeasureArtifactResponse(
                 fault=benchmark_service_pb2.ExecutionFault(kind=fault.kind, detail=fault.detail)
             )
         finally:
-            self.loaded.restore()
+            if self._lost_device() is None:
+                self.loaded.restore()
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+
+    def _lost_device(self) -> ProgramFault | None:
+        """How a kernel ended that nobody can work after: a launch's error shows where the device is waited for."""
+        try:
+            self.loaded.executor.synchronize()
+        except ProgramFault as fault:
+            return fault
+        return None
+
+    def _look_at_inputs(self) -> None:
+        """Raises ProgramFault where the program has written to them."""
+        if not self.sample.is_unchanged():
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
+                "an input or a parameter was changed while the program was timed, and not while it was judged",
+            )
+
+    def _renew(self) -> bool:
+        """Draws the inputs of every buffer set anew, where they lie."""
+        self._look_at_inputs()
+        sets, user = self.bench.baselines.inputs, self.loaded.user
+        try:
+            for args in sets:
+                drawn = user.tensor_leaves(user.inputs(secrets.randbelow(1 << 30), self.loaded.device))
+                for leaf, new in zip(user.tensor_leaves(args), drawn, strict=True):
+                    _flat(leaf).copy_(_flat(new))
+        except torch.OutOfMemoryError:
+            return False
+        self.sample = InputSample(_tensors(self.loaded, sets, self.written))
+        return True
 
     def _eager_seconds(self) -> float:
         """Of one call of the module: the first, which may take longer than others."""

@@ -52,7 +52,7 @@ def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tria
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
     for finalist, promised_ns in _ranked_again(pipeline, finalists):
-        if any(passed(trial) and _time_ns(trial) <= promised_ns for trial in judged):
+        if any(passed(trial) and _is_credible(trial) and _time_ns(trial) <= promised_ns for trial in judged):
             break  # it could only lose against more baselines what a faster one has lost already
         again = _bare(finalist)
         match pipeline.walk(again, timing_pb2.TIER_FINAL, rewritten_reference(pipeline, finalist.candidate)):
@@ -105,6 +105,11 @@ def _time_ns(trial: trial_pb2.Trial) -> float:
     return next((arm.median_ns for arm in trial.timing.arms if arm.name == "candidate"), 0.0)
 
 
+def _is_credible(trial: trial_pb2.Trial) -> bool:
+    """Whether its time was not too good to be true."""
+    return "FLOOR_SUSPECT" not in trial.timing.flags
+
+
 def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:
     """A copy with nothing but what was proposed."""
     bare = trial_pb2.Trial()
@@ -117,7 +122,7 @@ def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:
 def winner(judged: Sequence[trial_pb2.Trial]) -> trial_pb2.Trial | None:
     """The best judged finalist: a faster one before any other, then by speedup. None when none passed."""
     right = [trial for trial in judged if passed(trial)]
-    return max(right, key=lambda trial: (trial.timing.faster, score(trial)), default=None)
+    return max(right, key=lambda trial: (trial.timing.faster, _is_credible(trial), score(trial)), default=None)
 
 
 def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) -> candidate_pb2.Program | None:

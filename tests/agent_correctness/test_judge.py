@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
-from agent_correctness.check import Finding, Judgement, Passed
+from agent_correctness import closer_look
+from agent_correctness.check import Case, Finding, Judgement, Passed
 from agent_correctness.judge import Judge
 from agent_correctness.limits import Size, size_of
 from agent_correctness.precision import PrecisionCheck
+from agent_correctness.values import ValueCheck
 from warpsmith.errors import BadInput, ServiceFault
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
     candidate_pb2,
     correctness_service_pb2,
+    task_pb2,
     timing_pb2,
     verdict_pb2,
 )
@@ -118,6 +121,85 @@ def test_a_final_covers_every_family_and_several_seeds() -> None:
     families = [family for family, _ in bench.asked]
     assert set(families) == set(verdict_pb2.ValueFamily.values()) - {0, verdict_pb2.VALUE_FAMILY_PROPOSED}
     assert families.count(TASK) == families.count(NORMAL) == 3
+
+
+def small(ratio: float, seed_yardstick: float = 1e-8) -> dict[str, Any]:
+    """Fields of an output of one element that is `ratio` yardsticks off."""
+    off = ratio * seed_yardstick
+    return {
+        "element_count": 1, "rms_ratio": ratio, "max_ratio": ratio, "block_ratio": ratio, "rms_error": off,
+        "max_error": off,
+    }  # fmt: skip
+
+
+class Counted(Bench):
+    """One that counts what it is asked, and of which one case in `every` is `ratio` yardsticks off."""
+
+    def __init__(self, every: int, ratio: float) -> None:
+        super().__init__(self._one_in)
+        self.all: list[benchmark_service_pb2.ComparisonCase] = []
+        self._every, self._ratio, self._number = every, ratio, 0
+
+    def _one_in(self, comparison: verdict_pb2.Comparison) -> None:
+        comparison.outputs[0].CopyFrom(fine(**small(self._ratio if self._number % self._every == 0 else 1.0)))
+        self._number += 1
+
+    def compare(
+        self, request: benchmark_service_pb2.CompareOutputsRequest
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        self.all.extend(request.cases)
+        return super().compare(request)
+
+
+def test_a_final_judges_an_output_of_few_elements_on_32_seeds() -> None:
+    bench = Counted(every=1, ratio=1.0)
+    verdict = Judge(bench).verify(request())
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS
+    assert "seeds" not in verdict.detail
+    for family in (TASK, NORMAL):
+        of_family = [case for case in bench.all if case.family == family]
+        assert len({case.seed for case in of_family}) == 32
+        assert sum(case.once for case in of_family) == 29  # three look at memory and repeats too
+    screened = Counted(every=1, ratio=1.0)
+    Judge(screened).verify(request(timing_pb2.TIER_SCREENING))
+    assert len(screened.all) == 3
+
+
+@pytest.mark.parametrize(("every", "ratio", "passes"), [(16, 6.0, True), (1, 6.0, False), (16, 12.0, False)])
+def test_one_unlucky_seed_of_an_output_of_few_elements_is_none_but_many_are(
+    every: int, ratio: float, passes: bool
+) -> None:
+    """Within the limit of the largest error, that is: 8 yardsticks."""
+    verdict = Judge(Counted(every, ratio), [Ordinary(), PrecisionCheck()]).verify(request())
+    assert (verdict.state == verdict_pb2.VERDICT_STATE_PASS) is passes, verdict.detail
+    assert passes or verdict.kind == verdict_pb2.FAILURE_KIND_WRONG_PRECISION
+
+
+class Ordinary(ValueCheck):
+    """The families of which there are pools."""
+
+    def cases(self, task: task_pb2.Task, tier: timing_pb2.Tier.ValueType, draw: random.Random) -> Sequence[Case]:
+        return [case for case in super().cases(task, tier, draw) if case[0] in (TASK, NORMAL)]
+
+
+def test_values_that_the_machine_does_not_allow_to_judge_on_are_named_in_the_verdict() -> None:
+    def left_out(comparison: verdict_pb2.Comparison) -> None:
+        if comparison.family == verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+            del comparison.outputs[:]
+            comparison.unjudged = "not judged: no memory"
+
+    verdict = verdict_of(left_out)
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS
+    assert [(each.tool, each.skipped) for each in verdict.inspections] == [
+        ("values constant_rows", "not judged: no memory")
+    ]
+
+
+def test_seeds_for_which_there_was_no_time_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closer_look, "SECONDS", -1.0)
+    verdict = Judge(Counted(every=1, ratio=1.0)).verify(request())
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS
+    assert "3 of 32 seeds" in verdict.detail
 
 
 def test_screening_makes_three_comparisons_with_fresh_seeds_each_time() -> None:

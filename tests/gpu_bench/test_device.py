@@ -103,3 +103,8 @@ def test_the_environment_is_read_before_and_after():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 def test_without_a_driver_the_gpu_tells_nothing():
     assert nvml.gpu_state() == nvml.GpuState()
+
+
+def test_the_peak_of_products_is_that_of_the_highest_clock():
+    assert device.half_tensor_peak(132, 1_980_000) == pytest.approx(1070.5e12, rel=1e-3)
+    assert device.half_tensor_peak(132, 1_410_000) == 989e12  # held down now, and not for ever

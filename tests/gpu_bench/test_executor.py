@@ -283,6 +283,16 @@ def test_cuda_launch_attributes_reach_the_drivers_structure() -> None:
     assert config.attrs[1].value.cooperative == 1
 
 
+def test_the_first_launch_of_a_program_waits_for_what_precedes_a_call_and_later_ones_as_they_ask() -> None:
+    program = candidate_pb2.Program()
+    program.steps.add().library.target = "aten.relu.default"
+    for _ in range(2):
+        program.steps.add().launch.programmatic_dependent = True
+    loaded = cuda.CudaProgram(program, torch.device("cpu"), {})
+    assert [step.launch.programmatic_dependent for step in loaded.program.steps] == [False, False, True]
+    assert [step.launch.programmatic_dependent for step in program.steps] == [False, True, True]
+
+
 def test_cuda_errors_say_what_the_program_did() -> None:
     assert cuda.fault_kind("CUDA_ERROR_ILLEGAL_ADDRESS") == verdict_pb2.FAILURE_KIND_CRASH
     assert cuda.fault_kind("CUDA_ERROR_MISALIGNED_ADDRESS") == verdict_pb2.FAILURE_KIND_CRASH

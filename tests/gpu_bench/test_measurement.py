@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpu_bench import device, measurement, metrics, reference
+from gpu_bench import device, floor, measurement, metrics, reference
 from gpu_bench.baselines import Baselines, Prepared
 from gpu_bench.floor import Work
 from gpu_bench.measurement import Bench, Candidate, StepInfo, compose_timing, measure_candidate, step_infos
@@ -127,6 +127,46 @@ def test_a_time_below_the_physical_floor_is_flagged_and_not_faster(bench, monkey
     assert "FLOOR_REJECT" in timing.flags
     assert not timing.faster
     metrics.record_timing(timing)
+
+
+def suspected(bench, monkeypatch, **candidate) -> tuple[timing_pb2.Timing, list[int]]:
+    """The timing of a candidate between the achievable and the physical floor, and the buffer sets looked at."""
+    monkeypatch.setattr(device, "_describe_cpu", lambda: bench.ceilings)
+    bench.work = Work(1_200_000, 0, 0, 0, 0, 0, 0)
+    looked = []
+
+    def inspect(name: str, index: int, _outputs: object) -> None:
+        if name == "candidate":
+            looked.append(index)
+
+    made = Candidate(lambda index: index, **candidate)
+    return measure_candidate(bench, made, timing_pb2.TIER_SCREENING, inspect), looked
+
+
+def test_a_time_below_the_measured_floor_is_not_faster_unless_an_audit_clears_it(bench, monkeypatch):
+    timing, _ = suspected(bench, monkeypatch)
+    assert floor.FLOOR_SUSPECT in timing.flags
+    assert not timing.faster
+
+
+def test_an_audit_looks_at_every_buffer_set_with_new_values_and_clears_a_time_that_holds(bench, monkeypatch):
+    looked_before_renewal = []
+    timing, looked = suspected(bench, monkeypatch, renew=lambda: not looked_before_renewal.append("renewed"))
+    assert looked_before_renewal == ["renewed"]
+    assert looked[-2:] == [0, 1]
+    assert measurement.FLOOR_AUDITED in timing.flags
+    assert floor.FLOOR_SUSPECT not in timing.flags
+    assert timing.faster
+
+
+def test_a_time_that_an_audit_does_not_find_again_stays_suspect(bench, monkeypatch):
+    def slower() -> bool:
+        bench.clock._true_ns = {**NS, "candidate": 1.3e5}
+        return True
+
+    timing, _ = suspected(bench, monkeypatch, renew=slower)
+    assert floor.FLOOR_SUSPECT in timing.flags
+    assert not timing.faster
 
 
 def test_composing_without_any_baseline_claims_nothing(bench):

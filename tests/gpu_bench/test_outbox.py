@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import outbox, session
+from gpu_bench import outbox, parcels
 from gpu_bench.outbox import Outbox, Passage
 from gpu_bench.session import Session
 from gpu_bench.sharing import SharedMemory, lay_out
@@ -60,7 +60,7 @@ def test_a_session_whose_workers_cannot_map_it_goes_on_through_the_host(
 ) -> None:
     descriptor = os.memfd_create("not memory of a GPU")
     monkeypatch.setattr(Outbox, "make", staticmethod(lambda size: Outbox(descriptor, size)))
-    monkeypatch.setattr(session, "LEAST_BYTES", 0)
+    monkeypatch.setattr(parcels, "LEAST_BYTES", 0)
     made = Session(small.task())
     begin = made._begin_outbox
     monkeypatch.setattr(made, "_begin_outbox", lambda size: _as_on_a_gpu(made, begin, size))

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_bench import conditioning, guard, judge_worker, near_ties, slices
 from gpu_bench.bench_worker import Bench
 from gpu_bench.judge_worker import Judge
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.sharing import SharedMemory
+from warpsmith import aten
 from warpsmith.errors import BadInput
-from warpsmith.v1 import candidate_pb2, judging_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
+NORMAL = verdict_pb2.VALUE_FAMILY_NORMAL
 FAMILIES = [family for family in verdict_pb2.ValueFamily.values() if family]
 
 
@@ -276,3 +279,131 @@ def test_a_family_that_the_reference_leaves_undecided_is_none_of_its_cases(
         made.judge.answer(family, 4)
     with pytest.raises(BadInput, match="nobody knows"):
         made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 4)
+
+
+def _short_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Lets the truth fail so many times for want of memory."""
+    interpret, tried = aten.interpret, []
+
+    def interpreted(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        tried.append(len(tried))
+        if len(tried) <= times:
+            raise torch.OutOfMemoryError("tried to allocate 16.00 GiB")
+        return interpret(*args, **kwargs)
+
+    monkeypatch.setattr(judge_worker.aten, "interpret", interpreted)
+    return tried
+
+
+def test_a_truth_is_tried_again_with_all_memory_that_can_be_given_back(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk("torch.sigmoid(x)")
+    _short_of_memory(monkeypatch, times=1)
+    assert made.judge.answer(NORMAL, 5).truth[0].dtype == torch.float64
+
+
+def test_a_truth_that_memory_does_not_allow_is_named_and_says_what_to_do(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk("torch.sigmoid(x)")
+    _short_of_memory(monkeypatch, times=99)
+    with pytest.raises(judge_worker.TruthTooLarge, match=r"not judged: .* family normal .* Smaller shapes") as raised:
+        made.judge.answer(NORMAL, 5)
+    assert "16.00 GiB" in str(raised.value)
+
+
+def test_constant_rows_that_memory_does_not_allow_are_left_out_by_name(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_worker, "_judges", [desk("torch.sigmoid(x)").judge])
+    _short_of_memory(monkeypatch, times=99)
+    rows = judging_pb2.TruthRequest(family=verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, seed=5)
+    assert judge_worker._truth(rows).unjudged.startswith("not judged: ")
+    with pytest.raises(judge_worker.TruthTooLarge):
+        judge_worker._truth(judging_pb2.TruthRequest(family=NORMAL, seed=5))
+
+
+def test_what_moved_rows_are_is_kept_by_nobody_and_the_same_each_time() -> None:
+    sources = {"x": torch.rand(4, 8), "i": torch.arange(4)}
+    moved = conditioning.Moved(sources, 7)
+    first, again = moved["x"], moved["x"]
+    assert first is not again
+    assert torch.equal(first, again)
+    assert not torch.equal(first, sources["x"].double())
+    assert torch.equal(first.float(), sources["x"]) or torch.allclose(first.float(), sources["x"], rtol=2e-7)
+    assert torch.equal(moved["i"], sources["i"])
+    assert ("x" in moved, "y" in moved, len(moved)) == (True, False, 2)
+
+
+def test_more_seeds_of_a_small_output_take_the_floors_of_their_family(desk: MakeDesk) -> None:
+    made = desk("x.sum().reshape(1)")
+    floors = [made.judge.answer(NORMAL, seed).floors[0] for seed in (1, 2, 3)]
+    assert len(set(floors)) == 3
+    assert made.judge.answer(NORMAL, 4, once=True).floors[0] == min(floors)
+
+
+def test_an_index_of_what_rounding_cannot_tell_apart_is_right_and_no_other() -> None:
+    graph = graph_pb2.Graph(outputs=["i"])
+    node = graph.nodes.add(name="i", target="aten.max.dim")
+    node.args.extend([tensor_pb2.Value(tensor="v"), tensor_pb2.Value(integer=1)])
+    node.results.extend([graph_pb2.NodeResult(name="largest"), graph_pb2.NodeResult(name="i")])
+    wide = torch.tensor([[1.0, 1.0 - 1e-8, 1.0 - 1e-3, 1.0]] * 5, dtype=torch.float64)
+    own = wide.clone()
+    own[:, 2] += 2e-8  # eager's error in this row
+    truth, candidate = torch.zeros(5, dtype=torch.int64), torch.tensor([0, 1, 2, 3, 9])
+    found = near_ties.excused(graph, "i", candidate, truth, lambda _, widen: wide if widen else own)
+    assert found.tolist() == [False, True, False, False, False]  # an equal element is PyTorch's to choose from
+
+
+def test_an_index_of_a_sum_may_be_that_of_another_sum_within_eagers_error(desk: MakeDesk) -> None:
+    made = desk("x.sum(2).argmax(1)", "[torch.rand(8, 6, 4000)]")
+    program = made.plan_zero()
+    assert made.compare(program, verdict_pb2.VALUE_FAMILY_TASK).outputs[0].unequal_count == 0
+    answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    place = made.shared.tensors(made.judge.regions)[0]
+    place.copy_((answer.eager[0] + 1) % 6)
+    observed = verdict_pb2.Comparison(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
+    assert made.judge.judge(observed).outputs[0].unequal_count == 8
+
+
+def test_poison_and_canaries_are_drawn_anew_for_every_comparison_and_differ_in_every_element() -> None:
+    first, second = guard.Seeds.drawn(), guard.Seeds.drawn()
+    assert first != second
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        one, other = (
+            guard._poison_tile(dtype, seed, torch.device("cpu")) for seed in (first.poison, first.other_poison)
+        )
+        assert not (one == other).any()
+    assert (first.canary % 2, first.other_canary % 2) == (0, 1)  # large negative, large positive
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["torch.softmax(x * 2 + 1, -1)", "torch.nn.functional.layer_norm(x, (32,)).sum(1)", "(x @ self.w).relu()",
+     "torch.nn.functional.linear(x, self.w).view(16, 4, 8).amax((1, 2))", "x.cumsum(1).argmax(1)",
+     "torch.where(x > 0.5, x, -x) + rest[0]"],
+)  # fmt: skip
+def test_a_truth_by_slices_is_the_truth(desk: MakeDesk, expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = "[torch.rand(16, 32), torch.rand(1, 32)]"
+    made = desk(expression, inputs, "self.w = torch.nn.Parameter(torch.rand(32, 32))")
+    whole = made.judge.answer(NORMAL, 5)
+    made.judge._answers.clear()
+    _short_of_memory(monkeypatch, times=1)
+    sliced = made.judge.answer(NORMAL, 5)
+    assert (whole.by_slices, sliced.by_slices) == (False, True)
+    for one, other in zip(whole.truth, sliced.truth, strict=True):
+        assert torch.allclose(one.double(), other.double(), rtol=1e-13, atol=0.0)
+    assert made.compare(made.plan_zero(), NORMAL, seed=5).by_slices
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["x.softmax(0)", "x.cumsum(0)", "x.sum()", "x @ x.t()", "x.flatten()", "x - x[0]", "x.t() * 2", "x + self.w.sum(0)",
+     "x.relu_()", "torch.nn.functional.batch_norm(x, None, None, training=True)", "torch.rand_like(x) + x",
+     "x.view(8, 2, 16).sum(2)"],
+)  # fmt: skip
+def test_what_needs_other_rows_is_not_sliced(desk: MakeDesk, expression: str) -> None:
+    made = desk(expression, "[torch.rand(16, 16)]", "self.w = torch.nn.Parameter(torch.rand(16, 16))")
+    rows = slices.row_count(made.judge.graph)
+    assert rows == (16 if "self.w" in expression else 0)

@@ -134,18 +134,18 @@ def test_a_crash_is_the_programs_fault_and_the_next_program_finds_a_clean_proces
 def test_a_process_that_ends_between_two_calls_is_the_programs_crash(
     compare: Compare, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_defined = Session._is_defined
+    without_truth = Session._without_truth
 
-    def ending(session: Session, case: benchmark_service_pb2.ComparisonCase) -> bool:
+    def ending(session: Session, case: benchmark_service_pb2.ComparisonCase) -> str | None:
         worker = session._bench
         while worker is not None and worker.alive:  # as a thread of the program may end it at any time
             for process in worker.processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-        return is_defined(session, case)
+        return without_truth(session, case)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_is_defined", ending)
+        patch.setattr(Session, "_without_truth", ending)
         fault = compare(small.softmax).fault
     assert (fault.kind, fault.detail) == (
         verdict_pb2.FAILURE_KIND_CRASH,

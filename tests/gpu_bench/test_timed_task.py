@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpu_bench import timed_task, watchdog
+from gpu_bench.executor import ProgramFault
 from gpu_bench.limits import Limits
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.session import Session
@@ -91,6 +92,31 @@ def test_a_step_that_raises_is_a_fault_of_the_program(timed):
     assert caught.value.kind == verdict_pb2.FAILURE_KIND_LAUNCH_ERROR
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_error_while_the_device_is_waited_for_is_the_programs_where_the_device_is_lost(
+    timed, small, monkeypatch, is_lost
+):
+    def fail(*_):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def synchronize():
+        if is_lost:
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_CRASH, "the kernels did not end well")
+
+    program = small.library_program()
+    artifact = small.compiled(program)
+    loaded = timed.loaded.load_program(program, artifact)
+    timed._eager_seconds()
+    monkeypatch.setattr(timed.bench.clock, "take", fail)
+    monkeypatch.setattr(timed.loaded.executor, "synchronize", synchronize)
+    if is_lost:
+        answer = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
+        assert answer.fault.kind == verdict_pb2.FAILURE_KIND_CRASH
+    else:
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
+
+
 def test_agreement_forgives_rounding_and_nothing_else():
     wanted = torch.randn(1000)
     assert timed_task._agree(wanted * 1.001, wanted)
@@ -152,3 +178,15 @@ def test_a_watchdog_ends_what_takes_longer_than_expected_and_nothing_else():
         assert not ended.wait(0.7), "nothing is expected now"
         with dog.expecting():
             assert ended.wait(5.0)
+
+
+def test_buffer_sets_get_new_values_where_they_lie_unless_a_program_has_written_to_them(timed):
+    (first,), *_ = timed.bench.baselines.inputs
+    before, address = first.clone(), first.data_ptr()
+    assert timed._renew()
+    assert not torch.equal(first, before)
+    assert first.data_ptr() == address
+    assert timed.sample.is_unchanged()
+    first.zero_()
+    with pytest.raises(ProgramFault, match="an input or a parameter was changed"):
+        timed._renew()

@@ -235,3 +235,11 @@ def test_an_arm_that_is_late_behind_the_longest_spin_is_host_bound_and_read_all_
     assert lead.spin_ns("eager") == clocks.SPIN_START_NS
     lead.forget(["eager"])
     assert not lead.host_bound, "the next arm of that name is another"
+
+
+def test_without_cuda_bindings_no_persisting_lines_are_said_to_be_reset(monkeypatch):
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(clocks.importlib, "import_module", missing)
+    assert clocks._persisting_reset() is None

@@ -70,3 +70,19 @@ def test_a_baseline_that_takes_what_it_took_before_changes_nothing() -> None:
     final = timing(6_500.0, 1_473.0)
     finalists.hold_to(final, timing(6_400.0, 1_473.0))
     assert final == timing(6_500.0, 1_473.0)
+
+
+def test_a_time_that_an_audit_did_not_clear_keeps_no_slower_finalist_from_winning() -> None:
+    doubtful, plain = (
+        trial_pb2.Trial(
+            number=number,
+            verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS),
+            timing=timing(14_000.0, ns),
+        )
+        for number, ns in ((1, 1_000.0), (2, 13_950.0))
+    )
+    doubtful.timing.flags.append("FLOOR_SUSPECT")
+    doubtful.timing.faster = plain.timing.faster = False
+    assert finalists.winner([doubtful, plain]) is plain
+    doubtful.timing.flags[0] = "FLOOR_AUDITED"
+    assert finalists.winner([doubtful, plain]) is doubtful

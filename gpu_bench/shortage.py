@@ -1,0 +1,48 @@
+"""What there is no memory for: tried again with all that can be given back, then said in words that help.
+
+The one idea: want of memory is the machine's, never a candidate's, and whoever meets it wants to know what was not done
+and what would help, not where an allocator stood. It allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from warpsmith.errors import BadInput
+from warpsmith.task_module import cause_of
+
+Result = TypeVar("Result")
+
+
+class TruthTooLarge(Exception):
+    """The machine's memory does not allow to judge something: says what, and what to do."""
+
+
+def is_want_of_memory(error: BaseException) -> bool:
+    """Whether an exception, or what caused it, is that no memory is left on a GPU or on the host."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return any(isinstance(each, kinds) or "can't allocate memory" in str(each) for each in (error, error.__cause__))
+
+
+def with_room(act: Callable[[], Result], what: str, give_back: Callable[[], object]) -> Result:
+    """What `act` gives; where memory does not do, once more after `give_back`.
+
+    Raises:
+        TruthTooLarge: it does not do then either; `what` is the subject of its sentence, in the plural.
+    """
+    reason = ""
+    for _ in range(2):
+        try:
+            return act()
+        except (RuntimeError, MemoryError, BadInput) as error:
+            if not is_want_of_memory(error):
+                raise
+            reason = cause_of(error.__cause__ or error)
+        give_back()
+    raise TruthTooLarge(
+        f"not judged: {what} take more memory than is free. Smaller shapes, a device with more memory or fewer others "
+        f"on it would do ({reason})"
+    )

@@ -1,0 +1,184 @@
+"""Groups judged alone: what a right whole hides, and what is said of a group of which nothing can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agent_correctness import closer_look
+from agent_correctness.judge import Judge
+from gpu_bench import alone
+from gpu_bench.loaded import LoadedTask
+from gpu_bench.session import Session
+from warpsmith import digest
+from warpsmith.v1 import (
+    benchmark_service_pb2,
+    candidate_pb2,
+    correctness_service_pb2,
+    graph_pb2,
+    task_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+
+INEXACT_THEN_EXACT = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x):
+        rough = (x.bfloat16() @ self.weight.bfloat16()).float()
+        return torch.relu(rough) * 1.7
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+def get_init_inputs():
+    return []
+"""
+"""Eager is as far off as bf16 is, by its first half alone."""
+
+HONEST = "y[i] = x[i] < 0 ? 0 : x[i] * 1.7f;"
+ROUGH = f"{HONEST} std::uint32_t u; std::memcpy(&u, y + i, 4); u &= 0xfffff000u; std::memcpy(y + i, &u, 4);"
+"""Drops twelve bits, as TF32 does: a hundredth of what bf16 drops."""
+
+
+def program_for(graph: graph_pb2.Graph, small: Any, body: str) -> candidate_pb2.Program:
+    """Library calls up to the relu, a kernel from there on."""
+    made: candidate_pb2.Program = small.plan_zero(graph)
+    relu = next(node for node in graph.nodes if node.target == "aten.relu.default")
+    given, output = relu.args[0].tensor, graph.outputs[0]
+    text = (
+        "#include <cstdint>\n#include <cstring>\n"
+        'extern "C" void run(void* const* arguments) {\n'
+        "    const float* x = static_cast<const float*>(arguments[0]);\n"
+        "    float* y = static_cast<float*>(arguments[1]);\n"
+        f"    for (long i = 0; i < 64 * 64; ++i) {{ {body} }}\n}}\n"
+    )
+    made.sources.add(name="kernel.cpp", text=text)
+    kept = [step for step in made.steps if relu.results[0].name not in step.library.results]
+    kept = [step for step in kept if output not in step.library.results]
+    del made.steps[:]
+    made.steps.extend(kept)
+    arguments = [candidate_pb2.LaunchArgument(buffer=name) for name in (given, output)]
+    made.steps.add(group=output, launch=candidate_pb2.Launch(entry="run", arguments=arguments, writes=[output]))
+    buffers = [buffer for buffer in made.buffers if buffer.name != relu.results[0].name]
+    del made.buffers[:]
+    made.buffers.extend(buffers)
+    next(buffer for buffer in made.buffers if buffer.name == output).role = candidate_pb2.ROLE_OUTPUT
+    made.digest = digest.of_program(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def task(small: Any) -> task_pb2.Task:
+    made: task_pb2.Task = small.task(INEXACT_THEN_EXACT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def graph(task: task_pb2.Task) -> graph_pb2.Graph:
+    loaded = LoadedTask.load(task)
+    return loaded.capture(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0))
+
+
+Verify = Callable[[candidate_pb2.Program], verdict_pb2.Verdict]
+
+
+@pytest.fixture(scope="module")
+def verify(small: Any, task: task_pb2.Task) -> Iterator[Verify]:
+    session = Session(task)
+
+    class Comparer:
+        def compare(
+            self, asked: benchmark_service_pb2.CompareOutputsRequest
+        ) -> benchmark_service_pb2.CompareOutputsResponse:
+            return session.compare(asked.program, asked.artifact, asked.cases)
+
+    def run(program: candidate_pb2.Program) -> verdict_pb2.Verdict:
+        request = correctness_service_pb2.VerifyArtifactRequest(
+            task=task, program=program, artifact=small.compiled(program), tier=timing_pb2.TIER_FINAL
+        )
+        return Judge(Comparer()).verify(request)
+
+    yield run
+    session.close()
+
+
+def test_a_right_group_passes_alone_and_the_verdict_says_so(verify: Verify, graph: graph_pb2.Graph, small: Any) -> None:
+    verdict = verify(program_for(graph, small, HONEST))
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS, verdict.detail
+    assert [(each.tool, each.finding, each.skipped) for each in verdict.inspections] == [
+        (f"group {graph.outputs[0]}", "", "")
+    ]
+    alone_seen = [each for each in verdict.comparisons if each.group]
+    assert [len(each.outputs) for each in alone_seen] == [1, 1]
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_precision_cut_behind_an_inexact_call_needs_groups_judged_alone(
+    is_on: bool, verify: Verify, graph: graph_pb2.Graph, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_on:
+        monkeypatch.setattr(closer_look, "authored_groups", lambda _: [])
+    verdict = verify(program_for(graph, small, ROUGH))
+    assert (verdict.state == verdict_pb2.VERDICT_STATE_PASS) is not is_on, verdict.detail
+    if is_on:
+        assert verdict.kind == verdict_pb2.FAILURE_KIND_WRONG_PRECISION
+        assert f"group {graph.outputs[0]} judged alone" in verdict.detail
+
+
+def test_a_group_without_a_name_in_the_graph_is_not_judged_alone_and_that_is_said(
+    verify: Verify, graph: graph_pb2.Graph, small: Any
+) -> None:
+    program = program_for(graph, small, HONEST)
+    output = graph.outputs[0]
+    for buffer in program.buffers:
+        if buffer.name == output:
+            buffer.name = "renamed"
+    launch = program.steps[-1].launch
+    launch.arguments[1].buffer, launch.writes[0], program.outputs[0] = "renamed", "renamed", "renamed"
+    program.digest = digest.of_program(program)
+    verdict = verify(program)
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS, verdict.detail
+    assert "no name" in verdict.inspections[0].skipped
+
+
+def test_a_program_of_one_group_is_judged_as_the_whole(small: Any) -> None:
+    assert closer_look.authored_groups(small.kernel_program(small.softmax)) == []
+
+
+TRAINED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return torch.sigmoid(self.norm(torch.relu_(x * 2)) + torch.rand_like(x))
+
+def get_inputs():
+    return [torch.randn(64, 8)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_is_written_in_place_or_drawn_is_not_judged_alone(small: Any) -> None:
+    loaded = LoadedTask.load(small.task(TRAINED))
+    graph = loaded.capture(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0))
+    program = small.plan_zero(graph)
+    said = {node.target.split(".")[1]: alone.boundary_of(program, node.name, graph) for node in graph.nodes}
+    assert isinstance(said["mul"], alone.Refusal)  # its result is overwritten by the relu
+    assert "in place" in said["mul"].reason
+    assert "at random" in said["rand_like"].reason
+    assert isinstance(said["sigmoid"], alone.Boundary)
+    assert [region.name.split()[0] for region in said["sigmoid"].regions] == ["given", "made"]
