@@ -31,10 +31,12 @@ test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds 
 	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
 
 test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
-	@$(BIN)/pytest -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG)) $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD))
+	@$(BIN)/pytest $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD),-n 2 --dist loadfile --ignore=tests/hostile/test_solutions.py) \
+	  -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
+	@$(if $(SCOREBOARD),,$(BIN)/pytest -m hostile tests/hostile/test_solutions.py $(if $(RUNG),--rung $(RUNG)))
 
-test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch (KERNELBENCH=DIR: its own adversarial programs too)
-	@KERNELBENCH=$(KERNELBENCH) $(PYTHON) tests/hostile/hostile_gpu.py
+test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch (KERNELBENCH=DIR: its own adversarial programs too; RUNG=landlock, ONLY="names,…")
+	@KERNELBENCH=$(KERNELBENCH) $(PYTHON) tests/hostile/hostile_gpu.py $(if $(RUNG),--rung $(RUNG)) $(if $(ONLY),--only "$(ONLY)")
 
 test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
 	@$(BIN)/pytest -m postgres tests/orchestrator

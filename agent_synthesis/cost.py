@@ -14,7 +14,7 @@ from agent_synthesis.graph_index import GraphIndex, byte_count
 from agent_synthesis.ir import Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.lowering import lower
 from agent_synthesis.plan import Group, Plan
-from agent_synthesis.product import matrix_product
+from agent_synthesis.product import elements_and_rows, matrix_product
 from warpsmith import aten
 from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2
 
@@ -103,6 +103,11 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         buffer = nest.buffer(store.buffer)
         write += min(buffer.element_count, _reach(nest, [store.index])) * buffer.type.size_bytes
     points = nest.row_count * nest.column_count
+    if (parts := elements_and_rows(nest)) is not None:
+        product_flops = 2 * points * parts[0].column_count
+        cost = of_nest(parts[1])
+        cost.read_bytes, cost.write_bytes, cost.product_flop_count = read, write, product_flops
+        return cost
     product = matrix_product(nest) or attention_of(nest)
     if product is not None:
         values = [store.value for store in nest.stores]

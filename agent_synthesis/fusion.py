@@ -15,7 +15,7 @@ from agent_synthesis import splits
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import Refusal, lower
 from agent_synthesis.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
-from agent_synthesis.product import multiplies_matrices
+from agent_synthesis.product import elements_and_rows, multiplies_matrices
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Parameters, Schedule
@@ -102,6 +102,9 @@ def _without_unread(plan: Plan) -> Plan:
 def fused_with_all(plan: Plan, name: str) -> Plan:
     """The plan with a group and everything before it that fuses, nearest first.
 
+    A product stays apart from what reduces its rows: to join them is a move of its own, since it gains little (1.00 to
+    1.01 times on KernelBench's level 2) and does not end as many products.
+
     Raises:
         IllegalMove: nothing fuses.
     """
@@ -112,7 +115,10 @@ def fused_with_all(plan: Plan, name: str) -> Plan:
             break
         for other in reversed(candidates):
             try:
-                before, result = result, fused(result, name, other)
+                made = fused(result, name, other)
+                if _reduces_product(made, name) and not _reduces_product(result, name):
+                    raise IllegalMove(f"{name} reduces the product of {other}, which is a move of its own")
+                before, result = result, made
                 refused -= {*before.producers(before.group(other))}  # what both read may fuse now
             except IllegalMove as error:
                 refused.add(other)
@@ -120,6 +126,11 @@ def fused_with_all(plan: Plan, name: str) -> Plan:
     if result is plan:
         raise IllegalMove(reason)
     return result
+
+
+def _reduces_product(plan: Plan, name: str) -> bool:
+    nest = plan.nest(plan.group(name))
+    return isinstance(nest, Nest) and elements_and_rows(nest) is not None
 
 
 def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:

@@ -33,6 +33,7 @@ from agent_synthesis.ir import (
     Windowed,
 )
 from agent_synthesis.plan import Plan
+from agent_synthesis.product import Multiplied
 from agent_synthesis.symbolic import common_shape
 from warpsmith import aten
 from warpsmith.v1 import graph_pb2
@@ -68,6 +69,9 @@ class _Run:
             if isinstance(reduction, Attended):
                 self._reduced[reduction.name] = self._attended(reduction)
                 continue
+            if isinstance(reduction, Multiplied):
+                self._reduced[reduction.name] = self._multiplied(reduction)
+                continue
             value = self._value(reduction.value).to(TORCH[reduction.type]).expand(self._shape)
             if isinstance(reduction, Windowed):
                 value = value.where(self._inside(reduction.positions), _neutral(reduction.operation, value.dtype))
@@ -92,11 +96,21 @@ class _Run:
         queries = self._memory[query.buffer][self._index(query.index)[..., None] + depth * reduction.query_stride]
         keys = self._memory[key.buffer][self._index(key.index)[..., None] + depth * reduction.key_stride]
         scores = (queries.to(torch.float32) * keys.to(torch.float32)).sum(-1) * reduction.scale
-        if reduction.causal:
-            (rows,) = query.index.axes() - key.index.axes()
-            scores = scores.masked_fill(self._grids[self._nest.reduced[0].name] > self._grids[rows], -torch.inf)
-        weighted = torch.softmax(scores, -1) * self._value(value)
+        if reduction.mask is not None:
+            scores = scores + self._value(reduction.mask)
+        weights = torch.softmax(scores, -1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
+        weighted = weights * self._value(value)
         return weighted.expand(self._shape).sum(-1, keepdim=True)
+
+    def _multiplied(self, reduction: Multiplied) -> torch.Tensor:
+        """At every element, the sum of products of two rows."""
+        assert isinstance(reduction.value, Call)
+        depth, rows = torch.arange(reduction.depth), []
+        strides = (reduction.left_stride, reduction.right_stride)
+        for load, stride in zip(reduction.value.arguments, strides, strict=True):
+            assert isinstance(load, Load)
+            rows.append(self._memory[load.buffer][self._index(load.index)[..., None] + depth * stride])
+        return (rows[0].to(torch.float32) * rows[1].to(torch.float32)).sum(-1)
 
     def _place(self, reduction: Reduction) -> torch.Tensor:
         """The least position of the greatest (or least) value."""

@@ -31,10 +31,12 @@ from agent_synthesis.ir import (
     Remainder,
     Scan,
     Store,
+    Type,
     Windowed,
     verify,
     with_value,
 )
+from agent_synthesis.product import Multiplied
 from agent_synthesis.symbolic import Fold, Indices, Ref, Refused, Running, Sliding, Symbol, Tracer, flatten, unflatten
 
 MAX_EXPRESSION_SIZE = 3000
@@ -42,6 +44,8 @@ MAX_EXPRESSION_SIZE = 3000
 registers."""
 
 _ROUNDS = 8
+_DEPTH = "depth"
+"""The axis that a product's own sum runs along while its strides are found."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +239,13 @@ class _Attempt:
 
     def _bound(self, ref: Ref) -> Expression:
         reduced = set(self._reduced)
-        if any(index.axes() & reduced for index in _kept(ref)):
-            raise Refused("it reduces what was reduced over other dimensions")
+        is_element = any(index.axes() & reduced for index in _kept(ref))
         key = (ref.fold, ref.indices)
         if key not in self._reductions:
-            made = self._scan(ref) if isinstance(ref.fold, Running) else self._reduction(ref)
+            if is_element:
+                made: Reduction = self._multiplied(ref)
+            else:
+                made = self._scan(ref) if isinstance(ref.fold, Running) else self._reduction(ref)
             self._check_size([made.value])
             self._reductions[key] = self._known_or(made)
         return Reduced(self._reductions[key].name, ref.type)
@@ -252,8 +258,24 @@ class _Attempt:
             return Windowed("", ref.fold.operation, value, ref.fold.type, positions)
         if isinstance(ref.fold, Attending):
             f = ref.fold
-            return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale, f.causal)
+            return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale)
         return Reduction("", ref.fold.operation, value, ref.fold.type)
+
+    def _multiplied(self, ref: Ref) -> Multiplied:
+        """What is reduced over other dimensions at every element that is reduced here: a product of two loads' rows."""
+        extents = {**self._tracer.extents, _DEPTH: math.prod(ref.fold.extents)}
+        self._tracer.extents[_DEPTH] = extents[_DEPTH]
+        body = ref.fold.body(ref.indices, unflatten(Index.axis(_DEPTH), ref.fold.extents, extents))
+        match body:
+            case Call("mul", (Load() as left, Load() as right), Type.F32) if type(ref.fold) is Fold:
+                strides = [load.index.coefficient(_DEPTH) for load in (left, right)]
+                first = [
+                    replace(load, index=load.index.substituted({_DEPTH: Index()}, extents)) for load in (left, right)
+                ]
+                if ref.fold.operation == "sum" and all(strides):
+                    value = Call("mul", tuple(first), Type.F32)
+                    return Multiplied("", "sum", value, Type.F32, extents[_DEPTH], strides[0] or 0, strides[1] or 0)
+        raise Refused("it reduces what was reduced over other dimensions")
 
     def _scan(self, ref: Ref) -> Scan:
         """The scan, where it is read at the element itself or, without that one, at the element before."""

@@ -2,15 +2,28 @@
 
 The one idea: a nest that sums a product of two loads, each of which varies with parallel axes that the other does not
 know, is a matrix product with a pointwise end; nothing else about it needs a name. Schedules that know no tiles of
-both operands must not take one: they would read each operand once for every row of the other.
+both operands must not take one: they would read each operand once for every row of the other. A row reduction whose
+elements are a product is one nest too: `Multiplied` is its first reduction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agent_synthesis.ir import Axis, Call, Expression, Index, Load, Nest, Reduction, Type
+from agent_synthesis.ir import (
+    Axis,
+    BufferRef,
+    Call,
+    Expression,
+    Index,
+    Load,
+    Nest,
+    Reduced,
+    Reduction,
+    Store,
+    Type,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,16 @@ class Operand:
     batch_stride: int
     row_stride: int
     depth_stride: int
+
+
+@dataclass(frozen=True)
+class Multiplied(Reduction):
+    """`name = Σ over d < depth of left · right` at every element of the nest; `value` has both loads at d = 0."""
+
+    depth: int
+    left_stride: int
+    """From one d to the next, in elements; `right_stride` likewise."""
+    right_stride: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +80,7 @@ def multiplies_matrices(nest: Nest) -> bool:
     """Whether some reduction sums products of factors that vary with different parallel axes; attention always does."""
     parallel = {axis.name for axis in nest.parallel}
     for reduction in nest.reductions:
-        if reduction.operation == "attend":
+        if reduction.operation == "attend" or isinstance(reduction, Multiplied):
             return True
         match reduction.value:
             case Call("mul", factors, _):
@@ -65,6 +88,58 @@ def multiplies_matrices(nest: Nest) -> bool:
                 if left - right and right - left:
                     return True
     return False
+
+
+def elements_and_rows(nest: Nest) -> tuple[Nest, Nest] | None:
+    """A row reduction of a product as two nests: the product, which stores its sums, and the reduction that reads them.
+
+    None for a nest whose elements are no product. Nothing need store the sums: see `cuda_product_reduced`.
+    """
+    if not nest.reductions or not isinstance(first := nest.reductions[0], Multiplied):
+        return None
+    if any(isinstance(reduction, Multiplied) for reduction in nest.reductions[1:]):
+        return None
+    match first.value:
+        case Call("mul", (Load() as left, Load() as right)):
+            operands = ((left, first.left_stride), (right, first.right_stride))
+        case _:
+            raise AssertionError(f"{first.name} is no product: {first.value}")
+    points = (*nest.parallel, *nest.reduced)
+    flat, step = Index(), 1
+    for axis in reversed(points):
+        flat, step = flat + Index.axis(axis.name, step), step * axis.extent
+    name = f"{first.name}_sums"
+    along = [replace(load, index=load.index + Index.axis("depth", stride)) for load, stride in operands]
+    product = Reduction(first.name, "sum", Call("mul", tuple(along), first.type), first.type)
+    read = tuple(buffer for buffer in nest.buffers if buffer.name in {left.buffer, right.buffer})
+    elements = replace(
+        nest,
+        parallel=points,
+        reduced=(Axis("depth", first.depth),),
+        reductions=(product,),
+        stores=(Store(name, flat, Reduced(first.name, first.type)),),
+        buffers=(*read, BufferRef(name, first.type, step, written=True)),
+    )
+    done: dict[int, tuple[Expression, Expression]] = {}
+
+    def reading(value: Expression) -> Expression:
+        if id(value) not in done:
+            fresh = value
+            match value:
+                case Reduced(reduction, _) if reduction == first.name:
+                    fresh = Load(name, flat, first.type)
+                case Call(_, arguments, _):
+                    fresh = replace(value, arguments=tuple(reading(argument) for argument in arguments))
+            done[id(value)] = (value, fresh)
+        return done[id(value)][1]
+
+    rows = replace(
+        nest,
+        reductions=tuple(replace(r, value=reading(r.value)) for r in nest.reductions[1:]),
+        stores=tuple(replace(store, value=reading(store.value)) for store in nest.stores),
+        buffers=(*nest.buffers, BufferRef(name, first.type, step)),
+    )
+    return elements, rows
 
 
 def matrix_product(nest: Nest) -> MatrixProduct | None:

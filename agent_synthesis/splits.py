@@ -7,6 +7,8 @@ that.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from agent_synthesis.graph_index import GraphIndex
@@ -21,6 +23,10 @@ _LOSSES = frozenset({
 })  # fmt: skip
 _BY_CLASS = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"})
 """Losses whose mean is over the samples that count: weighted by class, without an ignored one."""
+_MOST_SCORES = 1 << 31
+"""Scores of attention that are kept in memory: 8 GiB of floats."""
+_ANYWHERE = torch.device("cpu")
+"""Where a graph says that a tensor is made: whoever runs it says where."""
 
 
 def wording(index: GraphIndex, node: str) -> str:
@@ -55,25 +61,85 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
 
 
 def _attention(index: GraphIndex, node: str) -> Replacement | None:
-    """`softmax(Q Kᵀ · scale) V`; None with a mask, dropout or heads that share keys, and for halves.
+    """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, for scores too many to keep, and for halves' overflow.
 
-    Rows masked throughout would be NaN, and PyTorch makes them zero; scores of halves overflow before they are scaled.
+    Heads that share keys are a dimension of queries alone. Rows that see nothing weigh nothing, as PyTorch has it.
+    Layers of batch and heads that no one stride leads through are copied, since products have one batch.
     """
     given = arguments(index.nodes[node])
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
-    if given["dropout_p"] or given["is_causal"] or given["enable_gqa"] or len(shape(index, query)) < 3:
+    of_queries, of_keys, dtype = shape(index, query), shape(index, key), index.spec(node).dtype
+    rank, is_causal, is_grouped = len(of_queries), given["is_causal"], given["enable_gqa"]
+    if given["dropout_p"] or rank < 3 or dtype == tensor_pb2.DTYPE_FLOAT16 or (is_causal and mask is not None):
         return None
-    dtype = index.spec(node).dtype
-    if mask is not None or dtype == tensor_pb2.DTYPE_FLOAT16:
+    # Sums of bfloat16 scores and a mask would be rounded before the softmax.
+    if dtype == tensor_pb2.DTYPE_BFLOAT16 and (is_causal or is_grouped or mask is not None):
         return None
-    scale = given["scale"] if given["scale"] is not None else shape(index, query)[-1] ** -0.5
+    if math.prod(of_queries[:-1]) * of_keys[-2] > _MOST_SCORES:
+        return None
+    scale = given["scale"] if given["scale"] is not None else of_queries[-1] ** -0.5
     draft = Draft(index)
+    layers = {"queries_copied": query, "keys_copied": key, "values_copied": value}
+    query, key, value = (_in_one_batch(index, draft, f"{node}_{name}", each) for name, each in layers.items())
+    if is_grouped:
+        if rank != 4 or not of_keys[-3] or of_queries[-3] % of_keys[-3]:
+            return None
+        group = [of_keys[-3], of_queries[-3] // of_keys[-3]]
+        query = draft.view(f"{node}_queries", "aten.unflatten.int", query, 1, group)
+        key = draft.view(f"{node}_shared_keys", "aten.unsqueeze.default", key, 2)
+        value = draft.view(f"{node}_shared_values", "aten.unsqueeze.default", value, 2)
     keys = draft.view(f"{node}_keys", "aten.transpose.int", key, -2, -1)
     scores = draft.call(f"{node}_scores", "aten.matmul.default", query, keys)
-    scaled = draft.call(f"{node}_scaled", "aten.mul.Scalar", scores, scale)
-    weights = draft.call(f"{node}_weights", "aten.softmax.int", scaled, -1)
-    draft.call(node, "aten.matmul.default", weights, value)
-    return Replacement((node,), tuple(draft.nodes)) if draft.nodes[-1].results[0].spec == index.spec(node) else None
+    scores = draft.call(f"{node}_scaled", "aten.mul.Scalar", scores, scale)
+    if is_causal or mask is not None:
+        if is_grouped and len(shape(index, mask)) == 3:
+            return None
+        added = _added(index, draft, node, mask, group if is_grouped else [])
+        scores = draft.call(f"{node}_masked", "aten.add.Tensor", scores, added)
+    weights = draft.call(f"{node}_weights", "aten.softmax.int", scores, -1)
+    if mask is not None and not is_causal:
+        most = draft.call(f"{node}_most", "aten.amax.default", scores, [-1], True)
+        unseen = draft.call(f"{node}_unseen", "aten.eq.Scalar", most, -math.inf)
+        weights = draft.call(f"{node}_defined", "aten.masked_fill.Scalar", weights, unseen, 0.0)
+    wanted = index.spec(node)
+    is_last = rank == 4 and wanted.strides[2] > wanted.strides[1]  # heads, as projections want them
+    made = draft.call(f"{node}_product" if is_last or is_grouped else node, "aten.matmul.default", weights, value)
+    if is_grouped:
+        made = draft.view(f"{node}_heads" if is_last else node, "aten.flatten.using_ints", made, -4, -3)
+    if is_last:
+        made = draft.view(f"{node}_turned", "aten.transpose.int", made, 1, 2)
+        made = draft.call(f"{node}_stored", "aten.clone.default", made, memory_format=torch.contiguous_format)
+        draft.view(node, "aten.transpose.int", made, 1, 2)
+    return Replacement((node,), tuple(draft.nodes)) if draft.nodes[-1].results[0].spec == wanted else None
+
+
+def _added(index: GraphIndex, draft: Draft, node: str, mask: Named | None, group: list[int]) -> Named:
+    """What is added to scores: a mask of floats, or zero where bools or the order of rows let a key be seen.
+
+    `group`: heads of keys, and those of queries that share one; empty where every head has its own.
+    """
+    extents = shape(index, mask)
+    if mask is None:
+        given = arguments(index.nodes[node])
+        extents = [shape(index, given[name])[-2] for name in ("query", "key")]
+        ones = draft.call(f"{node}_ones", "aten.ones.default", extents, dtype=torch.bool, device=_ANYWHERE)
+        seen = draft.call(f"{node}_seen", "aten.tril.default", ones)
+    else:
+        seen = mask
+        if group and len(extents) == 4:
+            heads = group if extents[1] > 1 else [1, 1]
+            seen = draft.view(f"{node}_mask", "aten.unflatten.int", mask, 1, heads)
+        if index.spec(mask.name).dtype != tensor_pb2.DTYPE_BOOL:
+            return seen
+    return draft.call(f"{node}_added", "aten.where.Scalar", seen, 0.0, -math.inf)
+
+
+def _in_one_batch(index: GraphIndex, draft: Draft, name: str, tensor: Named) -> Named:
+    """The tensor, or a copy of one whose two outer dimensions do not follow each other in memory."""
+    extents, strides = shape(index, tensor), index.spec(tensor.name).strides
+    if len(extents) != 4 or extents[0] == 1 or extents[1] == 1 or strides[0] == extents[1] * strides[1]:
+        return tensor
+    return draft.call(name, "aten.clone.default", tensor, memory_format=torch.contiguous_format)
 
 
 def _holds_probabilities(index: GraphIndex, target: Named) -> bool:

@@ -17,6 +17,7 @@ from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
+from agent_synthesis.emit.cuda_product_reduced import CudaReducedProduct
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
@@ -29,7 +30,8 @@ INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
 PRODUCTS: tuple[Schedule, ...] = (
-    CudaStreamedProduct(), CudaConvertedProduct(), CudaProduct(), CudaSmallProduct(), CudaAttention(),
+    CudaStreamedProduct(), CudaConvertedProduct(), CudaProduct(), CudaSmallProduct(), CudaReducedProduct(),
+    CudaAttention(),
 )  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes; the first two take what gains by it."""
 _CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())

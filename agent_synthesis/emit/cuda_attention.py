@@ -1,7 +1,8 @@
 """CUDA schedule of attention of 16-bit operands in one kernel, on Hopper's tensor cores: `ws_attention.cuh`.
 
-The one idea: scores and weights never leave registers, so a query's row costs its two products and nothing else. What
-follows the sum is the end of a product, with the same text (`cuda_product_text`).
+The one idea: scores and weights never leave registers, so a query's row costs its two products and nothing else. A mask
+is read where the scores are, and heads that share keys walk the same ones. What follows the sum is the end of a
+product, with the same text (`cuda_product_text`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.attention import Attention, Factor, attention_of
+from agent_synthesis.attention import Attention, Factor, Mask, attention_of
 from agent_synthesis.emit import cuda_shape, shape
-from agent_synthesis.emit.cuda_product_text import ProductText, Tiling
+from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -25,6 +26,8 @@ LEAST_ROWS = 64
 """Queries below which most of a tile would be empty."""
 MOST_COLUMNS = 256
 """Elements of a row of queries, keys or values: what one instruction of tensor cores adds up."""
+MOST_MASKED_COLUMNS = 192
+"""Elements of a row of values beyond which warpgroups that take turns, and have a mask, would spill a few registers."""
 MULTIPLYING_REGISTERS = {2: 240, 3: 160}
 """Multiplying warpgroups → registers of their threads, once the copying warpgroup has handed its own back."""
 
@@ -34,6 +37,7 @@ _BEGINNINGS: tuple[tuple[str, dict[str, int]], ...] = (
     ("yes", {"keys": 128, "stages": 2, "warpgroups": 2}),
     ("no", {"keys": 128, "stages": 3, "warpgroups": 3}),
     ("yes", {"keys": 64, "stages": 2, "warpgroups": 2}),
+    ("no", {"keys": 64, "stages": 2, "warpgroups": 2}),
 )
 
 _HEADERS = (
@@ -44,6 +48,7 @@ _TYPES = {
     Type.F16: ("ws::half", tensor_pb2.DTYPE_FLOAT16),
     Type.BF16: ("ws::bfloat16", tensor_pb2.DTYPE_BFLOAT16),
 }
+_MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Type.F32: "float"}
 
 
 class CudaAttention:
@@ -63,7 +68,9 @@ class CudaAttention:
             return False
         if made.rows.extent < LEAST_ROWS or max(made.reduction.depth, made.columns.extent) > MOST_COLUMNS:
             return False
-        return all(_suits(factor, len(made.batch)) for factor in (made.query, made.key, made.value))
+        if made.mask is not None and (made.mask.type not in _MASKS or made.keys.extent < 2):
+            return False
+        return all(_suits(made, factor) for factor in (made.query, made.key, made.value))
 
     def defaults(self, nest: Nest) -> Parameters:
         """Of a few settings that measured well at 512 to 16384 keys, the fastest by a model of waves.
@@ -85,7 +92,7 @@ class CudaAttention:
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Queries and keys are whole rows, of which the nest names the first element."""
         made = _attention(nest)
-        rows = made.layers * (made.rows.extent + made.keys.extent)
+        rows = made.layers * made.rows.extent + made.layers // made.key.group * made.keys.extent
         return Footprint(
             extra_bytes=rows * (made.reduction.depth - 1) * made.type.size_bytes,
             parallel_count=_tile_count(made, _Setting.of(parameters)),
@@ -142,10 +149,16 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
         raise IllegalMove(
             f"{nest.name}: {needed} bytes of shared memory, of {cuda_shape.SHARED_BYTES} a block may have"
         )
-    # Scores and sums as floats, and weights by twos.
+    # Scores and sums as floats, weights by twos, and a mask by twos or as floats.
     held = setting.keys // 2 + setting.keys // 4 + cuda_shape.round_up(made.columns.extent, BLOCK) // 2
+    if made.mask is not None:
+        if setting.turns and made.columns.extent > MOST_MASKED_COLUMNS:
+            raise IllegalMove(f"{nest.name}: a mask of so wide rows leaves no registers to take turns with")
+        held += setting.keys // (2 if made.mask.type is Type.F32 else 4)
     if held + cuda_shape.KERNEL_OVERHEAD_REGISTERS > (limit := MULTIPLYING_REGISTERS[setting.warpgroups]):
-        raise IllegalMove(f"{nest.name}: about {held} registers a thread for scores, weights and sums, of {limit}")
+        raise IllegalMove(
+            f"{nest.name}: about {held} registers a thread for scores, mask, weights and sums, of {limit}"
+        )
 
 
 def _attention(nest: Nest) -> Attention:
@@ -164,9 +177,10 @@ def _predicted(made: Attention, setting: _Setting) -> float:
     return waves * setting.queries / RATES[setting.warpgroups, setting.keys]
 
 
-def _suits(factor: Factor, batch_rank: int) -> bool:
+def _suits(made: Attention, factor: Factor) -> bool:
     """Whether the copy engine can walk an operand: rows of neighbours, and steps of whole 16 bytes between them."""
-    steps = (factor.row, factor.inner, factor.outer)[: 1 + batch_rank]
+    layers = ((factor.inner, made.inner // factor.group), (factor.outer, made.layers // made.inner))
+    steps = [factor.row, *(step for step, count in layers if count > 1)]
     is_near = 0 <= factor.offset < 2**31 - MOST_COLUMNS  # a coordinate of boxes, of 32 bits
     return factor.column == 1 and is_near and all(step > 0 and step % 8 == 0 for step in steps)
 
@@ -183,64 +197,89 @@ class _AttentionText(ProductText):
         tiling = Tiling(setting.queries, stages=setting.stages, cluster=1, group=1, promote=1, slices=1)
         super().__init__(nest, product, 1, tiling)
         self._made, self._setting = made, setting
-        self._inner = made.batch[-1].extent if made.batch else 1
 
     def attention_shape(self) -> list[str]:
         """The kernel's type."""
         made, setting, reduction = self._made, self._setting, self._made.reduction
-        return [
+        group = f".group = {made.group}, .key_group = {made.key.group}, .value_group = {made.value.group}, "
+        group = group if made.group > 1 else ""
+        lines = [
             f"using {self.entry}_shape = ws::Attention<{self.element},",
-            f"    ws::AttentionExtents{{.layers = {made.layers}, .inner = {self._inner}, "
+            f"    ws::AttentionExtents{{.layers = {made.layers}, .inner = {made.inner}, {group}"
             f".queries = {made.rows.extent}, .keys = {made.keys.extent}, .depth = {reduction.depth},",
             f"                         .columns = {made.columns.extent}, .pack = {max(2, self._pack)}, "
-            f".causal = {_truth(reduction.causal)}}},",
+            f".causal = {_truth(made.is_causal)}}},",
             f"    ws::AttentionOffsets{{.queries = {made.query.offset}, .keys = {made.key.offset}, "
             f".values = {made.value.offset}}},",
             f"    ws::AttentionTiling{{.keys = {setting.keys}, .stages = {setting.stages}, "
-            f".warpgroups = {setting.warpgroups}, .turns = {_truth(setting.turns)}, .lag = {setting.lag}}}>;",
+            f".warpgroups = {setting.warpgroups}, .turns = {_truth(setting.turns)}, .lag = {setting.lag}}}",
         ]
+        if (mask := made.mask) is not None:
+            lines[-1] += ","
+            lines += [
+                f"    ws::Mask<{_MASKS[mask.type]}, ws::MaskSteps{{.offset = {mask.load.index.offset}, "
+                f".outer = {mask.outer}, .inner = {mask.inner}, .member = {mask.member},",
+                f"                                  .row = {mask.row}, .key = {mask.key}, "
+                f".pairs = {_truth(_comes_in_pairs(mask, made.keys.extent))}}}>",
+            ]
+        lines[-1] += ">;"
+        return lines
 
     def kernel(self) -> list[str]:
         """The kernel itself."""
-        maps = [f"const __grid_constant__ ws::TensorMap {side}_map" for side in ("queries", "keys", "values")]
-        to_log2 = self._made.reduction.scale * math.log2(math.e)
+        arguments = [f"const __grid_constant__ ws::TensorMap {side}_map" for side in ("queries", "keys", "values")]
+        scale, mask = self._made.reduction.scale, self._made.mask
+        if mask is not None:
+            arguments.append(f"const {_MASKS[mask.type]}* __restrict__ mask")
+        if mask is not None and mask.type is not Type.BOOL:
+            name, factor = "kScoreScale", f"  constexpr float kScoreScale = {scale!r}f;"
+        else:
+            name, factor = "kScoreToLog2", f"  constexpr float kScoreToLog2 = {scale * math.log2(math.e)!r}f;"
+            factor += f"  // {scale!r} of the scores, base 2"
         return [
-            *self.signature(f"__launch_bounds__({self.entry}_shape::kThreads, 1) {self.entry}_attention", maps),
-            f"  constexpr float kScoreToLog2 = {to_log2!r}f;  // {self._made.reduction.scale!r} of the scores, base 2",
-            f"  ws::attention<{self.entry}_shape>(queries_map, keys_map, values_map, kScoreToLog2,",
-            f"                {self.end_value()});",
+            *self.signature(f"__launch_bounds__({self.entry}_shape::kThreads, 1) {self.entry}_attention", arguments),
+            factor,
+            f"  ws::attention<{self.entry}_shape>(queries_map, keys_map, values_map, {name},",
+            f"                {'mask' if mask is not None else 'nullptr'}, {self.end_value()});",
             "}",
         ]
 
     def record(self) -> candidate_pb2.Launch:
         """The launch."""
-        made, reduction = self._made, self._made.reduction
-        maps = [
-            self._operand_map(made.query, reduction.depth, made.rows.extent, self._setting.queries),
-            self._operand_map(made.key, reduction.depth, made.keys.extent, self._setting.keys),
-            self._operand_map(made.value, made.columns.extent, made.keys.extent, self._setting.keys),
+        made, depth, tile = self._made, self._made.reduction.depth, self._setting.keys
+        arguments = [
+            self._operand_map(made.query, depth, made.rows.extent, self._setting.queries),
+            self._operand_map(made.key, depth, made.keys.extent, tile),
+            self._operand_map(made.value, made.columns.extent, made.keys.extent, tile),
         ]
+        if made.mask is not None:
+            arguments.append(address(made.mask.load.buffer))
         grid = min(_tile_count(made, self._setting), cuda_shape.SM_COUNT)
         threads = WARPGROUP_THREADS * (1 + self._setting.warpgroups)
-        record = self.launch("attention", grid, threads, [*maps, *self.ending()], self.written())
+        record = self.launch("attention", grid, threads, [*arguments, *self.ending()], self.written())
         record.shared_bytes = _shared_bytes(made, self._setting)
         return record
 
     def _operand_map(self, factor: Factor, columns: int, rows: int, box_rows: int) -> candidate_pb2.LaunchArgument:
         """An operand as (column, row, inner layer, layer); what lies before it in memory counts as columns."""
         made = self._made
-        outer = made.batch[0].extent if len(made.batch) > 1 else 1
         strides = (factor.row, factor.inner or factor.row, factor.outer or factor.row)
         return candidate_pb2.LaunchArgument(
             tensor_map=candidate_pb2.TensorMap(
                 buffer=factor.buffer,
                 dtype=_TYPES[made.type][1],
-                extents=[factor.offset + columns, rows, self._inner, outer],
+                extents=[factor.offset + columns, rows, made.inner // factor.group, made.layers // made.inner],
                 byte_strides=[2 * stride for stride in strides],
                 box=[BLOCK, box_rows, 1, 1],
                 swizzle_bytes=128,
             )
         )
+
+
+def _comes_in_pairs(mask: Mask, keys: int) -> bool:
+    """Whether two keys that follow an even one lie beside each other, at an even place."""
+    steps = (mask.load.index.offset, mask.outer, mask.inner, mask.member, mask.row, keys)
+    return mask.key == 1 and all(step % 2 == 0 for step in steps)
 
 
 def _truth(value: bool) -> str:

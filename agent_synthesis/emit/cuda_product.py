@@ -7,10 +7,11 @@ become one function that the product's kernel and its repair both end with. Text
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.emit import cuda_product_text, cuda_shape, shape
+from agent_synthesis.emit.cuda_product_end import HELD_PACK, can_hold
 from agent_synthesis.emit.cuda_product_text import Tiling
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand, matrix_product
@@ -36,6 +37,8 @@ RATES = {256: 1.0, 192: 1.0, 128: 0.96}
 """Columns of a tile → share of that rate: narrow tiles copy more for each product (same place)."""
 TILE_END_NS, SLICES_NS, BYTES_PER_NS = 1500.0, 4000.0, 4000.0
 """What a tile's end costs, what the launch that adds slices does, and how fast their sums move."""
+HELD_REGISTERS = 64
+"""Registers of a thread beside its sums where an end is made between products: a GELU of eight spills with fewer."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ _BEGINNINGS = {
     1: (
         {"columns": 256, "stages": 4, "cluster": 2, "group": 8},
         {"columns": 192, "stages": 4, "cluster": 2, "group": 8},
+        {"columns": 192, "stages": 4, "cluster": 1, "group": 8},
         {"columns": 256, "stages": 4, "cluster": 1, "group": 8},
         {"columns": 128, "stages": 6, "cluster": 1, "group": 8},
     ),
@@ -67,7 +71,8 @@ _BEGINNINGS = {
 
 
 class CudaProduct:
-    """Choices: `engine`, given by the operands' type.
+    """Choices: `engine`, given by the operands' type; `end` of a tile of 16-bit operands: `direct`, or during the next
+    tile (`held`).
 
     Integers: `columns` of a tile (its rows are 128), `stages` of 64 elements of depth in shared memory, `cluster`
     (blocks that share the columns' copies), `group` (rows of tiles walked together), `promote` (stages between
@@ -102,13 +107,17 @@ class CudaProduct:
                 integers["promote"] = 1 if product.extents[3] <= SHORT_DEPTH else 2
             integers["warpgroups"] = 4 if product.extents[3] <= cuda_product_text.TILE_DEPTH else 2
             for slices in _slice_counts(product, tiles["columns"]):
-                made.append(Parameters({"engine": engine}, {**integers, "slices": slices}))
+                choices = {"engine": engine}
+                if engine != "fp16x3":
+                    choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
+                made.append(Parameters(choices, {**integers, "slices": slices}))
         possible = cuda_shape.legal(made, lambda parameters: require_fits(nest, parameters))
         return min(possible, key=lambda parameters: predicted_ns(product, parameters))
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
         changes = cuda_shape.domain_without(current, {
+            "end": ("held", "direct"),
             "columns": (128, 192, 256),
             "stages": (2, 3, 4, 5, 6),
             "cluster": (1, 2),
@@ -162,7 +171,12 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
     product = _product(nest)
     depth = cuda_product_text.slice_depth(product.extents[3], tiling.slices)
     sets = min(engine.sums, 2) if depth <= cuda_product_text.TILE_DEPTH else engine.sums  # one stage promotes nothing
-    registers = sets * tiling.columns // tiling.warpgroups + cuda_shape.KERNEL_OVERHEAD_REGISTERS
+    if tiling.holds and not _holds(nest, parameters.integers):
+        raise IllegalMove(
+            f"{nest.name}: its end reads memory, or is not made of packs, or a tile is too short to hold one"
+        )
+    values = sets * tiling.columns + tiling.columns // 2 * tiling.holds
+    registers = values // tiling.warpgroups + (HELD_REGISTERS if tiling.holds else cuda_shape.KERNEL_OVERHEAD_REGISTERS)
     if registers > (limit := MULTIPLYING_REGISTERS[tiling.warpgroups]):
         raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
     if 2 * tiling.columns // tiling.warpgroups % 64:
@@ -234,8 +248,17 @@ def _slice_counts(product: MatrixProduct, columns: int) -> tuple[int, ...]:
     return tuple(sorted(count for count in counts if count == 1 or k // count >= LEAST_SLICE))
 
 
+def _holds(nest: Nest, integers: Mapping[str, int]) -> bool:
+    """Whether a tile's end may be made during the next tile, two of whose steps belong to each pack of a thread."""
+    product = _product(nest)
+    packs = integers["columns"] // (integers["warpgroups"] * HELD_PACK)
+    steps = -(-product.extents[3] // cuda_product_text.TILE_DEPTH)
+    return integers["slices"] == 1 and 2 * packs <= steps and can_hold(shape.simplified(nest), product)
+
+
 def _tiling(parameters: Parameters) -> Tiling:
-    return Tiling(**{"promote": 1, "slices": 1, **parameters.integers})
+    holds = parameters.choices.get("end") == "held"
+    return Tiling(**{"promote": 1, "slices": 1, **parameters.integers}, holds=holds)
 
 
 def _product(nest: Nest) -> MatrixProduct:

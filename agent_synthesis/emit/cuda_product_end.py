@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import cuda_shape, shape
-from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Memory, Nest, Reduced, walk
+from agent_synthesis.emit.expression import Interner
+from agent_synthesis.emit.spelling import CUDA, Dialect
+from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Memory, Nest, Reduced, Type, walk
 from agent_synthesis.product import MatrixProduct
 
 EVERYWHERE = (-(1 << 30), 1 << 30)
 """A band of all columns."""
+HELD_PACK = 8
+"""Columns that an end takes at once where it is made during the next tile: it is unrolled over all of them."""
 
 
 def band_of(end: Nest) -> tuple[int, int]:
@@ -77,6 +81,45 @@ def end_of(nest: Nest, widest: int) -> tuple[Nest, int]:
     end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
     columns = next(axis for axis in end.parallel if axis.name == "n")
     return end, min(widest, cuda_shape.widest_pack(end, columns))
+
+
+def can_hold(nest: Nest, product: MatrixProduct) -> bool:
+    """Whether a tile's sums may be rounded to the operands' 16 bits and come to their end during the next tile.
+
+    PyTorch rounds a product before it goes on, but for a bias, which a library adds to floats: so nothing may be read.
+    """
+    end, pack = end_of(three_axes(nest, product), HELD_PACK)
+    types = {operand.type for operand in (product.left, product.right)}
+    reads_nothing = all(buffer.written for buffer in end.buffers) and not shape.reads_what_it_writes(end)
+    return types <= {Type.F16, Type.BF16} and reads_nothing and pack == HELD_PACK and band_of(end) == EVERYWHERE
+
+
+def with_short_erfc(end: Nest) -> tuple[Nest, Dialect]:
+    """The stores with `1 + erf(x)` as `erfc(-x)` and a dialect whose `erfc` is short; all as it was but for 16 bits.
+
+    So a GELU takes half the instructions, and its negative tail is closer than where 1 - 1 has lost its digits.
+    """
+    roots = [store.value for store in end.stores]
+    parts = Interner().parts(roots).values()
+    if any(end.buffer(store.buffer).type not in (Type.F16, Type.BF16) for store in end.stores):
+        return end, CUDA
+    if any(isinstance(part, Call) and part.operation == "erfc" for part in parts):
+        return end, CUDA  # one that stands alone keeps all its digits
+    done: dict[int, tuple[Expression, Expression]] = {}
+
+    def renew(value: Expression) -> Expression:
+        if id(value) not in done:
+            fresh = value
+            match value:
+                case Call("add", (Literal(1), Call("erf", (inner,))) | (Call("erf", (inner,)), Literal(1)), Type.F32):
+                    fresh = Call("erfc", (Call("neg", (renew(inner),), Type.F32),), Type.F32)
+                case Call(_, arguments, _):
+                    fresh = replace(value, arguments=tuple(renew(argument) for argument in arguments))
+            done[id(value)] = (value, fresh)
+        return done[id(value)][1]
+
+    made = replace(end, stores=tuple(replace(store, value=renew(store.value)) for store in end.stores))
+    return made, replace(CUDA, functions={"erfc": "short_erfc"})
 
 
 def _count(axes: Sequence[Axis]) -> int:

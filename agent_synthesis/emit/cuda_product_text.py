@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.emit import cuda_shape, cuda_text, shape
-from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes, with_short_erfc
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.emit.spelling import CUDA
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Parameters
@@ -31,14 +30,14 @@ WARP_DEPTH = 1024
 LEAST_SPLIT_BLOCKS = 264
 """Blocks that a split across is cut into where the depth allows it: two for each multiprocessor."""
 
-_HEADERS = (
+PRODUCT_HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
     "ws_product_shape.cuh", "ws_product.cuh",
 )  # fmt: skip
 _DTYPES = {Type.F16: tensor_pb2.DTYPE_FLOAT16, Type.BF16: tensor_pb2.DTYPE_BFLOAT16, Type.F32: tensor_pb2.DTYPE_FLOAT32}
 
 
-_TAKEN = {"marks", "slices", "queries_map", "keys_map", "values_map"} | {
+_TAKEN = {"marks", "slices", "partials", "queries_map", "keys_map", "values_map", "mask"} | {
     f"{side}{what}" for side in ("left", "right") for what in ("", "_halves", "_roots", "_ranges", "_map")
 }
 """Parameters that kernels have of their own."""
@@ -55,6 +54,8 @@ class Tiling:
     promote: int
     slices: int
     warpgroups: int = 2
+    holds: bool = False
+    """Whether a tile's end is made during the next one: see `cuda_product_end.can_hold`."""
 
 
 def shared_bytes(tiling: Tiling, parts: int) -> int:
@@ -76,7 +77,7 @@ def emission(simple: Nest, product: MatrixProduct, parts: int, tiling: Tiling, p
     """The whole source of a product in the form that `shape.simplified` gives."""
     made = ProductText(simple, product, parts, tiling)
     pieces = [made.shape(), made.end()]
-    headers, launches = list(_HEADERS), []
+    headers, launches = [*PRODUCT_HEADERS, *(["ws_product_held.cuh"] if tiling.holds else [])], []
     if parts > 1:
         pieces += [made.split(), *([made.split_across()] if made.across else [])]
         launches += [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
@@ -126,7 +127,8 @@ class ProductText:
         self._tiling = tiling
         self._nest = three_axes(nest, product)
         self._end, self._pack = end_of(self._nest, widest)
-        self._text = cuda_text.KernelText(self._end, "n", self._pack, CUDA, once=False, streaming=False)
+        self._end, dialect = with_short_erfc(self._end)
+        self._text = cuda_text.KernelText(self._end, "n", self._pack, dialect, once=False, streaming=False)
         self.entry = shape.entry_name(nest)
         self._names = self._text.function.names
         self._batch, self._m, self._n, self._k = product.extents
@@ -281,12 +283,13 @@ class ProductText:
     def product(self) -> list[str]:
         """The product's kernel."""
         roots = "left_roots, right_roots" if self._parts > 1 else "nullptr, nullptr"
+        call, passed = ("multiply_holding", "") if self._tiling.holds else ("multiply", f"{roots}, ")
         arguments = ["const __grid_constant__ ws::TensorMap left", "const __grid_constant__ ws::TensorMap right"]
         return [
             *self.signature(
                 f"__launch_bounds__({self.entry}_shape::kThreads, 1) {self.entry}_product", [*arguments, *self._roots()]
             ),
-            f"  ws::multiply<{self.entry}_shape>(left, right, {roots}, {self.end_value()});",
+            f"  ws::{call}<{self.entry}_shape>(left, right, {passed}{self.end_value()});",
             "}",
         ]
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import (
+    cuda_ahead,
     cuda_exchange,
     cuda_hold,
+    cuda_ordinary,
     cuda_shape,
     cuda_stages,
     cuda_stream,
@@ -25,7 +27,7 @@ from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream", "hold")
+STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream", "hold", "ahead")
 _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which the data is read faster than the blocks of a grid meet."""
@@ -34,8 +36,14 @@ _LARGE_TENSOR = 32 << 20
 _LONG_BLOCK_ROW = 16384
 _STREAM_SLICE = 8192
 """Elements of a row that a block streams at most: three or four such rows fit half an SM's shared memory."""
-_MOST_SKEWED = 40
-"""Elements that a thread holds of a row that begins anywhere, by default."""
+_LARGE_SLICE_BYTES = 160 << 10
+"""Bytes of a row in one block from which on the next row comes ahead: so few rows are in work that memory waits."""
+_SHARED_ROWS = 16
+"""Rows whose columns a block stores one after the other where they share weights."""
+_MOST_REREAD = 1 / 3
+"""Share of a row that blocks which keep the rest may read twice: beyond it two kernels are faster."""
+_AGREEMENT_BYTES = 24 << 20
+"""What memory could have moved while all blocks of the GPU agree once, about 6 us."""
 _HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
 """Threads of a block that keeps its part of a row, packs of each that come together, and blocks of an SM."""
 _OTHER_SHARED_BYTES = 2 << 10
@@ -50,10 +58,11 @@ class CudaRowReduction:
     `overlap` (yes: may start while the previous kernel ends).
 
     Integers: `threads` of a block, `lanes` (threads of a row, for warp), `splits` (blocks of a row, for cluster, grid,
-    two_pass, stream and hold), `pack` (elements; more than lie aligned together: packs begin before the row), `packs`
-    (in registers at once), `min_blocks` (blocks that share an SM), `depth` (rows of a block in shared memory, for
-    stream; parts of its row, for hold), `lag` (rows that a block goes on to while others answer, for stream; parts of
-    the next row asked for meanwhile, for hold).
+    two_pass, stream, hold and ahead), `pack` (elements; more than lie aligned together: packs begin before the row),
+    `packs` (in registers at once), `min_blocks` (blocks that share an SM), `depth` (rows of a block in shared memory,
+    for stream; parts of its row, for hold; rows of which a block stores a chunk, 0 for a slice of one, for two_pass),
+    `lag` (rows that a block goes on to while others answer, for stream; parts of the next row asked for meanwhile, for
+    hold).
     """
 
     name = "cuda_row_reduction"
@@ -101,6 +110,10 @@ class CudaRowReduction:
                     found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
         if not sweeps.element_stores(simple) and columns >= 8192 and rows < 2 * cuda_shape.SM_COUNT:
             # Of 8192x8192: sum 75 us instead of 78, argmax 82 instead of 191.
+            if self._logarithms(simple):
+                # Many instructions want many warps (two logarithms of 268 M pairs: 520 us instead of 572).
+                splits = max(2, min(2048, columns // 8192, 2048 // rows))
+                found.append(self._parameters(simple, "two_pass", threads=512, splits=splits, packs=2, min_blocks=2))
             large = elements >= _LARGE_TENSOR
             splits = max(1, min(4 * cuda_shape.SM_COUNT if large else 64, 4 * cuda_shape.SM_COUNT // max(1, rows)))
             if splits > 1:
@@ -112,31 +125,28 @@ class CudaRowReduction:
             threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
             found.append(self._parameters(simple, "block", threads=threads, min_blocks=1024 // threads, loads="shared"))
         # Blocks that stay hold what all rows share; where there is no such thing, clusters are as fast or faster
-        # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3390).
+        # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3239).
         streaming = self._streaming(simple)
         found += streaming if _common_loads(simple) else []
-        clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 512, 1), (16, 512, 1)]
-        best, skewed = cuda_shape.best_pack(simple, simple.reduced[0]), _is_skewed(simple)
+        clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 256, 1), (8, 512, 1), (16, 512, 1)]
+        best = cuda_shape.best_pack(simple, simple.reduced[0])
         if best == 1:
             # Rows read element by element want more threads (L1 norm of 32768x65535: 5758 us instead of 7855).
             clusters = [(2, 512, 2), (4, 512, 2), (8, 512, 2), *clusters]
-        elif skewed:
-            # Where each element is asked whether it is inside, 36 of a thread are better than 68 (4660 us, 5528).
-            clusters.insert(2, (4, 512, 1))
         for splits, threads, min_blocks in clusters:
-            some = self._parameters(
-                simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, loads="shared"
-            )
-            if not skewed or some.integers["packs"] * best <= _MOST_SKEWED:
-                found.append(some)
+            found += self._ahead(simple, threads=threads, splits=splits, min_blocks=min_blocks)
+            # 7168x262144, 32 packs of 256 threads: 3887 us instead of 3989 with 16 of 512.
+            packs = 128 // best if cuda_shape.register_limit(threads, min_blocks) > 128 else 0
+            found.append(self._parameters(
+                simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, packs=packs, loads="shared"
+            ))  # fmt: skip
         if not _common_loads(simple):
             # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4790 us; a block each 5460). Where
             # rows share weights, reading these delays them (layer norm of 16x4194304: 290 us, two kernels 259).
-            found += self._holding(simple, threads=512, packs=4, min_blocks=1)
+            found += self._holding(simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
         found += streaming
         if rows < cuda_shape.SM_COUNT:
-            splits = max(2, 4 * cuda_shape.SM_COUNT // rows)
-            found.append(self._parameters(simple, "two_pass", threads=512, splits=min(128, splits), packs=4))
+            found.append(self._two_pass(simple))
         # What is read again may still lie in the L2 (group norm, 896 slices of 2 M elements: 5463 us instead of 5748).
         found.append(self._parameters(simple, "block", threads=512, packs=8, loads="shared"))
         found.append(self._parameters(simple, "block", threads=512, packs=4))
@@ -146,6 +156,33 @@ class CudaRowReduction:
     def _holds_or_rereads(self, simple: Nest, parameters: Parameters) -> bool:
         """Clusters and grids are worth their exchange only where the row stays in registers."""
         return parameters.choices["reduce"] not in ("cluster", "grid") or team_of(simple, parameters).holds_row
+
+    def _two_pass(self, simple: Nest) -> Parameters:
+        """Kernels of many blocks; the one that stores has a chunk of one row in each, or of several that share weights.
+
+        Layer norm of 16x4194304: 214 us instead of 245.
+        """
+        splits = 64
+        while splits > 2 and simple.column_count < 16384 * splits:
+            splits //= 2
+        depth = min(_SHARED_ROWS, simple.row_count) if _common_loads(simple) and not _is_skewed(simple) else 1
+        packs, min_blocks = (2, 2) if depth > 1 else (4, 1)
+        return self._parameters(
+            simple, "two_pass", threads=512, splits=splits, packs=packs, min_blocks=min_blocks, depth=depth
+        )
+
+    def _ahead(self, simple: Nest, *, threads: int, splits: int, min_blocks: int) -> list[Parameters]:
+        """Clusters that stay, where one has so much of a row that an SM has room for no other."""
+        if not sweeps.element_stores(simple):
+            return []
+        found = self._parameters(simple, "ahead", threads=threads, splits=splits, min_blocks=min_blocks)
+        team = team_of(simple, found)
+        large = team.holds_row and team.ring_bytes(simple) >= _LARGE_SLICE_BYTES
+        return [found] if large and simple.row_count >= 4 * team.teams(simple.row_count, min_blocks) else []
+
+    @staticmethod
+    def _logarithms(simple: Nest) -> bool:
+        return bool(cuda_ordinary.logarithms([r.value for r in simple.reductions], simple.reduced[0].name))
 
     def _streaming(self, simple: Nest) -> list[Parameters]:
         """Blocks that take at least four rows each, slices of at most 8K elements, two blocks an SM.
@@ -166,7 +203,9 @@ class CudaRowReduction:
         settings = {"depth": depth, "lag": max(1, depth - 2)}
         return [Parameters(draft.choices, {**draft.integers, **settings})] if depth >= 3 else []
 
-    def _holding(self, simple: Nest, *, threads: int, packs: int, min_blocks: int) -> list[Parameters]:
+    def _holding(
+        self, simple: Nest, *, threads: int, packs: int, min_blocks: int, most_reread: float = 1.0
+    ) -> list[Parameters]:
         """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can."""
         if not sweeps.element_stores(simple) or simple.column_count <= _LONG_BLOCK_ROW:
             return []
@@ -184,6 +223,8 @@ class CudaRowReduction:
         teams = max(1, min(simple.row_count, resident // wanted))
         splits = -(-simple.column_count // replace(team, splits=resident // teams).slice)
         parts = replace(team, splits=splits).parts
+        if parts - depth > most_reread * parts:
+            return []
         settings = {"splits": splits, "depth": min(depth, parts), "lag": min(2, parts)}
         return [Parameters(draft.choices, {**draft.integers, **settings})]
 
@@ -283,8 +324,13 @@ class CudaRowReduction:
         if reduce == "warp":
             yield from (_resized(current, lanes=lanes) for lanes in (4, 8, 16, 32))
         elif reduce != "block":
-            sizes = (2, 4, 8, 16) if reduce == "cluster" else (splits * 2, splits // 2)
+            sizes = (2, 4, 8, 16) if reduce in ("cluster", "ahead") else (splits * 2, splits // 2)
             yield from (_resized(current, splits=wanted) for wanted in sizes if wanted >= 1)
+        if reduce in ("cluster", "block", "ahead"):
+            others = ("block" if splits == 1 else "cluster") if reduce == "ahead" else "ahead"
+            yield Parameters({**current.choices, "reduce": others}, integers)
+        if reduce == "two_pass" and sweeps.element_stores(simple):
+            yield from cuda_shape.domain_without(current, {"depth": (1, _SHARED_ROWS, 0)})
         if stream:
             domain = {"depth": (depth + 1, depth - 1, depth * 2), "lag": (1, 2, 3) if splits > 1 else ()}
             yield from cuda_shape.domain_without(current, domain)
@@ -332,7 +378,11 @@ class CudaRowReduction:
             blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
             beyond = max(0, 1 - team.depth / team.parts)
             again = int(read * beyond) if read / simple.row_count * beyond > cuda_shape.L2_BYTES // 2 else 0
-            return Footprint(again + 16 * blocks, blocks, 1)
+            agreeing = _AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // parameters.integers["min_blocks"]
+            return Footprint(again + 16 * blocks + simple.row_count * agreeing * (team.splits > 1), blocks, 1)
+        if team.reduce == "ahead":
+            blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
+            return Footprint(0, blocks, 1)
         if team.reduce == "stream":
             blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
             return Footprint(8 * blocks * team.splits * sum(s.state_bytes() for s in stages), blocks, 1)
@@ -350,7 +400,8 @@ class CudaRowReduction:
         simple = cuda_shape.canonical(nest)
         stages = self._stages(simple, parameters)
         header = shape.header(nest, self.name, parameters)
-        writers = {"two_pass": cuda_two_pass.emit, "stream": cuda_stream.emit, "hold": cuda_hold.emit}
+        writers = {"two_pass": cuda_two_pass.emit, "stream": cuda_stream.emit, "hold": cuda_hold.emit,
+                   "ahead": cuda_ahead.emit}  # fmt: skip
         write = writers.get(parameters.choices["reduce"], cuda_exchange.emit)
         return write(sweeps.with_reciprocal(simple), nest, parameters, stages, header)
 

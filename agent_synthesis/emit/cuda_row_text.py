@@ -6,14 +6,14 @@ The team is some lanes, a block, a cluster, or several blocks of a grid; only th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from agent_synthesis.emit import cuda_shape, cuda_text, sweeps
+from agent_synthesis.emit import cuda_ordinary, cuda_shape, cuda_text, sweeps
 from agent_synthesis.emit.cuda_stages import Stage, kept_parts, narrowed
 from agent_synthesis.emit.cuda_team import team_of
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import accumulator
-from agent_synthesis.ir import Expression, Load, Nest
+from agent_synthesis.ir import Expression, Load, Nest, Reduction
 from agent_synthesis.schedule import Parameters
 
 
@@ -36,6 +36,7 @@ class RowKernel:
         names = self.function.names
         self.row, self.first, self.end = names.take("row"), names.take("first"), names.take("end")
         self.rank, self.v, self.chunk = names.take("rank"), names.take("v"), names.take("chunk")
+        self._whole = names.take("whole") if self.team.skewed else ""
         self.root = Scope(self.function, None)
         self.element_stores = [store for store in nest.stores if nest.is_element_store(store)]
         self.row_stores = [store for store in nest.stores if not nest.is_element_store(store)]
@@ -48,16 +49,32 @@ class RowKernel:
 
     # -- who has what
 
-    def prologue(self) -> None:
-        """Constants, the row of this team, its axes, and the first element of this thread."""
+    def prologue(self, *, backwards: bool = False, together: int = 0) -> None:
+        """Constants, the row of this team, its axes, and the first element of this thread.
+
+        `backwards`: the first blocks have the last rows; `together`: so many parts of a row come before the next row's
+        parts, instead of all.
+        """
         team, root, offset = self.team, self.root, self.text.offset
         root.line(f"constexpr int kColumns = {team.columns};")
         root.line(f"constexpr int kPacks = {team.packs};{'' if team.holds_row else '  // in registers at once'}")
         block = "blockIdx.x" if offset == "int" else "static_cast<ws::int64>(blockIdx.x)"
-        if team.splits > 1 or team.reduce in ("cluster", "grid", "two_pass"):
+        if team.splits > 1 or team.reduce in ("cluster", "grid"):
             root.line(f"constexpr int kSplits = {team.splits};")
-            root.line(f"const int {self.rank} = blockIdx.x % kSplits;")
-            root.line(f"const {offset} {self.row} = {block} / kSplits;")
+            rows, number = self.nest.row_count, block
+            if backwards:
+                number = self.function.names.take("number")
+                root.line(f"const {offset} {number} = {rows * team.splits - 1} - {block};  // what was read last first")
+            if together > 1:
+                part = f"{number} / {rows * together} * {together} + {number} % {together}"
+                root.line(f"const int {self.rank} = {f'static_cast<int>({part})' if offset != 'int' else part};")
+                root.line(f"const {offset} {self.row} = {number} / {together} % {rows};")
+            elif together:
+                root.line(f"const int {self.rank} = {number if backwards else 'blockIdx.x'} / {rows};")
+                root.line(f"const {offset} {self.row} = {number} % {rows};")
+            else:
+                root.line(f"const int {self.rank} = {number if backwards else 'blockIdx.x'} % kSplits;")
+                root.line(f"const {offset} {self.row} = {number} / kSplits;")
         elif team.rows_a_block > 1:
             rows = self.nest.row_count
             root.line(f"constexpr int kLanes = {team.lanes};")
@@ -73,13 +90,15 @@ class RowKernel:
             root.line(f"const {offset} {self.row} = {block};")
         for axis, value in cuda_shape.row_axes(self.nest, self.row).items():
             root.line(f"const {offset} {self.function.axes[axis]} = {value};")
-        thread = "threadIdx.x" if team.lanes == team.threads else "threadIdx.x % kLanes"
-        scaled = (
-            f"{team.pack} * ({thread})"
-            if team.pack > 1 and "%" in thread
-            else (f"{team.pack} * threadIdx.x" if team.pack > 1 else thread)
-        )
-        start = f"{self.rank} * {team.slice} + " if team.splits > 1 else ""
+        self.columns(root)
+        root.learn(axis.name for axis in self.nest.parallel)
+
+    def columns(self, root: Scope) -> None:
+        """The first element of this thread, and where those of its block end."""
+        team = self.team
+        thread = "threadIdx.x" if team.lanes == team.threads else "(threadIdx.x % kLanes)"
+        scaled = f"{team.pack} * {thread}" if team.pack > 1 else thread.strip("()")
+        start = f"{self.rank} * {team.begin} + " if team.splits > 1 else ""
         before = ""
         if self._place is not None:
             shift = self.function.names.take("shift")
@@ -89,10 +108,9 @@ class RowKernel:
         root.line(f"const int {self.first} = {start}{scaled}{before};")
         if not team.is_even:
             last = "kColumns"
-            if team.splits > 1:
+            if team.splits > 1 and not team.interleaved:
                 last = f"min(kColumns, ({self.rank} + 1) * {team.slice}{before})"
             root.line(f"const int {self.end} = {last};")
-        root.learn(axis.name for axis in self.nest.parallel)
 
     @property
     def leader(self) -> str:
@@ -113,17 +131,23 @@ class RowKernel:
         team = self.team
         single = team.packs == 1
         inner = scope.child()
-        begin = base if single else f"{base} + {self.v} * {team.stride}"
+        begin = base if single else f"{base} + {self.v} * {team.step}"
         inner.line(f"const int {self.text.begin} = {begin};")
+        if guard and team.skewed and base == self.first and team.whole_packs > 2:
+            self.text.whole = self._whole
+            place = f"0 < {self.v} && {self.v} < {team.whole_packs}"
+            inner.line(f"const bool {self.text.whole} = {place};  // packs that surely lie inside")
+        known = f"{self.text.whole} || " if self.text.whole else ""
         body = inner.child(deeper=int(guard and not team.is_even))
         write(body)
+        self.text.whole = ""
         if single:
             scope.line("{")
         else:
             scope.line(cuda_text.UNROLL)
             scope.line(f"for (int {self.v} = 0; {self.v} < kPacks; ++{self.v}) {{")
         if guard and not team.is_even:
-            inner.line(f"if ({self.text.begin} < {self.end}) {{")
+            inner.line(f"if ({known}{self.text.begin} < {self.end}) {{")
             inner.absorb(body)
             inner.line("}")
         else:
@@ -210,11 +234,12 @@ class RowKernel:
                     self.root.line(f"if (threadIdx.x == 0) ws::prefetch({address}, {team.slice * size});")
         self.root.line("ws::wait_for_previous();")
 
-    def hold_stores(self) -> None:
-        """Loads once what the stores read, for a kernel that only stores."""
+    def hold_stores(self, varying: tuple[bool, ...] = (False, True)) -> None:
+        """Loads once what the stores read, what rows share or what they do not, for a kernel that only stores."""
         if self.team.holds_row and self.element_stores:
             loads = self.text.varying_loads(store.value for store in self.element_stores)
-            self._held = self.hold(self.root, loads, self.first)
+            wanted = [load for load in loads if self.text.varies_by_row(load) in varying]
+            self._held += self.hold(self.root, wanted, self.first)
         self._keep = {}
 
     def chunks(self, roots: Sequence[Expression], write: object) -> None:
@@ -253,19 +278,28 @@ class RowKernel:
         lanes = [self.function.names.take(f"{reduction.name}_lanes") for reduction in stage.reductions]
         roots = [reduction.value for reduction in stage.reductions]
         keeps = self._declare_kept(self.root, number)
+        logarithms = cuda_ordinary.logarithms(roots, self.text.axis)
 
         def write(scope: Scope, base: str, held: list[tuple[Load, str]]) -> None:
             for reduction, lane in zip(stage.reductions, lanes, strict=True):
                 kind = accumulator(reduction, self.dialect)
                 scope.line(f"ws::Lanes<{stage.functor(reduction)}, {kind}, {self.team.pack}> {lane};")
 
-            def body(inner: Scope) -> None:
-                self._define_kept(inner)
-                self._keep_in(inner, keeps)
-                for reduction, lane in zip(stage.reductions, lanes, strict=True):
-                    inner.line(f"{lane}.take({self.text.lane}, {inner.converted(reduction.value, reduction.type)});")
+            def visit(where: Scope, reductions: Sequence[Reduction], before: Callable[[Scope], None]) -> None:
+                def body(inner: Scope) -> None:
+                    self._define_kept(inner)
+                    before(inner)
+                    for reduction, lane in zip(reductions, lanes, strict=True):
+                        value = inner.converted(reduction.value, reduction.type)
+                        inner.line(f"{lane}.take({self.text.lane}, {value});")
 
-            self._packs(scope, base, lambda s: self.text.elements(s, roots, body, held=held))
+                values = [reduction.value for reduction in reductions]
+                self._packs(where, base, lambda s: self.text.elements(s, values, body, held=held))
+
+            if logarithms and not keeps:
+                cuda_ordinary.fold(scope, stage.reductions, logarithms, lanes, visit)
+            else:
+                visit(scope, stage.reductions, lambda inner: self._keep_in(inner, keeps))
             parts = stage.state_of([f"{lane}.folded()" for lane in lanes])
             self._finish_chunk(scope, state_type, running, f"{state_type}{parts}")
 
@@ -450,9 +484,11 @@ class RowKernel:
         if ragged_rows:
             self.root.line("if (!inside) return;")
 
+        quick = cuda_ordinary.quick_quotients(self.root, self.element_stores, self.text.axis)
+
         def write(scope: Scope, base: str, held: list[tuple[Load, str]]) -> None:
             def body(s: Scope) -> None:
-                self.text.stores(s, self.element_stores, self._define_kept, held=held)
+                self.text.stores(s, self.element_stores, self._define_kept, held=held, quick=quick)
 
             self._packs(scope, base, body)
 

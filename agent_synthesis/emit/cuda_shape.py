@@ -174,6 +174,21 @@ def access(index: Index, axis: str, pack: int) -> Access:
     return "pack" if step == 1 and _aligned(index, axis, pack) and pack > 1 else "each"
 
 
+def run(nest: Nest) -> int:
+    """Elements of a row that lie together before the next row's come, where rows take turns in memory; 0 elsewhere.
+
+    So lie the channels of a batch of images.
+    """
+    stores = [store for store in nest.stores if nest.is_element_store(store)]
+    if not stores or len(nest.parallel) != 1 or len(nest.reduced) != 1:
+        return 0
+    stored = max(stores, key=lambda store: nest.buffer(store.buffer).element_count)
+    axis, terms = Index.axis(nest.reduced[0].name), dict(stored.index.terms)
+    found = next((atom.divisor for atom in terms if isinstance(atom, Remainder) and atom.value == axis), 0)
+    steps = [terms.get(Remainder(axis, found)), terms.get(nest.parallel[0].name), terms.get(Quotient(axis, found))]
+    return found if found and steps == [1, found, found * nest.row_count] else 0
+
+
 def is_contiguous(index: Index, axis: str) -> bool:
     """Whether neighbours along the axis are neighbours in memory, but for the ends of merged axes."""
     return _step(index, axis, 1) == 1

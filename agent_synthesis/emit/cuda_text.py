@@ -49,6 +49,8 @@ class KernelText:
         self._rows = {a.name for a in nest.parallel if a.name != axis}
         self.places: dict[int, str] = {}
         """Number of a load → text of the place on chip where its pack lies."""
+        self.whole = ""
+        """Where rows begin anywhere: text of whether the pack at hand surely lies inside its row."""
 
     # -- signature
 
@@ -78,6 +80,11 @@ class KernelText:
 
     # -- one access
 
+    @property
+    def is_whole(self) -> str:
+        """That text as a last argument."""
+        return f", {self.whole}" if self.whole else ""
+
     def storage(self, buffer: str) -> Type:
         """Type of a buffer's elements."""
         return self.nest.buffer(buffer).type
@@ -102,7 +109,7 @@ class KernelText:
             reuse = "ws::kShared"
         address = self.address(load.buffer, load, begin)
         if self._skew is not None:
-            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin})"
+            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin}{self.is_whole})"
         return f"ws::load<{self.pack}, {reuse}>({address})"
 
     def address(self, buffer: str, access: Load | Store, begin: str) -> str:
@@ -179,7 +186,8 @@ class KernelText:
         if uses_axis or self._skew is not None:
             scope.line(f"  {declaration}")
         if self._skew is not None:
-            scope.line(f"  if (ws::is_inside<kColumns>({self.j})) {{")
+            known = f"{self.whole} || " if self.whole else ""
+            scope.line(f"  if ({known}ws::is_inside<kColumns>({self.j})) {{")
             scope.absorb(inner)
             scope.line("  }")
         else:
@@ -202,8 +210,12 @@ class KernelText:
         *,
         begin: str = "",
         held: Sequence[tuple[Load, str]] = (),
+        quick: Callable[[Scope, str], None] | None = None,
     ) -> None:
-        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope."""
+        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope.
+
+        `quick` may make some known that hold only while the flag that it gets stays true; otherwise all is done again.
+        """
         wide: dict[str, str] = {}
         for store in stores:
             if self.access_of(store) == "pack":
@@ -216,13 +228,31 @@ class KernelText:
                 place = wide.get(store.buffer)
                 inner.store(store, place and f"{place}[{self.lane}]")
 
-        self.elements(scope, [store.value for store in stores], body, begin=begin, held=held)
+        values = [store.value for store in stores]
+        if quick is not None and len(wide) == len(stores):
+            ordinary = self.function.names.take("ordinary")
+            scope.line(f"bool {ordinary} = true;")
+
+            def quick_body(inner: Scope) -> None:
+                define(inner)
+                quick(inner, ordinary)
+                body(inner)
+
+            self.elements(scope, values, quick_body, begin=begin, held=held)
+            scope.line(f"if (!{ordinary}) {{")
+            careful = scope.child()
+            self.elements(careful, values, body, begin=begin, held=held)
+            scope.absorb(careful)
+            scope.line("}")
+        else:
+            self.elements(scope, values, body, begin=begin, held=held)
         function = "ws::store_streaming" if self.streaming else "ws::store"
         for store in stores:
             if store.buffer in wide:
                 place = self.address(store.buffer, store, begin or self.begin)
                 if self._skew is not None:
-                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {begin or self.begin});")
+                    where = f"{begin or self.begin}{self.is_whole}"
+                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {where});")
                 else:
                     scope.line(f"{function}({place}, {wide[store.buffer]});")
 

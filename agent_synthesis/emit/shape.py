@@ -30,6 +30,7 @@ from agent_synthesis.ir import (
     Windowed,
     with_value,
 )
+from agent_synthesis.product import Multiplied
 from agent_synthesis.schedule import Parameters
 from warpsmith.v1 import candidate_pb2
 
@@ -263,8 +264,10 @@ def header(nest: Nest, schedule: str, parameters: Parameters) -> list[str]:
         if isinstance(reduction, Attended):
             value, query, key = (in_words(load) for load in reduction.loads)
             scores = f"{reduction.scale:g} * sum of {reduction.depth} {query} * {key}"
+            scores += f" + {in_words(reduction.mask)}" if reduction.mask is not None else ""
             lines[-1] = f"  {reduction.name} = sum({value} * softmax({scores}))"
-            lines[-1] += " over keys up to the row's number" if reduction.causal else ""
+        if isinstance(reduction, Multiplied):
+            lines[-1] = f"  {reduction.name} = at every element, sum of {reduction.depth} {in_words(reduction.value)}"
     for store in nest.stores:
         lines.append(f"  {store.buffer}[{index_in_words(store.index)}] = {in_words(store.value)}")
     settings = [*parameters.choices.items(), *parameters.integers.items()]

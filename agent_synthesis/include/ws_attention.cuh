@@ -1,5 +1,6 @@
 // Attention in one kernel: out[layer][m, d] = sum over n of weight[m, n] * values[layer][n, d], where a row of weights is the
-// softmax over n of scale * (sum over k of queries[layer][m, k] * keys[layer][n, k]), for sm_90a.
+// softmax over n of scale * (sum over k of queries[layer][m, k] * keys[layer][n, k]) + mask[layer][m, n], for sm_90a; a
+// few layers of queries may share one of keys and values.
 //
 // One warp copies: a tile of queries, then tiles of keys and of values through two rings of stages. Two or three warpgroups
 // take 64 queries each and keep scores, weights and sums in registers (FlashAttention-3, arXiv 2407.08608): while tensor cores
@@ -26,10 +27,11 @@ template <class T> WS_INLINE unsigned rounded_pair(float first, float second) {
   return bits;
 }
 
-// `layers` is heads times batch, of which `inner` are walked by the maps' third coordinate; `depth` of queries and keys, and
-// `columns` of values, up to 256; `pack`: neighbouring columns that the end takes at once; `causal`: query m sees keys 0 to m.
+// `layers` is heads times batch, of which `inner` are walked by the maps' third coordinate; `group` neighbours share keys and
+// values where `key_group` and `value_group` are as many, and have their own where these are one; `depth` of queries and keys, and `columns` of values, up to 256; `pack`: neighbouring columns that the end takes
+// at once; `causal`: query m sees keys 0 to m.
 struct AttentionExtents {
-  int layers, inner, queries, keys, depth, columns, pack;
+  int layers, inner, group = 1, key_group = 1, value_group = 1, queries, keys, depth, columns, pack;
   bool causal;
 };
 // Elements before an operand's first one in its map's rows.
@@ -44,12 +46,31 @@ struct AttentionTiling {
   int lag;
 };
 
-template <class Element_, AttentionExtents kExtents, AttentionOffsets kOffsets_, AttentionTiling kTiling>
+// Elements of memory from one element of a mask to the next: from one outer layer, one inner layer of keys, one member of
+// those that share them, one row and one key to the next; `pairs`: two keys come at once.
+struct MaskSteps {
+  int64 offset, outer, inner, member, row, key;
+  bool pairs;
+};
+// What scores get: floats, in the unit of scaled scores, or bools that say which of them count.
+template <class T, MaskSteps kSteps_> struct Mask {
+  using Element = T;
+  static constexpr MaskSteps kSteps = kSteps_;
+  static constexpr bool kIsGiven = true, kIsAdded = sizeof(T) > sizeof(bool);
+};
+struct NoMask {
+  using Element = bool;
+  static constexpr bool kIsGiven = false, kIsAdded = false;
+};
+
+template <class Element_, AttentionExtents kExtents, AttentionOffsets kOffsets_, AttentionTiling kTiling, class Mask_ = NoMask>
 struct Attention {
   using Element = Element_;
+  using Mask = Mask_;
   static constexpr AttentionOffsets kOffsets = kOffsets_;
   static constexpr int kM = kExtents.queries, kN = kExtents.columns, kPack = kExtents.pack, kParts = 1, kCluster = 1;
   static constexpr int kKeys = kExtents.keys, kDepth = kExtents.depth, kInner = kExtents.inner;
+  static constexpr int kGroup = kExtents.group, kKeyGroup = kExtents.key_group, kValueGroup = kExtents.value_group;
   static constexpr int kTileKeys = kTiling.keys, kStages = kTiling.stages;
   static constexpr bool kTurns = kTiling.turns, kCausal = kExtents.causal;
   static constexpr float kLag = kTiling.lag;
@@ -96,13 +117,14 @@ template <class A> struct alignas(1024) AttentionTiles {
   Barrier values_filled[A::kStages], values_free[A::kStages];
 };
 
-template <class A, int kBlocks, int kRows>
+// Of neighbouring layers, kShare are one in memory.
+template <class A, int kShare, int kBlocks, int kRows>
 WS_INLINE void copy_tile(const TensorMap& map, Barrier& filled, typename A::Element (&to)[kBlocks][kRows], int offset,
                          int row, int layer) {
   filled.expect(sizeof(to));
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
-    copy_box(map, filled, to[block], offset + 64 * block, row, layer % A::kInner, layer / A::kInner);
+    copy_box(map, filled, to[block], offset + 64 * block, row, layer % A::kInner / kShare, layer / A::kInner);
 }
 
 template <class A>
@@ -113,15 +135,16 @@ WS_INLINE void copy_attention(AttentionTiles<A>& shared, const TensorMap& querie
   for (int number = blockIdx.x; number < A::kTiles; number += gridDim.x) {
     const typename A::QueryTile tile = A::tile_at(number);
     shared.queries_free.wait(parity ^ 1);
-    copy_tile<A>(queries, shared.queries_filled, shared.queries, A::kOffsets.queries, tile.first_row(), tile.layer);
+    copy_tile<A, 1>(queries, shared.queries_filled, shared.queries, A::kOffsets.queries, tile.first_row(), tile.layer);
     parity ^= 1;
     for (int step = 0; step < tile.steps(); ++step) {
       const int stage = place.stage;
       shared.keys_free[stage].wait(place.parity ^ 1);
-      copy_tile<A>(keys, shared.keys_filled[stage], shared.keys[stage], A::kOffsets.keys, step * A::kTileKeys, tile.layer);
+      copy_tile<A, A::kKeyGroup>(keys, shared.keys_filled[stage], shared.keys[stage], A::kOffsets.keys, step * A::kTileKeys,
+                              tile.layer);
       shared.values_free[stage].wait(place.parity ^ 1);
-      copy_tile<A>(values, shared.values_filled[stage], shared.values[stage], A::kOffsets.values, step * A::kTileKeys,
-                   tile.layer);
+      copy_tile<A, A::kValueGroup>(values, shared.values_filled[stage], shared.values[stage], A::kOffsets.values,
+                              step * A::kTileKeys, tile.layer);
       place.advance();
     }
   }
@@ -146,8 +169,8 @@ struct OnlineSoftmax {
 
   // Makes scores weights; `rescale` is what weights and sums of all tiles before are to be multiplied by: whether that is
   // not one, for some row of the warp. `to_log2` is the scale times log2(e). Scores of -inf, which have no finite pivot
-  // yet, have weights of zero; in a row of nothing else their sum is zero, and the row becomes NaN.
-  template <int kScores> WS_INLINE bool take(float (&scores)[kScores], float to_log2, float lag, float (&rescale)[2]) {
+  // yet, have weights of zero. `kFar`: scores may be so large that only their distance from the pivot can be multiplied.
+  template <bool kFar, int kScores> WS_INLINE bool take(float (&scores)[kScores], float to_log2, float lag, float (&rescale)[2]) {
     bool moves = false;
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
@@ -162,13 +185,13 @@ struct OnlineSoftmax {
         pivot[lower] = most;
         moves = true;
       }
-      const float shift = pivot[lower] == -infinity<float>() ? 0.0f : pivot[lower] * to_log2;
+      const float from = pivot[lower] == -infinity<float>() ? 0.0f : pivot[lower], shift = from * to_log2;
       float sum = total[lower] * rescale[lower];
 #pragma unroll
       for (int i = 2 * lower; i < kScores; i += 4) {
 #pragma unroll
         for (int e = i; e < i + 2; ++e) {
-          scores[e] = flushed_exp2(scores[e] * to_log2 - shift);
+          scores[e] = flushed_exp2(kFar ? (scores[e] - from) * to_log2 : scores[e] * to_log2 - shift);
           sum += scores[e];
         }
       }
@@ -177,18 +200,59 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffffu, moves);
   }
 
-  // One over the sum of a row's weights, of all threads that hold some.
+  // One over the sum of a row's weights, of all threads that hold some; zero for a row that sees nothing, as PyTorch has it.
   WS_INLINE float reciprocal(int lower) const {
     float sum = total[lower];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    return 1.0f / sum;
+    return sum == 0.0f ? 0.0f : 1.0f / sum;
+  }
+};
+
+// A thread's part of a mask's tile, asked for before the scores are there.
+template <class A> struct MaskTile {
+  using M = typename A::Mask;
+  using Element = typename M::Element;
+  Pack<Element, 2> pairs[M::kIsGiven ? A::kScores / 2 : 1];
+
+  // `row` is the upper of the thread's rows. What lies outside is read at the last element inside, and hidden later.
+  WS_INLINE void load(const Element* __restrict__ mask, int layer, int row, int step) {
+    if constexpr (M::kIsGiven) {
+      constexpr MaskSteps kSteps = M::kSteps;
+      mask += kSteps.offset + layer / A::kInner * kSteps.outer + layer % A::kInner / A::kGroup * kSteps.inner +
+              layer % A::kInner % A::kGroup * kSteps.member;
+      const int first = step * A::kTileKeys + 2 * (threadIdx.x % 4);
+#pragma unroll
+      for (int i = 0; i < A::kScores / 2; ++i) {
+        const int m = row + i % 2 * 8, key = first + i / 2 * 8;
+        const Element* from = mask + (A::kM % A::kTileQueries ? min(m, A::kM - 1) : m) * kSteps.row;
+        if constexpr (kSteps.pairs) {
+          pairs[i] = ws::load<2, kShared>(from + (A::kKeys % A::kTileKeys ? min(key, A::kKeys - 2) : key));
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) pairs[i][e] = from[min(key + e, A::kKeys - 1) * kSteps.key];
+        }
+      }
+    }
+  }
+
+  // Floats are added to scores in their own unit, and bools in any.
+  WS_INLINE void add_to(float (&scores)[A::kScores], float scale) const {
+    if constexpr (M::kIsGiven) {
+#pragma unroll
+      for (int i = 0; i < A::kScores; ++i) {
+        const Element given = pairs[i / 2][i % 2];
+        if constexpr (!M::kIsAdded) scores[i] += given ? 0.0f : -infinity<float>();
+        else if constexpr (sizeof(Element) == 4) scores[i] = scores[i] * scale + given;
+        else scores[i] = scores[i] * scale + widen(given);
+      }
+    }
   }
 };
 
 // Scores of keys that a row does not see count for nothing: those beyond the last, and causal ones after its own number.
 // `row` is the upper of the thread's rows.
-template <class A> WS_INLINE void mask(float (&scores)[A::kScores], int step, int row) {
+template <class A> WS_INLINE void hide(float (&scores)[A::kScores], int step, int row) {
 #pragma unroll
   for (int i = 0; i < A::kScores; ++i) {
     const int key = step * A::kTileKeys + i / 4 * 8 + 2 * (threadIdx.x % 4) + i % 2;
@@ -196,7 +260,7 @@ template <class A> WS_INLINE void mask(float (&scores)[A::kScores], int step, in
   }
 }
 // Whether some row of the warpgroup's, the first of which is `first`, does not see the step's last key.
-template <class A> WS_INLINE bool is_masked(int step, int first) {
+template <class A> WS_INLINE bool is_hidden(int step, int first) {
   const int last = (step + 1) * A::kTileKeys - 1;
   return (A::kKeys % A::kTileKeys && last >= A::kKeys) || (A::kCausal && last > first);
 }
@@ -226,12 +290,18 @@ WS_INLINE void multiply_values(float (&sums)[A::kSums], const unsigned (&weights
 }
 
 // The sums of a tile's 64 rows; what lies in `place` moves on by the steps taken.
+// `scale` is that of scores where a mask is added to them, else times log2(e).
 template <class A>
 WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, const Turns<A>& turns,
-                      const typename A::QueryTile& tile, float to_log2, float (&sums)[A::kSums]) {
+                      const typename A::QueryTile& tile, float scale, const typename A::Mask::Element* __restrict__ mask,
+                      float (&sums)[A::kSums]) {
+  // A score of 1e8 times log2(e) is off by up to 2^5: of all its row's weights alike, which halves have no range for.
+  constexpr bool kFar = A::Mask::kIsAdded || kIsHalf<typename A::Element>;
+  const float to_log2 = A::Mask::kIsAdded ? 1.4426950408889634f : scale;
   const int warpgroup = turns.warpgroup, first = tile.first_row() + A::kOwnRows * warpgroup;
   const int row = first + 16 * (threadIdx.x % 128 / 32) + threadIdx.x % 32 / 4, steps = tile.steps();
   OnlineSoftmax softmax;
+  MaskTile<A> masked;
   float scores[A::kScores], rescale[2];
   unsigned weights[A::kScores / 2];
   shared.keys_filled[place.stage].wait(place.parity);
@@ -240,11 +310,13 @@ WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, c
   multiply_keys<A>(scores, shared, warpgroup, place.stage);
   products_commit();
   turns.give();
+  masked.load(mask, tile.layer, row, 0);
   products_wait<0>();
   settle(scores);
   release<A>(shared.keys_free[place.stage]);
-  if (is_masked<A>(0, first)) mask<A>(scores, 0, row);
-  softmax.take(scores, to_log2, A::kLag, rescale);
+  masked.add_to(scores, scale);
+  if (is_hidden<A>(0, first)) hide<A>(scores, 0, row);
+  softmax.take<kFar>(scores, to_log2, A::kLag, rescale);
   round_weights<A>(scores, weights);
   shared.values_filled[place.stage].wait(place.parity);
   RingPlace<A::kStages> previous = place;
@@ -258,11 +330,13 @@ WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, c
     multiply_values<A>(sums, weights, shared, previous.stage, step - 1);
     products_commit();
     turns.give();
+    masked.load(mask, tile.layer, row, step);
     products_wait<1>();  // the scores; the sums run on
     settle(scores);
     release<A>(shared.keys_free[place.stage]);
-    if (is_masked<A>(step, first)) mask<A>(scores, step, row);
-    const bool moves = softmax.take(scores, to_log2, A::kLag, rescale);
+    masked.add_to(scores, scale);
+    if (is_hidden<A>(step, first)) hide<A>(scores, step, row);
+    const bool moves = softmax.take<kFar>(scores, to_log2, A::kLag, rescale);
     settle(scores);
     // The next step's, waited for here: a branch, before which the assembler leaves the exponentials, where it would
     // move them behind a mere wait for the sums, and nothing would run beside that product.
@@ -294,8 +368,8 @@ WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, c
 
 // The whole of attention. `finish(layer, m, d, sums)` is as `multiply` has it.
 template <class A, class Finish>
-WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const TensorMap& values, float to_log2,
-                         const Finish& finish) {
+WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const TensorMap& values, float scale,
+                         const typename A::Mask::Element* __restrict__ mask, const Finish& finish) {
   extern __shared__ char memory[];
   AttentionTiles<A>& shared =
       *reinterpret_cast<AttentionTiles<A>*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
@@ -331,7 +405,7 @@ WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const 
     shared.queries_filled.wait(parity);
     parity ^= 1;
     const typename A::QueryTile tile = A::tile_at(number);
-    attend<A>(shared, place, turns, tile, to_log2, sums);
+    attend<A>(shared, place, turns, tile, scale, mask, sums);
     const typename A::Tile rows{tile.layer, tile.first_row() + A::kOwnRows * warpgroup};
     finish_tile<A>({rows, 0, 0}, sums, nullptr, nullptr, finish);
   }

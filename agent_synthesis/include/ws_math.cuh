@@ -34,6 +34,57 @@ WS_INLINE double sigmoid(double x) { return 1.0 / (1.0 + ::exp(-x)); }
 WS_INLINE float fast_exp(float x) { return ptx::approximate_exp2(x * 1.4426950408889634f); }
 WS_INLINE double fast_exp(double x) { return ::exp(x); }
 
+// erfc for what is rounded to 16 bits and multiplied by no more than its argument, as in a GELU: 2 to the power of a polynomial.
+// The relative error is 4e-6 up to 3, 3e-4 up to 3.95, where 1 + erf of floats is 0, and behind it the value goes to 0 too.
+WS_INLINE float short_erfc(float x) {
+  const float size = ::fabsf(x);
+  float power = fmaf(size, -1.6179565e-5f, 4.3974016e-4f);
+  power = fmaf(size, power, -5.0233863e-3f);
+  power = fmaf(size, power, 3.3491917e-2f);
+  power = fmaf(size, power, -0.15199721f);
+  power = fmaf(size, power, -0.91728169f);
+  power = fmaf(size, power, -1.6280335f);
+  const float tail = ptx::approximate_exp2(size * power);
+  return x < 0.0f ? 2.0f - tail : tail;
+}
+
+// The natural logarithm of a positive, finite, normal x within 0.86 units in the last place, as close as CUDA's own, in 16
+// instructions instead of 26; of anything else it gives nothing of use and makes `ordinary` false. x is 2^e (1 + f) with f from
+// -1/3 to 1/3, and log(1 + f) = f + f^2 p(f) with p fitted for the least relative error there (Lawson's iteration).
+WS_INLINE float ordinary_log(float x, bool& ordinary) {
+  const int bits = __float_as_int(x);
+  ordinary &= static_cast<unsigned>(bits) - 0x00800000u < 0x7f000000u;
+  const unsigned e = (static_cast<unsigned>(bits) - 0x3f2aaaabu) & 0xff800000u;  // times 2^23, for 1 + f from 2/3 to 4/3
+  const float f = __int_as_float(static_cast<int>(static_cast<unsigned>(bits) - e)) - 1.0f;
+  float p = -0.1294896900653839f;
+  p = ::fmaf(p, f, 0.14004762470722198f);
+  p = ::fmaf(p, f, -0.12167153507471085f);
+  p = ::fmaf(p, f, 0.14001159369945526f);
+  p = ::fmaf(p, f, -0.16682305932044983f);
+  p = ::fmaf(p, f, 0.20010747015476227f);
+  p = ::fmaf(p, f, -0.24999716877937317f);
+  p = ::fmaf(p, f, 0.3333320915699005f);
+  p = ::fmaf(p, f, -0.5f);
+  constexpr float kLog2 = 8.26295850e-8f;  // of 2, times 2^-23
+  return ::fmaf(static_cast<float>(static_cast<int>(e)), kLog2, ::fmaf(p, f * f, f));
+}
+
+// Quotients by one divisor: a reciprocal, a remainder and its correction (Markstein 1990) round as a division does, but for
+// results below 2^-100, which may be off by a unit in the last place. Where that is not so, because something is not finite or
+// the divisor is not between 2^-96 and 2^96, the result is NaN and `ordinary` becomes false. Four instructions instead of 13.
+struct Divisor { float value, reciprocal; };
+WS_INLINE Divisor divisor(float value) {
+  const bool plain = value >= 1.2621774e-29f && value <= 7.9228163e28f;
+  return {value, plain ? 1.0f / value : quiet_nan<float>()};
+}
+WS_INLINE float quotient(float x, const Divisor& by, bool& ordinary) {
+  const float guess = x * by.reciprocal;
+  const float excess = ::fmaf(by.value, guess, -x);
+  const float result = ::fmaf(-excess, by.reciprocal, guess);
+  ordinary &= result == result;
+  return result;
+}
+
 template <class T> inline constexpr bool is_real = false;
 template <> inline constexpr bool is_real<float> = true;
 template <> inline constexpr bool is_real<double> = true;

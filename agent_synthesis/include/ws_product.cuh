@@ -93,28 +93,50 @@ WS_INLINE void multiply_stage(float (&sums)[P::kSums], uint64 left, uint64 right
                                                            further<P::kRight>(right, k), keep + k > 0);
 }
 
+// A warpgroup's part of a stage: its rows of the left, its columns of the right.
+template <class P> WS_INLINE int own_rows(int warpgroup) { return warpgroup % 2 * 64 * kTileDepth; }
+template <class P> WS_INLINE int own_columns(int warpgroup) { return warpgroup / 2 * P::kOwnColumns * kTileDepth; }
+
+// The steps of one tile of operands in one part, one after the other; what lies in `place` moves on.
+template <class P> struct TileSteps {
+  Ring<P>& shared;
+  RingPlace<P::kStages>& place;
+  int rows, columns, previous = 0;
+
+  WS_INLINE TileSteps(Ring<P>& shared_, RingPlace<P::kStages>& place_, int warpgroup)
+      : shared(shared_), place(place_), rows(own_rows<P>(warpgroup)), columns(own_columns<P>(warpgroup)) {}
+
+  // Begins the products of a step, and waits for those of the one before.
+  WS_INLINE void take(float (&sums)[P::kSums], int step) {
+    Stage<P>& stage = shared.stages[place.stage];
+    shared.filled[place.stage].wait(place.parity);
+    products_begin();
+    multiply_stage<P>(sums, operand_at<P::kLeft>(stage.left[0] + rows), operand_at<P::kRight>(stage.right[0] + columns), step);
+    products_commit();
+    products_wait<1>();
+    if (step > 0) release<P>(shared.free[previous]);
+    previous = place.stage;
+    place.advance();
+  }
+
+  WS_INLINE void end(float (&sums)[P::kSums]) {
+    products_wait<0>();
+    settle(sums);
+    release<P>(shared.free[previous]);
+  }
+};
+
 // The sums of one tile's 64 rows; what lies in `place` moves on by the steps taken.
 template <class P>
 WS_INLINE void multiply_tile(Ring<P>& shared, RingPlace<P::kStages>& place, int warpgroup,
                              float (&sums)[P::kSums]) {
-  const int rows = warpgroup % 2 * 64 * kTileDepth, columns = warpgroup / 2 * P::kOwnColumns * kTileDepth;
-  int previous = 0;
   if constexpr (P::kParts == 1) {
-    for (int step = 0; step < P::kSteps; ++step) {
-      Stage<P>& stage = shared.stages[place.stage];
-      shared.filled[place.stage].wait(place.parity);
-      products_begin();
-      multiply_stage<P>(sums, operand_at<P::kLeft>(stage.left[0] + rows), operand_at<P::kRight>(stage.right[0] + columns), step);
-      products_commit();
-      products_wait<1>();
-      if (step > 0) release<P>(shared.free[previous]);
-      previous = place.stage;
-      place.advance();
-    }
-    products_wait<0>();
-    settle(sums);
-    release<P>(shared.free[previous]);
+    TileSteps<P> steps(shared, place, warpgroup);
+    for (int step = 0; step < P::kSteps; ++step) steps.take(sums, step);
+    steps.end(sums);
   } else {
+    const int rows = own_rows<P>(warpgroup), columns = own_columns<P>(warpgroup);
+    int previous = 0;
     float main[P::kSums], cross[P::kSums];
 #pragma unroll
     for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
@@ -253,6 +275,7 @@ template <class P, class Finish>
 WS_INLINE void finish_tile(const ThreadPlace<P>& place, const float (&sums)[P::kSums], const float* left_roots,
                            const float* right_roots, const Finish& finish) {
   constexpr int kPairs = P::kPack / 2, kHalf = ThreadPlace<P>::kPacks / 2;
+  RowEnds<P, Finish, 2> rows;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Either<P::kParts == 1, NoUnscaling<P>, Unscaling<P>> unscaling(place, half, left_roots, right_roots);
@@ -267,16 +290,16 @@ WS_INLINE void finish_tile(const ThreadPlace<P>& place, const float (&sums)[P::k
       }
       Pack<float, P::kPack> pack = gathered<P::kPack>(pairs);
       unscaling.apply(pack, lower, i % kHalf);
-      if (row < P::kM && column < P::kN) finish(place.layer, row, column, pack);
+      if (row < P::kM && column < P::kN) rows.take(lower, finish, place.layer, row, column, pack);
     }
   }
+#pragma unroll
+  for (int lower = 0; lower < 2; ++lower) rows.template leave<4>(lower, finish, place.layer, place.row(lower), place.first_column);
 }
 
-// The whole product. `finish(layer, m, n, sums)` gets the sums of row m at columns n to n + kPack - 1; n is a multiple of
-// kPack and inside. The roots of scales are those of `split_row`; with one part there are none.
-template <class P, class Finish>
-WS_INLINE void multiply(const TensorMap& left, const TensorMap& right, const float* left_roots, const float* right_roots,
-                        const Finish& finish) {
+// Sets up the ring; one warp copies, and each warpgroup that multiplies calls `multiply_tiles(shared, rank, warpgroup)`.
+template <class P, class MultiplyTiles>
+WS_INLINE void with_operands(const TensorMap& left, const TensorMap& right, const MultiplyTiles& multiply_tiles) {
   extern __shared__ char memory[];
   Ring<P>& shared =
       *reinterpret_cast<Ring<P>*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
@@ -300,17 +323,27 @@ WS_INLINE void multiply(const TensorMap& left, const TensorMap& right, const flo
     return;
   }
   take_registers<P::kRegisters>();
-  RingPlace<P::kStages> place;
-  for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
-    float sums[P::kSums];
-    if (P::tile_at(number).is_wanted()) {
-      multiply_tile<P>(shared, place, warpgroup, sums);
-    } else {
+  multiply_tiles(shared, rank, warpgroup);
+}
+
+// The whole product. `finish(layer, m, n, sums)` gets the sums of row m at columns n to n + kPack - 1; n is a multiple of
+// kPack and inside. The roots of scales are those of `split_row`; with one part there are none.
+template <class P, class Finish>
+WS_INLINE void multiply(const TensorMap& left, const TensorMap& right, const float* left_roots, const float* right_roots,
+                        const Finish& finish) {
+  with_operands<P>(left, right, [&](Ring<P>& shared, int rank, int warpgroup) {
+    RingPlace<P::kStages> place;
+    for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
+      float sums[P::kSums];
+      if (P::tile_at(number).is_wanted()) {
+        multiply_tile<P>(shared, place, warpgroup, sums);
+      } else {
 #pragma unroll
-      for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
+        for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
+      }
+      finish_tile<P>({P::tile_at(number), rank, warpgroup}, sums, left_roots, right_roots, finish);
     }
-    finish_tile<P>({P::tile_at(number), rank, warpgroup}, sums, left_roots, right_roots, finish);
-  }
+  });
 }
 
 }  // namespace ws

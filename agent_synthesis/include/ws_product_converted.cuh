@@ -134,7 +134,7 @@ WS_INLINE void convert_columns(typename P::Shared& shared, const TensorMap& righ
 template <class P> struct LeftRows {
   const float* left;
   const float* from = nullptr;  // the layer, at the step's depth
-  int number = blockIdx.x, first = 0, rest = 0, stage = 0, next = 0;
+  int number = blockIdx.x, first = 0, rest = 0;
 
   WS_INLINE explicit LeftRows(const float* operand) : left(operand) { enter(); }
   WS_INLINE void enter() {
@@ -143,29 +143,14 @@ template <class P> struct LeftRows {
     first = tile.first_row(0) + 16 * (threadIdx.x / 32 - 4);
     rest = P::depth_of(tile.layer) / kTileDepth;
   }
-  // After the last tile the group of copies is empty.
-  WS_INLINE void ask(typename P::Shared& shared) {
-    if (number < P::kTiles) {
-      ask_for_rows<P::kM, P::kRows.row_stride, P::kM % kTileRows == 0>(
-          shared.left[next][threadIdx.x / 32 - 4], from, first);
-      from += kTileDepth;
-      if (--rest == 0) {
-        number += gridDim.x;
-        enter();
-      }
+  WS_INLINE void ask(StagedRows& to) {
+    if (number >= P::kTiles) return;
+    ask_for_rows<P::kM, P::kRows.row_stride, P::kM % kTileRows == 0>(to, from, first);
+    from += kTileDepth;
+    if (--rest == 0) {
+      number += gridDim.x;
+      enter();
     }
-    ptx::commit_copies();
-    next = next + 1 == P::kLeftStages ? 0 : next + 1;
-  }
-
-  // The next step.
-  WS_INLINE StreamedStep take(typename P::Shared& shared) {
-    ask(shared);  // all lanes have read what lay there: they have multiplied since
-    ptx::wait_copies<P::kLeftStages - 1>();
-    __syncwarp();
-    const int here = stage;
-    stage = stage + 1 == P::kLeftStages ? 0 : stage + 1;
-    return StreamedStep(shared.left[here][threadIdx.x / 32 - 4]);
   }
 };
 
@@ -209,14 +194,13 @@ template <class P> struct ConvertedTile {
 template <class P, class Finish>
 WS_INLINE void multiply_rows(typename P::Shared& shared, const float* __restrict__ left, float* roots, Marks* marks,
                              const Finish& finish) {
-  LeftRows<P> rows(left);
-  for (int i = 1; i < P::kLeftStages; ++i) rows.ask(shared);
+  StepsAhead<P::kLeftStages, LeftRows<P>> ahead(shared.left, LeftRows<P>(left));
   RingPlace<P::kHalvesStages> place;
   for (int number = blockIdx.x; number < P::kTiles; number += gridDim.x) {
     const typename P::Tile tile = P::tile_at(number);
     const int steps = P::depth_of(tile.layer) / kTileDepth;
     ConvertedTile<P> made;
-    for (int step = 0; step < steps; ++step) made.add(shared, place, rows.take(shared));
+    for (int step = 0; step < steps; ++step) made.add(shared, place, ahead.take());
     const int row = tile.first_row(0) + 16 * (threadIdx.x / 32 - 4) + threadIdx.x % 32 / 4;
     if (tile.column == 0 && threadIdx.x % 4 == 0) {
       float* to = roots + tile.layer * static_cast<int64>(P::kM) + row;

@@ -98,6 +98,34 @@ struct StreamedStep {
   }
 };
 
+// A warp's steps in shared memory, asked for as many ahead as there are places but one. `Rows::ask(to)` asks for the next
+// step's rows, tile after tile, and behind the last for nothing: the group of copies is empty then.
+template <int kSteps, class Rows> struct StepsAhead {
+  StagedRows (&staged)[kSteps][8];
+  Rows rows;
+  int stage = 0, next = 0;
+
+  WS_INLINE StepsAhead(StagedRows (&staged_)[kSteps][8], const Rows& rows_) : staged(staged_), rows(rows_) {
+    for (int i = 1; i < kSteps; ++i) ask();
+  }
+
+  WS_INLINE void ask() {
+    rows.ask(staged[next][threadIdx.x / 32 - 4]);
+    ptx::commit_copies();
+    next = next + 1 == kSteps ? 0 : next + 1;
+  }
+
+  // The next step.
+  WS_INLINE StreamedStep take() {
+    ask();  // all lanes have read what lay there: they have multiplied since
+    ptx::wait_copies<kSteps - 1>();
+    __syncwarp();
+    const int here = stage;
+    stage = stage + 1 == kSteps ? 0 : stage + 1;
+    return StreamedStep(staged[here][threadIdx.x / 32 - 4]);
+  }
+};
+
 // Halves of a step as the tensor cores take them: for each sixteen of depth, both rows' first pairs, then their second.
 struct StepHalves {
   unsigned high[4][4], low[4][4];

@@ -113,4 +113,12 @@ struct MatrixProduct {
   static WS_INLINE int depth_of(int layer) { return min(kSlice, kK - layer % kSlices * kSlice); }
 };
 
+// Of the `kRows` rows of a tile that a thread has packs of; here packs go to their end at once.
+template <class P, class Finish, int kRows> struct RowEnds {
+  WS_INLINE void take(int, const Finish& finish, int layer, int m, int n, const Pack<float, P::kPack>& sums) {
+    finish(layer, m, n, sums);
+  }
+  template <int kLanes> WS_INLINE void leave(int, const Finish&, int, int, int) {}
+};
+
 }  // namespace ws

@@ -64,6 +64,7 @@ WS_INLINE void multiply_floats(const Element* __restrict__ left, const Element* 
       }
     }
   }
+  RowEnds<P, Finish, kDown> rows;
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
     const int row = first_row + row_inside + 16 * i;
@@ -74,8 +75,9 @@ WS_INLINE void multiply_floats(const Element* __restrict__ left, const Element* 
       Pack<float, P::kPack> pack;
 #pragma unroll
       for (int e = 0; e < P::kPack; ++e) pack[e] = totals[i][j + e];
-      finish(layer, row, column, pack);
+      rows.take(i, finish, layer, row, column, pack);
     }
+    rows.template leave<16>(i, finish, layer, row, first_column);
   }
 }
 

@@ -99,28 +99,14 @@ WS_INLINE void copy_held(typename P::Shared& shared, const TensorMap& held, int 
 template <class P> struct StreamedRows {
   const float* streamed;
   int tile = blockIdx.x, step = 0;  // asked for next
-  int stage = 0, next = 0;
 
   static WS_INLINE int first_row(int tile) { return tile * kStreamedTile + 16 * (threadIdx.x / 32 - 4); }
 
-  WS_INLINE void ask(typename P::Shared& shared) {
-    if (tile < P::kTiles) {
-      ask_for_rows<P::kN, P::kRowStride, P::kN % (kStreamedTile * P::kCluster) == 0>(
-          shared.rows[next][threadIdx.x / 32 - 4], streamed + step * kTileDepth, first_row(tile));
-      if (++step == P::kSteps) step = 0, tile += gridDim.x;
-    }
-    ptx::commit_copies();
-    next = next + 1 == P::kRowStages ? 0 : next + 1;
-  }
-
-  // The next step.
-  WS_INLINE StreamedStep take(typename P::Shared& shared) {
-    ask(shared);  // all lanes have read what lay there: they have multiplied since
-    ptx::wait_copies<P::kRowStages - 1>();
-    __syncwarp();
-    const int here = stage;
-    stage = stage + 1 == P::kRowStages ? 0 : stage + 1;
-    return StreamedStep(shared.rows[here][threadIdx.x / 32 - 4]);
+  WS_INLINE void ask(StagedRows& to) {
+    if (tile >= P::kTiles) return;
+    ask_for_rows<P::kN, P::kRowStride, P::kN % (kStreamedTile * P::kCluster) == 0>(to, streamed + step * kTileDepth,
+                                                                                   first_row(tile));
+    if (++step == P::kSteps) step = 0, tile += gridDim.x;
   }
 };
 
@@ -198,12 +184,11 @@ WS_INLINE void multiply_streamed(const TensorMap& held, const float* __restrict_
   }
   take_registers<240>();
   RingPlace<P::kStages> place;
-  StreamedRows<P> rows{streamed};
-  for (int i = 1; i < P::kRowStages; ++i) rows.ask(shared);
+  StepsAhead<P::kRowStages, StreamedRows<P>> ahead(shared.rows, {streamed});
   for (int tile = blockIdx.x; tile < P::kTiles; tile += gridDim.x) {
     StreamedTile<P> made;
-    for (int step = 0; step < P::kSteps; ++step) made.add(shared, place, rows.take(shared));
-    const int row = rows.first_row(tile) + threadIdx.x % 32 / 4;
+    for (int step = 0; step < P::kSteps; ++step) made.add(shared, place, ahead.take());
+    const int row = StreamedRows<P>::first_row(tile) + threadIdx.x % 32 / 4;
     if (threadIdx.x % 4 == 0) {
       if (row < P::kN) write_root(streamed_roots + row, made.upper_far ? quiet_nan<float>() : 1.0f, marks);
       if (row + 8 < P::kN) write_root(streamed_roots + row + 8, made.lower_far ? quiet_nan<float>() : 1.0f, marks);

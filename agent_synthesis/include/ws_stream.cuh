@@ -17,6 +17,20 @@ template <class T, int N> WS_INLINE void copy_async(Pack<T, N>* to, const T* fro
 template <class T> WS_INLINE void copy_async(T* to, const T* from) {
   ptx::copy_async<sizeof(T)>(ptx::shared_address(to), from);
 }
+// Of a pack that begins before a row of kColumns elements, or ends behind it, what lies inside; otherwise as load_inside.
+template <int kColumns, class T, int N>
+WS_INLINE void copy_inside_async(Pack<T, N>* to, const T* from, int begin, bool whole = false) {
+  if (whole || (begin >= 0 && begin + N <= kColumns)) {
+    copy_async(to, from);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    if (!is_inside<kColumns>(begin + e)) continue;
+    if constexpr (sizeof(T) >= 4) copy_async(&to->lane[e], from + e);
+    else to->lane[e] = from[e];
+  }
+}
 // Ends a group of copies; it may be empty.
 WS_INLINE void commit_copies() { ptx::commit_copies(); }
 // Waits until at most kPending of the caller's groups, the youngest, are under way.

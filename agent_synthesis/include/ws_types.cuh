@@ -97,10 +97,11 @@ template <class T, int N> WS_INLINE void store_streaming(T* to, const Pack<T, N>
 }
 
 // Packs that begin before a row of kColumns elements, or end behind it: only what lies inside is read and written. `begin` is
-// the number in the row of the pack's first element.
+// the number in the row of the pack's first element; `whole`: the caller knows that the pack does neither.
 template <int kColumns> WS_INLINE bool is_inside(int j) { return static_cast<unsigned>(j) < kColumns; }
-template <int N, Reuse kReuse, int kColumns, class T> WS_INLINE Pack<T, N> load_inside(const T* from, int begin) {
-  if (begin >= 0 && begin + N <= kColumns) return load<N, kReuse>(from);
+template <int N, Reuse kReuse, int kColumns, class T>
+WS_INLINE Pack<T, N> load_inside(const T* from, int begin, bool whole = false) {
+  if (whole || (begin >= 0 && begin + N <= kColumns)) return load<N, kReuse>(from);
   Pack<T, N> pack = {};
 #pragma unroll
   for (int e = 0; e < N; ++e)
@@ -112,12 +113,14 @@ template <int kColumns, class T, int N> WS_INLINE void store_elements_inside(T* 
   for (int e = 0; e < N; ++e)
     if (is_inside<kColumns>(begin + e)) to[e] = pack[e];
 }
-template <int kColumns, class T, int N> WS_INLINE void store_inside(T* to, const Pack<T, N>& pack, int begin) {
-  if (begin >= 0 && begin + N <= kColumns) store(to, pack);
+template <int kColumns, class T, int N>
+WS_INLINE void store_inside(T* to, const Pack<T, N>& pack, int begin, bool whole = false) {
+  if (whole || (begin >= 0 && begin + N <= kColumns)) store(to, pack);
   else store_elements_inside<kColumns>(to, pack, begin);
 }
-template <int kColumns, class T, int N> WS_INLINE void store_streaming_inside(T* to, const Pack<T, N>& pack, int begin) {
-  if (begin >= 0 && begin + N <= kColumns) store_streaming(to, pack);
+template <int kColumns, class T, int N>
+WS_INLINE void store_streaming_inside(T* to, const Pack<T, N>& pack, int begin, bool whole = false) {
+  if (whole || (begin >= 0 && begin + N <= kColumns)) store_streaming(to, pack);
   else store_elements_inside<kColumns>(to, pack, begin);
 }
 

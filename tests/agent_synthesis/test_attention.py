@@ -14,7 +14,7 @@ from torch import nn
 
 from agent_synthesis import cost, interpreter, moves
 from agent_synthesis.attention import attention_of
-from agent_synthesis.emit import cuda_shape
+from agent_synthesis.emit import cuda_shape, shape
 from agent_synthesis.emit.cuda_attention import CudaAttention, require_fits
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
@@ -82,42 +82,83 @@ def emitted(plan: Plan, parameters: Parameters | None = None) -> Emission:
 # ---- of floats: in parts
 
 
-@pytest.mark.parametrize(
-    ("function", "args"),
-    [
-        (attention, (Q, K, V)),
-        (lambda q, k, v: attention(q, k, v, scale=0.3), (Q, K, V)),
-    ],
-    ids=["plain", "scaled"],
-)
-def test_attention_of_floats_is_two_products_and_a_softmax(
-    function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]
-) -> None:
+def some(*shape: int) -> torch.Tensor:
+    """A mask of bools whose second row of each layer sees nothing."""
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(6)) < 0.7
+    mask[..., 1, :] = False
+    return mask
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, is_causal=True)
+
+
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, mask)
+
+
+def grouped_masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, mask, enable_gqa=True)
+
+
+ONE_HEAD = (Q, K[:, :1].contiguous(), V[:, :1].contiguous())
+IN_PARTS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "plain": (attention, (Q, K, V)),
+    "scaled": (lambda q, k, v: attention(q, k, v, scale=0.3), (Q, K, V)),
+    "causal": (causal, (Q, K, V)),
+    "a mask of bools": (masked, (Q, K, V, some(2, 1, 64, 64))),
+    "a mask of floats": (masked, (Q, K, V, torch.zeros(64, 64).masked_fill(~some(64, 64), -torch.inf))),
+    "shared heads": (lambda q, k, v: attention(q, k, v, enable_gqa=True), ONE_HEAD),
+    "shared heads, causal": (lambda q, k, v: attention(q, k, v, enable_gqa=True, is_causal=True), ONE_HEAD),
+    "shared heads, a mask each": (grouped_masked, (*ONE_HEAD, some(2, 2, 64, 64))),
+    "shared heads, one mask": (grouped_masked, (*ONE_HEAD, some(2, 1, 64, 64))),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_attention_of_floats_is_two_products_and_a_softmax(name: str) -> None:
+    function, args = IN_PARTS[name]
     plan = authored(function, *args)
     assert [group.schedule for group in plan.groups] == ["cuda_product", "cuda_row_reduction", "cuda_product"]
     assert not plan.rewrites
     torch.testing.assert_close(result_of(plan, *args), function(*args), rtol=1e-4, atol=1e-5)
 
 
+def test_floats_with_heads_beside_each_other_are_copied_for_their_products() -> None:
+    def projected(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 64)).transpose(1, 2) for part in x.chunk(3, -1))
+        return causal(q, k, v).transpose(1, 2).flatten(2)
+
+    x = torch.randn(2, 64, 768, generator=torch.Generator().manual_seed(4))
+    plan = authored(projected, x)
+    schedules = [group.schedule for group in plan.groups]
+    assert schedules == [*["cuda_pointwise"] * 3, "cuda_product", "cuda_row_reduction", "cuda_product"]
+    torch.testing.assert_close(result_of(plan, x), projected(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "function",
     [
-        lambda q, k, v: attention(q, k, v, is_causal=True),
         lambda q, k, v: attention(q, k, v, dropout_p=0.5),
-        lambda q, k, v: attention(q, k, v, attn_mask=torch.ones(64, 64, dtype=torch.bool)),
-        lambda q, k, v: attention(q, k, v, attn_mask=torch.full((64, 64), -torch.inf)),
         lambda q, k, v: attention(q.half(), k.half(), v.half(), dropout_p=0.5),
         lambda q, k, v: attention(q.half(), k.half(), v.half(), scale=-1.0),
         lambda q, k, v: attention(q.half()[:, :, :1], k.half(), v.half()),
+        lambda q, k, v: attention(q[..., :36].bfloat16(), k[..., :36].bfloat16(), v.bfloat16(), is_causal=True),
     ],
     ids=[
-        "causal", "with dropout", "with a mask of bools", "with a mask that is added", "of halves with dropout",
-        "of halves, scaled the other way", "of one half-precision query",
+        "with dropout", "of halves with dropout", "of halves, scaled the other way", "of one half-precision query",
+        "of 16 bits that would be rounded on the way",
     ],
 )  # fmt: skip
 def test_other_attention_stays_in_the_library(function: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(IllegalMove):
         authored(function, Q, K, V)
+
+
+def test_scores_too_many_to_keep_stay_in_the_library() -> None:
+    many = torch.empty(1, 1, 1, 64).expand(1, 64, 8192, 64)
+    with pytest.raises(IllegalMove):
+        authored(attention, many, many, many)
 
 
 def test_a_processor_has_no_products_of_ours_so_attention_stays_whole() -> None:
@@ -148,6 +189,37 @@ def of(
     return tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(5)).bfloat16() for shape in shapes)
 
 
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, enable_gqa=True)
+
+
+def grouped_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, enable_gqa=True, is_causal=True)
+
+
+def grouped_heads_last(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+
+
+def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Shared heads as models write them who do not know of a name for it."""
+    k, v = (x[:, :, None].expand(-1, -1, 3, -1, -1).reshape(q.shape[:2] + x.shape[2:]) for x in (k, v))
+    return attention(q, k, v, is_causal=True)
+
+
+def masked_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, mask[:, None, None])
+
+
+def shared_by(group: int, queries: int, keys: int, depth: int, *, last: bool = False) -> tuple[torch.Tensor, ...]:
+    """Queries of two layers with heads that share one of two heads of keys."""
+    made = (*of(queries, keys, depth, layers=(2, 2 * group))[:1], *of(queries, keys, depth, layers=(2, 2))[1:])
+    return tuple(tensor.transpose(1, 2).contiguous() for tensor in made) if last else made
+
+
 EVERY_FORM: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
     "odd lengths": (attention, of(77, 50, 64)),
     "halves": (attention, tuple(tensor.half() for tensor in of(64, 70, 64))),
@@ -158,7 +230,19 @@ EVERY_FORM: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...
     "heads last": (heads_last, (torch.randn(2, 70, 3, 64).bfloat16(),) * 3),
     "packed": (packed, (torch.randn(2, 70, 3, 4, 32).half(),)),
     "an end": (lambda q, k, v, r: F.gelu(attention(q, k, v)) + r, (*of(70, 64, 64), torch.randn(70, 64).bfloat16())),
-}
+    "a mask of bools": (masked, (*of(70, 66, 64), some(2, 3, 70, 66))),
+    "a mask of odd rows": (masked, (*of(70, 65, 64), some(2, 1, 70, 65))),
+    "a mask of all heads": (masked, (*of(70, 66, 64), 4 * torch.randn(2, 1, 70, 66).bfloat16())),
+    "a mask of floats": (masked, (*of(70, 66, 64), torch.zeros(70, 66).masked_fill(~some(70, 66), -torch.inf))),
+    "a mask of keys": (masked_keys, (*of(70, 66, 64), some(2, 2, 66)[:, 0])),
+    "a mask across": (lambda q, k, v, m: attention(q, k, v, m.mT), (*of(70, 66, 64), torch.randn(66, 70).bfloat16())),
+    "shared heads": (grouped, shared_by(3, 70, 66, 64)),
+    "shared heads, causal": (grouped_causal, shared_by(3, 70, 66, 64)),
+    "shared heads last": (grouped_heads_last, shared_by(3, 70, 66, 64, last=True)),
+    "shared heads, masked": (grouped_heads_last, (*shared_by(2, 70, 66, 64, last=True), some(2, 4, 70, 66))),
+    "one head for all": (grouped_causal, (*of(70, 66, 64, layers=(2, 4))[:1], *of(70, 66, 64, layers=(2, 1))[1:])),
+    "heads repeated": (repeated, shared_by(3, 70, 66, 64)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EVERY_FORM)
@@ -166,21 +250,31 @@ def test_one_kernel_means_what_the_module_does(name: str) -> None:
     function, args = EVERY_FORM[name]
     plan = as_one_kernel(function, *args)
     assert [group.schedule for group in plan.groups] == ["cuda_attention"]
-    exact = function(*(tensor.float() for tensor in args))
+    exact = function(*(tensor.float() if tensor.is_floating_point() else tensor for tensor in args))
     torch.testing.assert_close(result_of(plan, *args).float(), exact, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", EVERY_FORM)
+ALIKE = {"shared heads", "shared heads last", "one head for all", "heads repeated", "a mask of keys"}
+"""Forms whose kernel differs from another's in its numbers alone."""
+
+
+@pytest.mark.parametrize("name", sorted(EVERY_FORM.keys() - ALIKE))
 def test_one_kernel_compiles_without_spilling(name: str, compile_cuda: Callable[[Emission], str]) -> None:
     function, args = EVERY_FORM[name]
     assert_compiles_well(compile_cuda(emitted(as_one_kernel(function, *args))))
 
 
-@pytest.mark.parametrize(("depth", "causal"), [(64, True), (128, False), (256, True)])
+@pytest.mark.parametrize(
+    ("depth", "mask"),
+    [(64, None), (128, None), (256, None), (128, some(512, 300).bfloat16()), (256, some(512, 301)[:, 1:])],
+    ids=["64", "128, causal", "256, causal", "128, floats", "256, odd bools"],
+)
 def test_every_setting_compiles_without_spilling(
-    depth: int, causal: bool, compile_cuda: Callable[[Emission], str]
+    depth: int, mask: torch.Tensor | None, compile_cuda: Callable[[Emission], str]
 ) -> None:
-    plan = as_one_kernel(lambda q, k, v: attention(q, k, v, is_causal=causal), *of(512, 300, depth))
+    masks = () if mask is None else (mask,)
+    causal = mask is None and depth > 64
+    plan = as_one_kernel(lambda *args: attention(*args, is_causal=causal), *of(512, 300, depth), *masks)
     settings = plan.groups[-1].parameters
     for parameters in [settings, *CudaAttention().alternatives(nest_of(plan), settings)]:
         assert_compiles_well(compile_cuda(emitted(plan, parameters)))
@@ -195,6 +289,7 @@ def assert_compiles_well(report: str) -> None:
 
 
 HGMMA, HGMMA_HELD, LOCAL_LOAD, LOCAL_STORE, EXPONENTIAL, MARK = 0x9F0, 0xDF0, 0x983, 0x387, 0x308, 0x9C5
+GLOBAL_LOAD = 0x981
 """Low twelve bits of machine instructions of sm_90, as nvdisasm prints them; marks are where products begin or end."""
 
 
@@ -215,6 +310,19 @@ def test_machine_code_makes_exponentials_between_the_waits_for_scores_and_for_su
     # waits for the one and for the others; then the last sums.
     assert len(marks) == 7
     assert between[3] >= 64 > between[4]
+
+
+def test_machine_code_asks_for_a_mask_before_it_waits_for_the_scores(
+    build_cubin: Callable[[Emission], tuple[str, bytes]],
+) -> None:
+    plan = as_one_kernel(masked, *of(256, 512, 128), some(256, 512))
+    _, cubin = build_cubin(emitted(plan))
+    found = operations(cubin, "ws_scaled_dot_product_attention_attention")
+    marks = [at for at, operation in enumerate(found) if operation == MARK]
+    loads = [found[first:last].count(GLOBAL_LOAD) for first, last in itertools.pairwise(marks)]
+    # Two rows of 16 pairs: of the first tile, and in the loop, both between the products' beginning and the wait.
+    assert loads == [32, 0, 32, 0, 0, 0]
+    assert found.count(HGMMA) == found.count(HGMMA_HELD) == 2 * 8
 
 
 def operations(cubin: bytes, entry: str) -> list[int]:
@@ -290,14 +398,30 @@ def test_what_one_kernel_does_not_take_is_no_other_kernels_either(args: tuple[to
     assert multiplies_matrices(nest)
 
 
-def test_shared_heads_and_a_mask_are_no_nest() -> None:
-    q, k, v = of(64, 64, 64, layers=(2, 4))
-    for function in (
-        lambda q, k, v: attention(q, k[:, :2], v[:, :2], enable_gqa=True),
-        lambda q, k, v: attention(q, k, v, attn_mask=torch.zeros(64, 64, dtype=torch.bfloat16)),
-    ):
-        plan = planned(function, q, k, v)
-        assert not isinstance(plan.nest(plan.groups[-1]), Nest)
+def test_rows_of_heads_that_share_keys_are_one_tile_s_where_no_rule_counts_them() -> None:
+    plain = attention_of(shape.simplified(nest_of(as_one_kernel(grouped, *shared_by(3, 70, 66, 64)))))
+    causal = attention_of(shape.simplified(nest_of(as_one_kernel(grouped_causal, *shared_by(3, 70, 66, 64)))))
+    assert plain is not None
+    assert causal is not None
+    assert (plain.layers, plain.rows.extent, plain.group) == (4, 210, 1)
+    assert (causal.layers, causal.rows.extent, causal.group, causal.inner) == (12, 70, 3, 3)
+    assert plain.flop_count == 2 * causal.flop_count
+
+
+def test_a_mask_that_no_load_is_is_made_before() -> None:
+    plan = authored(lambda q, k, v, m: attention(q, k, v, ~m), *of(70, 66, 64), some(70, 66))
+    assert [group.schedule for group in plan.groups] == ["", "cuda_attention"]
+    with pytest.raises(IllegalMove, match="reads what the same kernel computes"):
+        moves.apply(plan, analysis_pb2.Move(operation="fuse", group=plan.groups[-1].name, choice=plan.groups[0].name))
+
+
+def test_a_mask_takes_registers_so_three_warpgroups_have_smaller_tiles() -> None:
+    args = (*of(512, 512, 64), some(2, 3, 512, 512))
+    plan = as_one_kernel(masked, *args)
+    settings = plan.groups[-1].parameters
+    three = Parameters({"turns": "no"}, {**settings.integers, "warpgroups": 3})
+    with pytest.raises(IllegalMove, match="registers"):
+        require_fits(nest_of(plan), three)
 
 
 def test_projections_stay_out_of_the_kernel() -> None:

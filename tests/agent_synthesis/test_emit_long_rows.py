@@ -101,12 +101,97 @@ def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() ->
 
 
 def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None:
-    schedule = CudaRowReduction()
     nest = batch_statistics(64, 64, 1 << 18)
-    kept = schedule.defaults(nest)
-    assert (kept.choices["reduce"], kept.integers["splits"]) == ("hold", 132)
+    schedule, held = CudaRowReduction(), {"threads": 512, "splits": 132, "packs": 4, "depth": 6, "lag": 2}
+    kept = with_settings(nest, reduce="hold", preload="no", **held)
     x_bytes = 4 * (64 * 64 << 18)
-    assert 0.4 * x_bytes < schedule.footprint(nest, kept).extra_bytes < 0.8 * x_bytes
+    waiting = 64 * (24 << 20)  # what memory could have moved while the blocks of 64 rows agree
+    again = schedule.footprint(nest, kept).extra_bytes - waiting
+    assert 0.4 * x_bytes < again < 0.8 * x_bytes
+
+
+def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
+    found = CudaRowReduction().defaults(batch_statistics(64, 64, 1 << 18))
+    assert (found.choices["reduce"], found.integers["depth"]) == ("two_pass", 1)
+
+
+@pytest.mark.parametrize("packs", [1, 4])
+def test_blocks_that_store_channels_follow_each_other_as_memory_does(packs: int) -> None:
+    nest = batch_statistics(64, 64, 1 << 18)
+    settings = with_settings(nest, reduce="two_pass", threads=512, splits=64, packs=packs, depth=1)
+    stores = CudaRowReduction().emit(nest, settings).text.split('extern "C"')[2]
+    rank, row, first = (
+        re.findall(rf"const int {name} = (.*);", stores)[0].replace("/", "//").replace("blockIdx.x", "number")
+        for name in ("rank", "row", "first")
+    )
+    blocks = (64 * 64 << 18) // (2048 * packs)
+    for number in (0, 1, 31, 32, 127, 128, 4095, 77777, blocks - 1):
+        scope = {"number": number}
+        scope["rank"] = eval(rank, dict(scope))
+        column = eval(first.replace("threadIdx.x", "0"), dict(scope))
+        place = (column >> 18) * (64 << 18) + (eval(row, dict(scope)) << 18) + column % (1 << 18)
+        assert place == number * 2048 * packs
+
+
+def test_stores_walk_backwards_where_the_cache_still_has_much_of_what_was_read() -> None:
+    for images, backwards in ((4, True), (64, False)):
+        nest = batch_statistics(images, 64, 1 << 18)
+        settings = with_settings(nest, reduce="two_pass", threads=512, splits=4, packs=4, depth=1)
+        stores = CudaRowReduction().emit(nest, settings).text.split('extern "C"')[2]
+        assert (f"const int number = {images * 64 * 32 - 1} - blockIdx.x;" in stores) == backwards
+
+
+def test_rows_that_share_weights_load_them_once() -> None:
+    nest = layer_norm(16, 1 << 22)
+    emission = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest))
+    stores = emission.text.split('extern "C"')[2]
+    before, _, of_a_row = stores.partition("for (int number = 0; number < kRows")
+    assert all(f"ws::kShared>({weight} + " in before for weight in ("weight", "bias"))
+    assert "(x + " in of_a_row
+    assert "(x + " not in before
+    assert emission.launches[1].grid.x == (1 << 22) // (2 * 2048)
+
+
+@pytest.mark.parametrize(
+    ("nest", "changes"),
+    [
+        (softmax(4096, 393216), {"splits": 8, "packs": 24}),
+        (softmax(4096, 393216), {"splits": 16, "packs": 24, "threads": 256, "min_blocks": 2}),
+        (softmax(32768, 65535), {"splits": 4, "packs": 9}),
+        (layer_norm(4096, 16384), {"splits": 1, "packs": 8}),
+        (softmax(999, 65536, Type.F16), {"splits": 2, "packs": 8, "pack": 8}),
+    ],
+    ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()),
+)
+def test_rows_that_come_ahead_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, int]) -> None:
+    sizes = {"threads": 512, "pack": 4, "min_blocks": 1, **changes}
+    emission = CudaRowReduction().emit(nest, with_settings(nest, reduce="ahead", preload="no", merge="yes", **sizes))
+    assert spilled_bytes(compile_cuda(emission)) == 0
+    (launch,) = emission.launches
+    splits = changes["splits"]
+    teams = min(nest.row_count, cuda_shape.RESIDENT_CLUSTERS[splits] * sizes["min_blocks"])
+    assert (launch.grid.x, max(1, launch.cluster.x)) == (teams * splits, splits)
+    assert emission.text.count("fetch(row + kTeams);") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"pack": 1, "packs": 96}, "16 bytes"), ({"packs": 12}, "packs of a row"), ({"splits": 3}, "1, 2, 4, 8 or 16"),
+     ({"threads": 1024, "packs": 24, "splits": 4}, "shared memory")],
+)  # fmt: skip
+def test_what_cannot_come_ahead_is_refused_with_the_reason(changes: dict[str, int], reason: str) -> None:
+    nest = softmax(4096, 393216)
+    with pytest.raises(IllegalMove, match=reason):
+        CudaRowReduction().emit(nest, with_settings(nest, reduce="ahead", **{"threads": 512, **changes}))
+
+
+def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() -> None:
+    settings = {"reduce": "cluster", "threads": 256, "splits": 8, "packs": 16, "pack": 4, "min_blocks": 2}
+    for rows, first, step in ((16, "rank * 16384 + ", 1024), (4096, "rank * 1024 + ", 8192)):
+        nest = softmax(rows, 131072)
+        text = CudaRowReduction().emit(nest, with_settings(nest, **settings)).text
+        assert f"const int first = {first}4 * threadIdx.x;" in text
+        assert f"first + v * {step};" in text
 
 
 def test_the_next_row_is_asked_for_where_it_lies() -> None:

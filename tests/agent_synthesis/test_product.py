@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,68 @@ def test_sixteen_bit_operands_are_taken_as_they_lie(name: str, compile_cuda: Com
     directions = ", ".join(f"ws::kA{word[1:]}" for word in name.split(", "))
     assert f"ws::Directions{{{directions}}}" in emission.text
     assert_compiles_well(compile_cuda(emission))
+
+
+def held(parameters: Parameters) -> Parameters:
+    return Parameters({**parameters.choices, "end": "held"}, {**parameters.integers, "columns": 128, "stages": 4})
+
+
+def test_the_end_of_a_tile_may_wait_for_the_next_one(compile_cuda: Compile) -> None:
+    plan = as_one_kernel(Applied(lambda a, b: F.gelu(a @ b.T)), R(1024, 1024).bfloat16(), R(2048, 1024).bfloat16())
+    nest, settled = nest_of(plan), settings(plan)
+    assert settled.choices["end"] == "direct"
+    assert CudaProduct().alternatives(nest, settled)[0].choices["end"] == "held"
+    emission = CudaProduct().emit(nest, held(settled))
+    assert "ws::multiply_holding<" in emission.text
+    assert_compiles_well(compile_cuda(emission))
+
+
+@pytest.mark.parametrize(
+    ("function", "width"),
+    [
+        (lambda a, b, r: F.gelu(a @ b.T + r), 2048),  # a library adds a bias to floats, before it rounds
+        (lambda a, b, _: F.gelu(a @ b.T), 2044),  # no packs of eight
+        (lambda a, b, _: torch.triu(a @ b.T), 2048),
+    ],
+)
+def test_an_end_that_rounding_would_change_does_not_wait(function: Callable[..., torch.Tensor], width: int) -> None:
+    args = (R(1024, 1024).bfloat16(), R(width, 1024).bfloat16(), R(width).bfloat16())
+    plan = as_one_kernel(Applied(function), *args)
+    with pytest.raises(IllegalMove, match="end"):
+        require_fits(nest_of(plan), held(settings(plan)))
+
+
+def test_a_tile_too_short_for_the_ends_of_another_holds_none() -> None:
+    plan = as_one_kernel(Applied(lambda a, b: torch.relu(a @ b.T)), R(1024, 512).half(), R(2048, 512).half())
+    with pytest.raises(IllegalMove, match="end"):
+        require_fits(nest_of(plan), held(settings(plan)))
+
+
+def test_a_gelu_is_short_where_its_result_is_rounded_to_sixteen_bits() -> None:
+    for dtype, is_short in ((torch.float32, False), (torch.bfloat16, True), (torch.float16, True)):
+        args = (R(128, 64, dtype=dtype), R(136, 64, dtype=dtype))
+        plan = as_one_kernel(Applied(lambda a, b: F.gelu(a @ b.T)), *args)
+        text = CudaProduct().emit(nest_of(plan), settings(plan)).text
+        assert ("ws::short_erfc(" in text, "ws::erf(" in text) == (is_short, not is_short)
+        plan = as_one_kernel(Applied(lambda a, b: torch.erfc(a @ b.T) * torch.erf(a @ b.T)), *args)
+        assert "short" not in CudaProduct().emit(nest_of(plan), settings(plan)).text
+
+
+def test_the_short_erfc_is_as_close_as_it_says() -> None:
+    header = (
+        (emit.INCLUDE_DIRECTORY / "ws_math.cuh").read_text().partition("short_erfc(float x) {")[2].partition("}")[0]
+    )
+    factors = [float(found) for found in re.findall(r"(-?\d\S*?)f[,)]", header)]
+    size = torch.linspace(0, 12, 200001)
+    power = torch.zeros_like(size)
+    for factor in factors:
+        power = size * power + factor
+    made, truth = torch.exp2((size * power).double()), torch.special.erfc(size.double())
+    error = (made / truth - 1).abs()
+    assert error[size < 3].max() < 5e-6
+    assert error[size < 3.95].max() < 3e-4
+    assert made[size >= 3.95].max() < 3e-8
+    assert made[-1] < 1e-30
 
 
 HGMMA, LOCAL_LOAD, LOCAL_STORE = 0x9F0, 0x983, 0x387

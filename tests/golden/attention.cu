@@ -26,5 +26,5 @@ extern "C" __global__ void __launch_bounds__(ws_scaled_dot_product_attention_sha
     const __grid_constant__ ws::TensorMap values_map, ws::bfloat16* __restrict__ scaled_dot_product_attention) {
   constexpr float kScoreToLog2 = 0.12751743082459868f;  // 0.08838834764831845 of the scores, base 2
   ws::attention<ws_scaled_dot_product_attention_shape>(queries_map, keys_map, values_map, kScoreToLog2,
-                ws_scaled_dot_product_attention_end{scaled_dot_product_attention});
+                nullptr, ws_scaled_dot_product_attention_end{scaled_dot_product_attention});
 }

@@ -37,20 +37,16 @@ extern "C" __global__ void __launch_bounds__(512, 1) row_dot_total(
   if (threadIdx.x == 0) total_partials[row * kSplits + rank] = block_total;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) row_dot(
+extern "C" __global__ void __launch_bounds__(32, 1) row_dot(
     const float* __restrict__ x, const float* __restrict__ s, float* __restrict__ y,
     const ws::Fold<ws::Sum, float>* total_partials) {
-  constexpr int kColumns = 1048576;
-  constexpr int kPacks = 4;
-  constexpr int kSplits = 128;
-  const int rank = blockIdx.x % kSplits;
-  const int row = blockIdx.x / kSplits;
-  const int first = rank * 8192 + 4 * threadIdx.x;
+  const int row = blockIdx.x;
+  constexpr int kStates = 128;  // of a row
   ws::wait_for_previous();
-  const ws::Fold<ws::Sum, float> total_state = ws::over_array<kSplits>(total_partials + row * kSplits);
+  const ws::Fold<ws::Sum, float> total_state = ws::over_array<kStates>(total_partials + row * kStates);
   const float total = total_state.value;
   ws::launch_dependents();
-  if (rank == 0 && threadIdx.x == 0) {
+  if (threadIdx.x == 0) {
     y[0] = total;
   }
 }

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the lists of cases are plain m
 
 import hostile_programs
 import hostile_tasks
+from hostile_traces import Traces, own_place
 
 from agent_compile.compiler import Compiler
 from agent_compile.gxx import Gxx
@@ -33,7 +35,7 @@ from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
 from gpu_bench.session import Session
-from warpsmith import digest, jail, jail_init
+from warpsmith import digest, jail
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -45,61 +47,6 @@ from warpsmith.v1 import (
 
 HANG_SECONDS = 5.0
 """Half of the product's: the first library step of a process loads parts of torch, seconds on a busy machine."""
-
-SETTLE_SECONDS = 20.0
-"""For what is left behind to go away: a jail closes 1,500 processes in that time on a busy machine too."""
-
-
-# ---- what is left behind -----------------------------------------------------------------------------------
-
-
-Footprint = tuple[Counter[str], int, frozenset[str]]
-"""Descendants by name, number of temporary files, names of shared memory that no process holds."""
-
-
-def _footprint(place: Path) -> Footprint:
-    names: Counter[str] = Counter()
-    for process in jail_init.descendants(os.getpid()):
-        try:
-            names[Path(f"/proc/{process}/comm").read_text().strip()] += 1
-        except OSError:
-            continue  # ended in between
-    return names, len(os.listdir(place)), _ownerless()
-
-
-def _is_within(now: Footprint, before: Footprint) -> bool:
-    """Whether nothing is there that was not; others on this machine may remove theirs."""
-    return now[:2] == before[:2] and now[2] <= before[2]
-
-
-def _ownerless() -> frozenset[str]:
-    names = set(os.listdir("/dev/shm"))
-    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
-        try:
-            held = maps.read_text()
-        except OSError:
-            continue
-        names -= {name for name in names if f"/dev/shm/{name}" in held}
-    return frozenset(names)
-
-
-@dataclass
-class Traces:
-    """Finds what outlives a case."""
-
-    place: Path
-    """The temporary directory of this run, used by nobody else."""
-
-    def now(self) -> Footprint:
-        """What there is."""
-        return _footprint(self.place)
-
-    def assert_same(self, before: Footprint) -> None:
-        """Fails unless there is again what there was, once what is ending has ended."""
-        end = time.monotonic() + SETTLE_SECONDS
-        while not _is_within(self.now(), before) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert _is_within(self.now(), before), f"{self.now()} instead of {before}"
 
 
 @pytest.fixture(scope="session")
@@ -118,15 +65,8 @@ def rung(request: pytest.FixtureRequest) -> Iterator[jail.Rung]:
 def traces(rung: jail.Rung) -> Iterator[Traces]:
     """A temporary directory of the suite's own, so that anything left in it shows."""
     del rung
-    usual = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="hostile-") as place:
-        os.environ["TMPDIR"], tempfile.tempdir = place, None
-        yield Traces(Path(place))
-        if usual is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = usual
-        tempfile.tempdir = None
+    with own_place() as made:
+        yield made
 
 
 # ---- from text to binary -----------------------------------------------------------------------------------
@@ -241,13 +181,14 @@ class Bench:
         )
         return self.session(module).measure(request)
 
-    def usual(self, module: hostile_tasks.Module) -> float:
-        """Time of a right program of the module over eager's: the least samples of a screening."""
+    def usual_ns(self, module: hostile_tasks.Module) -> float:
+        """Time of a right program of the module: the least sample of a screening, for load only ever adds."""
         timing = self.measured(module, self.honest(module)).timing
-        candidate, eager = (
-            min(arm.samples_ns) for name in ("candidate", "eager") for arm in timing.arms if arm.name == name
-        )
-        return candidate / eager
+        return min(sample for arm in timing.arms if arm.name == "candidate" for sample in arm.samples_ns)
+
+    def is_usual(self, module: hostile_tasks.Module, before_ns: float) -> bool:
+        """Whether such a program takes no more than twice what it took before; others may keep the machine busy."""
+        return any(self.usual_ns(module) < 2.0 * before_ns for _ in range(8))
 
     def warm(self, module: hostile_tasks.Module) -> None:
         """Makes sure that both workers of the module's session are there, and the compiler's."""
@@ -344,31 +285,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _SCORES: dict[tuple[str, str], Counter[str]] = {}
 _FAILED: list[str] = []
+_DEFENCES: dict[str, bool] = {}
+"""Defence → whether a hostile case got through without it, and did not with it."""
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Counts the outcome of every case; a case is a parameter called `case`."""
+    """Writes on the report what it is of, for it may come from another process; a case is a parameter called `case`."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if "case" not in parameters or (report.when != "call" and not report.failed):
+    if "_needs_" in item.name or "_need_" in item.name or item.name.startswith("test_without_"):
+        report.user_properties.append(("defence", re.sub(r"\b(on|off)-|-?\b(on|off)\b", "", item.name)))
+    case = getattr(getattr(item, "callspec", None), "params", {}).get("case")
+    if case is not None:
+        side = "honest" if item.function.__name__.startswith("test_an_honest") else "hostile"  # type: ignore[attr-defined]
+        report.user_properties.append(("case", (side, case.category, case.name)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Counts the outcome of every case and defence."""
+    told: dict[str, Any] = dict(report.user_properties)
+    if "defence" in told:
+        _DEFENCES[told["defence"]] = _DEFENCES.get(told["defence"], True) and not report.failed
+    if "case" not in told or (report.when != "call" and not report.failed):
         return
-    case = parameters["case"]
-    side = "honest" if item.function.__name__.startswith("test_an_honest") else "hostile"  # type: ignore[attr-defined]
+    side, category, name = told["case"]
     right = {"hostile": "caught", "honest": "accepted"}[side]
-    undecided = ("undecided", True) in report.user_properties
-    _SCORES.setdefault((side, case.category), Counter())[right if report.passed and not undecided else "not"] += 1
+    undecided = "undecided" in told
+    _SCORES.setdefault((side, category), Counter())[right if report.passed and not undecided else "not"] += 1
     if undecided:
-        _FAILED.append(f"{case.category}: {case.name} (not decided on this machine: neither accepted nor caught)")
+        _FAILED.append(f"{category}: {name} (not decided on this machine: neither accepted nor caught)")
     elif not report.passed:
-        _FAILED.append(f"{case.category}: {case.name}")
+        _FAILED.append(f"{category}: {name}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Writes the scoreboard where one was asked for."""
     file = session.config.getoption("scoreboard", None)
-    if not file:
+    if not file or hasattr(session.config, "workerinput"):
         return
     rung = session.config.getoption("rung", None) or jail.choose().value
     lines = [
@@ -387,7 +341,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             total += counts
             lines.append(f"| {category} | {counts[right]} | {counts.total()} |")
         lines.append(f"| **{title}** | **{total[right]}** | **{total.total()}** |")
-    lines += ["", *(f"- not as expected: {name}" for name in _FAILED)]
+    shown = f"{sum(_DEFENCES.values())} of {len(_DEFENCES)}"
+    lines += ["", f"{shown} defences let something hostile through where they are taken away.", ""]
+    lines += [f"- not as expected: {name}" for name in _FAILED]
     asked = session.config.getoption("rung", None)
     options = f" --rung {asked}" if asked else ""
     command = f"python -m pytest -m hostile tests/hostile{options} --scoreboard {file}"

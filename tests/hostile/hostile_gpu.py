@@ -1,8 +1,9 @@
 """The hostile suite on a GPU: `python tests/hostile/hostile_gpu.py` (a Hopper GPU; pytest is not needed).
 
 The one idea: the product's own compiler, sessions and judge, case by case, and after each a right kernel that has to
-pass in a process that is as good as new. Cases that only time shows, the references that are no match, and what the
-judging costs come after. Every line is printed as it ends.
+pass in its usual time in a process that is as good as new, with nothing left behind. Cases that only time shows, the
+references that are no match, what the judging costs and what each defence is good for come after. Every line is
+printed as it ends.
 """
 
 from __future__ import annotations
@@ -10,215 +11,102 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hostile_gpu_defences as defences
 import hostile_kernels as kernels
 import hostile_sanitizer
 import hostile_solutions as solutions
 import hostile_tally
 import hostile_tasks as tasks
-
-from agent_compile.compiler import Compiler
-from agent_compile.nvrtc import Nvrtc
-from agent_compile.toolchain import Rejected
-from agent_correctness.judge import Judge
-from gpu_bench.machine import Machine
-from gpu_bench.session import Session
-from gpu_bench.solution_session import SolutionSession
-from orchestrator.judge import concluded
-from warpsmith import digest
-from warpsmith.v1 import (
-    artifact_pb2,
-    benchmark_service_pb2,
-    candidate_pb2,
-    correctness_service_pb2,
-    task_pb2,
-    timing_pb2,
-    verdict_pb2,
+import hostile_timed_kernels as timed
+from hostile_gpu_bench import (
+    FAIL,
+    FINAL,
+    PASS,
+    SCREENING,
+    Bench,
+    is_free,
+    judged,
+    kind_of,
+    measured,
+    reference_task,
 )
+from hostile_traces import own_place
 
-PASS, FAIL = verdict_pb2.VERDICT_STATE_PASS, verdict_pb2.VERDICT_STATE_FAIL
-SCREENING, FINAL = timing_pb2.TIER_SCREENING, timing_pb2.TIER_FINAL
-_PROBE = """
-import ctypes
-driver = ctypes.CDLL("libcuda.so.1")
-device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-assert driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0
-assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0 and driver.cuCtxSetCurrent(context) == 0
-assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
-assert driver.cuMemsetD8_v2(memory, ctypes.c_ubyte(1), ctypes.c_size_t(1 << 20)) == 0
-assert driver.cuCtxSynchronize() == 0
-"""
-"""From a fresh process: the GPU does something for it. In a container the driver lists no processes."""
-
-
-def kind_of(verdict: verdict_pb2.Verdict) -> str:
-    """Without FAILURE_KIND_."""
-    return verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
-
-
-@dataclass
-class Bench:
-    """One warm session at a time."""
-
-    compiler: Compiler = field(default_factory=lambda: Compiler([Nvrtc()], None))
-    machine: Machine = field(default_factory=Machine)
-    _session: Session | None = None
-    _name: str = ""
-    _artifacts: dict[str, artifact_pb2.Artifact | Rejected] = field(default_factory=dict)
-
-    def session(self, module: tasks.Module) -> Session:
-        """The session of a module; the one before is closed."""
-        return self._opened(module.name, lambda: Session(
-            kernels.task(module), machine=self.machine))  # fmt: skip
-
-    def solution_session(self, reference: str) -> SolutionSession:
-        """The session of a reference for solutions."""
-        task = task_pb2.Task(
-            name="reference", entry_path="model.py", class_name="Model", target=task_pb2.TARGET_CUDA,
-            precision=task_pb2.PRECISION_FP32,
-            sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
-        )  # fmt: skip
-        task.digest = digest.of_task(task)
-        made = self._opened(reference, lambda: SolutionSession(task, machine=self.machine))
-        assert isinstance(made, SolutionSession)
-        return made
-
-    def _opened(self, name: str, make: Callable[[], Session]) -> Session:
-        if self._session is None or self._name != name:
-            self.close()
-            self._session, self._name = make(), name
-        return self._session
-
-    def close(self) -> None:
-        """Ends the session."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-    def compiled(
-        self, module: tasks.Module, kernel: kernels.Kernel
-    ) -> tuple[candidate_pb2.Program, artifact_pb2.Artifact | Rejected]:
-        """The kernel as a program of the module, compiled as the product does it; an edit comes after."""
-        program = kernels.program(module, [kernel])
-        if program.digest not in self._artifacts:
-            self._artifacts[program.digest] = self.compiler.compile(program).outcome
-        made = self._artifacts[program.digest]
-        if isinstance(made, Rejected):
-            return program, made
-        artifact = artifact_pb2.Artifact()
-        artifact.CopyFrom(made)
-        if kernel.edit is not None:
-            kernel.edit(program)
-            program.digest = artifact.program_digest = digest.of_program(program)
-        return program, artifact
-
-    def verdict(self, kernel: kernels.Kernel, tier: timing_pb2.Tier.ValueType = FINAL) -> verdict_pb2.Verdict:
-        """The verdict on a kernel."""
-        program, artifact = self.compiled(kernel.module, kernel)
-        if isinstance(artifact, Rejected):
-            return verdict_pb2.Verdict(state=FAIL, kind=artifact.kind, detail=artifact.diagnostics)
-        return judged(self.session(kernel.module), program, artifact, tier)
-
-    def timing(self, kernel: kernels.Kernel, tier: timing_pb2.Tier.ValueType = SCREENING) -> timing_pb2.Timing:
-        """The times of a right kernel."""
-        program, artifact = self.compiled(kernel.module, kernel)
-        assert isinstance(artifact, artifact_pb2.Artifact), artifact
-        return measured(self.session(kernel.module), program, artifact, tier)
-
-    def candidate_ns(self, kernel: kernels.Kernel) -> float:
-        """Median of three screenings."""
-        return statistics.median(arm_ns(self.timing(kernel), "candidate") for _ in range(3))
-
-
-def judged(
-    session: Session,
-    program: candidate_pb2.Program,
-    artifact: artifact_pb2.Artifact,
-    tier: timing_pb2.Tier.ValueType,
-) -> verdict_pb2.Verdict:
-    """The product's judge on a session."""
-
-    class Comparer:
-        def compare(
-            self, asked: benchmark_service_pb2.CompareOutputsRequest
-        ) -> benchmark_service_pb2.CompareOutputsResponse:
-            return session.compare(asked.program, asked.artifact, asked.cases)
-
-    request = correctness_service_pb2.VerifyArtifactRequest(
-        task=session.task, program=program, artifact=artifact, tier=tier
-    )
-    return Judge(Comparer()).verify(request)
-
-
-def measured(
-    session: Session,
-    program: candidate_pb2.Program,
-    artifact: artifact_pb2.Artifact,
-    tier: timing_pb2.Tier.ValueType,
-) -> timing_pb2.Timing:
-    """The times of a program."""
-    answer = session.measure(
-        benchmark_service_pb2.MeasureArtifactRequest(task=session.task, program=program, artifact=artifact, tier=tier)
-    )
-    assert answer.HasField("timing"), answer.fault.detail
-    return answer.timing
-
-
-def arm_ns(timing: timing_pb2.Timing, name: str) -> float:
-    """Median of an arm."""
-    return next(arm.median_ns for arm in timing.arms if arm.name == name)
-
-
-def is_free(seconds: float) -> bool:
-    """Whether a fresh process gets work done on the GPU within that time."""
-    try:
-        return subprocess.run([sys.executable, "-c", _PROBE], timeout=seconds, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
-
+from gpu_bench.machine import Machine
+from gpu_bench.solution_session import SolutionSession
+from orchestrator.judge import Judgement, concluded
+from warpsmith import digest, jail
+from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, task_pb2, timing_pb2, verdict_pb2
 
 # ---- the checks; each raises AssertionError with its reason, or gives a sentence ----------------------------
 
 
+def tier_for(kernel: kernels.Kernel) -> timing_pb2.Tier.ValueType:
+    """How a kernel is judged."""
+    return SCREENING if kernel.timed or kernel.module.name in kernels.SCREENED else FINAL
+
+
 def check_kernel(bench: Bench, kernel: kernels.Kernel) -> str:
-    """A hostile kernel fails with its kind, in time, and a right one passes straight after."""
-    session = bench.session(kernel.module)
-    if session.jail_rung == "":
-        assert bench.verdict(kernels.honest(kernel.module), SCREENING).state == PASS
-    tier = SCREENING if kernel.module.name in ("million", "wide") else FINAL
-    begin = time.monotonic()
-    verdict = bench.verdict(kernel, tier)
-    seconds = time.monotonic() - begin
-    assert verdict.state == FAIL, f"{verdict_pb2.VerdictState.Name(verdict.state)}: {verdict.detail}"
-    assert kind_of(verdict) in kernel.kinds, f"{kind_of(verdict)}: {verdict.detail}"
-    assert seconds < kernel.seconds, f"{seconds:.1f} s"
-    control = bench.verdict(kernels.honest(kernel.module), SCREENING)
-    assert control.state == PASS, f"the control: {kind_of(control)}: {control.detail}"
-    return f"{kind_of(verdict)} in {seconds:.1f} s"
+    """A hostile kernel fails with its kind, in time; straight after a right one is as fast as ever, nothing is left."""
+    bench.usual(kernel.module)
+    with bench.leaving_nothing():
+        begin = time.monotonic()
+        verdict = bench.verdict(kernel, tier_for(kernel))
+        while_timed = kernel.timed and verdict.state == PASS
+        if while_timed and (answer := bench.response(kernel)).HasField("fault"):
+            verdict = verdict_pb2.Verdict(state=FAIL, kind=answer.fault.kind, detail=answer.fault.detail)
+        seconds = time.monotonic() - begin
+        assert verdict.state == FAIL, f"{verdict_pb2.VerdictState.Name(verdict.state)}: {verdict.detail}"
+        assert kind_of(verdict) in kernel.kinds, f"{kind_of(verdict)}: {verdict.detail}"
+        assert while_timed == kernel.timed, f"while judged: {kind_of(verdict)}: {verdict.detail}"
+        assert seconds < kernel.seconds, f"{seconds:.1f} s"
+        control = bench.assert_usual(kernel.module)
+    return f"{kind_of(verdict)} in {seconds:.1f} s; {control}"
 
 
 def check_honest(bench: Bench, kernel: kernels.Kernel) -> str:
-    """A right kernel passes."""
-    verdict = bench.verdict(kernel, SCREENING if kernel.module.name in ("million", "wide") else FINAL)
+    """A right kernel passes, judged and timed."""
+    verdict = bench.verdict(kernel, tier_for(kernel))
     assert verdict.state == PASS, f"{kind_of(verdict)}: {verdict.detail}"
-    return verdict.detail
+    return f"{verdict.detail}; {bench.timing(kernel).speedup_eager.median:.2f}x eager"
+
+
+def check_product(bench: Bench) -> str:
+    """A product of bulk tensor copies, in clusters of two blocks, passes, judged and timed."""
+    module = replace(
+        tasks.TINY, name="product in clusters", forward="self.linear(x)", inputs="[torch.rand(2048, 2048).bfloat16()]",
+        init="self.linear = torch.nn.Linear(2048, 2048).bfloat16()",
+    )  # fmt: skip
+    program = hostile_sanitizer.authored(*_loaded(module))
+    launch = program.steps[0].launch
+    assert launch.cluster.x == 2
+    assert launch.arguments[0].HasField("tensor_map")
+    artifact = bench.compiler.compile(program).outcome
+    assert isinstance(artifact, artifact_pb2.Artifact), artifact.diagnostics
+    session = bench.session(module)
+    verdict = judged(session, program, artifact, FINAL)
+    assert verdict.state == PASS, f"{kind_of(verdict)}: {verdict.detail}"
+    timing = measured(session, program, artifact, SCREENING)
+    return f"{verdict.detail}; {timing.speedup_eager.median:.2f}x eager"
 
 
 def check_spin(bench: Bench) -> str:
     """After a kernel that spins on all multiprocessors the GPU is free in 10 s, and the next job as fast as before."""
-    wide = kernels.honest(kernels.WIDE)
-    before = bench.candidate_ns(wide)
+    bench.usual(kernels.WIDE)
     spin = next(case for case in kernels.CASES if case.name == "spin on all multiprocessors")
     begin = time.monotonic()
     verdict = bench.verdict(replace(spin, module=kernels.WIDE), SCREENING)
@@ -226,32 +114,37 @@ def check_spin(bench: Bench) -> str:
     assert kind_of(verdict) == "TIMEOUT", verdict.detail
     assert is_free(10.0), "the GPU did nothing for a fresh process within 10 s"
     free = time.monotonic() - ended
-    after = bench.candidate_ns(wide)
-    assert abs(after / before - 1) < 0.03, f"{after:.0f} ns instead of {before:.0f}"
-    return f"ended after {ended - begin:.1f} s, GPU proven free {free:.1f} s later, next job {after / before - 1:+.2%}"
+    control = bench.assert_usual(kernels.WIDE)
+    return f"ended after {ended - begin:.1f} s, GPU proven free {free:.1f} s later; next job: {control}"
 
 
 def check_workspace(bench: Bench) -> str:
     """An answer kept in a workspace is not there in a timed call."""
-    assert bench.verdict(kernels.KEPT_IN_WORKSPACE).state == PASS, "it should be right"
-    kept = bench.candidate_ns(kernels.KEPT_IN_WORKSPACE)
+    assert bench.verdict(timed.KEPT_IN_WORKSPACE).state == PASS, "it should be right"
+    kept = bench.candidate_ns(timed.KEPT_IN_WORKSPACE)
     assert kept > 100_000, f"{kept:.0f} ns: the answer was found"
     return f"{kept / 1e3:.0f} us, all of the work"
 
 
-def check_output(bench: Bench) -> str:
-    """An answer of an earlier call is not found in the memory of an output."""
-    assert bench.verdict(kernels.LEFT_IN_OUTPUT, SCREENING).state == PASS, "it should be right"
-    plain, found = bench.candidate_ns(kernels.honest(kernels.WIDE)), bench.candidate_ns(kernels.LEFT_IN_OUTPUT)
-    assert found > 0.9 * plain, f"{found:.0f} ns, an honest kernel {plain:.0f}"
-    return f"{found / 1e3:.1f} us, an honest kernel {plain / 1e3:.1f} us"
+def check_no_gain(bench: Bench, kernel: kernels.Kernel, plain: kernels.Kernel, share: float) -> str:
+    """A kernel that is right takes no less than its share of the plain one's time."""
+    verdict = bench.verdict(kernel, SCREENING)
+    assert verdict.state == PASS, f"it should be right: {kind_of(verdict)}: {verdict.detail}"
+    usual, found = bench.candidate_ns(plain), bench.candidate_ns(kernel)
+    assert found > share * usual, f"{found:.0f} ns, an honest kernel {usual:.0f}"
+    return f"{found / 1e3:.1f} us, an honest kernel {usual / 1e3:.1f} us"
 
 
-def check_eviction(bench: Bench) -> str:
-    """A hint to keep lines in the L2 gains nothing on a cold cache."""
-    plain, kept = bench.candidate_ns(kernels.honest(kernels.WIDE)), bench.candidate_ns(kernels.EVICT_LAST)
-    assert kept > 0.95 * plain, f"{kept:.0f} ns, without the hint {plain:.0f}"
-    return f"{kept / 1e3:.1f} us, without the hint {plain / 1e3:.1f} us"
+def check_left(bench: Bench) -> str:
+    """With the session of the cases before closed there is nothing that was not there before it."""
+    bench.assert_idle()
+    return "nothing"
+
+
+def check_end(bench: Bench) -> str:
+    """With all sessions closed there is nothing that was not there before the first, and all memory is free again."""
+    bench.assert_ended()
+    return "nothing"
 
 
 _TRAPS = {
@@ -293,20 +186,27 @@ def check_library(bench: Bench) -> str:
 
 
 def _plan_zero(module: tasks.Module) -> candidate_pb2.Program:
-    from warpsmith import capture, task_module
+    from warpsmith import capture
 
-    with tempfile.TemporaryDirectory() as directory:
-        loaded = task_module.load(module.task(), Path(directory))
-    made = tasks.plan_zero(capture.capture(loaded.build(), loaded.inputs(0)))
+    made = tasks.plan_zero(capture.capture(*_loaded(module)))
     made.target = task_pb2.TARGET_CUDA
     made.digest = digest.of_program(made)
     return made
 
 
+def _loaded(module: tasks.Module) -> tuple[Any, Any]:
+    """The module, which is ours, in this process, and its inputs."""
+    from warpsmith import task_module
+
+    with tempfile.TemporaryDirectory() as directory:
+        loaded = task_module.load(module.task(), Path(directory))
+    return loaded.build(), loaded.inputs(0)
+
+
 def check_costs(bench: Bench) -> str:
     """Screening of a candidate at 4096 x 16384 in a warm session takes at most 150 ms."""
     wide = kernels.honest(kernels.WIDE)
-    program, artifact = bench.compiled(wide.module, wide)
+    program, artifact = bench.compiled(wide)
     assert isinstance(artifact, artifact_pb2.Artifact)
     session = bench.session(wide.module)
     taken = []
@@ -325,7 +225,7 @@ def check_costs(bench: Bench) -> str:
 def check_finalist(bench: Bench) -> str:
     """A finalist at 4096 x 16384 takes at most 20 s beside compiling the baselines, which is done before."""
     wide = kernels.honest(kernels.WIDE)
-    program, artifact = bench.compiled(wide.module, wide)
+    program, artifact = bench.compiled(wide)
     assert isinstance(artifact, artifact_pb2.Artifact)
     session = bench.session(wide.module)
     measured(session, program, artifact, FINAL)
@@ -347,7 +247,7 @@ def check_finalist(bench: Bench) -> str:
 
 def check_sanitizer(bench: Bench, name: str, tool: str) -> str:
     """compute-sanitizer finds a wrong kernel wrong and a right one right."""
-    program, artifact = bench.compiled(hostile_sanitizer.named(name).module, hostile_sanitizer.named(name))
+    program, artifact = bench.compiled(hostile_sanitizer.named(name))
     assert isinstance(artifact, artifact_pb2.Artifact)
     return hostile_sanitizer.check_kernel((program, artifact), tool)
 
@@ -367,27 +267,64 @@ def check_emitters(bench: Bench) -> str:
 
 
 def check_solution(bench: Bench, case: solutions.Solution) -> str:
-    """A solution that cheats fails with its kind; one that does not passes."""
+    """A solution that cheats fails with its kind, one that does not passes; after it an honest job is as ever."""
     session = bench.solution_session(case.reference)
+    with bench.leaving_no_traces(session, case):
+        sentence = _expected(case, conclusion(session, case))
+        control = bench.assert_usual(kernels.WIDE)
+    return f"{sentence}; {control}"
+
+
+def conclusion(session: SolutionSession, case: solutions.Solution) -> Judgement:
+    """What the product says of a solution."""
     own = digest.digest(case.text)
     program = candidate_pb2.Program(target=task_pb2.TARGET_CUDA, digest=own)
     artifact = artifact_pb2.Artifact(
         digest=own, program_digest=own, format=artifact_pb2.BINARY_FORMAT_PYTHON_MODULE, content=case.text.encode()
     )
     verdict = judged(session, program, artifact, SCREENING)
+    if not case.timed or verdict.state != PASS:
+        return Judgement(case.name, verdict)
+    request = benchmark_service_pb2.MeasureArtifactRequest(
+        task=session.task, program=program, artifact=artifact, tier=SCREENING
+    )
+    return concluded(case.name, verdict, session.measure(request))
+
+
+def _expected(case: solutions.Solution, found: Judgement) -> str:
+    verdict = found.verdict
     sentence = f"{kind_of(verdict) if verdict.kind else 'PASS'}: {verdict.detail}"
-    if case.timed and verdict.state == PASS:
-        answer = session.measure(
-            benchmark_service_pb2.MeasureArtifactRequest(
-                task=session.task, program=program, artifact=artifact, tier=SCREENING
-            )
-        )
-        verdict = concluded(case.name, verdict, answer).verdict
-        sentence = f"PASS: {answer.timing.speedup_eager.median:.3f}x eager"
-        if verdict.state != PASS:
-            sentence = f"{kind_of(verdict)}: {verdict.detail}"
+    if found.timing is not None and verdict.state == PASS:
+        sentence = f"PASS: {found.timing.speedup_eager.median:.3f}x eager"
     assert (kind_of(verdict) in case.kinds) if case.kinds else (verdict.state == PASS), sentence
     return sentence
+
+
+class Ahead:
+    """Solutions that compile for most of a minute each, judged beside each other; none of them is timed."""
+
+    def __init__(self, cases: Sequence[solutions.Solution]) -> None:
+        self._cases = cases
+        self._coming: dict[str, Future[Judgement]] = {}
+
+    def check(self, bench: Bench, case: solutions.Solution) -> str:
+        """As `check_solution`; the first has all of them begun, and looked at what is left when all have ended."""
+        if not self._coming:
+            bench.usual(kernels.WIDE)
+            bench.close()
+            before = bench.traces.now()
+            with ThreadPoolExecutor(len(self._cases)) as pool:
+                self._coming = {each.name: pool.submit(self._judge, bench.machine, each) for each in self._cases}
+            bench.traces.assert_same(before)
+        return f"{_expected(case, self._coming[case.name].result())}; {bench.assert_usual(kernels.WIDE)}"
+
+    @staticmethod
+    def _judge(machine: Machine, case: solutions.Solution) -> Judgement:
+        session = SolutionSession(reference_task(case.reference), machine=machine)
+        try:
+            return conclusion(session, case)
+        finally:
+            session.close()
 
 
 # ---- all of them ---------------------------------------------------------------------------------------------
@@ -400,27 +337,51 @@ def checks() -> Iterator[tuple[str, str, Check]]:
     for name, tool in hostile_sanitizer.PLANTED.items():
         yield "sanitizer", name, partial(check_sanitizer, name=name, tool=tool)
     yield "sanitizer", "every schedule and class of shape", check_emitters
-    for module in sorted({kernel.module.name for kernel in kernels.HONEST}):
-        for kernel in kernels.HONEST:
-            if kernel.module.name == module:
-                yield kernel.category, kernel.name, partial(check_honest, kernel=kernel)
-        for kernel in kernels.CASES:
-            if kernel.module.name == module:
-                yield kernel.category, kernel.name, partial(check_kernel, kernel=kernel)
-        if module == tasks.SOFTMAX.name:
-            yield "earlier calls", "an answer kept in a workspace", check_workspace
-    yield "cost", "screening at 4096 x 16384", check_costs
-    yield "earlier calls", "an answer found in fresh memory", check_output
-    yield "timer", "lines that the L2 is asked to keep", check_eviction
+    for module in sorted({kernel.module.name for kernel in kernels.HONEST} - {kernels.WIDE.name}):
+        yield from _of_module(module)
+        yield "left behind", f"after {module}", check_left
+    yield from _of_module(kernels.WIDE.name)
+    wide = kernels.honest(kernels.WIDE)
+    for kernel, plain, share in (
+        (timed.LEFT_IN_OUTPUT, wide, 0.9), (timed.EVICT_LAST, wide, 0.95), (timed.MOVED, wide, 0.95),
+    ):  # fmt: skip
+        yield kernel.category, kernel.name, partial(check_no_gain, kernel=kernel, plain=plain, share=share)
     yield "hang", "freedom after a spin on all multiprocessors", check_spin
-    yield "cost", "a finalist at 4096 x 16384", check_finalist
-    for case in [*solutions.ON_GPU, *solutions.of_kernelbench(os.environ.get("KERNELBENCH", ""))]:
-        category = "solution" if case.kinds else "honest"
-        yield category, f"a solution: {case.name}", partial(check_solution, case=case)
+    yield "honest", "a product of bulk tensor copies in clusters", check_product
+    for case in solutions.ON_GPU:
+        yield _category(case), f"a solution: {case.name}", partial(check_solution, case=case)
+    theirs = solutions.of_kernelbench(os.environ.get("KERNELBENCH", ""))
+    ahead = Ahead(theirs)
+    for case in theirs:
+        yield _category(case), f"a solution: {case.name}", partial(ahead.check, case=case)
+    yield "left behind", "after all solutions", check_left
     for name, (forward, inputs, init, flag) in _TRAPS.items():
         trap = partial(check_trap, forward=forward, inputs=inputs, init=init, flag=flag)
         yield "reference", name, trap
     yield "honest", "cuBLAS against itself", check_library
+    yield "left behind", "after the references", check_left
+    yield "cost", "screening at 4096 x 16384", check_costs
+    yield "cost", "a finalist at 4096 x 16384", check_finalist
+    yield "left behind", "after all sessions", check_end
+    for name, defence in defences.CHECKS.items():
+        yield "defence", name, defence
+
+
+def _of_module(module: str) -> Iterator[tuple[str, str, Check]]:
+    for kernel in kernels.HONEST:
+        if kernel.module.name == module:
+            yield kernel.category, kernel.name, partial(check_honest, kernel=kernel)
+    for kernel in kernels.CASES:
+        if kernel.module.name == module:
+            yield kernel.category, kernel.name, partial(check_kernel, kernel=kernel)
+    if module == tasks.SOFTMAX.name:
+        yield "earlier calls", "an answer kept in a workspace", check_workspace
+        late = partial(check_no_gain, kernel=timed.OVERLAPPING, plain=timed.WAITING, share=0.9)
+        yield timed.OVERLAPPING.category, timed.OVERLAPPING.name, late
+
+
+def _category(case: solutions.Solution) -> str:
+    return "solution" if case.kinds else "honest"
 
 
 def main() -> int:
@@ -429,27 +390,35 @@ def main() -> int:
     parser.add_argument("--scoreboard", type=Path, help="writes the tally there; with --tally")
     parser.add_argument("--only", default="", help="only checks whose category or name holds one of these, by commas")
     parser.add_argument("--seconds", type=float, default=1e9, help="begins no check after this time")
+    parser.add_argument("--rung", help="on this rung of the jail: unshare, landlock; else the machine's strongest")
     parser.add_argument("--tally", type=Path, nargs="+", help="runs nothing: tallies what earlier runs printed")
     options = parser.parse_args()
     if options.tally:
         names = {(category, name) for category, name, _ in checks()}
         return hostile_tally.tally(names, options.tally, options.scoreboard)
-    begin, bench, counts = time.monotonic(), Bench(), Counter[str]()
+    rung = jail.Rung(options.rung) if options.rung else jail.choose()
+    if rung not in jail.probe():
+        parser.error(f"{rung.value} does not work here")
+    with mock.patch.object(jail, "probe", return_value=(rung,)), own_place() as traces:
+        return run(Bench(traces), options.only.split(","), options.seconds)
+
+
+def run(bench: Bench, only: Sequence[str], within_s: float) -> int:
+    """Runs the checks whose category or name holds one of `only`, printing each; 1 when one is broken."""
+    begin, counts = time.monotonic(), Counter[str]()
     print(f"on {environment()}", flush=True)
     try:
         for category, name, check in checks():
-            if not any(part in f"{category}: {name}" for part in options.only.split(",")):
+            if not any(part in f"{category}: {name}" for part in only):
                 continue
-            if time.monotonic() - begin > options.seconds:
+            if time.monotonic() - begin > within_s:
                 print(f"-     {category}: {name}: no time left", flush=True)
                 continue
             held, sentence, seconds = outcome(bench, check)
             counts[held] += 1
             print(f"{held:<6} {seconds:5.1f} s  {category}: {name}: {sentence}", flush=True)
     finally:
-        bench.close()
-        bench.compiler.close()
-        bench.machine.close()
+        bench.end()
     print(f"{counts['BROKEN']} broken; {time.monotonic() - begin:.0f} s")
     return 1 if counts["BROKEN"] else 0
 
@@ -466,11 +435,11 @@ def outcome(bench: Bench, check: Check) -> tuple[str, str, float]:
 
 
 def environment() -> str:
-    """The GPU and the versions, for the head of a log."""
+    """The GPU, the versions and the rung of the jail, for the head of a log."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}"
+    return f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}, jail: {jail.choose().value}"
 
 
 if __name__ == "__main__":

@@ -228,6 +228,8 @@ ANSWER = [
             LARGEST.honest.replace("row[j] > row[best]", "row[j] >= row[best]"), module=LARGEST),
     Hostile("answer", "reads empty rows", ("CRASH", *MEMORY), "for (long i = 0; i < ROWS; ++i) y[i] = x[i];",
             module=tasks.EMPTY),
+    Hostile("answer", "ignores a weight that is one at first", ("WRONG_PRECISION", *VALUE),
+            tasks.TRAINED.honest.replace("weight[j] / ", "1 / ").replace(" + bias[j]", ""), module=tasks.TRAINED),
     Hostile("answer", "leaves running statistics alone", VALUE, """
     for (long j = 0; j < COLUMNS; ++j) {
         float mean = 0, variance = 0;

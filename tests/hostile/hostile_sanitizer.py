@@ -83,11 +83,6 @@ def schedules() -> list[candidate_pb2.Program]:
 
 def products() -> list[candidate_pb2.Program]:
     """Products on tensor cores: whole tiles and ragged ones, of float32 and of bfloat16."""
-    from agent_synthesis import generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
-    from warpsmith.capture import capture
-
     programs = []
     for rows, inputs, outputs, dtype in (
         (256, 512, 384, torch.float32),
@@ -95,7 +90,17 @@ def products() -> list[candidate_pb2.Program]:
         (300, 512, 385, torch.bfloat16),
     ):
         module, x = torch.nn.Linear(inputs, outputs).to(dtype), torch.randn(rows, inputs, dtype=dtype)
-        plan = plan_zero(GraphIndex(capture(module, (x,))), task_pb2.TARGET_CUDA)
-        move = analysis_pb2.Move(operation="author", group=plan.groups[-1].name)
-        programs.append(generator.generate(moves.apply(plan, move)))
+        programs.append(authored(module, (x,)))
     return programs
+
+
+def authored(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> candidate_pb2.Program:
+    """What the product writes for the last group of a module, in its first schedule."""
+    from agent_synthesis import generator, moves
+    from agent_synthesis.graph_index import GraphIndex
+    from agent_synthesis.plan import plan_zero
+    from warpsmith.capture import capture
+
+    plan = plan_zero(GraphIndex(capture(module, inputs)), task_pb2.TARGET_CUDA)
+    move = analysis_pb2.Move(operation="author", group=plan.groups[-1].name)
+    return generator.generate(moves.apply(plan, move))

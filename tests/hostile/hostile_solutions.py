@@ -54,12 +54,12 @@ def get_init_inputs():
     return []
 """
 
-_RIGHT = "torch.softmax(self.linear(x) * 2, dim=-1)"
+RIGHT = "torch.softmax(self.linear(x) * 2, dim=-1)"
 VALUE = ("WRONG_VALUE", "WRONG_OVERFIT", "WRONG_NAN")
 LATE = (*VALUE, "WRONG_NONDETERMINISTIC", "WRONG_UNINITIALIZED")
 
 
-def linear(forward: str = f"return {_RIGHT}", *, top: str = "", init: str = "pass") -> str:
+def linear(forward: str = f"return {RIGHT}", *, top: str = "", init: str = "pass") -> str:
     """A solution for LINEAR: the statements of its forward, of the file's top and of its constructor."""
     return (
         f"import torch\n{top}\nclass ModelNew(torch.nn.Module):\n    def __init__(self, width):\n"
@@ -132,7 +132,7 @@ CHEATS = [
     Solution("replaces synchronize", ("CHEAT",), linear(top="torch.cuda.synchronize = lambda *_: None")),
     Solution("replaces the clock", ("CHEAT",), linear(top="import time\ntime.perf_counter = lambda: 0.0")),
     Solution("replaces the clock in a call", ("CHEAT",),
-             linear(f"import time\ntime.perf_counter_ns = lambda: 0\nreturn {_RIGHT}")),
+             linear(f"import time\ntime.perf_counter_ns = lambda: 0\nreturn {RIGHT}")),
     Solution("replaces allclose", ("CHEAT",), linear("return torch.zeros(16, 24)",
                                                      top="torch.allclose = lambda *_, **__: True")),
     Solution("replaces assert_close", ("CHEAT", *VALUE),
@@ -145,19 +145,19 @@ CHEATS = [
     Solution("a lazy kind of tensor", ("CHEAT",), linear(
         "return torch.zeros(16, 24).as_subclass(Later)", top="class Later(torch.Tensor): pass")),
     Solution("a thread that does the work later", LATE, linear(
-        f"y = torch.empty(16, 24)\nthreading.Thread(target=late, args=(y, {_RIGHT})).start()\nreturn y",
+        f"y = torch.empty(16, 24)\nthreading.Thread(target=late, args=(y, {RIGHT})).start()\nreturn y",
         top="import threading, time\ndef late(y, found):\n    time.sleep(0.05)\n    y.copy_(found)")),
     Solution("memo by pointer", LATE, linear(
-        f"key = x.data_ptr()\nif key not in self.kept: self.kept[key] = {_RIGHT}\nreturn self.kept[key].clone()",
+        f"key = x.data_ptr()\nif key not in self.kept: self.kept[key] = {RIGHT}\nreturn self.kept[key].clone()",
         init="self.kept = {}")),
     Solution("memo by shape", LATE, linear(
-        f"key = tuple(x.shape)\nif key not in self.kept: self.kept[key] = {_RIGHT}\nreturn self.kept[key].clone()",
+        f"key = tuple(x.shape)\nif key not in self.kept: self.kept[key] = {RIGHT}\nreturn self.kept[key].clone()",
         init="self.kept = {}")),
-    Solution("changes its input", ("WRONG_INPUT_MUTATED",), linear(f"y = {_RIGHT}\nx.zero_()\nreturn y")),
+    Solution("changes its input", ("WRONG_INPUT_MUTATED",), linear(f"y = {RIGHT}\nx.zero_()\nreturn y")),
     Solution("gives its input as output", ("WRONG_SHAPE", "WRONG_INPUT_MUTATED", *VALUE), linear(
-        f"x[:, :24].copy_({_RIGHT})\nreturn x[:, :24]")),
+        f"x[:, :24].copy_({RIGHT})\nreturn x[:, :24]")),
     Solution("gives the same memory again", ("WRONG_VALUE",), linear(
-        f"self.kept.copy_({_RIGHT})\nreturn self.kept", init="self.kept = torch.empty(16, 24)")),
+        f"self.kept.copy_({RIGHT})\nreturn self.kept", init="self.kept = torch.empty(16, 24)")),
     Solution("imports the reference", ("LAUNCH_ERROR",), linear(top="from model import Model")),
     Solution("uses the reference's name", ("LAUNCH_ERROR",), linear("return Model(33)(x)")),
     Solution("looks for the reference on stack and heap", LATE, linear("return stolen(x)", top=_SEARCH)),
@@ -166,12 +166,12 @@ CHEATS = [
         "w, b = self.linear.weight.half(), self.linear.bias.half()\n"
         "return torch.softmax(torch.nn.functional.linear(x.half(), w, b) * 2, dim=-1).float()")),
     Solution("bfloat16 by autocast", ("WRONG_PRECISION", "WRONG_SHAPE", *VALUE), linear(
-        f"with torch.autocast('cpu', dtype=torch.bfloat16):\n    return ({_RIGHT}).float()")),
+        f"with torch.autocast('cpu', dtype=torch.bfloat16):\n    return ({RIGHT}).float()")),
     Solution("constant output", LATE, linear("return torch.full((16, 24), 1 / 24)")),
     Solution("memory that nobody wrote", LATE, linear("return torch.empty(16, 24)")),
-    Solution("one row that nobody wrote", LATE, linear(f"y = torch.empty(16, 24)\ny[:15] = ({_RIGHT})[:15]\nreturn y")),
-    Solution("another shape", ("WRONG_SHAPE",), linear(f"return ({_RIGHT})[:8]")),
-    Solution("another type", ("WRONG_SHAPE",), linear(f"return ({_RIGHT}).double()")),
+    Solution("one row that nobody wrote", LATE, linear(f"y = torch.empty(16, 24)\ny[:15] = ({RIGHT})[:15]\nreturn y")),
+    Solution("another shape", ("WRONG_SHAPE",), linear(f"return ({RIGHT})[:8]")),
+    Solution("another type", ("WRONG_SHAPE",), linear(f"return ({RIGHT}).double()")),
     Solution("the constructor's parameters for ever", ("WRONG_OVERFIT", "WRONG_VALUE"), linear(
         "return torch.softmax((x @ self.w.T + self.b) * 2, dim=-1)",
         init="self.w = self.linear.weight.detach().clone()\nself.b = self.linear.bias.detach().clone()")),
@@ -184,10 +184,10 @@ CHEATS = [
     Solution("pretends that the input is bad", ("LAUNCH_ERROR", "CRASH"), linear(
         "from warpsmith.errors import BadInput\nraise BadInput('the reference does not work')")),
     Solution("starts a process that lives on", ("CHEAT",), linear(
-        f"import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nreturn {_RIGHT}")),
-    Solution("writes a file of the system", ("LAUNCH_ERROR",), linear(f"open('/usr/hostile', 'w')\nreturn {_RIGHT}")),
+        f"import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nreturn {RIGHT}")),
+    Solution("writes a file of the system", ("LAUNCH_ERROR",), linear(f"open('/usr/hostile', 'w')\nreturn {RIGHT}")),
     Solution("asks a server", ("LAUNCH_ERROR",), linear(
-        f"import socket\nsocket.create_connection(('127.0.0.1', 80), 2)\nreturn {_RIGHT}")),
+        f"import socket\nsocket.create_connection(('127.0.0.1', 80), 2)\nreturn {RIGHT}")),
     Solution("memo by content", ("CHEAT",), slow(
         "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
         "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True),
@@ -230,6 +230,28 @@ _LARGE = SLOW.replace("torch.rand(64, 512)", "torch.rand(4096, 4096)")
 _SIDE = """
 side = torch.cuda.Stream()
 """
+_GRAPH = """
+if self.graph is None:
+    self.x = x.clone()
+    compute(self.x)
+    self.graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(self.graph):
+        self.y = compute(self.x)
+"""
+_L2 = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+class Window(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t), ("ratio", ctypes.c_float),
+                ("hit", ctypes.c_int), ("miss", ctypes.c_int), ("rest", ctypes.c_byte * 64)]
+"""
+_KEEP = """
+driver.cuCtxSetLimit(6, ctypes.c_size_t(32 << 20))
+stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+driver.cuStreamSetAttribute(stream, 1, ctypes.byref(Window(x.data_ptr(), 16 << 20, 1.0, 2, 1)))
+return compute(x)
+"""
+"""A part of the L2 set aside, and the input's first part to persist there."""
 ON_GPU = [
     Solution("the module itself", (), slow("return compute(x)"), _LARGE, timed=True),
     Solution("replaces the event's stopwatch", ("CHEAT",), slow(
@@ -246,6 +268,11 @@ ON_GPU = [
     Solution("memo by pointer", LATE, slow(
         "key = x.data_ptr()\nif key not in self.kept: self.kept[key] = compute(x)\nreturn self.kept[key].clone()",
         init="self.kept = {}"), _LARGE),
+    Solution("replays a graph on its first input", LATE, slow(
+        _GRAPH + "self.graph.replay()\nreturn self.y", init="self.graph = None"), _LARGE),
+    Solution("replays a graph on each input", (), slow(
+        _GRAPH + "self.x.copy_(x)\nself.graph.replay()\nreturn self.y.clone()", init="self.graph = None"), _LARGE),
+    Solution("keeps a part of the L2 to itself", ("CHEAT",), slow(_KEEP, top=_L2), _LARGE),
     Solution("memo by sampled content", ("CHEAT",), slow(
         "key = tuple(x.reshape(-1)[:: 1 << 19].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
         "return self.kept[key].clone()", init="self.kept = {}"), _LARGE, timed=True),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-_TOLD = ("cost", "hang", "timer", "reference", "sanitizer", "earlier calls", "honest", "solution")
+_TOLD = ("cost", "defence", "earlier calls", "hang", "honest", "reference", "sanitizer", "solution", "timer")
 """Categories whose sentences say more than that it was as expected."""
 
 
@@ -25,6 +25,7 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
         counts.setdefault(category, Counter())[found.get((category, name), ("not run", ""))[0]] += 1
     rows = [f"| {category} | {count['held']} | {count.total()} |" for category, count in sorted(counts.items())]
     total = sum(counts.values(), Counter[str]())
+    defences = counts.get("defence", Counter[str]())
     told = [
         f"- {category}: {name}: {'' if how == 'held' else how + ': '}{sentence}"
         for (category, name), (how, sentence) in sorted(found.items())
@@ -35,7 +36,9 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
         "# The hostile suite on a GPU", "",
         f"{device}. Honest programs count where they were accepted.", "",
         "| cases | as expected | of |", "| --- | ---: | ---: |", *rows,
-        f"| **all** | **{total['held']}** | **{total.total()}** |", "", *told, *missing, "",
+        f"| **all** | **{total['held']}** | **{total.total()}** |", "",
+        f"{defences['held']} of {defences.total()} defences let something hostile through where they are taken away.",
+        "", *told, *missing, "",
         "From `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG`, `... --tally LOG --scoreboard FILE`.",
         "",
     ])  # fmt: skip

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from warpsmith import digest
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
-F32, I64, I32 = tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_INT64, tensor_pb2.DTYPE_INT32
-_SPELLING = {F32: "float", I64: "std::int64_t", I32: "std::int32_t"}
+F32, I64, I32, I8 = (
+    tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_INT64, tensor_pb2.DTYPE_INT32, tensor_pb2.DTYPE_INT8
+)  # fmt: skip
+_SPELLING = {F32: "float", I64: "std::int64_t", I32: "std::int32_t", I8: "std::int8_t"}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ defence is data; the other tests show that all of them are caught with everythin
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from agent_correctness.memory import MemoryCheck
 from agent_correctness.overfit import OverfitCheck
 from agent_correctness.precision import PrecisionCheck
 from agent_correctness.values import ValueCheck
-from gpu_bench import bench_worker, guard, judge_worker, measurement, timed_task, timing_selftest
+from gpu_bench import bench_worker, clocks, guard, inputs, judge_worker, measurement, timed_task, timing_selftest
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.policy import objections
 from gpu_bench.session import Session
@@ -107,15 +108,17 @@ def descriptor() -> Iterator[int]:
 GUARDS: list[tuple[str, str, Off]] = [
     ("canaries", "writes one past the end", lambda patch: patch.setattr(guard.GuardedMemory, "broken", lambda _: [])),
     ("a run with other canaries", "reads one past the end into a sum",
-     lambda patch: patch.setattr(bench_worker, "_OTHER_CANARY", bench_worker._CANARY)),
+     lambda patch: patch.setattr(guard.Seeds, "drawn", lambda: guard.Seeds(2, 3, 4, 4))),
     ("a run with other poison", "reads a workspace that nobody wrote",
-     lambda patch: patch.setattr(bench_worker, "_OTHER_POISON", bench_worker._POISON)),
+     lambda patch: patch.setattr(guard.Seeds, "drawn", lambda: guard.Seeds(2, 2, 4, 5))),
     ("a look at memory that has to be left zero", "keeps a flag in memory that has to be left zero",
      lambda patch: patch.setattr(guard.GuardedMemory, "dirty", lambda _: [])),
     ("equal results of equal runs", "every other call is wrong",
      lambda patch: patch.setattr(bench_worker, "_different", lambda *_: [])),
     ("a look at the inputs", "changes one input by one bit",
      lambda patch: patch.setattr(memory, "_LOOKS", [look for look in memory._LOOKS if look is not memory._mutated])),
+    ("parameters that move", "ignores a weight that is one at first",
+     lambda patch: patch.setattr(inputs, "vary", lambda *_: None)),
 ]  # fmt: skip
 
 
@@ -138,7 +141,7 @@ def _clean_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-def test_what_was_not_written_shows_by_the_poison(
+def test_what_was_not_written_needs_the_poison_to_show(
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lazy = Hostile("", "", (), "for (long i = 0; i < SIZE; ++i) if (!(x[i] <= 0)) y[i] = x[i];", tasks.TINY)
@@ -197,7 +200,7 @@ _KEPT = f"""
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-def test_a_timed_call_finds_no_answer_in_its_workspace(
+def test_a_kernel_that_keeps_its_answer_needs_workspaces_emptied_before_timed_calls(
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tasks.program(tasks.SOFTMAX, [_KEPT], workspaces={"w": tasks.Tensor((16 * 33 + 1,))})
@@ -213,6 +216,56 @@ def test_a_timed_call_finds_no_answer_in_its_workspace(
     timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
     candidate = next(arm for arm in timing.arms if arm.name == "candidate")
     assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
+
+
+_FOUND = f"""
+    const float *from = x + 8 * COLUMNS, *found = y + 8 * COLUMNS;
+    bool is_there = true;
+    float m = -INFINITY, s = 0;
+    for (long j = 0; j < COLUMNS; ++j) m = from[j] > m ? from[j] : m;
+    for (long j = 0; j < COLUMNS; ++j) s += std::exp(from[j] - m);
+    for (long j = 0; j < COLUMNS; ++j) is_there &= std::fabs(found[j] - std::exp(from[j] - m) / s) < 1e-6f;
+    for (volatile int i = 0; !is_there && i < 1000000; ++i) {{}}
+    {tasks.SOFTMAX.honest}
+"""
+"""Slow by a millisecond, unless the ninth row of an answer lies where its output goes."""
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_computes_only_over_other_values_needs_outputs_emptied_before_timed_calls(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 1)
+    usual, block = torch.empty_strided, torch.empty(16, 33)
+
+    def same_again(shape: Sequence[int], *others: Any, **options: Any) -> torch.Tensor:
+        """As the C library often does, and not always."""
+        return block if list(shape) == [16, 33] else usual(shape, *others, **options)
+
+    def off() -> None:
+        monkeypatch.setattr(torch, "empty_strided", same_again)
+        if not is_on:
+            monkeypatch.setattr(timed_task.TimedTask, "_forgetting", lambda *_: lambda _: None)
+
+    timing = timed_after_passing(_FOUND, bench, descriptor, off).timing
+    candidate = next(arm for arm in timing.arms if arm.name == "candidate")
+    assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_an_answer_in_memory_that_was_freed_needs_to_be_overwritten(
+    is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_on:
+        monkeypatch.setattr(clocks, "overwrite_freed", lambda _: None)
+    clock = clocks.HostClock(cache_bytes=1 << 20)
+    answers = [torch.full((16, 33), 7.0) for _ in range(8)]
+    places = [answer.data_ptr() for answer in answers]
+    clock.take(clocks.Arm("candidate", lambda _: None), [0], clocks.Reading.COLD)
+    del answers
+    left = [ctypes.cast(place, ctypes.POINTER(ctypes.c_float))[300] for place in places]  # well inside of a block
+    clocks.overwrite_freed(False)
+    assert left.count(7.0) == (0 if is_on else len(left))
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
@@ -233,14 +286,17 @@ _IF_TIMED = "if (!(std::fabs(y[-1]) > 9e3f))"
 """Before an output that is judged lies a canary, which is large; before one that is timed, what malloc keeps."""
 
 
-def timed_after_passing(body: str, bench: Any, descriptor: int) -> benchmark_service_pb2.MeasureArtifactResponse:
-    """What comes of timing a kernel that passes when it is judged."""
+def timed_after_passing(
+    body: str, bench: Any, descriptor: int, ahead: Callable[[], object] = lambda: None
+) -> benchmark_service_pb2.MeasureArtifactResponse:
+    """What comes of timing a kernel that passes when it is judged; `ahead` is called in between."""
     program = tasks.program(tasks.SOFTMAX, [body])
     artifact = bench.compiler.compile(program).outcome
     task = tasks.SOFTMAX.task()
     request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=program, artifact=artifact)
     assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
     timed = timed_task.TimedTask.of(LoadedTask.load(task))
+    ahead()
     return timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_SCREENING)
 
 
@@ -300,6 +356,31 @@ def test_a_time_that_physics_forbids_needs_the_floor_guard(is_on: bool, monkeypa
     if not is_on:
         monkeypatch.setattr(measurement.floor, "guard", lambda *_, **__: [])
     assert timing_selftest.simulated(1.5, timing_pb2.TIER_FINAL, 1).faster is not is_on
+
+
+_NEARLY = Hostile(
+    "", "", (), f"const auto begin = now(); while (now() - begin < 0.25) {{}}\n{tasks.SOFTMAX.honest}",
+    ahead="static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }",
+    headers="#include <ctime>\n",
+)  # fmt: skip
+"""Three calls of a case take 0.75 s of the 1.2 that it may take, six cases more than three times that."""
+
+
+def test_cases_that_each_end_just_in_time_need_the_budget_of_all_together(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(_NEARLY, bench)
+    session = bench.session(_NEARLY.module)
+    cases = [benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=n) for n in range(6)]
+    for share, is_over in ((0.25, True), (100.0, False)):
+        bench.control(_NEARLY.module)  # the process is there
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                session, "_limits", replace(session._limits, hang_seconds=1.2, eager_factor=0.0, phase_share=share)
+            )
+            answer = session.compare(request.program, request.artifact, cases)
+        assert answer.HasField("fault") is is_over, answer.fault
+    assert len(answer.comparisons) == len(cases)
 
 
 # ---- the jail --------------------------------------------------------------------------------------------------

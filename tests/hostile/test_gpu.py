@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import hostile_gpu
 import pytest
+from hostile_traces import own_place
 
 pytestmark = pytest.mark.gpu
 
@@ -13,11 +14,10 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def gpu_bench() -> Iterator[hostile_gpu.Bench]:
     print(f"\non {hostile_gpu.environment()}", flush=True)
-    made = hostile_gpu.Bench()
-    yield made
-    made.close()
-    made.compiler.close()
-    made.machine.close()
+    with own_place() as traces:
+        made = hostile_gpu.Bench(traces)
+        yield made
+        made.end()
 
 
 @pytest.mark.parametrize(

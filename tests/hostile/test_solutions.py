@@ -83,6 +83,14 @@ class Bench:
             if is_clear or time.monotonic() > end:
                 return found
 
+    def dismiss(self, case: Solution) -> None:
+        """Ends the process of a solution; judge and, where one is timed, baselines are there."""
+        session = self.session(case.reference)
+        session._judge_worker()
+        if case.timed:
+            session._open_contest(timing_pb2.TIER_SCREENING)
+        session._drop_bench()
+
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
@@ -115,12 +123,26 @@ def judged(traces: Any, rung: Any) -> Iterator[Bench]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def bystander(judged: Bench, rung: Any) -> Iterator[Bench]:
+    """Others' honest work: judge and solution are there before each hostile one, and have to do well after it."""
+    del judged
+    made = Bench(rung)
+    assert made.judgement(HONEST[0]).verdict.state == PASS
+    yield made
+    made.close()
+
+
 def kind_of(verdict: verdict_pb2.Verdict) -> str:
     return verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
 
 
 @pytest.mark.parametrize("case", CHEATS, ids=lambda case: case.name)
-def test_a_hostile_solution_fails(case: Solution, judged: Bench, record_property: Any) -> None:
+def test_a_hostile_solution_fails_and_leaves_nothing(
+    case: Solution, judged: Bench, bystander: Bench, traces: Any, record_property: Any
+) -> None:
+    judged.dismiss(case)
+    before = traces.now()
     begin = time.monotonic()
     found = judged.judgement(case)
     seconds = time.monotonic() - begin
@@ -135,6 +157,10 @@ def test_a_hostile_solution_fails(case: Solution, judged: Bench, record_property
         assert verdict.state == FAIL, told
         assert kind_of(verdict) in case.kinds, told
     assert seconds < case.seconds + (LOOK_SECONDS if case.timed else 0.0)
+    control = bystander.judgement(HONEST[0])
+    assert control.verdict.state == PASS, control.verdict.detail
+    judged.dismiss(case)
+    traces.assert_same(before)
 
 
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
@@ -166,13 +192,25 @@ def test_a_timed_solution_needs_each_look(name: str, what: str, judged: Bench, m
     assert judged.judgement(named(name), look_seconds=0).verdict.state != FAIL
 
 
+def test_work_left_out_while_it_is_timed_needs_the_sums_on_fresh_values(
+    judged: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solution_timing, "_compare_sums", lambda *_: None)
+    assert judged.judgement(named("less work once it is timed"), look_seconds=0).verdict.state != FAIL
+
+
 def test_a_memo_on_top_of_an_honest_gain_needs_the_time_on_fresh_values(
     judged: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(solution_timing.Round, "is_slower", False)
     case = named("an honest gain with a memo on top")
-    timing = judged.judgement(case, look_seconds=0).timing
-    assert timing is None or timing.speedup_eager.median > case.most
+    for _ in range(5):
+        timing = judged.judgement(case, look_seconds=0).timing
+        if timing is None or timing.speedup_eager.median > case.most:
+            return
+        is_unsteady = solution_timing.UNCLEAR_ON_FRESH_VALUES in timing.flags
+        assert is_unsteady, timing.speedup_eager
+    pytest.skip("others kept the machine busy: not decided")
 
 
 def test_a_replaced_clock_needs_the_look_at_functions() -> None:

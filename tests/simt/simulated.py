@@ -37,9 +37,14 @@ class Subject:
     def emission(self) -> Emission:
         """The source and launches."""
         # On a GPU that holds few blocks, so that blocks which stay take several of a few rows.
-        blocks = {"row_stream_splits": 2, "row_stream": 1}
+        blocks = {"row_stream_splits": 2, "row_stream": 1, "row_ahead": 1}
         held = next((count for start, count in blocks.items() if self.name.startswith(start)), None)
-        with mock.patch.dict(cuda_shape.RESIDENT_CLUSTERS, {1: held} if held else {}):
+        # Blocks of a cluster take turns with the packs of rows that exceed the second-level cache.
+        cache = 0 if self.name.startswith("row_ahead_cluster") else cuda_shape.L2_BYTES
+        with (
+            mock.patch.dict(cuda_shape.RESIDENT_CLUSTERS, {1: held, 2: held} if held else {}),
+            mock.patch.object(cuda_shape, "L2_BYTES", cache),
+        ):
             return self._emission()
 
     def _emission(self) -> Emission:

@@ -17,7 +17,20 @@ from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda_scan import CudaScan
 from agent_synthesis.emit.cuda_window import CudaWindow
-from agent_synthesis.ir import Axis, Bound, BufferRef, Load, Nest, Reduced, Reduction, Store, Type, Windowed, verify
+from agent_synthesis.ir import (
+    Axis,
+    Bound,
+    BufferRef,
+    Literal,
+    Load,
+    Nest,
+    Reduced,
+    Reduction,
+    Store,
+    Type,
+    Windowed,
+    verify,
+)
 from agent_synthesis.schedule import Parameters, Schedule
 from agent_synthesis.testing import (
     F32,
@@ -65,6 +78,29 @@ def row_maximum(rows: int, columns: int, storage: Type = Type.F32) -> Nest:
     return verify(Nest("row_maximum", (Axis("i", rows),), (Axis("j", columns),), (reduction,), stores, buffers))
 
 
+def mean_norm(rows: int, columns: int) -> Nest:
+    """Each row over the mean of its magnitudes."""
+    x, place = Load("x", at(i=columns, j=1), F32), at(i=columns, j=1)
+    reduction = Reduction("total", "sum", call("abs", x), F32)
+    mean = call("div", Reduced("total", F32), Literal(float(columns), F32))
+    stores = (Store("y", place, call("div", x, mean)),)
+    buffers = (BufferRef("x", F32, rows * columns), BufferRef("y", F32, rows * columns, True))
+    return verify(Nest("mean_norm", (Axis("i", rows),), (Axis("j", columns),), (reduction,), stores, buffers))
+
+
+def divergence(rows: int, columns: int) -> Nest:
+    """Of each row, the sum of t log t - t log p, where 0 log 0 is 0: some t are 0."""
+    p, t = (Load(name, at(i=columns, j=1), F32) for name in ("p", "t"))
+    zero = Literal(0.0, F32)
+    some = call("max", call("add", t, Literal(2.0, F32)), zero)
+    own = call("where", call("eq", some, zero, type_=Type.BOOL), zero, call("mul", some, call("log", some)))
+    value = call("sub", own, call("mul", some, call("log", call("abs", p))))
+    reduction = Reduction("total", "sum", value, F32)
+    stores = (Store("y", at(i=1), Reduced("total", F32)),)
+    buffers = (*(BufferRef(name, F32, rows * columns) for name in ("p", "t")), BufferRef("y", F32, rows, True))
+    return verify(Nest("divergence", (Axis("i", rows),), (Axis("j", columns),), (reduction,), stores, buffers))
+
+
 def window_maximum(images: int, side: int, window: int, stride: int, padding: int = 0) -> Nest:
     """The greatest of each square window of square images; windows hang over the edge by the padding."""
     count = (side + 2 * padding - window) // stride + 1
@@ -92,6 +128,13 @@ _STRATEGIES: Mapping[str, Changes] = {
     "cluster": {"reduce": "cluster", "threads": 64, "lanes": 64, "packs": 2, "splits": 2, "min_blocks": 1},
     "grid": {"reduce": "grid", "threads": 64, "lanes": 64, "packs": 2, "splits": 3, "min_blocks": 1, "overlap": "no"},
     "two_pass": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "overlap": "yes"},
+    "two_pass_rows": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "depth": 2,
+                      "overlap": "yes"},
+    "two_pass_chunks": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "depth": 1},
+    "ahead": {"reduce": "ahead", "threads": 64, "lanes": 64, "splits": 1, "packs": 16, "merge": "yes",
+              "preload": "no", "min_blocks": 1},
+    "ahead_cluster": {"reduce": "ahead", "threads": 64, "lanes": 64, "splits": 2, "packs": 16, "merge": "no",
+                      "preload": "yes", "min_blocks": 1},
     "stream": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 1, "depth": 3, "lag": 0, "merge": "yes",
                "preload": "yes"},
     "stream_splits": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 2, "depth": 4, "lag": 2,
@@ -123,9 +166,13 @@ _ROWS: Mapping[str, Make] = {
     "statistics": lambda rows: batch_statistics(3, rows, 512, "before"),
     "groups": lambda rows: group_norm(1, rows, 4, 256),
     "groups_ragged": lambda rows: group_norm(1, rows, 3, 121),
+    "quotients_ragged": lambda rows: mean_norm(rows, 1501),
+    "logarithms": lambda rows: divergence(rows, 1024),
     "several_turns": lambda _: layer_norm(3, 25728),
 }
 _FEW_ROWS, _ROWS_OF_A_STREAM = 2, 5
+_SEVERAL_ROWS = ("stream", "hold", "ahead", "two_pass_rows")
+"""Strategies whose blocks take one row after the other."""
 
 _COLUMNS: Mapping[str, Make] = {
     "sum": lambda _: column_sum(70, 64),
@@ -217,7 +264,7 @@ def _numbered() -> Iterator[tuple[Subject, int]]:
     for family, (schedule, classes, strategies) in _FAMILIES.items():
         for class_number, (shape_class, make) in enumerate(classes.items()):
             for strategy_number, (strategy, changes) in enumerate(strategies.items()):
-                nest = make(_ROWS_OF_A_STREAM if strategy.startswith(("stream", "hold")) else _FEW_ROWS)
+                nest = make(_ROWS_OF_A_STREAM if strategy.startswith(_SEVERAL_ROWS) else _FEW_ROWS)
                 named = replace(nest, name=f"{family}_{strategy}_{shape_class}")
                 for parameters in _accepted(named, schedule, changes):
                     found = Subject(named.name, f"{family} {strategy}", shape_class, named, schedule, parameters)

@@ -13,10 +13,12 @@ from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
 from agent_correctness.simt_findings import Kind
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda_product_reduced import ReducedText, reduced_product
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, padded, slice_depth
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
+from agent_synthesis.lowering import lower
 from agent_synthesis.plan import plan_zero
 from agent_synthesis.product import matrix_product
 from agent_synthesis.schedule import Emission, Parameters
@@ -39,8 +41,9 @@ def simulator() -> Iterator[Simulator]:
 
 def nest_of(name: str, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Nest:
     """The function's nest; by a name of its own, so that all are compiled together."""
-    plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
-    nest = plan.nest(plan.groups[-1])
+    index = GraphIndex(capture(Applied(function), args))
+    calls = tuple(node for group in plan_zero(index, task_pb2.TARGET_CUDA).groups for node in group.nodes)
+    nest = lower(index, calls, tuple(index.results(calls[-1])[:1]))
     assert isinstance(nest, Nest), nest
     return replace(nest, name=f"ws_{name.replace(' ', '_')}")
 
@@ -51,6 +54,11 @@ SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
     "slices": (lambda a, b: a @ b, (R(9, 300), R(300, 12)), {"rows": 32, "columns": 32, "slices": 2}),
     "a batch": (torch.bmm, (R(2, 17, 8), R(2, 8, 6)), {"rows": 64, "columns": 32, "slices": 1}),
     "a large tile": (lambda a, b: a @ b, (R(70, 33), R(33, 24)), {"rows": 128, "columns": 128, "slices": 1}),
+    "a GELU of bf16": (
+        lambda a, b: torch.nn.functional.gelu(4 * (a @ b)),
+        (R(7, 5).bfloat16(), R(5, 9).bfloat16()),
+        {"rows": 32, "columns": 32, "slices": 1},
+    ),
     "bf16": (
         lambda a, b: a @ b,
         (R(7, 20).bfloat16(), R(20, 9).bfloat16()),
@@ -68,8 +76,8 @@ def small(name: str) -> tuple[Nest, Emission]:
 @pytest.fixture(scope="module", params=list(Sanitizer), ids=lambda sanitizer: sanitizer.value)
 def executions(simulator: Simulator, request: pytest.FixtureRequest) -> dict[str, Execution]:
     """Every case's execution under one sanitizer."""
-    made = [*map(small, SMALL), *map(halved, SPLIT), marked()[:2]]
-    values = [draw(nest) for nest, _ in made[:-1]] + [marked()[2]]
+    made = [*map(small, SMALL), *map(halved, SPLIT), marked()[:2], reduced()[:2]]
+    values = [draw(nest) for nest, _ in made[:-2]] + [marked()[2], reduced()[2]]
     simulations = [
         Simulation(program_of(nest, emission), {name: bytes(t.view(torch.uint8).numpy()) for name, t in drawn.items()})
         for (nest, emission), drawn in zip(made, values, strict=True)
@@ -170,6 +178,35 @@ def test_a_marked_row_is_repaired_and_the_next_call_begins_clean(executions: dic
     torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
     for name in ("marks", "right_ranges"):
         assert not any(execution.outputs[f"{nest.name}_{name}"])
+
+
+def reduced() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
+    """Rows of a product that are reduced, all by the repair of the tile: one has an element that halves cannot hold."""
+    nest = nest_of("reduced", lambda a, b: torch.logsumexp(a @ b, 1) * 2, R(5, 40), R(40, 132))
+    values = draw(nest)
+    first = next(buffer.name for buffer in nest.buffers if not buffer.written)
+    values[first][3] = 1e-30
+    taken = reduced_product(nest)
+    assert taken is not None
+    made = ReducedText(taken, 2, Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1))
+    pieces = [made.shape(), made.end(), made.split(), made.split_across(), made.repair(), made.rows()]
+    launches = (made.split_launch(), made.split_across_launch(), made.repair_launch(), made.rows_launch())
+    launches[2].grid.x = 2
+    headers = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh", "ws_reduce.cuh")
+    headers = (*headers, "ws_product_partials.cuh", "ws_product_simt.cuh")
+    text = "\n\n".join("\n".join(piece) for piece in pieces)
+    return nest, Emission(f"{text}\n", headers, launches, made.workspaces()), values
+
+
+def test_rows_of_a_tile_become_states_and_states_become_rows(executions: dict[str, Execution]) -> None:
+    nest, _, values = reduced()
+    execution = executions[nest.name]
+    assert not execution.findings
+    first, second = (buffer.name for buffer in nest.buffers if not buffer.written)
+    (written,) = (buffer.name for buffer in nest.buffers if buffer.written)
+    got = torch.frombuffer(bytearray(execution.outputs[written]), dtype=torch.float32)
+    truth = torch.logsumexp(values[first].view(5, 40).double() @ values[second].view(40, 132).double(), 1) * 2
+    torch.testing.assert_close(got.double(), truth, rtol=1e-6, atol=1e-6)
 
 
 def test_a_product_without_tensor_cores_is_what_the_schedule_emits_but_for_one_kernel() -> None:
