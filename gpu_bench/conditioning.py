@@ -20,12 +20,14 @@ _CHUNK = 1 << 26
 class Moved(Mapping[str, torch.Tensor]):
     """Copies of tensors, floats in float64 with each row (last dimension) a rounding up or down.
 
-    Of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64. Each is made when it
-    is asked for and kept by nobody: whoever computes with them copies them, and two copies of all are too many.
+    `reach`: by up to so many roundings instead, drawn evenly; the negative of a reach moves each row the other way.
+    Roundings are of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64. Each is
+    made when it is asked for and kept by nobody: whoever computes with them copies them, and two copies of all are too
+    many.
     """
 
-    def __init__(self, sources: Mapping[str, torch.Tensor], seed: int) -> None:
-        self._sources, self._seed = sources, seed
+    def __init__(self, sources: Mapping[str, torch.Tensor], seed: int, reach: float = 0.0) -> None:
+        self._sources, self._seed, self._reach = sources, seed, reach
         types = {tensor.dtype for tensor in sources.values() if tensor.is_floating_point()}
         self._rounding = torch.finfo(torch.float64 if types == {torch.float64} else torch.float32).eps / 2
 
@@ -36,8 +38,11 @@ class Moved(Mapping[str, torch.Tensor]):
         number = list(self._sources).index(name)
         generator = torch.Generator(tensor.device).manual_seed(self._seed + number)
         rows = [*tensor.shape[:-1], 1] if tensor.dim() else []
-        signs = torch.randint(0, 2, rows, generator=generator, device=tensor.device) * 2 - 1
-        return tensor.to(torch.float64, copy=True).mul_(1.0 + self._rounding * signs)
+        if self._reach:
+            steps = (torch.rand(rows, generator=generator, device=tensor.device) * 2 - 1) * self._reach
+        else:
+            steps = torch.randint(0, 2, rows, generator=generator, device=tensor.device) * 2 - 1
+        return tensor.to(torch.float64, copy=True).mul_(1.0 + self._rounding * steps.double())
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from gpu_bench import alone, comparison, conditioning, executor, guard, near_ties, plausible, slices
+from gpu_bench import alone, comparison, conditioning, executor, guard, near_ties, plausible, slices, undecided
 from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
@@ -36,6 +36,8 @@ _ORDINARY = frozenset(
     {verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM}
 )
 """Families on which the reference has to define its result."""
+_FAR = 4.0
+"""Times its yardstick that an element or a block has to be off for it to be asked whether anything decides there."""
 _FORGIVING = frozenset({
     verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
 })  # fmt: skip
@@ -347,7 +349,6 @@ class Judge:
         complete.by_slices = answer.by_slices
         unwritten = {error.output: error.unwritten_count for error in observed.outputs}
         del complete.outputs[:]
-        forgiveness = comparison.Forgiveness(observed.family in _FORGIVING, observed.family not in _ORDINARY)
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
             error = comparison.compare(
@@ -355,27 +356,28 @@ class Judge:
                 answer.eager[position],
                 answer.truth[position],
                 terms_floor=answer.floors[position],
-                forgiveness=forgiveness,
+                forgiveness=_forgiveness(observed.family),
             )
-            if error.unequal_count and position < len(self.graph.outputs):
-                self._excuse_near_ties(error, position, candidate, answer, observed)
+            is_far = max(error.max_ratio, error.block_ratio) > _FAR and observed.family not in _ORDINARY
+            if (error.unequal_count or is_far) and position < len(self.graph.outputs):
+                error = self._second_look(error, position, candidate, answer, observed)
             error.output = position
             error.unwritten_count = unwritten.get(position, 0)
             complete.outputs.append(error)
         return complete
 
-    def _excuse_near_ties(
+    def _second_look(
         self,
         error: verdict_pb2.OutputError,
         position: int,
         candidate: torch.Tensor,
         answer: Answer,
         observed: verdict_pb2.Comparison,
-    ) -> None:
-        """Takes back what is wrong of indices whose elements rounding cannot tell apart."""
-        eager, truth = answer.eager[position], answer.truth[position]
-        given = candidate.to(truth.device)
+    ) -> verdict_pb2.OutputError:
+        """The comparison without what nothing decides: indices of near ties, elements that any rounding moves."""
+        name, eager, truth = self.graph.outputs[position], answer.eager[position], answer.truth[position]
         sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        candidate = candidate.to(truth.device)
 
         def compute(name: str, widen: bool) -> torch.Tensor:
             part = graph_pb2.Graph()
@@ -384,14 +386,24 @@ class Judge:
             seed_generators(observed.seed)
             return aten.interpret(part, {each: tensor.clone() for each, tensor in sources.items()}, widen)[name]
 
-        wrong = (given != eager) & (given != truth)
-        if truth.dtype == torch.int64:
-            wrong &= ~near_ties.excused(self.graph, self.graph.outputs[position], given, truth, compute)
-        error.unequal_count = int(wrong.sum())
-        if error.unequal_count:
-            error.worst_index = int(wrong.reshape(-1).to(torch.uint8).argmax())
-            error.worst_value = float(given.reshape(-1)[error.worst_index])
-            error.worst_truth = float(eager.reshape(-1)[error.worst_index])
+        def moved() -> Iterator[torch.Tensor]:
+            for seed, reach in undecided.moves(observed.seed):
+                seed_generators(observed.seed)
+                yield self._widened(conditioning.Moved(sources, seed, reach))[name]
+
+        if not eager.is_floating_point():
+            near_ties.excuse(error, self.graph, name, candidate, eager, truth, compute)
+            return error
+        try:
+            judged = undecided.excused(candidate, truth, moved())
+        except (RuntimeError, MemoryError) as problem:
+            if not is_want_of_memory(problem):
+                raise
+            return error
+        forgiveness = _forgiveness(observed.family)
+        again = comparison.compare(judged, eager, truth, terms_floor=answer.floors[position], forgiveness=forgiveness)
+        again.kernelbench_close = error.kernelbench_close
+        return again
 
     def draw(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, fixed_parameters: bool) -> None:
         """Puts the sources of a case where a solution's process finds them: it gets values, never their origin."""
@@ -406,6 +418,10 @@ class Judge:
     def release_surplus(self) -> None:
         """Gives cached device memory back for the candidate's process."""
         release_surplus(self._loaded.device, self._loaded.task)
+
+
+def _forgiveness(family: verdict_pb2.ValueFamily.ValueType) -> comparison.Forgiveness:
+    return comparison.Forgiveness(family in _FORGIVING, family not in _ORDINARY)
 
 
 # ---- methods of the worker -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import conditioning, guard, judge_worker, near_ties, slices
+from gpu_bench import conditioning, guard, judge_worker, near_ties, slices, undecided
 from gpu_bench.bench_worker import Bench
 from gpu_bench.judge_worker import Judge
 from gpu_bench.loaded import LoadedTask
@@ -264,10 +264,10 @@ def test_values_on_which_every_order_of_one_product_overflows_elsewhere_define_n
     answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 3)
     assert made.judge._undecided(answer) == ""
     (eager,), (truth,) = answer.eager, answer.truth
-    for share, undecided in ((0.005, False), (0.02, True)):
+    for share, is_undecided in ((0.005, False), (0.02, True)):
         other = eager.clone()
         other.view(-1)[truth.view(-1).float().isfinite().nonzero()[: int(share * eager.numel()), 0]] = torch.inf
-        assert bool(made.judge._undecided(replace(answer, eager=[other]))) is undecided
+        assert bool(made.judge._undecided(replace(answer, eager=[other]))) is is_undecided
 
 
 def test_a_family_that_the_reference_leaves_undecided_is_none_of_its_cases(
@@ -365,6 +365,18 @@ def test_an_index_of_a_sum_may_be_that_of_another_sum_within_eagers_error(desk: 
     place.copy_((answer.eager[0] + 1) % 6)
     observed = verdict_pb2.Comparison(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
     assert made.judge.judge(observed).outputs[0].unequal_count == 8
+
+
+def test_far_elements_of_unusual_values_are_asked_whether_anything_decides_them(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk("torch.softmax(x, -1) * 2")
+    monkeypatch.setattr(undecided, "excused", lambda candidate, truth, _: truth.to(candidate.dtype))
+    for family, is_asked in ((verdict_pb2.VALUE_FAMILY_LARGE, True), (NORMAL, False)):
+        made.judge.answer(family, 3)
+        made.shared.tensors(made.judge.regions)[0].fill_(0.125)
+        error = made.judge.judge(verdict_pb2.Comparison(family=family, seed=3)).outputs[0]
+        assert (error.max_ratio < 1.0) == is_asked
 
 
 def test_poison_and_canaries_are_drawn_anew_for_every_comparison_and_differ_in_every_element() -> None:
