@@ -151,9 +151,18 @@ class CudaProduct:
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """The product's kernel; for f32 between one that splits operands and one that repairs what has no halves."""
         require_fits(nest, parameters)
-        simple = shape.simplified(nest)
-        engine = ENGINES[parameters.choices["engine"]]
-        return cuda_product_text.emission(simple, _product(nest), engine.parts, _tiling(parameters), parameters)
+        simple, tiling = shape.simplified(nest), _tiling(parameters)
+        parts = ENGINES[parameters.choices["engine"]].parts
+        made = cuda_product_text.ProductText(simple, _product(nest), parts, tiling)
+        pieces, launches, headers = made.kernels(parts)
+        headers += ["ws_product_held.cuh"] if tiling.holds else []
+        if tiling.slices > 1:
+            headers.append("ws_product_slices.cuh")
+            pieces.append(made.add())
+            launches.append(made.add_launch())
+        text = "\n\n".join("\n".join(piece) for piece in pieces)
+        heading = "\n".join(shape.header(simple, self.name, parameters))
+        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
 def require_fits(nest: Nest, parameters: Parameters) -> None:

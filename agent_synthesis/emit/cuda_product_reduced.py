@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
 from agent_synthesis.emit.cuda_product_end import end_of, three_axes
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
-from agent_synthesis.emit.cuda_product_text import PRODUCT_HEADERS, ProductText, Tiling, address
+from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
 from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.emit.expression import Interner, Scope
 from agent_synthesis.emit.spelling import CUDA
@@ -130,17 +130,8 @@ class CudaReducedProduct:
         cuda_product.require_fits(_alone(nest), parameters)
         parts = cuda_product.ENGINES[parameters.choices["engine"]].parts
         made = ReducedText(_reduced(nest), parts, Tiling(**{"promote": 1, **parameters.integers}, holds=False))
-        headers = [*PRODUCT_HEADERS, "ws_reduce.cuh", "ws_product_partials.cuh"]
-        pieces, launches = [made.shape(), made.end()], []
-        if parts > 1:
-            pieces += [made.split(), *([made.split_across()] if made.across else [])]
-            launches += [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
-        pieces.append(made.product())
-        launches.append(made.product_launch())
-        if parts > 1:
-            headers.append("ws_product_simt.cuh")
-            pieces.append(made.repair())
-            launches.append(made.repair_launch())
+        pieces, launches, headers = made.kernels(parts)
+        headers += ["ws_reduce.cuh", "ws_product_partials.cuh"]
         pieces.append(made.rows())
         launches.append(made.rows_launch())
         heading = "\n".join(shape.header(nest, self.name, parameters))

@@ -14,7 +14,6 @@ from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, t
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
-from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 TILE_ROWS = 128
@@ -73,29 +72,6 @@ def padded(count: int) -> int:
     return 32 if count <= 32 else cuda_shape.round_up(count, 64)
 
 
-def emission(simple: Nest, product: MatrixProduct, parts: int, tiling: Tiling, parameters: Parameters) -> Emission:
-    """The whole source of a product in the form that `shape.simplified` gives."""
-    made = ProductText(simple, product, parts, tiling)
-    pieces = [made.shape(), made.end()]
-    headers, launches = [*PRODUCT_HEADERS, *(["ws_product_held.cuh"] if tiling.holds else [])], []
-    if parts > 1:
-        pieces += [made.split(), *([made.split_across()] if made.across else [])]
-        launches += [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
-    pieces.append(made.product())
-    launches.append(made.product_launch())
-    if parts > 1:
-        headers.append("ws_product_simt.cuh")
-        pieces.append(made.repair())
-        launches.append(made.repair_launch())
-    if tiling.slices > 1:
-        headers.append("ws_product_slices.cuh")
-        pieces.append(made.add())
-        launches.append(made.add_launch())
-    text = "\n\n".join("\n".join(piece) for piece in pieces)
-    heading = "\n".join(shape.header(simple, "cuda_product", parameters))
-    return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
-
-
 @dataclass(frozen=True)
 class Side:
     """An operand: `name` stands in the text and in workspaces alike."""
@@ -140,6 +116,20 @@ class ProductText:
         self._scalars = scalars
         elements = {Type.F32: "float" if scalars else "ws::half", Type.F16: "ws::half", Type.BF16: "ws::bfloat16"}
         self.element = elements[product.left.type]
+
+    def kernels(self, parts: int) -> tuple[list[list[str]], list[candidate_pb2.Launch], list[str]]:
+        """Pieces of text, launches and headers of the product itself, with operands split before and repaired after."""
+        pieces, launches, headers = [self.shape(), self.end()], [], [*PRODUCT_HEADERS]
+        if parts > 1:
+            pieces += [self.split(), *([self.split_across()] if self.across else [])]
+            launches += [self.split_launch(), *([self.split_across_launch()] if self.across else [])]
+        pieces.append(self.product())
+        launches.append(self.product_launch())
+        if parts > 1:
+            headers.append("ws_product_simt.cuh")
+            pieces.append(self.repair())
+            launches.append(self.repair_launch())
+        return pieces, launches, headers
 
     # -- text
 

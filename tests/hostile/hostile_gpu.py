@@ -42,7 +42,6 @@ from hostile_gpu_bench import (
     judged,
     kind_of,
     measured,
-    reference_task,
 )
 from hostile_traces import own_place
 
@@ -320,7 +319,7 @@ class Ahead:
 
     @staticmethod
     def _judge(machine: Machine, case: solutions.Solution) -> Judgement:
-        session = SolutionSession(reference_task(case.reference), machine=machine)
+        session = SolutionSession(solutions.reference_task(case.reference, task_pb2.TARGET_CUDA), machine=machine)
         try:
             return conclusion(session, case)
         finally:

@@ -90,7 +90,8 @@ class Bench:
 
     def solution_session(self, reference: str) -> SolutionSession:
         """The session of a reference for solutions."""
-        made = self._opened(reference, lambda: SolutionSession(reference_task(reference), machine=self.machine))
+        task = solutions.reference_task(reference, task_pb2.TARGET_CUDA)
+        made = self._opened(reference, lambda: SolutionSession(task, machine=self.machine))
         assert isinstance(made, SolutionSession)
         return made
 
@@ -278,17 +279,6 @@ def measured(
 def arm_ns(timing: timing_pb2.Timing, name: str) -> float:
     """Median of an arm."""
     return next(arm.median_ns for arm in timing.arms if arm.name == name)
-
-
-def reference_task(reference: str) -> task_pb2.Task:
-    """A reference for solutions."""
-    task = task_pb2.Task(
-        name="reference", entry_path="model.py", class_name="Model", target=task_pb2.TARGET_CUDA,
-        precision=task_pb2.PRECISION_FP32,
-        sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
-    )  # fmt: skip
-    task.digest = digest.of_task(task)
-    return task
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from warpsmith import digest
+from warpsmith.v1 import task_pb2
+
 LINEAR = """import torch
 class Model(torch.nn.Module):
     def __init__(self, width):
@@ -300,3 +303,14 @@ def of_kernelbench(checkout: str) -> list[Solution]:
         Solution(f"KernelBench's {name}", kinds, (kernels / name).read_text(), reference)
         for name, kinds in _THEIRS.items()
     ]
+
+
+def reference_task(reference: str, target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU) -> task_pb2.Task:
+    """A reference for solutions."""
+    task = task_pb2.Task(
+        name="reference", entry_path="model.py", class_name="Model", target=target,
+        precision=task_pb2.PRECISION_FP32,
+        sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
+    )  # fmt: skip
+    task.digest = digest.of_task(task)
+    return task

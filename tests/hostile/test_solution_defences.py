@@ -36,16 +36,6 @@ pytestmark = pytest.mark.hostile
 Off = Callable[[pytest.MonkeyPatch], object]
 
 
-def task_of(reference: str) -> task_pb2.Task:
-    made = task_pb2.Task(
-        name="reference", entry_path="model.py", class_name="Model", target=task_pb2.TARGET_CPU,
-        precision=task_pb2.PRECISION_FP32,
-        sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
-    )  # fmt: skip
-    made.digest = digest.of_task(made)
-    return made
-
-
 @dataclass
 class InThisProcess:
     """As the processes of judge and solution."""
@@ -140,7 +130,7 @@ def test_a_part_of_the_cache_kept_to_itself_needs_the_look_at_the_drivers_limit(
 def verdict_on(text: str, off: Off | None, monkeypatch: pytest.MonkeyPatch) -> verdict_pb2.Verdict:
     own = digest.digest(text)
     request = correctness_service_pb2.VerifyArtifactRequest(
-        task=task_of(solutions.LINEAR),
+        task=solutions.reference_task(solutions.LINEAR),
         program=candidate_pb2.Program(target=task_pb2.TARGET_CPU, digest=own),
         artifact=artifact_pb2.Artifact(
             digest=own, program_digest=own, format=artifact_pb2.BINARY_FORMAT_PYTHON_MODULE, content=text.encode()

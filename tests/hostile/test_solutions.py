@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hostile_solutions import CHEATS, HONEST, Solution
+from hostile_solutions import CHEATS, HONEST, Solution, reference_task
 
 from agent_correctness.judge import Judge
 from gpu_bench import integrity, solution_timing
@@ -46,7 +46,7 @@ class Bench:
         if self._session is None or self._reference != reference:
             self.close()
             self._session, self._reference = (
-                SolutionSession(task_of(reference), rung=self._rung, limits=LIMITS),
+                SolutionSession(reference_task(reference), rung=self._rung, limits=LIMITS),
                 reference,
             )
         return self._session
@@ -95,16 +95,6 @@ class Bench:
         if self._session is not None:
             self._session.close()
             self._session, self._reference = None, ""
-
-
-def task_of(reference: str) -> task_pb2.Task:
-    made = task_pb2.Task(
-        name="reference", entry_path="model.py", class_name="Model", target=task_pb2.TARGET_CPU,
-        precision=task_pb2.PRECISION_FP32,
-        sources=[task_pb2.SourceFile(path="model.py", content=reference.encode())],
-    )  # fmt: skip
-    made.digest = digest.of_task(made)
-    return made
 
 
 def artifact_of(text: str) -> tuple[candidate_pb2.Program, artifact_pb2.Artifact]:
