@@ -32,6 +32,18 @@ def test_a_tf32_rounding_passes_allclose_and_fails_the_ratio() -> None:
     assert error.rms_ratio > 50
 
 
+def test_the_error_of_the_one_large_element_is_measured_by_its_own_last_place() -> None:
+    truth = torch.full((512,), 0.01, dtype=torch.float64)
+    truth[7] = 0.419
+    eager = truth.float()
+    truth[7] = float(eager[7])  # eager is right there by luck
+    candidate = eager.clone()
+    candidate[7] += 3 * ulp(0.419, torch.float32)
+    assert 2.9 < compare(candidate, eager, truth).max_ratio < 3.1
+    candidate[7] += 9 * ulp(0.419, torch.float32)
+    assert compare(candidate, eager, truth).max_ratio > 8
+
+
 def test_one_wrong_element_in_a_million_shows_in_the_maximum() -> None:
     eager, truth = sample(1 << 20)
     candidate = eager.clone()
