@@ -26,7 +26,8 @@ EVIDENCE = "evidence"
 DEFAULT_LIMIT = 8
 
 LEAST_SPEEDUP = 0.8
-"""Predictions below this are dropped: the model is not wrong by more than that often enough to pay."""
+"""Predictions below this are dropped: the model is not wrong by more than that often enough to pay. Where that leaves
+nothing for a module, the best one stays: no module goes without a kernel that was tried and judged."""
 
 _SET_PRIOR = 0.06
 """What a change of a schedule parameter gives at best, on average: it makes parameters of slow groups come before
@@ -57,7 +58,10 @@ class RooflineReasoner:
         response = reasoning_service_pb2.ProposeHypothesesResponse()
         evidence = Evidence(request.history)
         predicted = predictor(analysis, machine(request.device, request.task.target), request.reference, evidence)
-        options = list(_options(analysis, predicted, evidence))
+        every = list(_options(analysis, predicted, evidence))
+        options = [option for option in every if option.speedup >= LEAST_SPEEDUP]
+        if not options and not any(trial.hypothesis.moves for trial in request.history):
+            options = sorted(every, key=lambda option: -option.score)[:1]
         # A rewrite may do with less work than the floor was counted from, so it is worth a look even there.
         rewrites = any(o.moves[0].operation == "rewrite" and o.speedup > headroom.AT_FLOOR for o in options)
         if not rewrites and (reason := headroom.at_floor(request.reference)):
@@ -89,9 +93,8 @@ def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Ev
         correction = evidence.correction(option.moves)
         speedup = option.speedup * correction
         score = option.score * correction * evidence.reliability(option.moves)
-        if speedup >= LEAST_SPEEDUP:
-            source = EVIDENCE if correction != 1.0 else SOURCE
-            yield _Option(option.moves, speedup, score, option.rationale, source)
+        source = EVIDENCE if correction != 1.0 else SOURCE
+        yield _Option(option.moves, speedup, score, option.rationale, source)
 
 
 def _chains(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:

@@ -57,16 +57,16 @@ def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:
 
 
 def fused(plan: Plan, name: str, producer: str) -> Plan:
-    """The plan with a producer computed inside a group.
+    """The plan with a producer computed inside a group, or with a sibling that reads the same tensor beside it.
 
     Raises:
-        IllegalMove: they are not producer and consumer, are not one nest together, or no schedule takes it.
+        IllegalMove: they have nothing in common, are not one nest together, or no schedule takes it.
     """
     if producer == ALL_PRODUCERS:
         return fused_with_all(plan, name)
     group, other = plan.group(name), plan.group(producer)
-    if producer not in plan.producers(group):
-        raise IllegalMove(f"{name} reads no result of {producer}")
+    if producer not in plan.producers(group) and producer not in plan.siblings(group):
+        raise IllegalMove(f"{name} reads no result of {producer}, and nothing large that {producer} reads too")
     if "written" in (group.engine, other.engine):
         raise IllegalMove(f"{name} and {producer}: a kernel that was written does not fuse; author it first")
     reason = ""
@@ -134,7 +134,7 @@ def _reduces_product(plan: Plan, name: str) -> bool:
 
 
 def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:
-    """Ways to join a producer to a group, better first: moved in whole, or computed again."""
+    """Ways to join another to a group, better first: moved in whole, or, if it is a producer, computed again."""
     position = plan.index.position.__getitem__
     merged = replace(
         group,
@@ -143,6 +143,8 @@ def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:
         engine="authored",
     )
     yield _Trial(plan, (group.name, other.name), merged)
+    if other.name not in plan.producers(group):
+        return
     again = tuple(sorted({*group.recomputed, *plan.all_nodes(other)} - {*group.nodes}, key=position))
     yield _Trial(plan, (group.name,), replace(group, recomputed=again, engine="authored"))
 

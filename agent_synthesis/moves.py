@@ -1,13 +1,13 @@
 """The vocabulary of changes: what a move does to a plan, and which moves a plan allows.
 
     author(group, choice=schedule)     the group becomes a kernel of ours ("" takes the first schedule that
-    fits) fuse(group, choice=producer)       the producer is computed inside the group; "*" takes in all that
-    can be library(group)                     the group's calls go back to the library
+                                       fits)
+    fuse(group, choice=other)          a producer is computed inside the group, or a sibling beside it, which reads what
+                                       it reads; "*" takes in all producers that can be
+    library(group)                     the group's calls go back to the library
     rewrite(group, choice=rule)        algebra, see `rewrite`
-    set(group, choice="reduce=split")  one schedule parameter changes; integers such as {"threads": 1} as
-    arguments
-    write(group, choice=digest, text)         the group's kernel is the text's, see `free_form`; a model may have
-    written it
+    set(group, choice="reduce=split")  one schedule parameter changes; integers such as {"threads": 1} as arguments
+    write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
 
 A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
 """
@@ -76,7 +76,7 @@ def legal(plan: Plan) -> list[analysis_pb2.LegalMove]:
     """
     found = [made for move, effect in _candidates(plan) if (made := _tried(plan, move, effect)) is not None]
     fusing = [made.move for made in found if made.move.operation == "fuse"]
-    taken = {move.choice for move in fusing}
+    taken = {move.choice for move in fusing if move.choice in plan.producers(plan.group(move.group))}
     for name in dict.fromkeys(move.group for move in fusing):
         if name in taken:
             continue
@@ -123,6 +123,9 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
         for producer in plan.producers(group):
             effect = f"computes {_words(plan, plan.group(producer))} and {what} in one kernel"
             yield Move(operation="fuse", group=group.name, choice=producer), effect
+        for sibling in plan.siblings(group):
+            effect = f"computes {_words(plan, plan.group(sibling))} and {what} in one kernel, which reads once"
+            yield Move(operation="fuse", group=group.name, choice=sibling), effect
         if group.engine != "library":
             yield Move(operation="library", group=group.name), f"computes {what} by PyTorch's own calls"
         if group.engine == "authored":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -99,6 +100,22 @@ class Plan:
                 names.append(self.owner[maker])
         return list(dict.fromkeys(names))
 
+    def siblings(self, group: Group) -> list[str]:
+        """Names of the groups before it that read what it reads: the largest tensor of one of the two. No producers."""
+        own, place = self.reads(group), self._places[group.name]
+        near = {
+            name for tensor in own for name in self._readers.get(tensor, ()) if self._places.get(name, place) < place
+        }
+        found = []
+        for name in sorted(near - {*self.producers(group)}, key=self._places.__getitem__):
+            theirs = self.reads(self.group(name))
+            if {max(each, key=self._size) for each in (own, theirs)} & {*own} & {*theirs}:
+                found.append(name)
+        return found
+
+    def _size(self, tensor: str) -> int:
+        return math.prod(self.index.spec(tensor).shape)
+
     def nest(self, group: Group) -> Nest | Refusal:
         """The group as loops."""
         outputs = self.outputs(group)
@@ -121,6 +138,10 @@ class Plan:
     @functools.cached_property
     def _alternatives(self) -> dict[str, Sequence[Parameters]]:
         return {}
+
+    @functools.cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {group.name: place for place, group in enumerate(self.groups)}
 
     @functools.cached_property
     def _readers(self) -> Mapping[str, set[str]]:

@@ -63,8 +63,8 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
 def _attention(index: GraphIndex, node: str) -> Replacement | None:
     """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, for scores too many to keep, and for halves' overflow.
 
-    Heads that share keys are a dimension of queries alone. Rows that see nothing weigh nothing, as PyTorch has it.
-    Layers of batch and heads that no one stride leads through are copied, since products have one batch.
+    Heads that share keys are a dimension of queries alone. A row of -inf weighs nothing, as PyTorch has it. Layers
+    of batch and heads that no one stride leads through are copied, since products have one batch.
     """
     given = arguments(index.nodes[node])
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
@@ -75,7 +75,7 @@ def _attention(index: GraphIndex, node: str) -> Replacement | None:
     # Sums of bfloat16 scores and a mask would be rounded before the softmax.
     if dtype == tensor_pb2.DTYPE_BFLOAT16 and (is_causal or is_grouped or mask is not None):
         return None
-    if math.prod(of_queries[:-1]) * of_keys[-2] > _MOST_SCORES:
+    if 0 in of_keys or math.prod(of_queries[:-1]) * of_keys[-2] > _MOST_SCORES:
         return None
     scale = given["scale"] if given["scale"] is not None else of_queries[-1] ** -0.5
     draft = Draft(index)
@@ -97,10 +97,9 @@ def _attention(index: GraphIndex, node: str) -> Replacement | None:
         added = _added(index, draft, node, mask, group if is_grouped else [])
         scores = draft.call(f"{node}_masked", "aten.add.Tensor", scores, added)
     weights = draft.call(f"{node}_weights", "aten.softmax.int", scores, -1)
-    if mask is not None and not is_causal:
-        most = draft.call(f"{node}_most", "aten.amax.default", scores, [-1], True)
-        unseen = draft.call(f"{node}_unseen", "aten.eq.Scalar", most, -math.inf)
-        weights = draft.call(f"{node}_defined", "aten.masked_fill.Scalar", weights, unseen, 0.0)
+    most = draft.call(f"{node}_most", "aten.amax.default", scores, [-1], True)
+    unseen = draft.call(f"{node}_unseen", "aten.eq.Scalar", most, -math.inf)
+    weights = draft.call(f"{node}_defined", "aten.masked_fill.Scalar", weights, unseen, 0.0)
     wanted = index.spec(node)
     is_last = rank == 4 and wanted.strides[2] > wanted.strides[1]  # heads, as projections want them
     made = draft.call(f"{node}_product" if is_last or is_grouped else node, "aten.matmul.default", weights, value)

@@ -1,29 +1,47 @@
 """Runs a program's kernels once on plausible values: what compute-sanitizer looks at.
 
-The one idea: no module, no baselines and no library calls, so that every finding is a kernel's of ours. Buffers come
+The one idea: no module, no baselines and no library calls, so that every finding is a kernel's of ours. It loads first
+and makes buffers only when it is told to go on, so that loading disturbs nobody. Buffers come
 straight from the driver (`PYTORCH_NO_CUDA_MEMORY_CACHING`), so that the first byte past one is past an allocation.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
 
 from gpu_bench.cuda import CudaExecutor
-from gpu_bench.executor import Sources, name_of
+from gpu_bench.executor import LoadedProgram, Sources, name_of
+from gpu_bench.sanitizer import GO, STOP
 from warpsmith import dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2
 
 
 def main(place: Path) -> None:
-    """Runs each `N.program` of that directory with its `N.artifact`, and says so."""
+    """Loads each `N.program` of that directory with its `N.artifact`, runs them when told to, and says so."""
     device = torch.device("cuda")
+    loaded = []
     for file in sorted(place.glob("*.program")):
         program = kernels_alone(candidate_pb2.Program.FromString(file.read_bytes()))
-        _run(program, artifact_pb2.Artifact.FromString(file.with_suffix(".artifact").read_bytes()), device)
+        artifact = artifact_pb2.Artifact.FromString(file.with_suffix(".artifact").read_bytes())
+        loaded.append(CudaExecutor().load(program, artifact, device))
+    if not is_told_to_go(place):
+        return
+    for each in loaded:
+        _run(each, device)
     print("the kernels ran", flush=True)
+
+
+def is_told_to_go(place: Path) -> bool:
+    """Waits for a word: whether to run the kernels."""
+    while not (place / GO).exists():
+        if (place / STOP).exists() or not place.is_dir():
+            return False
+        time.sleep(0.01)
+    return not (place / STOP).exists()
 
 
 def kernels_alone(program: candidate_pb2.Program) -> candidate_pb2.Program:
@@ -42,9 +60,8 @@ def kernels_alone(program: candidate_pb2.Program) -> candidate_pb2.Program:
     return alone
 
 
-def _run(program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, device: torch.device) -> None:
-    executor = CudaExecutor()
-    loaded = executor.load(program, artifact, device)
+def _run(loaded: LoadedProgram, device: torch.device) -> None:
+    program = loaded.program
     inputs: dict[int, torch.Tensor] = {}
     named: dict[str, torch.Tensor] = {}
     for buffer in program.buffers:
@@ -59,7 +76,7 @@ def _run(program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, device
     rest = Sources.from_named(named)
     call = loaded.bind(Sources(ordered, rest.parameters, rest.state))
     call()
-    executor.synchronize()
+    CudaExecutor().synchronize()
 
 
 def _plausible(spec: tensor_pb2.TensorSpec, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """compute-sanitizer over a program's kernels: out-of-bounds accesses, races, unwritten memory, wrong barriers.
 
 The one idea: the kernels run once, in a jail and a process of their own, on plausible values and without the module,
-under each of the four tools at once; what a tool finds is a fault of the program. Where the toolkit is not installed,
+under each of the four tools at once; what a tool finds is a fault of the program. The processes load torch and the
+kernels while the program is still compared, and run them once that found nothing. Where the toolkit is not installed,
 or the jail cannot hold it (the sanitizer starts the program as a child, which needs a jail whose processes may meet),
 that is said and nothing else changes. It imports no torch.
 """
@@ -13,10 +14,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from gpu_bench.policy import span_bytes
 from warpsmith import jail
@@ -31,6 +34,11 @@ TOOLS: Final = {
 }
 """Tool → the kind of failure that it finds."""
 DEADLINE_SECONDS = 10.0
+"""Of a process, loading included."""
+LEAST_SECONDS = 6.0
+"""What the kernels get of that at least, however long the process waited for its turn."""
+GO, STOP = "go", "stop"
+"""Files in the programs' directory: run the kernels, or end without."""
 RACECHECK_BYTES = 1 << 30
 """Most bytes of all buffers for racecheck: on an H200 it never ended within the deadline with more."""
 _PREFIX: Final = "compute-sanitizer "
@@ -50,30 +58,85 @@ def sanitize(
     program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, rung: Rung, tools: Sequence[str] = tuple(TOOLS)
 ) -> list[verdict_pb2.Inspection]:
     """What each tool says of the program's kernels; nothing for a program without kernels for a GPU."""
+    with begin(program, artifact, rung, tools) as inspecting:
+        return inspecting.answer()
+
+
+def begin(
+    program: candidate_pb2.Program, artifact: artifact_pb2.Artifact, rung: Rung, tools: Sequence[str] = tuple(TOOLS)
+) -> Inspecting:
+    """The tools, loading; as `sanitize` otherwise."""
     if artifact.format != artifact_pb2.BINARY_FORMAT_CUBIN:
-        return []
+        return Inspecting([], rung, ())
     size = sum(span_bytes(buffer.spec) for buffer in program.buffers)
     slow = [tool for tool in tools if tool == "racecheck" and size > RACECHECK_BYTES]
-    found = sanitize_all([(program, artifact)], rung, [tool for tool in tools if tool not in slow])
     reason = f"buffers of {size / 2**30:.1f} GiB take it longer than {DEADLINE_SECONDS:.0f} s"
-    return [*found, *(_said(tool, skipped=reason) for tool in slow)]
+    said = [_said(tool, skipped=reason) for tool in slow]
+    return Inspecting([(program, artifact)], rung, [tool for tool in tools if tool not in slow], said)
 
 
 def sanitize_all(
     programs: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]], rung: Rung, tools: Sequence[str]
 ) -> list[verdict_pb2.Inspection]:
     """What each tool says of the kernels of all these programs, run one after another in one process."""
-    if not tools:
-        return []
-    sanitizer = installed()
-    if sanitizer is None or rung is Rung.LANDLOCK:
-        reason = "it is not installed" if sanitizer is None else "on the landlock rung only one process may use CUDA"
-        return [_said(tool, skipped=reason) for tool in tools]
-    with tempfile.TemporaryDirectory(prefix="warpsmith-sanitizer-") as place, ThreadPoolExecutor(len(tools)) as pool:
+    with Inspecting(programs, rung, tools) as inspecting:
+        return inspecting.answer()
+
+
+class Inspecting:
+    """Tools that look at programs: they load from the beginning, and run the kernels when `answer` asks.
+
+    A context manager; what was not asked for at its end has made no buffers. `said`: what is known of other tools,
+    given back with the answer.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]],
+        rung: Rung,
+        tools: Sequence[str],
+        said: Sequence[verdict_pb2.Inspection] = (),
+    ) -> None:
+        self._said = list(said)
+        self._running: list[Future[verdict_pb2.Inspection]] = []
+        self._least_end_s = float("inf")
+        sanitizer = installed()
+        if tools and (sanitizer is None or rung is Rung.LANDLOCK):
+            reason = "on the landlock rung only one process may use CUDA" if sanitizer else "it is not installed"
+            self._said = [*(_said(tool, skipped=reason) for tool in tools), *self._said]
+        if sanitizer is None or rung is Rung.LANDLOCK or not tools:
+            return
+        self._place = tempfile.TemporaryDirectory(prefix="warpsmith-sanitizer-")
+        place = Path(self._place.name)
         for number, (program, artifact) in enumerate(programs):
-            Path(place, f"{number}.program").write_bytes(program.SerializeToString())
-            Path(place, f"{number}.artifact").write_bytes(artifact.SerializeToString())
-        return list(pool.map(lambda tool: _run(sanitizer, tool, Path(place), rung), tools))
+            (place / f"{number}.program").write_bytes(program.SerializeToString())
+            (place / f"{number}.artifact").write_bytes(artifact.SerializeToString())
+        self._pool = ThreadPoolExecutor(len(tools), thread_name_prefix="sanitizer")
+        self._running = [
+            self._pool.submit(_run, sanitizer, tool, place, rung, lambda: self._least_end_s) for tool in tools
+        ]
+
+    def answer(self) -> list[verdict_pb2.Inspection]:
+        """What each tool says, once the kernels have run under all of them."""
+        self._tell(GO, LEAST_SECONDS)
+        return [*(each.result() for each in self._running), *self._said]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._running:
+            self._tell(STOP, 0.0)
+            self._pool.shutdown()
+            self._place.cleanup()
+            self._running = []
+
+    def _tell(self, what: str, least_seconds: float) -> None:
+        if self._running:
+            Path(self._place.name, what).touch()
+            self._least_end_s = time.monotonic() + least_seconds
 
 
 def fault(inspections: Sequence[verdict_pb2.Inspection]) -> benchmark_service_pb2.ExecutionFault | None:
@@ -89,7 +152,9 @@ def _said(tool: str, *, finding: str = "", skipped: str = "") -> verdict_pb2.Ins
     return verdict_pb2.Inspection(tool=_PREFIX + tool, finding=finding, skipped=skipped)
 
 
-def _run(sanitizer: Path, tool: str, directory: Path, rung: Rung) -> verdict_pb2.Inspection:
+def _run(
+    sanitizer: Path, tool: str, directory: Path, rung: Rung, least_end_s: Callable[[], float]
+) -> verdict_pb2.Inspection:
     # bin/compute-sanitizer is a script that calls the program in a folder beside bin.
     real = sanitizer.resolve()
     roots = [real.parent, *(parent / "compute-sanitizer" for parent in list(real.parents)[:2])]
@@ -115,6 +180,7 @@ def _run(sanitizer: Path, tool: str, directory: Path, rung: Rung) -> verdict_pb2
         policy,
         rung,
         deadline_s=DEADLINE_SECONDS,
+        least_end_s=least_end_s,
         env=environment,
     )
     said = (ran.stdout + ran.stderr).decode(errors="replace")

@@ -9,6 +9,7 @@ import grpc
 from gpu_bench import metrics, sanitizer
 from gpu_bench.nvml import Gpu
 from gpu_bench.quarantine import Quarantine, Watch
+from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, task_pb2, verdict_pb2
 
@@ -30,14 +31,8 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         del context
         with self._quarantine.guarding(request.task.target):
             with self._holding.by("compare"), self._sessions.using(request.task, request.artifact.format) as session:
-                if request.inspect:
-                    session.expect_final()
                 try:
-                    response = session.compare(request.program, request.artifact, request.cases)
-                    if request.inspect and not response.HasField("fault"):
-                        response.inspections.extend(session.inspect(request.program, request.artifact))
-                        if (found := sanitizer.fault(response.inspections)) is not None:
-                            response.fault.CopyFrom(found)
+                    response = _inspected(session, request) if request.inspect else _compared(session, request)
                 finally:
                     session.settle()
             self._suspect_after(request.task, response.fault)
@@ -104,3 +99,23 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         """A kernel that hung was killed: whether the GPU is free of it, only a new process can tell."""
         if task.target == task_pb2.TARGET_CUDA and fault.kind == verdict_pb2.FAILURE_KIND_TIMEOUT:
             self._quarantine.suspect()
+
+
+def _compared(
+    session: Session, request: benchmark_service_pb2.CompareOutputsRequest
+) -> benchmark_service_pb2.CompareOutputsResponse:
+    return session.compare(request.program, request.artifact, request.cases)
+
+
+def _inspected(
+    session: Session, request: benchmark_service_pb2.CompareOutputsRequest
+) -> benchmark_service_pb2.CompareOutputsResponse:
+    """The same of a finalist: compute-sanitizer loads its kernels meanwhile, and runs them where nothing was found."""
+    session.expect_final()
+    with session.inspecting(request.program, request.artifact) as inspecting:
+        response = _compared(session, request)
+        if not response.HasField("fault"):
+            response.inspections.extend(inspecting.answer())
+            if (found := sanitizer.fault(response.inspections)) is not None:
+                response.fault.CopyFrom(found)
+    return response

@@ -289,9 +289,14 @@ class Session:
     def _start_spare(self, cache: CompilerCache) -> Worker:
         return started(BENCH, self.task.target, self._rung, self._descriptor, cache, self._passage)
 
+    def inspecting(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> sanitizer.Inspecting:
+        """What asks compute-sanitizer about the program's kernels, in processes of their own that begin to load."""
+        return sanitizer.begin(program, artifact, self._rung or jail.choose())
+
     def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
-        """What compute-sanitizer says of the program's kernels, which it runs in a process of their own."""
-        return sanitizer.sanitize(program, artifact, self._rung or jail.choose())
+        """What compute-sanitizer says of them."""
+        with self.inspecting(program, artifact) as inspecting:
+            return inspecting.answer()
 
     # ---- measuring -----------------------------------------------------------------------------------------
 

@@ -1,23 +1,70 @@
 """Row reductions by blocks that stay on their SM and keep as much of a long row in shared memory as fits there.
 
 The one idea: a row is shared by as many blocks as keep all of it, up to all of the GPU, and comes in parts. What is
-kept arrives by a thread's own copies while the row before is stored, so no barrier guards it; the parts beyond it are
-visited last before the blocks agree and first, backwards, after it, when the second-level cache still has them.
+kept arrives by a thread's own copies while the row before is stored, so no barrier guards it; registers hold some packs
+more, likewise. The parts beyond are visited last before the blocks agree and first, backwards, after it, when the
+second-level cache still has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit import cuda_shape
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
-from agent_synthesis.emit.cuda_team import early_values, kept_loads
+from agent_synthesis.emit.cuda_team import Team, early_values, kept_loads, team_of
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
 
 HEADERS = (*cuda_shape.HEADERS, "ws_stream.cuh")
+
+_OTHER_SHARED_BYTES = 2 << 10
+"""What a block that keeps its row needs of shared memory besides: the states of its warps."""
+_HELD_PACKS, _HELD_OF_A_REST = 8, 12
+"""Packs of a thread in registers beside shared memory; in the second case others are left, which the L2 has to keep."""
+_EVEN_SHARE = 0.96
+"""Blocks that may work on rows, of those that the GPU has room for, so that all have equally much of one."""
+
+
+def holders(nest: Nest, draft: Parameters, most_reread: float) -> list[Parameters]:
+    """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can, if the share of a row
+    that is read twice stays below `most_reread`; with and without packs in registers.
+
+    `draft` says how large blocks and parts are, and how many blocks share an SM.
+    """
+    team, min_blocks = team_of(nest, draft), draft.integers["min_blocks"]
+    without = replace(team, depth=0).ring_bytes(nest)
+    part_bytes = replace(team, depth=1).ring_bytes(nest) - without
+    room = cuda_shape.SHARED_BYTES // min_blocks - cuda_shape.RESERVED_SHARED_BYTES - _OTHER_SHARED_BYTES - without
+    depth = room // max(1, part_bytes)
+    if not part_bytes or depth < 1:
+        return []
+    resident = cuda_shape.resident_blocks(team.threads, min_blocks)
+    found = []
+    for held in (_HELD_OF_A_REST, _HELD_PACKS, 0):
+        kept = depth + held // team.packs
+        teams = max(1, min(nest.row_count, resident // -(-nest.column_count // (kept * team.part))))
+        splits = _even_splits(nest, replace(team, splits=resident // teams))
+        parts = replace(team, splits=splits).parts
+        rest = max(0, parts - kept)
+        if rest > most_reread * parts or (held == _HELD_OF_A_REST and not rest):
+            continue
+        settings = {"splits": splits, "depth": min(depth, parts), "lag": 0 if rest else min(2, parts), "held": held}
+        loads = "shared" if rest else draft.choices["loads"]
+        found.append(Parameters({**draft.choices, "loads": loads}, {**draft.integers, **settings}))
+    return found
+
+
+def _even_splits(nest: Nest, most: Team) -> int:
+    """Blocks of a row, as many as there may be or a few less that all have equally much of it."""
+    for splits in range(most.splits, int(most.splits * _EVEN_SHARE), -1):
+        if replace(most, splits=splits).is_even:
+            return splits
+    return -(-nest.column_count // most.slice)
 
 
 def emit(
@@ -67,6 +114,9 @@ class _HoldKernel(RowKernel):
         self._kept_packs = [
             (load, names.take(f"{buffers[load.buffer]}_kept")) for load in kept_loads(nest, self.team.pack)
         ]
+        packs = self._kept_packs if self.team.held else []
+        self._held_packs = [(load, names.take(f"{buffers[load.buffer]}_held")) for load, _ in packs]
+        self._refill = names.take("refill") if packs else ""
         self._values = [(load, names.take(f"{buffers[load.buffer]}_value")) for load in early_values(nest)]
         self._storing = False
 
@@ -110,7 +160,9 @@ class _HoldKernel(RowKernel):
         root.line(f"constexpr int kThreads = {team.threads};")
         root.line(f"constexpr int kPacks = {team.packs};  // of a thread, in each part of a row")
         root.line(f"constexpr int kPart = {team.part};  // elements")
-        root.line(f"constexpr int kKept = {team.depth};  // parts of a block's row that stay on chip")
+        root.line(f"constexpr int kKept = {team.depth};  // parts of a block's row that stay in shared memory")
+        if team.held:
+            root.line(f"constexpr int kHeld = {team.held};  // packs of a thread behind them that stay in registers")
         root.line(
             f"constexpr int kTeams = {team.teams(self.nest.row_count, self.min_blocks)};  // rows in work at once"
         )
@@ -139,12 +191,15 @@ class _HoldKernel(RowKernel):
             offset += team.threads * self.text.storage(load.buffer).size_bytes
         root.line(f"__shared__ {self._stage.state_type(self.dialect)} {self._box}[2][{team.warps}];")
         self._write_fetch(root)
+        self._write_refill(root)
         if self._overlap:
             root.line("ws::wait_for_previous();")
         root.line(
             f"for (int {self._part} = 0; {self._part} < kKept; ++{self._part}) "
             f"{self._fetch}({self._team}, {self._part});"
         )
+        if self._refill:
+            root.line(f"{self._refill}({self._team});")
 
     def _axes(self, scope: Scope) -> None:
         for axis, value in cuda_shape.row_axes(self.nest, self.row).items():
@@ -162,7 +217,7 @@ class _HoldKernel(RowKernel):
         def copies(scope: Scope) -> None:
             for load, kept in self._kept_packs:
                 address = self.text.address(load.buffer, load, self.text.begin)
-                scope.line(f"ws::copy_async({kept} + {self._kept_place}, {address});")
+                scope.line(f"ws::copy_async<ws::kLast>({kept} + {self._kept_place}, {address});")
 
         self._packs(body, self._begin, copies)
         if self._values:
@@ -176,6 +231,41 @@ class _HoldKernel(RowKernel):
         inner.line("ws::commit_copies();")
         root.absorb(inner)
         root.line("};")
+
+    def _write_refill(self, root: Scope) -> None:
+        """Asks for the packs of a row that registers hold."""
+        if not self._refill:
+            return
+        for load, name in self._held_packs:
+            root.line(f"{self.text.pack_type(self.text.storage(load.buffer))} {name}[kHeld];")
+        root.line(f"const auto {self._refill} = [&]({self.text.offset} {self.row}) {{")
+        inner = root.child()
+        inner.line(f"if ({self.row} < {self.nest.row_count}) {{")
+        body = inner.child()
+        self._axes(body)
+
+        def ask(scope: Scope) -> None:
+            for load, name in self._held_packs:
+                scope.line(f"{name}{self._slot} = {self.text.pack_load(load, self.text.begin, reuse='ws::kLast')};")
+
+        with self._of_registers():
+            self._packs(body, self._held_begin, ask)
+        inner.absorb(body)
+        inner.line("}")
+        root.absorb(inner)
+        root.line("};")
+
+    @contextlib.contextmanager
+    def _of_registers(self) -> Iterator[None]:
+        """Meanwhile a thread's packs are those that registers hold."""
+        team, self._pack_count = self.team, "kHeld"
+        self.team = replace(team, packs=team.held, grain=team.packs)
+        yield
+        self.team, self._pack_count = team, "kPacks"
+
+    @property
+    def _held_begin(self) -> str:
+        return f"{self.first} + kKept * kPart"
 
     @property
     def _kept_place(self) -> str:
@@ -238,8 +328,8 @@ class _HoldKernel(RowKernel):
 
     def chunks(self, roots: Sequence[Expression], write: object) -> None:
         """Runs `write(scope, base, held)` on what is kept, then on the rest; backwards on the way to the stores."""
-        visits = (self._rest, self._kept_parts) if self._storing else (self._kept_parts, self._rest)
-        for visit in visits:
+        visits = (self._kept_parts, self._registers, self._rest)
+        for visit in reversed(visits) if self._storing else visits:
             visit(roots, write)
 
     def _kept_parts(self, roots: Sequence[Expression], write: object) -> None:
@@ -256,13 +346,32 @@ class _HoldKernel(RowKernel):
             inner.line("ws::commit_copies();  // an empty group: the next wait is for the next part")
         self._loop(f"int {self._part} = 0; {self._part} < kKept; ++{self._part}", inner)
 
+    def _registers(self, roots: Sequence[Expression], write: object) -> None:
+        """The packs that registers hold, and on the way to the stores the next row's after them."""
+        if not self._refill:
+            return
+        assert callable(write)
+        inner = self.root.child()
+        inner.line(f"const int {self._begin} = {self._held_begin};")
+        known = {load for load, _ in self._held_packs}
+        with self._of_registers():
+            held = [(load, f"{name}{self._slot}") for load, name in self._held_packs]
+            others = [load for load in self.text.varying_loads(roots) if load not in known]
+            write(inner, self._begin, held + self.hold(inner, others, self._begin))
+        if self._storing:
+            inner.line(f"{self._refill}({self.row} + kTeams);")
+        self.root.line("{")
+        self.root.absorb(inner)
+        self.root.line("}")
+
     def _rest(self, roots: Sequence[Expression], write: object) -> None:
         part, parts = self._part, self.team.parts
-        if parts <= self.team.depth:
+        if parts <= self.team.on_chip:
             return
         inner = self.root.child()
         self._visit(inner, roots, write)
-        forth, back = f"int {part} = kKept; {part} < {parts}; ++{part}", f"int {part} = {parts}; {part}-- > kKept;"
+        begin = "kKept + kHeld / kPacks" if self._refill else "kKept"
+        forth, back = f"int {part} = {begin}; {part} < {parts}; ++{part}", f"int {part} = {parts}; {part}-- > {begin};"
         self._loop(back if self._storing else forth, inner)
 
     def _visit(self, inner: Scope, roots: Sequence[Expression], write: object) -> None:

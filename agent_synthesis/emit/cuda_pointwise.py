@@ -1,6 +1,7 @@
 """CUDA schedule of nests without reductions: packs of the innermost axis, a few for each thread, loads before stores.
 
-No shared memory, so a transposed input is read with strides.
+Where all axes are one, of any length, the last pack may hang over its end. No shared memory, so a transposed input is
+read with strides.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from agent_synthesis.ir import Axis, Load, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
+
+_TAILED = 256
+"""Elements from which on packs are worth the one that hangs over the end."""
 
 
 class CudaPointwise:
@@ -31,8 +35,7 @@ class CudaPointwise:
 
     def defaults(self, nest: Nest) -> Parameters:
         """As wide as memory allows; one pack a thread."""
-        simple, axis = _canonical(nest)
-        pack = cuda_shape.widest_pack(simple, axis)
+        pack = _widest_pack(*_canonical(nest))
         return Parameters(
             {"loads": "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
             {"threads": 256, "items": 1, "pack": pack},
@@ -40,8 +43,7 @@ class CudaPointwise:
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
-        simple, axis = _canonical(nest)
-        widest = cuda_shape.widest_pack(simple, axis)
+        widest = _widest_pack(*_canonical(nest))
         changes = cuda_shape.domain_without(current, {
             "loads": ("once", "shared"),
             "stores": ("plain", "streaming"),
@@ -70,7 +72,7 @@ class CudaPointwise:
     def _require(self, nest: Nest, parameters: Parameters) -> None:
         simple, axis = _canonical(nest)
         pack, items = parameters.integers["pack"], parameters.integers["items"]
-        if pack < 1 or cuda_shape.widest_pack(simple, axis) % pack:
+        if pack < 1 or _widest_pack(simple, axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
         held = sum(max(1, pack * simple.buffer(load.buffer).type.size_bytes // 4) for load in cuda_shape.loads(simple))
         cuda_shape.require_sm90(nest, threads=parameters.integers["threads"], held_registers=held * items)
@@ -85,9 +87,19 @@ def _canonical(nest: Nest) -> tuple[Nest, Axis]:
     return shape.reindexed(simple, lambda index: index, axes, ()), axes[-1]
 
 
+def _widest_pack(nest: Nest, axis: Axis) -> int:
+    """The most elements that every contiguous access can move at once; the last may be fewer where all axes are one."""
+    widest = cuda_shape.widest_pack(nest, axis)
+    if widest > 1 or len(nest.parallel) > 1 or cuda_shape.offset_type(nest) != "int":
+        return widest
+    pack = cuda_shape.best_pack(nest, axis, _TAILED)
+    place = cuda_shape.skew(nest, axis, pack)
+    return pack if place is not None and place.offset % pack == 0 else widest
+
+
 def _blocks(nest: Nest, axis: Axis, parameters: Parameters) -> int:
     del axis
-    packs = nest.row_count // parameters.integers["pack"]
+    packs = -(-nest.row_count // parameters.integers["pack"])
     return -(-packs // (parameters.integers["threads"] * parameters.integers["items"]))
 
 
@@ -96,15 +108,18 @@ def _body(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
     text = cuda_text.KernelText(
         nest, axis.name, pack, cuda_text.dialect_of(parameters.choices["exp"]),
         once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
+        skew=cuda_shape.skew(nest, axis, pack),
     )  # fmt: skip
     names, function = text.function.names, text.function
-    packs = nest.row_count // pack
+    packs = -(-nest.row_count // pack)
     even = packs % (threads * items) == 0
     root = Scope(function, None)
     if parameters.choices["overlap"] == "yes":
         root.line("ws::wait_for_previous();")
         root.line("ws::launch_dependents();")
     root.line(f"constexpr {text.offset} kPacks = {packs};")
+    if nest.row_count % pack:
+        root.line(f"constexpr int kColumns = {nest.row_count};  // the last pack hangs over")
     if items > 1:
         root.line(f"constexpr int kItems = {items};")
     first, number, item = names.take("first_pack"), names.take("pack"), names.take("item")

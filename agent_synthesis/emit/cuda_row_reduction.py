@@ -7,7 +7,6 @@ between the visits, so that most rows are read once and written once. What to ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from agent_synthesis.emit import (
     cuda_ahead,
@@ -40,14 +39,12 @@ _LARGE_SLICE_BYTES = 160 << 10
 """Bytes of a row in one block from which on the next row comes ahead: so few rows are in work that memory waits."""
 _SHARED_ROWS = 16
 """Rows whose columns a block stores one after the other where they share weights."""
-_MOST_REREAD = 1 / 3
+_MOST_REREAD = 1 / 2
 """Share of a row that blocks which keep the rest may read twice: beyond it two kernels are faster."""
 _AGREEMENT_BYTES = 24 << 20
 """What memory could have moved while all blocks of the GPU agree once, about 6 us."""
 _HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
 """Threads of a block that keeps its part of a row, packs of each that come together, and blocks of an SM."""
-_OTHER_SHARED_BYTES = 2 << 10
-"""What a block that keeps its row needs of shared memory besides: the states of its warps."""
 _MOST_HELD_BYTES = 384
 """Bytes of a row that a thread may hold in registers."""
 
@@ -62,14 +59,16 @@ class CudaRowReduction:
     `packs` (in registers at once), `min_blocks` (blocks that share an SM), `depth` (rows of a block in shared memory,
     for stream; parts of its row, for hold; rows of which a block stores a chunk, 0 for a slice of one, for two_pass),
     `lag` (rows that a block goes on to while others answer, for stream; parts of the next row asked for meanwhile, for
-    hold).
+    hold), `held` (packs of a thread in registers beside those in shared memory, for hold).
     """
 
     name = "cuda_row_reduction"
     target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
-        """Any nest with reductions that reads what it overwrites only in place."""
+        """Any nest with reductions that reads what it overwrites only in place; places in a row fit 32 bits."""
+        if nest.column_count > 2**31 - 2**16:
+            return False
         return bool(nest.reductions) and not (nest.windows or nest.scans) and shape.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
@@ -141,8 +140,9 @@ class CudaRowReduction:
                 simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, packs=packs, loads="shared"
             ))  # fmt: skip
         if not _common_loads(simple):
-            # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4790 us; a block each 5460). Where
-            # rows share weights, reading these delays them (layer norm of 16x4194304: 290 us, two kernels 259).
+            # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4210 us; a block each 5460), or not
+            # even all blocks (64 channels of 16 M: 2700 us; two kernels 3110). Where rows share weights, reading these
+            # delays them (layer norm of 16x4194304: 255 us, two kernels 217).
             found += self._holding(simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
         found += streaming
         if rows < cuda_shape.SM_COUNT:
@@ -206,27 +206,13 @@ class CudaRowReduction:
     def _holding(
         self, simple: Nest, *, threads: int, packs: int, min_blocks: int, most_reread: float = 1.0
     ) -> list[Parameters]:
-        """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can."""
+        """Blocks that keep a row, or nearly all of it."""
         if not sweeps.element_stores(simple) or simple.column_count <= _LONG_BLOCK_ROW:
             return []
         draft = self._parameters(
             simple, "hold", threads=threads, packs=packs, min_blocks=min_blocks, depth=1, stores="streaming"
         )
-        team = team_of(simple, draft)
-        part_bytes = replace(team, depth=1).ring_bytes(simple) - replace(team, depth=0).ring_bytes(simple)
-        room = cuda_shape.SHARED_BYTES // min_blocks - cuda_shape.RESERVED_SHARED_BYTES - _OTHER_SHARED_BYTES
-        depth = (room - replace(team, depth=0).ring_bytes(simple)) // max(1, part_bytes)
-        if not part_bytes or depth < 1:
-            return []
-        resident = cuda_shape.resident_blocks(threads, min_blocks)
-        wanted = -(-simple.column_count // (depth * team.part))
-        teams = max(1, min(simple.row_count, resident // wanted))
-        splits = -(-simple.column_count // replace(team, splits=resident // teams).slice)
-        parts = replace(team, splits=splits).parts
-        if parts - depth > most_reread * parts:
-            return []
-        settings = {"splits": splits, "depth": min(depth, parts), "lag": min(2, parts)}
-        return [Parameters(draft.choices, {**draft.integers, **settings})]
+        return cuda_hold.holders(simple, draft, most_reread)
 
     def _short(self, simple: Nest) -> Parameters:
         pack = cuda_shape.widest_pack(simple, simple.reduced[0])
@@ -252,6 +238,7 @@ class CudaRowReduction:
         loads: str = "once",
         depth: int = 0,
         lag: int = 0,
+        held: int = 0,
         stores: str = "plain",
     ) -> Parameters:
         pack = pack or cuda_shape.best_pack(simple, simple.reduced[0])
@@ -277,6 +264,7 @@ class CudaRowReduction:
                 "min_blocks": min_blocks,
                 "depth": depth,
                 "lag": lag,
+                "held": held,
             },
         )
         team = team_of(simple, draft)
@@ -353,8 +341,8 @@ class CudaRowReduction:
         """Blocks of other sizes that keep what fits them, and more or less of the next row asked for in time."""
         for threads, packs, min_blocks in _HOLDERS:
             for held in self._holding(simple, threads=threads, packs=packs, min_blocks=min_blocks):
-                yield Parameters(current.choices, held.integers)
-        yield from cuda_shape.domain_without(current, {"lag": (0, 2, 8)})
+                yield Parameters({**current.choices, "loads": held.choices["loads"]}, held.integers)
+        yield from cuda_shape.domain_without(current, {"lag": (0, 2, 4, 8), "held": (16, 12, 8, 4, 0)})
 
     @staticmethod
     def _later_loads(simple: Nest) -> bool:
@@ -376,7 +364,7 @@ class CudaRowReduction:
         blocks = -(-simple.row_count // team.rows_a_block) * team.splits
         if team.reduce == "hold":
             blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
-            beyond = max(0, 1 - team.depth / team.parts)
+            beyond = max(0, 1 - team.on_chip / team.parts)
             again = int(read * beyond) if read / simple.row_count * beyond > cuda_shape.L2_BYTES // 2 else 0
             agreeing = _AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // parameters.integers["min_blocks"]
             return Footprint(again + 16 * blocks + simple.row_count * agreeing * (team.splits > 1), blocks, 1)

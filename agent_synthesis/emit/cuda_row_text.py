@@ -40,6 +40,7 @@ class RowKernel:
         self.root = Scope(self.function, None)
         self.element_stores = [store for store in nest.stores if nest.is_element_store(store)]
         self.row_stores = [store for store in nest.stores if not nest.is_element_store(store)]
+        self._pack_count = "kPacks"
         self._held: list[tuple[Load, str]] = []
         self._keep = kept_parts(nest, stages) if self.team.holds_row else {}
         self._kept: list[tuple[Expression, str]] = []
@@ -145,7 +146,7 @@ class RowKernel:
             scope.line("{")
         else:
             scope.line(cuda_text.UNROLL)
-            scope.line(f"for (int {self.v} = 0; {self.v} < kPacks; ++{self.v}) {{")
+            scope.line(f"for (int {self.v} = 0; {self.v} < {self._pack_count}; ++{self.v}) {{")
         if guard and not team.is_even:
             inner.line(f"if ({known}{self.text.begin} < {self.end}) {{")
             inner.absorb(body)
@@ -165,7 +166,7 @@ class RowKernel:
         held = []
         for load in wide:
             name = self.function.names.take(f"{self.function.buffers[load.buffer]}_row")
-            scope.line(f"{self.text.pack_type(self.text.storage(load.buffer))} {name}[kPacks];")
+            scope.line(f"{self.text.pack_type(self.text.storage(load.buffer))} {name}[{self._pack_count}];")
             held.append((load, name))
 
         def write(inner: Scope) -> None:

@@ -97,16 +97,16 @@ class KernelText:
         """A pack of stored elements."""
         return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.pack}>"
 
-    def pack_load(self, load: Load, begin: str) -> str:
-        """The pack that begins at element `begin` of the axis."""
+    def pack_load(self, load: Load, begin: str, reuse: str = "") -> str:
+        """The pack that begins at element `begin` of the axis; `reuse`: how it treats the caches."""
         if place := self.places.get(self.function.interner.number(load)):
             return place
         if self.nest.buffer(load.buffer).written:
             reuse = "ws::kWritten"
         elif self._once and (load.index.axes() & self._rows or not self._rows):
-            reuse = "ws::kOnce"
+            reuse = reuse or "ws::kOnce"
         else:
-            reuse = "ws::kShared"
+            reuse = reuse or "ws::kShared"
         address = self.address(load.buffer, load, begin)
         if self._skew is not None:
             return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin}{self.is_whole})"

@@ -58,6 +58,18 @@ WS_INLINE uint4 load_constant_once(const uint4* from) {
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
   return word;
 }
+// The second-level cache gives up first what was read by this policy: nobody reads it again.
+WS_INLINE unsigned long long last_use() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+WS_INLINE uint4 load_constant_last(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from), "l"(last_use()));
+  return word;
+}
 // Brings bytes into the second-level cache; address and count are multiples of 16.
 WS_INLINE void prefetch(const void* from, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
@@ -99,6 +111,9 @@ WS_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.align
 // Asynchronous copies into shared memory: of 16 bytes, and of 4 or 8.
 WS_INLINE void copy_async_16(SharedAddress to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+WS_INLINE void copy_async_16_last(SharedAddress to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "l"(last_use()) : "memory");
 }
 template <int kBytes> WS_INLINE void copy_async(SharedAddress to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(from), "n"(kBytes) : "memory");

@@ -51,7 +51,7 @@ struct Marks {
 
 WS_INLINE void write_root(float* to, float root, Marks* marks) {
   *to = root;
-  if (root != root) marks->marked = 1;
+  if (root != root) atomicOr(&marks->marked, 1u);  // as others may do at the same time
 }
 
 struct Halves {

@@ -6,12 +6,16 @@
 namespace ws {
 
 // Copies a pack to the caller's place in shared memory; it is there once its group has been waited for.
-template <class T, int N> WS_INLINE void copy_async(Pack<T, N>* to, const T* from) {
+template <Reuse kReuse = kOnce, class T, int N> WS_INLINE void copy_async(Pack<T, N>* to, const T* from) {
   constexpr int kBytes = sizeof(T) * N;
   static_assert(kBytes % 16 == 0, "asynchronous copies are of 16 bytes");
   const ptx::SharedAddress place = ptx::shared_address(to);
 #pragma unroll
-  for (int i = 0; i < kBytes / 16; ++i) ptx::copy_async_16(place + 16 * i, reinterpret_cast<const uint4*>(from) + i);
+  for (int i = 0; i < kBytes / 16; ++i) {
+    const auto* word = reinterpret_cast<const uint4*>(from) + i;
+    if constexpr (kReuse == kLast) ptx::copy_async_16_last(place + 16 * i, word);
+    else ptx::copy_async_16(place + 16 * i, word);
+  }
 }
 // Copies one element, of 4 or 8 bytes, to the caller's place.
 template <class T> WS_INLINE void copy_async(T* to, const T* from) {
@@ -90,19 +94,27 @@ template <int kCount, class State> WS_INLINE void clear_mailboxes(Slot<State>* m
 
 // Over the kCount blocks of a row, all of them resident; every thread gets the row's state. A block has one slot, which all read;
 // its flag is the row's turn. Two sets of slots take turns: who writes to one has read all of the other, as have all who wrote
-// there. `box` has kWarps places twice.
+// there. As few warps as have a lane for each block listen to the others. `box` has kWarps places twice.
 template <int kWarps, int kCount, class State>
 WS_INLINE State over_team(const State& mine, State (*box)[kWarps], Slot<State>* slots, int rank, unsigned turn) {
   const State block = over_block<kWarps>(mine, box[0]);
   if (threadIdx.x == 0) write_slot(slots + rank, block, turn);
-  State all = State::empty();
-  for (int from = threadIdx.x; from < kCount; from += 32 * kWarps) {
-    uint64 word[Slot<State>::kWords];
-    do look_into(slots + from, word);
-    while (!is_complete<State>(word, turn));
-    all = State::join(all, state_in<State>(word));
+  constexpr int kListeners = (kCount + 31) / 32 < kWarps ? (kCount + 31) / 32 : kWarps;
+  if (threadIdx.x < 32 * kListeners) {
+    State all = State::empty();
+    for (int from = threadIdx.x; from < kCount; from += 32 * kListeners) {
+      uint64 word[Slot<State>::kWords];
+      do look_into(slots + from, word);
+      while (!is_complete<State>(word, turn));
+      const State other = state_in<State>(word);
+      all = from < 32 * kListeners ? other : State::join(all, other);
+    }
+    __syncwarp();
+    all = State::template over_lanes<lanes_of<kCount>>(all);
+    if (threadIdx.x % 32 == 0) box[1][threadIdx.x / 32] = all;
   }
-  return over_block<kWarps>(all, box[1]);
+  __syncthreads();
+  return kListeners == 1 ? box[1][0] : over_array<kListeners>(box[1]);
 }
 
 // Leaves a team's two sets of slots as a call finds them, zero: by the last of its kCount blocks that gets here.

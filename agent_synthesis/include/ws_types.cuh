@@ -47,12 +47,13 @@ template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16
   WS_INLINE const T& operator[](int e) const { return lane[e]; }
 };
 
-// How a load treats the caches: kShared may be read by others soon, kOnce will not and stays out of the first level,
-// kWritten is memory that this kernel also writes.
-enum Reuse { kShared, kOnce, kWritten };
+// How a load treats the caches: kShared may be read by others soon, kOnce will not and stays out of the first level, kLast
+// leaves the second level first, kWritten is memory that this kernel also writes.
+enum Reuse { kShared, kOnce, kLast, kWritten };
 
 template <Reuse kReuse> WS_INLINE uint4 load_16(const uint4* from) {
   if constexpr (kReuse == kOnce) return ptx::load_constant_once(from);
+  else if constexpr (kReuse == kLast) return ptx::load_constant_last(from);
   else if constexpr (kReuse == kShared) return ptx::load_constant(from);
   else return *from;
 }

@@ -10,6 +10,7 @@ table in which algebra and kernels stand apart. It goes on where it stopped. The
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,16 @@ CLASSES: dict[str, tuple[int, ...]] = {
     "softmax": (66, 99),
 }
 """Numbers of the tasks by what follows the product and reaches farthest; 75 normalises too, 84 takes a softmax too."""
+
+SAME_PRODUCT: dict[str, tuple[int, ...]] = {
+    "1024 x 8192 x 8192": (
+        9, 12, 22, 28, 29, 30, 33, 62, 63, 64, 70, 75, 76, 80, 81, 84, 86, 88, 94, 95, 97, 99),
+    "16384 x 4096 x 4096": (39, 40, 41),
+    "128 x 32768 x 32768": (55, 56, 59),
+    "128 x 16384 x 16384": (66, 68),
+    "as many operations as 2048 x 8192 x 8192": (37, 53),
+}  # fmt: skip
+"""Numbers of tasks that differ in what follows one product."""
 
 BAR, KERNELS_BAR = 3.2, 2.7
 """Least geometric mean against the fastest baseline; least of each task's, without what algebra gave."""
@@ -69,7 +80,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     for row in rows:
         lines.append(line_of(row, class_of(row["name"]), [_number(part, ".2f", "x") for part in parts(row)]))
-    return "\n".join([*lines, "", *by_class(rows), "", *bars(rows)])
+    return "\n".join([*lines, "", *by_class(rows), "", *beyond(rows), "", *bars(rows)])
 
 
 def by_class(rows: Sequence[Row]) -> list[str]:
@@ -85,6 +96,24 @@ def by_class(rows: Sequence[Row]) -> list[str]:
         passed = sum(row["verdict"] == "PASS" for row in group)
         cells = [kind, str(len(group)), str(passed), *(_number(mean, ".2f", "x") for mean in (*means, eager))]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def beyond(rows: Sequence[Row]) -> list[str]:
+    """What other classes take beyond the fastest pointwise task with the same product: the most that epilogues save."""
+    lines = ["| product | after it | tasks | beyond the fastest pointwise task, median | most |", "|" + " --- |" * 5]
+    ours = {number_of(row["name"]): row["arms_ns"]["candidate"] for row in timed_of(rows) if parts(row)[0] == 1.0}
+    for product, numbers in SAME_PRODUCT.items():
+        least = min((ours[each] for each in numbers if each in CLASSES["pointwise"] and each in ours), default=math.nan)
+        for kind, own in CLASSES.items():
+            taken = {each: ours[each] - least for each in numbers if each in own and each in ours}
+            if not taken or kind == "pointwise" or math.isnan(least):
+                continue
+            share = statistics.median(ns / ours[each] for each, ns in taken.items())
+            most = max(taken, key=lambda each: taken[each])
+            cells = [f"{statistics.median(taken.values()) / 1e3:.0f} µs ({share:.0%})"]
+            cells += [f"{taken[most] / 1e3:.0f} µs ({taken[most] / ours[most]:.0%}), {most}"]
+            lines.append(f"| {product} | {kind} | {len(taken)} | {' | '.join(cells)} |")
     return lines
 
 

@@ -11,6 +11,7 @@ operations counts as fused.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import random
@@ -144,7 +145,7 @@ class _Loaded(LoadedTask):
 
 
 def fused_as_far_as_legal(plan: Plan) -> Plan:
-    """Every group that lowers as a kernel of ours, from the last to the first, each with all that fuses into it."""
+    """Every group that lowers as a kernel of ours, with all that fuses before it; then siblings that read the same."""
     for name in reversed([group.name for group in plan.groups]):
         if all(group.name != name for group in plan.groups):
             continue  # a later group took it in
@@ -154,6 +155,10 @@ def fused_as_far_as_legal(plan: Plan) -> Plan:
                 break
             except IllegalMove:
                 continue
+    for name in reversed([group.name for group in plan.groups]):
+        for sibling in plan.siblings(plan.group(name)) if any(group.name == name for group in plan.groups) else ():
+            with contextlib.suppress(IllegalMove):
+                plan = moves.apply(plan, _Move(operation="fuse", group=name, choice=sibling))
     return plan
 
 

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -164,12 +164,17 @@ class Finished:
     """Some output was dropped at `output_bytes`."""
 
 
+_LOOK_SECONDS = 0.2
+"""How often a deadline is asked for again that may have moved."""
+
+
 def run(
     argv: Sequence[str],
     policy: Policy,
     rung: Rung,
     *,
     deadline_s: float,
+    least_end_s: Callable[[], float] = lambda: 0.0,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     output_bytes: int = 1 << 20,
@@ -177,8 +182,13 @@ def run(
     """Runs `argv` to its end or its deadline, keeping the first `output_bytes` of each of its two outputs.
 
     A command that fails, crashes or hangs is an answer, not an exception. `cwd` None: the private directory.
+    `least_end_s`: the monotonic time before which the deadline does not come; asked again and again.
     """
-    end = time.monotonic() + deadline_s
+    begin = time.monotonic()
+
+    def left_s() -> float:
+        return max(0.0, max(begin + deadline_s, least_end_s()) - time.monotonic())
+
     readers, writers = zip(os.pipe(), os.pipe(), strict=True)
     kept = {reader: bytearray() for reader in readers}
     truncated = timed_out = False
@@ -193,15 +203,15 @@ def run(
                 waiting.register(reader, selectors.EVENT_READ)
             while waiting.get_map() and not timed_out:
                 # A descendant could hold the pipe open for ever: only the clock ends this loop for certain.
-                ready = waiting.select(max(0.0, end - time.monotonic()))
-                timed_out = not ready
+                ready = waiting.select(min(_LOOK_SECONDS, left_s()))
+                timed_out = not ready and not left_s()
                 for key, _ in ready:
                     if not (chunk := os.read(key.fd, 1 << 16)):
                         waiting.unregister(key.fd)
                     room = output_bytes - len(kept[key.fd])
                     truncated |= len(chunk) > room
                     kept[key.fd] += chunk[:room]
-            ended = None if timed_out else jailed.wait(max(0.0, end - time.monotonic()))
+            ended = None if timed_out else jailed.wait(left_s())
             timed_out = ended is None
             ended = ended or jailed.close()
     finally:

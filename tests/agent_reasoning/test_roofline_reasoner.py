@@ -266,6 +266,22 @@ def test_compute_bound_work_leaves_only_the_rewrite() -> None:
     assert all(0.8 <= hypothesis.predicted_speedup < 1.1 for hypothesis in rest)
 
 
+def test_a_module_that_promises_nothing_still_gets_one_kernel_and_no_second() -> None:
+    cost = pointwise(100 * MB)
+    slow = [
+        legal("author", "loss", name, before=cost, after=pointwise(size * MB))
+        for name, size in (("a", 400), ("b", 300))
+    ]
+    request = ask([group("loss", "aten.smooth_l1_loss.default", cost)], slow, eager_ns=190_000, floor_ns=150_000)
+    (only,) = propose(request)
+    assert new_moves(only) == [("author", "loss", "b")]
+    assert only.predicted_speedup < 0.8
+    tried = trial_pb2.Trial(number=1, hypothesis=only)
+    tried.timing.arms.add(name="candidate", median_ns=500_000)
+    request.history.append(tried)
+    assert propose(request) == []
+
+
 def test_several_rewrites_are_also_proposed_together() -> None:
     before, after = Cost(product_flop_count=10**12, launch_count=1), Cost(product_flop_count=10**9, launch_count=1)
     groups = [group(name, "aten.linear.default", before) for name in ("first", "second")]

@@ -401,6 +401,25 @@ def test_neighbours_are_read_together_only_where_every_pack_is_aligned() -> None
     assert cuda_shape.access(at(j=2), "j", 4) == "each"
 
 
+def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_cuda: Compile) -> None:
+    nest, schedule = gelu(2102787), CudaPointwise()
+    emission = schedule.emit(nest, schedule.defaults(nest))
+    compile_cuda(emission)
+    assert emission.launches[0].grid.x == -(-2102787 // (4 * 256))
+    assert "ws::load_inside<4, ws::kShared, kColumns>(x + i_begin, i_begin)" in emission.text
+    assert "ws::store_inside<kColumns>(y + i_begin, y_pack, i_begin);" in emission.text
+
+
+def test_what_begins_between_two_packs_goes_element_by_element() -> None:
+    nest = gelu(2102787)
+    (store,) = nest.stores
+    load = next(iter(cuda_shape.loads(nest)))
+    shifted = Load(load.buffer, at(1, i=1), load.type)
+    buffers = tuple(replace(b, element_count=b.element_count + 1) if not b.written else b for b in nest.buffers)
+    moved = replace(nest, stores=(replace(store, value=call("neg", shifted)),), buffers=buffers)
+    assert CudaPointwise().defaults(moved).integers["pack"] == 1
+
+
 def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
     channel = Index(0, ((Quotient(at(j=1), 16), 1),))
     assert cuda_shape.access(channel, "j", 4) == "same"

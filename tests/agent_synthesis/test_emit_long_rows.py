@@ -40,6 +40,9 @@ def spilled_bytes(report: str) -> int:
         (softmax(999, 65536), {"splits": 1, "depth": 4}),
         (layer_norm(7, 100004), {"splits": 6, "depth": 5}),
         (batch_statistics(64, 64, 1 << 18), {}),
+        (batch_statistics(64, 64, 1 << 18), {"splits": 128, "packs": 4, "depth": 6, "lag": 0, "held": 12}),
+        (group_norm(112, 8, 8, 1 << 18), {"splits": 33, "packs": 4, "depth": 6, "held": 8}),
+        (softmax(7, 1 << 22), {"splits": 66, "packs": 4, "depth": 5, "held": 12}),
         (layer_norm(64, 1 << 20, Type.BF16), {"pack": 8, "splits": 33, "depth": 4}),
     ],
     ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
@@ -48,7 +51,8 @@ def test_rows_that_are_kept_in_shared_memory_compile(
     compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]
 ) -> None:
     settings = {"reduce": "hold", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming"}
-    sizes = {"threads": 512, "splits": 132, "packs": 2, "pack": 4, "depth": 8, "lag": 2, "min_blocks": 1}
+    sizes = {"threads": 512, "splits": 132, "packs": 2, "pack": 4, "depth": 8, "lag": 2, "held": 0}
+    sizes["min_blocks"] = 1
     emission = CudaRowReduction().emit(nest, with_settings(nest, **settings | sizes | changes))
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
@@ -97,7 +101,7 @@ def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() 
 def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() -> None:
     found = CudaRowReduction().defaults(group_norm(112, 8, 8, 1 << 18))
     assert found.choices["reduce"] == "hold"
-    assert found.integers["splits"] == 44, "three rows of 8 MB fit the shared memory of 132 SMs at once"
+    assert found.integers["splits"] == 32, "shared memory and registers of 132 SMs hold four rows of 8 MB at once"
 
 
 def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None:
@@ -110,8 +114,19 @@ def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None
     assert 0.4 * x_bytes < again < 0.8 * x_bytes
 
 
-def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
+def test_blocks_that_cannot_keep_a_row_leave_the_rest_to_the_cache() -> None:
     found = CudaRowReduction().defaults(batch_statistics(64, 64, 1 << 18))
+    assert (found.choices["reduce"], found.choices["loads"]) == ("hold", "shared")
+    assert (found.integers["splits"], found.integers["held"], found.integers["lag"]) == (128, 12, 0)
+    text = CudaRowReduction().emit(batch_statistics(64, 64, 1 << 18), found).text
+    assert text.count("refill(row + kTeams);") == 1
+    assert "ws::copy_async<ws::kLast>" in text, "what stays on chip leaves its room in the cache to the rest"
+    assert text.count("for (int part = kKept + kHeld / kPacks; part < 16; ++part)") == 1
+    assert text.count("for (int part = 16; part-- > kKept + kHeld / kPacks;)") == 1
+
+
+def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
+    found = CudaRowReduction().defaults(batch_statistics(128, 64, 1 << 18))
     assert (found.choices["reduce"], found.integers["depth"]) == ("two_pass", 1)
 
 

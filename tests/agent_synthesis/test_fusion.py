@@ -9,6 +9,7 @@ from torch import nn
 from agent_synthesis import analysis, interpreter, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, task_pb2
@@ -67,3 +68,40 @@ def test_every_plan_two_moves_away_can_be_described(module: nn.Module, target: t
             except IllegalMove:
                 continue
             assert analysis.describe(twice, with_legal_moves=False).groups
+
+
+def _siblings(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x.sum(1), x.amax(1), x.cumsum(0)
+
+
+@pytest.mark.parametrize("target", [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA])
+def test_siblings_that_read_one_tensor_become_one_kernel_that_reads_it_once(target: task_pb2.Target.ValueType) -> None:
+    plan = zero(Applied(_siblings), target)
+    (move,) = (each for each in moves.legal(plan) if each.move.operation == "fuse")
+    assert (move.move.group, move.move.choice) == ("amax", "sum_1")
+    assert "reads once" in move.effect
+    assert move.after.read_bytes == move.before.read_bytes // 2
+    assert move.after.launch_count == 1
+    plan = moves.apply(plan, move.move)
+    assert [(group.name, group.engine) for group in plan.groups] == [("amax", "authored"), ("cumsum", "library")]
+    x = torch.randn(6, 40)
+    for got, wanted in zip(interpreter.run_plan(plan, {"args_0": x}), _siblings(x), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+SEPARATE = {
+    "nothing in common": (lambda x, y, _: (x.relu(), y.exp()), "nothing large"),
+    "only something small": (lambda x, y, z: (x * z, y + z), "nothing large"),
+    "one needs the other by way of a third": (lambda x, *_: x + x.exp().cumsum(1), "both before"),
+    "loops of other sizes": (lambda x, *_: (x.sum(1), x.sum(0)), "cannot be one kernel"),
+}
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_siblings_that_are_none_stay_apart(name: str) -> None:
+    function, reason = SEPARATE[name]
+    args = (torch.randn(6, 40), torch.randn(6, 40), torch.randn(40))
+    plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
+    first, last = plan.groups[0].name, plan.groups[-1].name
+    with pytest.raises(IllegalMove, match=reason):
+        moves.apply(plan, fuse(last, first))

@@ -269,6 +269,16 @@ def test_only_schedules_of_products_take_one_and_small_ones_get_small_tiles() ->
     assert schedules_for(task_pb2.TARGET_CUDA, vector)
 
 
+def test_a_processors_product_is_the_librarys_and_what_follows_is_one_kernel() -> None:
+    args = (R(80, 64), R(80, 96))
+    plan = plan_zero(GraphIndex(capture(Ended(64, 96, lambda y, r: F.gelu(y) * 2 + r), args)), task_pb2.TARGET_CPU)
+    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="add", choice="*"))
+    assert [(group.nodes, group.schedule) for group in plan.groups] == [
+        (("linear",), ""),
+        (("gelu", "mul", "add"), "cpu_pointwise"),
+    ]
+
+
 def test_small_products_of_every_type_and_tile_compile(compile_cuda: Compile) -> None:
     schedule = CudaSmallProduct()
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

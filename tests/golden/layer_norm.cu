@@ -3,7 +3,7 @@
 //   total = sum(x[262144 i + j])
 //   squares = sum((x[262144 i + j] - (total / 262144)) * (x[262144 i + j] - (total / 262144)))
 //   y[262144 i + j] = (((x[262144 i + j] - (total / 262144)) * rsqrt(((squares / 262144) + 1e-05))) * weight[j]) + bias[j]
-// cuda_row_reduction: reduce = grid, merge = yes, loads = once, stores = plain, preload = no, overlap = no, exp = accurate, threads = 512, lanes = 512, splits = 16, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0
+// cuda_row_reduction: reduce = grid, merge = yes, loads = once, stores = plain, preload = no, overlap = no, exp = accurate, threads = 512, lanes = 512, splits = 16, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0, held = 0
 extern "C" __global__ void __launch_bounds__(512, 2) layer_norm(
     const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ y, ws::uint64* mailboxes) {

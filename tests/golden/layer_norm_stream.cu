@@ -3,7 +3,7 @@
 //   total = sum(x[393216 i + j])
 //   squares = sum((x[393216 i + j] - (total / 393216)) * (x[393216 i + j] - (total / 393216)))
 //   y[393216 i + j] = (((x[393216 i + j] - (total / 393216)) * rsqrt(((squares / 393216) + 1e-05))) * weight[j]) + bias[j]
-// cuda_row_reduction: reduce = stream, merge = yes, loads = once, stores = streaming, preload = yes, overlap = yes, exp = accurate, threads = 128, lanes = 128, splits = 64, pack = 4, packs = 12, min_blocks = 2, depth = 4, lag = 2
+// cuda_row_reduction: reduce = stream, merge = yes, loads = once, stores = streaming, preload = yes, overlap = yes, exp = accurate, threads = 128, lanes = 128, splits = 64, pack = 4, packs = 12, min_blocks = 2, depth = 4, lag = 2, held = 0
 extern "C" __global__ void __launch_bounds__(128, 2) layer_norm_stream(
     const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ y, ws::uint64* mailboxes) {

@@ -2,7 +2,7 @@
 // for all i:1; over j:1048576
 //   total = sum(x[1048576 i + j] * s[j])
 //   y[i] = total
-// cuda_row_reduction: reduce = two_pass, merge = no, loads = shared, stores = plain, preload = no, overlap = yes, exp = accurate, threads = 512, lanes = 512, splits = 128, pack = 4, packs = 4, min_blocks = 1, depth = 0, lag = 0
+// cuda_row_reduction: reduce = two_pass, merge = no, loads = shared, stores = plain, preload = no, overlap = yes, exp = accurate, threads = 512, lanes = 512, splits = 128, pack = 4, packs = 4, min_blocks = 1, depth = 0, lag = 0, held = 0
 extern "C" __global__ void __launch_bounds__(512, 1) row_dot_total(
     const float* __restrict__ x, const float* __restrict__ s, ws::Fold<ws::Sum, float>* total_partials) {
   constexpr int kColumns = 1048576;

@@ -3,7 +3,7 @@
 //   row_max = max(x[16384 i + j])
 //   row_sum = sum(exp((x[16384 i + j] - row_max)))
 //   y[16384 i + j] = exp((x[16384 i + j] - row_max)) / row_sum
-// cuda_row_reduction: reduce = block, merge = yes, loads = shared, stores = plain, preload = no, overlap = yes, exp = fast, threads = 512, lanes = 512, splits = 1, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0
+// cuda_row_reduction: reduce = block, merge = yes, loads = shared, stores = plain, preload = no, overlap = yes, exp = fast, threads = 512, lanes = 512, splits = 1, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0, held = 0
 extern "C" __global__ void __launch_bounds__(512, 2) softmax(const float* __restrict__ x, float* __restrict__ y) {
   constexpr int kColumns = 16384;
   constexpr int kPacks = 8;

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.testing import Applied
 from gpu_bench.cuda import CudaExecutor
@@ -33,8 +34,11 @@ class Ended(nn.Module):
         return self._end(self.linear(x), *rest)
 
 
-def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool = False) -> Program:
-    """The program of the module as one product, compiled; perhaps with its ends made during the next tile."""
+def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool = False, odd: bool = False) -> Program:
+    """The program of the module as one product, compiled; perhaps with its ends made during the next tile.
+
+    `odd`: a product that kernels of other nests may take.
+    """
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     from agent_synthesis import fusion, generator, moves
     from agent_synthesis.graph_index import GraphIndex
@@ -52,7 +56,7 @@ def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool 
     for group in plan.groups[:-1]:  # a product and what reduces it
         plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice=group.name))
     (group,) = plan.groups
-    assert group.schedule.startswith("cuda_product")
+    assert odd or group.schedule.startswith("cuda_product")
     if held:
         integers = {"columns": 192, "stages": 4, "cluster": 1, "group": 8, "warpgroups": 2, "slices": 1}
         choices = {**group.parameters.choices, "end": "held"}
@@ -163,10 +167,118 @@ def test_rows_that_have_no_halves_are_repaired_and_others_untouched(
     a, b = a.cuda(), b.cuda()
     plain = ran(made, module, (a, b))
     a[3, 5], a[7], a[11, 2], a[13, 1], a[17, 4], a[19] = 1e30, 1e-40, float("inf"), float("nan"), 1e-20, 0.0
+    a[23, 4], a[29, 0] = float("-inf"), 1e-42
     out, eager, truth = ran(made, module, (a, b)), module(a, b), module(a.double(), b.double())
     assert torch.equal(out.isnan(), eager.isnan())
     assert torch.equal(out.isinf(), eager.isinf())
-    for row in (3, 7, 17, 19):
+    assert torch.equal(out.isneginf(), eager.isneginf())
+    for row in (3, 7, 17, 19, 29):
         error = _rms(out[row].double() - truth[row])
         assert error <= 4 * max(_rms(eager[row].double() - truth[row]), 2**-22 * _rms(truth[row]))
     assert torch.equal(out[128:], plain[128:])
+
+
+def test_a_result_beyond_every_float_is_the_references() -> None:
+    module = Applied(lambda a, b: a @ b.T)
+    made = one_kernel(module, (R(256, 320), R(192, 320)))
+    a, b = torch.rand(256, 320, device="cuda"), torch.rand(192, 320, device="cuda")
+    a[5] *= 1e30
+    b[7] *= 1e9  # their product is no float, and neither row alone says so
+    b[8] *= -1e9
+    out, eager = ran(made, module, (a, b)), module(a, b)
+    assert eager[5, 7] == torch.inf
+    assert eager[5, 8] == -torch.inf
+    assert torch.equal(out.isinf(), eager.isinf())
+    assert torch.equal(out.isneginf(), eager.isneginf())
+    assert not out.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("held", [False, True], ids=["direct", "held"])
+def test_infinities_of_sixteen_bits_are_the_references(dtype: torch.dtype, held: bool) -> None:
+    module = Applied(lambda a, b: a @ b.T)
+    a, b = torch.randn(1002, 2048, dtype=dtype), torch.randn(3080, 2048, dtype=dtype)
+    made = one_kernel(module, (a, b), held=held)
+    a, b = a.cuda(), b.cuda()
+    plain = ran(made, module, (a, b))
+    large, least = torch.finfo(dtype).max / 4096, torch.finfo(dtype).smallest_normal / 4
+    a[3, 5], a[7, 2], a[11, 1], a[13], a[17] = torch.inf, -torch.inf, torch.nan, large, least
+    b[19] = b[19].abs() + 8  # all of one sign, so that its product with row 13 is no number of the type
+    b[23, 4] = torch.inf
+    a[17, 4] = a[29, 4] = 0.0
+    out, eager, truth = ran(made, module, (a, b)), module(a, b), a.double() @ b.double().T
+    assert eager[13, 19] == torch.inf
+    assert eager[29, 23].isnan()
+    assert torch.equal(out.isnan(), eager.isnan())
+    assert torch.equal(out.isposinf(), eager.isposinf())
+    assert torch.equal(out.isneginf(), eager.isneginf())
+    for rows in ([13], [17], slice(30, None)):
+        kept = eager[rows].isfinite()
+        wanted, found, theirs = (each[rows].double()[kept] for each in (truth, out, eager))
+        assert _rms(found - wanted) <= 2 * max(_rms(theirs - wanted), torch.finfo(dtype).eps * _rms(wanted))
+    others = [column for column in range(3080) if column not in (19, 23)]
+    assert torch.equal(out[30:][:, others], plain[30:][:, others])
+
+
+ODD: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "a depth of one": (lambda a, b: torch.relu(a @ b), (R(128, 1), R(1, 96))),
+    "a depth of one in a batch": (torch.bmm, (R(3, 128, 1), R(3, 1, 96))),
+    "one row in every place": (lambda a, b: a.expand(128, 64) @ b, (R(1, 64), R(64, 96))),
+    "one element for a whole depth": (lambda a, b: a.expand(128, 64) @ b, (R(128, 1), R(64, 96))),
+    "one matrix for a whole batch": (lambda a, b: torch.bmm(a.expand(3, 128, 64), b), (R(1, 128, 64), R(3, 64, 96))),
+    "a last row first": (lambda a, b: a.flip(0) @ b, (R(128, 64), R(64, 96))),
+    "a depth backwards": (lambda a, b: a.flip(1) @ b.flip(0), (R(128, 64), R(64, 96))),
+    "columns backwards": (lambda a, b: a @ b.flip(1), (R(128, 64).bfloat16(), R(64, 96).bfloat16())),
+    "a result stored across": (lambda a, b: torch.relu(a @ b).T.contiguous(), (R(128, 64), R(64, 96))),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_operands_give_what_the_module_does(name: str) -> None:
+    function, args = ODD[name]
+    module = Applied(function)
+    values = tuple(tensor.cuda() for tensor in args)
+    out, eager = ran(one_kernel(module, args, odd=True), module, values), module(*values)
+    truth = function(*(value.double() for value in values))
+    rounding = 2 * torch.finfo(eager.dtype).eps * _rms(truth)
+    assert _rms(out.double() - truth) <= 4 * max(_rms(eager.double() - truth), rounding)
+
+
+LARGE: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...], torch.dtype]] = {
+    "a result": (lambda a, b: a @ b.T, ((65600, 64), (32832, 64)), torch.float32),
+    "a result of 16 bits": (lambda a, b: a @ b.T, ((65600, 64), (32832, 64)), torch.bfloat16),
+    "many results": (torch.bmm, ((140000, 128, 64), (140000, 64, 128)), torch.float32),
+    "rows": (lambda a, b: a @ b.T, ((2**24 + 64, 128), (64, 128)), torch.float32),
+    "a depth": (lambda a, b: a @ b, ((128, 2**24 + 64), (2**24 + 64, 128)), torch.float32),
+    "a depth across": (lambda a, b: a.T @ b.T, ((2**24 + 64, 128), (128, 2**24 + 64)), torch.float32),
+    "the least of each row": (lambda a, b: (a @ b.T).amin(1), ((2**25 + 64, 64), (128, 64)), torch.float32),
+}
+"""Operands or results of more than 2^31 elements."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_more_than_two_to_the_31_elements_are_as_right_as_few(name: str) -> None:
+    function, shapes, dtype = LARGE[name]
+    with FakeTensorMode():
+        args = tuple(torch.empty(shape, dtype=dtype) for shape in shapes)
+    made = one_kernel(Applied(function), args)
+    torch.cuda.empty_cache()  # of the tests before
+    values = tuple(torch.rand(shape, dtype=dtype, device="cuda") - 0.5 for shape in shapes)
+    out, eager = ran(made, Applied(function), values), function(*values)
+    if name.startswith("a depth"):
+        truth = torch.zeros_like(eager, dtype=torch.float64)
+        for left, right in zip(*map(_by_depth, values), strict=True):
+            truth += function(left.double(), right.double())
+    else:
+        size, eps = eager.abs().amax().item(), torch.finfo(dtype).eps
+        for part, other in zip(out.flatten().split(2**28), eager.flatten().split(2**28), strict=True):
+            assert (part - other).abs().amax().item() <= 16 * eps * size
+        out, eager = out[-70:], eager[-70:]
+        truth = function(values[0][-70:].double(), (values[1][-70:] if values[1].dim() == 3 else values[1]).double())
+    rounding = 2 * torch.finfo(dtype).eps * _rms(truth)
+    assert _rms(out.double() - truth) <= 4 * max(_rms(eager.double() - truth), rounding)
+
+
+def _by_depth(operand: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Parts of a matrix along its longer side."""
+    return operand.split(2**20, dim=int(operand.shape[1] > operand.shape[0]))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_bench import sanitizer
-from gpu_bench.sanitized_run import kernels_alone
+from gpu_bench.sanitized_run import is_told_to_go, kernels_alone
 from warpsmith import jail
 from warpsmith.jail import Rung
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
@@ -54,7 +56,57 @@ def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkey
 @needs_namespaces
 def test_a_tool_that_does_not_end_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(sanitizer, "LEAST_SECONDS", 0.0)
     assert "no end within" in said("sleep 60", tmp_path, monkeypatch).skipped
+
+
+WAITING = """
+for last; do :; done
+while [ ! -e "$last/go" ] && [ ! -e "$last/stop" ]; do sleep 0.02; done
+[ -e "$last/stop" ] || echo 'the kernels ran'
+"""
+"""A sanitizer whose program waits to be told, as the real one does; its last argument is the programs' directory."""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f"#!/bin/sh\n{WAITING}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "installed", lambda: fake)
+    monkeypatch.setattr(sanitizer, "DEADLINE_SECONDS", 0.5)
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("waiting")
+def test_kernels_run_when_asked_for_however_long_the_comparing_took() -> None:
+    with sanitizer.begin(candidate_pb2.Program(), CUBIN, NAMESPACED[0], ("memcheck", "synccheck")) as inspecting:
+        time.sleep(1.0)
+        assert not any(each.done() for each in inspecting._running)
+        assert [(each.finding, each.skipped) for each in inspecting.answer()] == [("", "")] * 2
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("waiting")
+def test_kernels_of_a_program_that_failed_do_not_run_and_nothing_stays() -> None:
+    with sanitizer.begin(candidate_pb2.Program(), CUBIN, NAMESPACED[0], ("memcheck",)) as inspecting:
+        (running,), place = inspecting._running, Path(inspecting._place.name)
+    assert "it does not run here" in running.result().skipped
+    assert not place.exists()
+
+
+def test_a_process_waits_for_a_word_and_ends_where_none_can_come(tmp_path: Path) -> None:
+    place = tmp_path / "programs"
+    place.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(is_told_to_go, place)
+        time.sleep(0.05)
+        assert not told.done()
+        (place / sanitizer.GO).touch()
+        assert told.result()
+    (place / sanitizer.STOP).touch()
+    assert not is_told_to_go(place)
+    assert not is_told_to_go(tmp_path / "gone")
 
 
 def test_racecheck_is_skipped_at_once_where_it_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,8 @@ _STRATEGIES: Mapping[str, Changes] = {
                       "preload": "yes", "merge": "yes"},
     "hold": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 1, "packs": 2, "depth": 2, "lag": 1,
              "preload": "no", "merge": "yes", "min_blocks": 1},
+    "hold_registers": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 2, "packs": 1, "depth": 1, "held": 1,
+                       "lag": 0, "preload": "no", "merge": "yes", "min_blocks": 1},
     "hold_splits": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 3, "packs": 1, "depth": 1, "lag": 1,
                     "preload": "no", "merge": "yes", "min_blocks": 1},
     "hold_team": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 67, "packs": 1, "depth": 1, "lag": 1,

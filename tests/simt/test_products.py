@@ -159,15 +159,16 @@ def test_halves_and_roots_make_the_floats_again(executions: dict[str, Execution]
 
 
 def marked() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
-    """A product with an element that halves cannot hold beside the others of its row, and its values."""
+    """A product whose rows halves cannot hold, but for the last, and its values."""
     nest = nest_of("marked", lambda a, b: a @ b, R(5, 40), R(40, 12))
     values = draw(nest)
     first = next(buffer.name for buffer in nest.buffers if not buffer.written)
-    values[first][3] = 1e30
+    rows = values[first].view(5, 40)
+    rows[0, 3], rows[1], rows[2, 7], rows[3, 1] = 1e30, 1e-40, -torch.inf, torch.nan
     return nest, without_tensor_cores(nest, repaired=True), values
 
 
-def test_a_marked_row_is_repaired_and_the_next_call_begins_clean(executions: dict[str, Execution]) -> None:
+def test_marked_rows_are_repaired_and_the_next_call_begins_clean(executions: dict[str, Execution]) -> None:
     nest, _, values = marked()
     execution = executions[nest.name]
     assert not execution.findings
@@ -175,7 +176,8 @@ def test_a_marked_row_is_repaired_and_the_next_call_begins_clean(executions: dic
     (written,) = (buffer.name for buffer in nest.buffers if buffer.written)
     got = torch.frombuffer(bytearray(execution.outputs[written]), dtype=torch.float32).view(5, 12)
     truth = values[first].view(5, 40).double() @ values[second].view(40, 12).double()
-    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[1].double(), truth[1], rtol=1e-3, atol=0)
+    torch.testing.assert_close(got.double(), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
     for name in ("marks", "right_ranges"):
         assert not any(execution.outputs[f"{nest.name}_{name}"])
 

@@ -28,6 +28,8 @@ WS_INLINE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 
 WS_INLINE uint4 load_constant(const uint4* from) { return *from; }
 WS_INLINE uint4 load_constant_once(const uint4* from) { return *from; }
+WS_INLINE unsigned long long last_use() { return 0; }
+WS_INLINE uint4 load_constant_last(const uint4* from) { return *from; }
 WS_INLINE void prefetch(const void* from, unsigned bytes) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
     simt::fail("misaligned", "a prefetch of what is no multiple of 16 bytes");
@@ -74,6 +76,7 @@ WS_INLINE void copy_later(SharedAddress to, const void* from, int bytes) {
   me.copies[me.copy_count++] = {to, from, bytes, me.copy_group};
 }
 WS_INLINE void copy_async_16(SharedAddress to, const void* from) { copy_later(to, from, 16); }
+WS_INLINE void copy_async_16_last(SharedAddress to, const void* from) { copy_later(to, from, 16); }
 template <int kBytes> WS_INLINE void copy_async(SharedAddress to, const void* from) { copy_later(to, from, kBytes); }
 WS_INLINE void commit_copies() { ++simt::here->copy_group; }
 template <int kPending> WS_INLINE void wait_copies() {
