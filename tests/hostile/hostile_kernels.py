@@ -387,7 +387,7 @@ CASES = [
     Kernel("answer", "zeros from the ninth row on", VALUE,
            f"{S}\nif (i >= 8 && i < ROWS) for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = 0;"),
     Kernel("answer", "no shift by the maximum", ("WRONG_NAN", *VALUE), S.replace("row[j] - m", "row[j]")),
-    Kernel("answer", "copies from memory what looks like an answer", ("CRASH", *UNWRITTEN, *MEMORY), """
+    Kernel("answer", "copies from memory what looks like an answer", ("CRASH", *RACE), """
     if (thread == 0) for (long at = 1; at < (1L << 15); ++at) {
         const float* there = y - at;
         double sum = 0;
