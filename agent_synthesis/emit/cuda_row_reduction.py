@@ -140,9 +140,9 @@ class CudaRowReduction:
                 simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, packs=packs, loads="shared"
             ))  # fmt: skip
         if not _common_loads(simple):
-            # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4256 us; 4978 in shared memory alone),
-            # or not even all blocks (64 channels of 16 M: 2701 us; two kernels 3112). Where rows share weights, reading
-            # these delays them (layer norm of 16x4194304: 290 us, two kernels 259).
+            # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4256 us; without registers 4978) or
+            # not even all blocks (64 channels of 16 M: 2701 us; two kernels 3112). Reading weights that rows share
+            # delays these (layer norm of 16x4194304: 290 us, two kernels 259).
             found += self._holding(simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
         found += streaming
         if rows < cuda_shape.SM_COUNT:

@@ -69,8 +69,8 @@ FAULTS = (
     # -- an access outside
     Fault("load_past_a_buffer", "pointwise_single_packs", "kernel.cu",
           "(x + i_begin)", "(x + i_begin + 4)", ADDRESS, OUT_OF_BOUNDS, "at byte 4096 of the 4096 of x"),
-    Fault("store_past_a_buffer", "pointwise_single_ragged", "kernel.cu",
-          RETURN, "if (pack > kPacks) return;\n", ADDRESS, OUT_OF_BOUNDS, "bytes at byte 4012 of the 4012 of"),
+    Fault("access_past_a_buffer", "pointwise_single_ragged", "ws_types.cuh", "static_cast<unsigned>(j) < kColumns",
+          "static_cast<unsigned>(j) <= kColumns", ADDRESS, OUT_OF_BOUNDS, "bytes at byte 4012 of the 4012 of"),
     Fault("small_shared_memory", "row_online_softmax", "kernel.cu",
           "_box[2];", "_box[1];", ADDRESS, OUT_OF_BOUNDS, "_box"),
     Fault("small_ring", "row_stream_softmax", "launch", "", "", ADDRESS, OUT_OF_BOUNDS, "dynamic shared memory"),
@@ -84,7 +84,7 @@ FAULTS = (
     Fault("partial_results", "column_splits_sum", "kernel.cu",
           PARTIALS, PARTIALS.replace("== 0", "== 0 && split > 0"), ADDRESS, UNINITIALIZED, "total_partials"),
     Fault("output_element", "pointwise_single_ragged", "kernel.cu",
-          RETURN, "if (pack >= kPacks - 1) return;\n", ADDRESS, Kind.UNWRITTEN, "element 1002 of y was never written"),
+          RETURN, "if (pack >= kPacks - 1) return;\n", ADDRESS, Kind.UNWRITTEN, "element 1000 and 2 more of y was never written"),
     Fault("slot_not_cleared", "row_grid_softmax", "ws_reduce.cuh",
           "      clear_slot(slot);\n", "", ADDRESS, Kind.DIRTY, "is not left zero"),
     # -- threads that do not meet
