@@ -84,7 +84,8 @@ FAULTS = (
     Fault("partial_results", "column_splits_sum", "kernel.cu",
           PARTIALS, PARTIALS.replace("== 0", "== 0 && split > 0"), ADDRESS, UNINITIALIZED, "total_partials"),
     Fault("output_element", "pointwise_single_ragged", "kernel.cu",
-          RETURN, "if (pack >= kPacks - 1) return;\n", ADDRESS, Kind.UNWRITTEN, "element 1000 and 2 more of y was never written"),
+          RETURN, "if (pack >= kPacks - 1) return;\n", ADDRESS, Kind.UNWRITTEN,
+          "element 1000 and 2 more of y was never written"),
     Fault("slot_not_cleared", "row_grid_softmax", "ws_reduce.cuh",
           "      clear_slot(slot);\n", "", ADDRESS, Kind.DIRTY, "is not left zero"),
     # -- threads that do not meet
