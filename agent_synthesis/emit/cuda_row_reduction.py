@@ -238,7 +238,6 @@ class CudaRowReduction:
         loads: str = "once",
         depth: int = 0,
         lag: int = 0,
-        held: int = 0,
         stores: str = "plain",
     ) -> Parameters:
         pack = pack or cuda_shape.best_pack(simple, simple.reduced[0])
@@ -264,7 +263,7 @@ class CudaRowReduction:
                 "min_blocks": min_blocks,
                 "depth": depth,
                 "lag": lag,
-                "held": held,
+                "held": 0,
             },
         )
         team = team_of(simple, draft)
