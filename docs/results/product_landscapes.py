@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from attention import FLUSHED_BYTES, compiled
+from attention import FLUSHED_BYTES, compiled, times
 from landscape_file import Landscape, Plan, append, digits, plan_line, read, task_line
 from product_compiles import PRODUCTS, Product
 from skill import DEFAULT_REASONER, replays
@@ -88,22 +87,6 @@ def settings(zero: Groups) -> dict[str, Setting]:
                 further = moves.apply(groups, legal.move)
                 waiting.append((name, [legal.move], [*path, legal.move], further))
     return found
-
-
-def times(arms: dict[str, Callable[[], object]], rounds: int, flushed: torch.Tensor) -> dict[str, float]:
-    """Median nanoseconds of each, in rounds in which every one runs once on a cold cache."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds + 1):  # the first warms up
-        for name, arm in arms.items():
-            flushed.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            arm()
-            end.record()
-            torch.cuda.synchronize()
-            if number:
-                taken[name].append(1e6 * begin.elapsed_time(end))
-    return {name: statistics.median(each) for name, each in taken.items()}
 
 
 def record(name: str, file: Path, rounds: int, pool: ProcessPoolExecutor) -> str:

@@ -415,8 +415,8 @@ def test_what_begins_between_two_packs_goes_element_by_element() -> None:
     (store,) = nest.stores
     load = next(iter(cuda_shape.loads(nest)))
     shifted = Load(load.buffer, at(1, i=1), load.type)
-    buffers = tuple(replace(b, element_count=b.element_count + 1) if not b.written else b for b in nest.buffers)
-    moved = replace(nest, stores=(replace(store, value=call("neg", shifted)),), buffers=buffers)
+    buffers = tuple(replace(buffer, element_count=buffer.element_count + 1) for buffer in nest.buffers)
+    moved = replace(nest, stores=(replace(store, index=at(1, i=1), value=call("neg", shifted)),), buffers=buffers)
     assert CudaPointwise().defaults(moved).integers["pack"] == 1
 
 
