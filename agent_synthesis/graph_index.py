@@ -16,10 +16,14 @@ from warpsmith.v1 import graph_pb2, tensor_pb2
 
 
 class GraphIndex:
-    """Lookups over a graph that no longer changes. Equal graphs have equal `digest`."""
+    """Lookups over a graph that no longer changes. Equal graphs have equal `digest`.
 
-    def __init__(self, graph: graph_pb2.Graph) -> None:
+    `allows_tf32`: whether products of floats may round their factors to TF32, as the task says.
+    """
+
+    def __init__(self, graph: graph_pb2.Graph, *, allows_tf32: bool = False) -> None:
         self.graph = graph
+        self.allows_tf32 = allows_tf32
         self.digest = graph.digest
         self.nodes = {node.name: node for node in graph.nodes}
         self.position = {node.name: position for position, node in enumerate(graph.nodes)}

@@ -348,6 +348,8 @@ class Nest:
     stores: tuple[Store, ...]
     buffers: tuple[BufferRef, ...]
     comment: str = field(default="", compare=False)
+    allows_tf32: bool = False
+    """Whether factors of matrix products may be rounded to TF32."""
 
     @property
     def extents(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +26,7 @@ from agent_synthesis import (
 )
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import BufferRef, MalformedNest, Nest
+from agent_synthesis.product import multiplies_matrices
 from agent_synthesis.symbolic import Refused, Tracer, storage_type
 from warpsmith import aten, dtypes
 
@@ -132,7 +133,8 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
         buffers = [buffer for buffer in buffers if buffer.name != source] + [_reference(index, source, written=True)]
         stored.append(iteration.Output(source, tracer.symbol(values[source]), tuple(index.spec(source).strides)))
     operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
-    return iteration.build(identifier((outputs or nodes)[-1]), stored, tracer, buffers, operations)
+    nest = iteration.build(identifier((outputs or nodes)[-1]), stored, tracer, buffers, operations)
+    return replace(nest, allows_tf32=index.allows_tf32 and multiplies_matrices(nest))
 
 
 def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:

@@ -157,7 +157,7 @@ class BuiltInSynthesizer:
                 if found is not None:
                     self._graphs.move_to_end(key)
                     return found
-            made = GraphIndex(self._capture(task))
+            made = GraphIndex(self._capture(task), allows_tf32=task.precision == task_pb2.PRECISION_TF32)
             with self._lock:
                 self._graphs[key] = made
                 while len(self._graphs) > _REMEMBERED:

@@ -189,6 +189,8 @@ def _of_tensor_map(program: candidate_pb2.Program, seen: candidate_pb2.TensorMap
         yield f"{what} has {rank} extents, {len(seen.byte_strides)} strides and a box of {len(seen.box)}"
     elif seen.dtype not in TENSOR_MAP_TYPES or size != _SIZES[spec.dtype]:
         yield f"{what} has another element type than its buffer, or one that bulk copies do not know"
+    elif seen.rounds_to_tf32 and seen.dtype != tensor_pb2.DTYPE_FLOAT32:
+        yield f"{what} rounds to TF32 what are no floats"
     elif any(not 1 <= extent <= TENSOR_MAP_EXTENT for extent in seen.extents):
         yield f"{what} has extents {list(seen.extents)}"
     elif any(not 0 < stride < TENSOR_MAP_STRIDE or stride % 16 for stride in seen.byte_strides):

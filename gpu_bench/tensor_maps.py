@@ -10,17 +10,13 @@ import ctypes
 import importlib
 from typing import Any
 
-from warpsmith.v1 import candidate_pb2, tensor_pb2
+from warpsmith import arguments
+from warpsmith.v1 import candidate_pb2
 
 MAP_BYTES = 128
 ALIGNMENT_BYTES = 64
 """Of the map itself (CUDA driver API, cuTensorMapEncodeTiled)."""
 
-_TYPES = {
-    tensor_pb2.DTYPE_FLOAT64: "FLOAT64", tensor_pb2.DTYPE_FLOAT32: "FLOAT32", tensor_pb2.DTYPE_FLOAT16: "FLOAT16",
-    tensor_pb2.DTYPE_BFLOAT16: "BFLOAT16", tensor_pb2.DTYPE_INT64: "INT64", tensor_pb2.DTYPE_INT32: "INT32",
-    tensor_pb2.DTYPE_UINT8: "UINT8",
-}  # fmt: skip
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
@@ -34,7 +30,7 @@ class PlacedTensorMap:
         self.address = -(-ctypes.addressof(self._memory) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._placed_at = 0
         self._before = (
-            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[described.dtype]}"),
+            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{arguments.copied_type(described)}"),
             len(described.extents),
         )
         self._after = (

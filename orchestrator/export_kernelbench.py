@@ -12,8 +12,9 @@ import re
 from orchestrator import export
 from orchestrator.export import Exported, Names
 from orchestrator.export_module import extents
+from warpsmith.arguments import copied_type
 from warpsmith.errors import BadInput
-from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
 REFUSED = {
     "a try statement": r"\btry\s*:",
@@ -265,10 +266,9 @@ def _host_function(name: str, launch: candidate_pb2.Launch, program: candidate_p
 
 def _map(address: str, seen: candidate_pb2.TensorMap) -> str:
     """The C++ that makes a tensor map of what lies at an address."""
-    dtype = tensor_pb2.Dtype.Name(seen.dtype).removeprefix("DTYPE_")
     lists = ", ".join(f"{{{', '.join(map(str, each))}}}" for each in (seen.extents, seen.byte_strides, seen.box))
     swizzle = f"CU_TENSOR_MAP_SWIZZLE_{f'{seen.swizzle_bytes}B' if seen.swizzle_bytes else 'NONE'}"
-    return f"map_of({address}, CU_TENSOR_MAP_DATA_TYPE_{dtype}, {lists}, {swizzle})"
+    return f"map_of({address}, CU_TENSOR_MAP_DATA_TYPE_{copied_type(seen)}, {lists}, {swizzle})"
 
 
 def _attribute(entry: str, name: str, value: int) -> str:

@@ -6,7 +6,8 @@ import struct
 
 from orchestrator import export
 from orchestrator.export import Exported, Names
-from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2, tensor_pb2
+from warpsmith.arguments import copied_type
+from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
 _FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f"}
 
@@ -69,9 +70,7 @@ def _cuda_launch(launch: candidate_pb2.Launch) -> str:
 
 def _tensor_map(seen: candidate_pb2.TensorMap) -> str:
     numbers = f"{list(seen.extents)}, {list(seen.byte_strides)}, {list(seen.box)}"
-    return (
-        f"_WsTensorMap({tensor_pb2.Dtype.Name(seen.dtype).removeprefix('DTYPE_')!r}, {numbers}, {seen.swizzle_bytes})"
-    )
+    return f"_WsTensorMap({copied_type(seen)!r}, {numbers}, {seen.swizzle_bytes})"
 
 
 def _arguments(launch: candidate_pb2.Launch, buffers: list[str]) -> list[str]:

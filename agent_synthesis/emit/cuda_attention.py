@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from agent_synthesis.attention import Attention, Factor, Mask, attention_of
 from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.emit.cuda_product_engine import ENGINES
 from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, task_pb2
 
 OWN_ROWS, BLOCK, WARPGROUP_THREADS = 64, 64, 128
 """Queries of a warpgroup; elements of a box's rows, 128 bytes; threads."""
@@ -44,10 +45,7 @@ _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
     "ws_product_shape.cuh", "ws_product.cuh", "ws_attention.cuh",
 )  # fmt: skip
-_TYPES = {
-    Type.F16: ("ws::half", tensor_pb2.DTYPE_FLOAT16),
-    Type.BF16: ("ws::bfloat16", tensor_pb2.DTYPE_BFLOAT16),
-}
+_ENGINES = {Type.F16: ENGINES["fp16"], Type.BF16: ENGINES["bf16"]}
 _MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Type.F32: "float"}
 
 
@@ -64,7 +62,7 @@ class CudaAttention:
     def accepts(self, nest: Nest) -> bool:
         """Attention whose operands are rows of neighbours, up to 256 of them, that the copy engine can walk."""
         made = attention_of(shape.simplified(nest))
-        if made is None or made.type not in _TYPES or shape.reads_what_it_writes(nest):
+        if made is None or made.type not in _ENGINES or shape.reads_what_it_writes(nest):
             return False
         if made.rows.extent < LEAST_ROWS or max(made.reduction.depth, made.columns.extent) > MOST_COLUMNS:
             return False
@@ -195,7 +193,7 @@ class _AttentionText(ProductText):
             made.reduction.name, operand, operand, made.batch, (made.rows,), (made.columns,), (made.keys,)
         )
         tiling = Tiling(setting.queries, stages=setting.stages, cluster=1, group=1, promote=1, slices=1)
-        super().__init__(nest, product, 1, tiling)
+        super().__init__(nest, product, _ENGINES[made.type], tiling)
         self._made, self._setting = made, setting
 
     def attention_shape(self) -> list[str]:
@@ -267,7 +265,7 @@ class _AttentionText(ProductText):
         return candidate_pb2.LaunchArgument(
             tensor_map=candidate_pb2.TensorMap(
                 buffer=factor.buffer,
-                dtype=_TYPES[made.type][1],
+                dtype=_ENGINES[made.type].dtype,
                 extents=[factor.offset + columns, rows, made.inner // factor.group, made.layers // made.inner],
                 byte_strides=[2 * stride for stride in strides],
                 box=[BLOCK, box_rows, 1, 1],

@@ -1,17 +1,17 @@
 """CUDA schedule of matrix products with a pointwise end, on Hopper's tensor cores.
 
-The one idea: f32 operands are split into two halves each (`ws_split.cuh`), whose three products give more than the
-accuracy of f32 at four times a library's speed; 16-bit operands are multiplied as they are. The stores of the nest
-become one function that the product's kernel and its repair both end with. Texts are in `cuda_product_text`.
+The one idea: f32 operands are split into two parts each (`ws_split.cuh`), whose three products give more than the
+accuracy of f32 at four times a library's speed; others are multiplied as they are. The stores of the nest become one
+function that the product's kernel and its repair both end with. Texts are in `cuda_product_text`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from agent_synthesis.emit import cuda_product_text, cuda_shape, shape
 from agent_synthesis.emit.cuda_product_end import HELD_PACK, can_hold
+from agent_synthesis.emit.cuda_product_engine import ENGINES, engines
 from agent_synthesis.emit.cuda_product_text import Tiling
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand, matrix_product
@@ -41,22 +41,6 @@ HELD_REGISTERS = 64
 """Registers of a thread beside its sums where an end is made between products: a GELU of eight spills with fewer."""
 
 
-@dataclass(frozen=True)
-class Engine:
-    """How tensor cores make a product."""
-
-    parts: int
-    """Values that an operand's element becomes: two halves for f32."""
-    products: int
-    """16-bit products made for one of the nest."""
-    sums: int
-    """Sets of accumulators that a thread holds."""
-
-
-ENGINES = {"fp16x3": Engine(2, 3, 3), "fp16": Engine(1, 1, 1), "bf16": Engine(1, 1, 1)}
-_BY_TYPE = {Type.F32: "fp16x3", Type.F16: "fp16", Type.BF16: "bf16"}
-
-
 _BEGINNINGS = {
     1: (
         {"columns": 256, "stages": 4, "cluster": 2, "group": 8},
@@ -71,12 +55,12 @@ _BEGINNINGS = {
 
 
 class CudaProduct:
-    """Choices: `engine`, given by the operands' type; `end` of a tile of 16-bit operands: `direct`, or during the next
+    """Choices: `engine` (see `cuda_product_engine`); `end` of a tile of 16-bit operands: `direct`, or during the next
     tile (`held`).
 
-    Integers: `columns` of a tile (its rows are 128), `stages` of 64 elements of depth in shared memory, `cluster`
+    Integers: `columns` of a tile (its rows are 128), `stages` of 128 bytes of depth in shared memory, `cluster`
     (blocks that share the columns' copies), `group` (rows of tiles walked together), `promote` (stages between
-    promotions of sums to f32 registers, for fp16x3), `slices` of the depth that are added up by a kernel of their own,
+    promotions of sums to f32 registers, of parts), `slices` of the depth that are added up by a kernel of their own,
     `warpgroups` that multiply.
     """
 
@@ -86,7 +70,7 @@ class CudaProduct:
     def accepts(self, nest: Nest) -> bool:
         """A product of two matrices, each contiguous along its rows or its depth, and stores at every point of it."""
         product = matrix_product(shape.simplified(nest))
-        if product is None or product.left.type is not product.right.type or product.left.type not in _BY_TYPE:
+        if product is None or not engines(nest, product):
             return False
         if product.left.type is Type.F32 and shape.reads_what_it_writes(nest):
             return False  # tiles whose rows no scale fits are computed again
@@ -97,25 +81,11 @@ class CudaProduct:
 
     def defaults(self, nest: Nest) -> Parameters:
         """Of a few tilings that measured well at 4096 and 8192 of everything, the fastest by a model of waves."""
-        product = _product(nest)
-        engine = _BY_TYPE[product.left.type]
-        made = []
-        for tiles in _BEGINNINGS[ENGINES[engine].parts]:
-            integers = dict(tiles)
-            if engine == "fp16x3":
-                # A library's own error is small where few terms are added, and tensor cores round towards zero.
-                integers["promote"] = 1 if product.extents[3] <= SHORT_DEPTH else 2
-            integers["warpgroups"] = 4 if product.extents[3] <= cuda_product_text.TILE_DEPTH else 2
-            for slices in _slice_counts(product, tiles["columns"]):
-                choices = {"engine": engine}
-                if engine != "fp16x3":
-                    choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
-                made.append(Parameters(choices, {**integers, "slices": slices}))
-        possible = cuda_shape.legal(made, lambda parameters: require_fits(nest, parameters))
-        return min(possible, key=lambda parameters: predicted_ns(product, parameters))
+        return _fastest(nest, engines(nest, _product(nest)))
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
-        """One change away."""
+        """One change away; another engine comes with a tiling of its own."""
+        product = _product(nest)
         changes = cuda_shape.domain_without(current, {
             "end": ("held", "direct"),
             "columns": (128, 192, 256),
@@ -124,19 +94,21 @@ class CudaProduct:
             "group": (4, 8, 16),
             "promote": (1, 2, 4),
             "warpgroups": (2, 4),
-            "slices": (1, *_slice_counts(_product(nest), current.integers["columns"])),
+            "slices": (1, *_slice_counts(product, current.integers["columns"])),
         })  # fmt: skip
-        return cuda_shape.legal(changes, lambda parameters: require_fits(nest, parameters))
+        others = [engine for engine in engines(nest, product) if engine != current.choices["engine"]]
+        same = cuda_shape.legal(changes, lambda parameters: require_fits(nest, parameters))
+        return (*same, *(_fastest(nest, [engine]) for engine in others))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
-        """Halves are written and read once more than their floats."""
+        """Parts are written and read once more than their floats."""
         product = _product(nest)
         batch, m, n, k = product.extents
         engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
         extra, launches = 0, 1
         if engine.parts > 1:
             across = [rows for rows, operand in ((m, product.left), (n, product.right)) if operand.depth_stride != 1]
-            extra += batch * k * (8 * (m + n) + 4 * sum(across))
+            extra += batch * k * (4 * engine.element_bytes * (m + n) + 4 * sum(across))
             launches += 3 if across else 2
         if tiling.slices > 1:
             extra += 8 * batch * m * n * tiling.slices
@@ -145,16 +117,15 @@ class CudaProduct:
             extra_bytes=extra,
             parallel_count=_tile_count(product, tiling),
             launch_count=launches,
-            tensor_flop_count=engine.products * product.flop_count,
+            tensor_flop_count=engine.cost * product.flop_count,
         )
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """The product's kernel; for f32 between one that splits operands and one that repairs what has no halves."""
         require_fits(nest, parameters)
         simple, tiling = shape.simplified(nest), _tiling(parameters)
-        parts = ENGINES[parameters.choices["engine"]].parts
-        made = cuda_product_text.ProductText(simple, _product(nest), parts, tiling)
-        pieces, launches, headers = made.kernels(parts)
+        made = cuda_product_text.ProductText(simple, _product(nest), ENGINES[parameters.choices["engine"]], tiling)
+        pieces, launches, headers = made.kernels()
         headers += ["ws_product_held.cuh"] if tiling.holds else []
         if tiling.slices > 1:
             headers.append("ws_product_slices.cuh")
@@ -179,7 +150,7 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
         )
     product = _product(nest)
     depth = cuda_product_text.slice_depth(product.extents[3], tiling.slices)
-    sets = min(engine.sums, 2) if depth <= cuda_product_text.TILE_DEPTH else engine.sums  # one stage promotes nothing
+    sets = min(engine.sums, 2) if engine.stages(depth) == 1 else engine.sums  # one stage promotes nothing
     if tiling.holds and not _holds(nest, parameters.integers):
         raise IllegalMove(
             f"{nest.name}: its end reads memory, or is not made of packs, or a tile is too short to hold one"
@@ -188,6 +159,8 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
     registers = values // tiling.warpgroups + (HELD_REGISTERS if tiling.holds else cuda_shape.KERNEL_OVERHEAD_REGISTERS)
     if registers > (limit := MULTIPLYING_REGISTERS[tiling.warpgroups]):
         raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
+    if engine.parts == 1 and tiling.promote > 1:
+        raise IllegalMove(f"{nest.name}: sums of whole elements are not promoted")
     if 2 * tiling.columns // tiling.warpgroups % 64:
         raise IllegalMove(f"{nest.name}: {tiling.warpgroups} warpgroups share no {tiling.columns} columns by 64")
     shared_rows = cuda_product_text.BLOCK_ROWS if product.right.depth_stride != 1 else 8
@@ -196,16 +169,16 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
             f"{nest.name}: a cluster of {tiling.cluster} does not share {tiling.columns} columns by {shared_rows}"
         )
     if tiling.slices > 1:
-        _require_slices(nest.name, product, tiling.slices, split=engine.parts > 1)
+        _require_slices(nest.name, product, tiling.slices, is_split=engine.parts > 1)
 
 
-def _require_slices(name: str, product: MatrixProduct, slices: int, *, split: bool) -> None:
+def _require_slices(name: str, product: MatrixProduct, slices: int, *, is_split: bool) -> None:
     """Checks that no slice is empty, and that the copy engine finds slices of what is not split."""
     batch, _, _, k = product.extents
     if (slices - 1) * cuda_product_text.slice_depth(k, slices) >= k:
         raise IllegalMove(f"{name}: {slices} slices of a depth of {k} leave one empty")
-    if not split and (batch > 1 or k % (slices * cuda_product_text.TILE_DEPTH)):
-        raise IllegalMove(f"{name}: 16-bit operands are sliced without a batch, and into whole stages")
+    if not is_split and (batch > 1 or k % (slices * cuda_product_text.TILE_DEPTH)):
+        raise IllegalMove(f"{name}: operands that are not split are sliced without a batch, and into whole stages")
 
 
 def predicted_ns(product: MatrixProduct, parameters: Parameters) -> float:
@@ -215,7 +188,7 @@ def predicted_ns(product: MatrixProduct, parameters: Parameters) -> float:
     resident = cuda_shape.RESIDENT_CLUSTERS[tiling.cluster]
     waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
     depth = cuda_shape.round_up(cuda_product_text.slice_depth(k, tiling.slices), 16)
-    flops = 2 * cuda_product_text.TILE_ROWS * tiling.columns * depth * engine.products
+    flops = 2 * cuda_product_text.TILE_ROWS * tiling.columns * depth * engine.cost
     tile_ns = flops / (TILE_FLOPS_PER_NS * RATES[tiling.columns]) + TILE_END_NS
     return waves * tile_ns + adding_ns(product, tiling.slices)
 
@@ -243,6 +216,29 @@ def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
     batch, m, n, _ = product.extents
     clusters = -(-m // (cuda_product_text.TILE_ROWS * tiling.cluster))
     return batch * tiling.slices * tiling.cluster * clusters * -(-n // tiling.columns)
+
+
+def _fastest(nest: Nest, names: Sequence[str]) -> Parameters:
+    """The fastest beginning of these engines."""
+    product = _product(nest)
+    made = [each for engine in names for each in _beginnings(product, engine)]
+    possible = cuda_shape.legal(made, lambda parameters: require_fits(nest, parameters))
+    return min(possible, key=lambda parameters: predicted_ns(product, parameters))
+
+
+def _beginnings(product: MatrixProduct, engine: str) -> Iterator[Parameters]:
+    """What a product by this engine may begin with."""
+    given, k = ENGINES[engine], product.extents[3]
+    for tiles in _BEGINNINGS[given.parts]:
+        integers, choices = dict(tiles), {"engine": engine}
+        if product.left.type is Type.F32:
+            # A library's own error is small where few terms are added, and tensor cores round towards zero.
+            integers["promote"] = (64 if k <= SHORT_DEPTH else 128) // given.stage_depth if given.parts > 1 else 1
+        else:
+            choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
+        integers["warpgroups"] = 4 if given.stages(k) == 1 else 2
+        for slices in _slice_counts(product, tiles["columns"]):
+            yield Parameters(choices, {**integers, "slices": slices})
 
 
 def _slice_counts(product: MatrixProduct, columns: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_product, cuda_shape, shape
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.emit.cuda_product_engine import ENGINES
 from agent_synthesis.emit.cuda_product_text import TILE_DEPTH, TILE_ROWS, ProductText, Tiling, address, slice_depth
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, matrix_product
@@ -81,7 +82,7 @@ class CudaConvertedProduct:
             raise IllegalMove(f"{nest.name} is no product of floats by rows with floats by columns that gains by it")
         simple, integers = shape.simplified(nest), parameters.integers
         tiling = Tiling(COLUMNS, integers["halves"], cluster=1, group=8, promote=1, slices=integers["slices"])
-        made = _ConvertedText(simple, _product(nest), 2, tiling)
+        made = _ConvertedText(simple, _product(nest), ENGINES["fp16x3"], tiling)
         made.across = ()  # nothing is measured
         made.left_steps, made.right_steps = integers["left"], integers["right"]
         pieces = [made.shape(), made.end(), made.product(), made.repair()]

@@ -13,6 +13,7 @@ from agent_synthesis.emit import cuda_product, cuda_shape, cuda_text, shape, swe
 from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
 from agent_synthesis.emit.cuda_product_end import end_of, three_axes
+from agent_synthesis.emit.cuda_product_engine import ENGINES, Engine
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
 from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
 from agent_synthesis.emit.cuda_stages import Stage
@@ -26,6 +27,8 @@ from warpsmith.v1 import candidate_pb2, task_pb2
 
 ROW_THREADS = 256
 """Of the kernel that joins states: a warp to a row."""
+REPAIRED_COLUMNS = 128
+"""Of a tile of the repair: the product's own must be as wide, since each leaves one state of a row."""
 _FOLDS = ("sum", "max", "min", "prod")
 _MEMBERS = ("partials", "State", "of")
 """What an end has besides buffers."""
@@ -52,6 +55,8 @@ def reduced_product(nest: Nest) -> ReducedProduct | None:
     parts = elements_and_rows(nest)
     if parts is None or any(nest.is_element_store(store) for store in nest.stores):
         return None
+    if len(parts[1].reductions) != len(nest.reductions) - 1:
+        return None  # the product at the first element too, which moments are about
     elements, rows = parts
     if _is_logsumexp(rows):
         stage = Stage("shifted", rows.reductions)
@@ -108,7 +113,7 @@ class CudaReducedProduct:
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
         found = CudaProduct().alternatives(_alone(nest), current)
-        return tuple(each for each in found if each.integers["slices"] == 1 and each.integers["warpgroups"] == 2)
+        return cuda_shape.legal(found, lambda parameters: require_fits(nest, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Halves as those of the product, and states."""
@@ -125,12 +130,10 @@ class CudaReducedProduct:
         """The product's kernels, and one that joins the states of a row."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} reduces no rows of a product that tiles of tensor cores make")
-        if parameters.integers["slices"] != 1 or parameters.integers["warpgroups"] != 2:
-            raise IllegalMove(f"{nest.name}: rows of a product are reduced in one slice, by two warpgroups")
-        cuda_product.require_fits(_alone(nest), parameters)
-        parts = cuda_product.ENGINES[parameters.choices["engine"]].parts
-        made = ReducedText(_reduced(nest), parts, Tiling(**{"promote": 1, **parameters.integers}, holds=False))
-        pieces, launches, headers = made.kernels(parts)
+        require_fits(nest, parameters)
+        engine = ENGINES[parameters.choices["engine"]]
+        made = ReducedText(_reduced(nest), engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False))
+        pieces, launches, headers = made.kernels()
         headers += ["ws_reduce.cuh", "ws_product_partials.cuh"]
         pieces.append(made.rows())
         launches.append(made.rows_launch())
@@ -139,13 +142,26 @@ class CudaReducedProduct:
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
+def require_fits(nest: Nest, parameters: Parameters) -> None:
+    """Checks that each row of a tile is left by one thread of one kernel, as one state.
+
+    Raises:
+        IllegalMove: names the limit.
+    """
+    cuda_product.require_fits(_alone(nest), parameters)
+    if parameters.integers["slices"] != 1 or parameters.integers["warpgroups"] != 2:
+        raise IllegalMove(f"{nest.name}: rows of a product are reduced in one slice, by two warpgroups")
+    if ENGINES[parameters.choices["engine"]].parts > 1 and parameters.integers["columns"] != REPAIRED_COLUMNS:
+        raise IllegalMove(f"{nest.name}: what repairs tiles leaves states of {REPAIRED_COLUMNS} columns")
+
+
 class ReducedText(ProductText):
     """A product's pieces of text, with an end that reduces, and the kernel behind it."""
 
-    def __init__(self, reduced: ReducedProduct, parts: int, tiling: Tiling) -> None:
+    def __init__(self, reduced: ReducedProduct, engine: Engine, tiling: Tiling) -> None:
         simple = shape.simplified(reduced.elements)
         values = simple.stores[: reduced.value_count]
-        super().__init__(replace(simple, stores=values), reduced.product, parts, tiling)
+        super().__init__(replace(simple, stores=values), reduced.product, engine, tiling)
         self._stage = reduced.stage
         self._values = self._end.stores
         names = {store.buffer for store in self._values}

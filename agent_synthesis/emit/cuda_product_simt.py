@@ -69,7 +69,7 @@ class CudaSmallProduct:
         _require_slices(nest, parameters)
         simple, product, given = shape.simplified(nest), _product(nest), parameters.integers
         tiling = Tiling(given["columns"], stages=1, cluster=1, group=1, promote=1, slices=given["slices"])
-        made = ProductText(simple, product, 1, tiling, widest=given["columns"] // 16, scalars=True)
+        made = ProductText(simple, product, None, tiling, widest=given["columns"] // 16)
         pieces = [made.shape(), made.end(), _kernel(made, given["rows"])]
         blocks = _tile_count(product, given["rows"], given["columns"]) * given["slices"]
         operands = [address(side.operand.buffer) for side in made.sides]

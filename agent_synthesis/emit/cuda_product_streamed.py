@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape, shape
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.emit.cuda_product_engine import ENGINES
 from agent_synthesis.emit.cuda_product_text import TILE_DEPTH, ProductText, Tiling, address
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, matrix_product
@@ -86,7 +87,7 @@ class CudaStreamedProduct:
             raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
         simple = shape.simplified(nest)
         tiling = Tiling(STREAMED_ROWS, parameters.integers["held"], cluster=CLUSTER, group=1, promote=1, slices=1)
-        made = _StreamedText(simple, _product(nest), 2, tiling, widest=2)
+        made = _StreamedText(simple, _product(nest), ENGINES["fp16x3"], tiling, widest=2)
         made.steps = parameters.integers["streamed"]
         pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
         heading = "\n".join(shape.header(simple, self.name, parameters))

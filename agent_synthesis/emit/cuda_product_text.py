@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import cuda_shape, cuda_text, shape
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes, with_short_erfc
+from agent_synthesis.emit.cuda_product_engine import Engine
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
@@ -18,6 +19,7 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 TILE_ROWS = 128
 TILE_DEPTH = 64
+"""16-bit elements of depth in a stage; slices are whole multiples of it for every engine."""
 BLOCK_ROWS = 64
 """Rows of a box where they are neighbours in memory: 128 bytes, the swizzle's width."""
 WARPGROUP_THREADS = 128
@@ -33,9 +35,6 @@ PRODUCT_HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
     "ws_product_shape.cuh", "ws_product.cuh",
 )  # fmt: skip
-_DTYPES = {Type.F16: tensor_pb2.DTYPE_FLOAT16, Type.BF16: tensor_pb2.DTYPE_BFLOAT16, Type.F32: tensor_pb2.DTYPE_FLOAT32}
-
-
 _TAKEN = {"marks", "slices", "partials", "queries_map", "keys_map", "values_map", "mask"} | {
     f"{side}{what}" for side in ("left", "right") for what in ("", "_halves", "_roots", "_ranges", "_map")
 }
@@ -95,11 +94,12 @@ class ProductText:
     """One product's pieces of text."""
 
     def __init__(
-        self, nest: Nest, product: MatrixProduct, parts: int, tiling: Tiling, *, widest: int = 8, scalars: bool = False
+        self, nest: Nest, product: MatrixProduct, engine: Engine | None, tiling: Tiling, *, widest: int = 8
     ) -> None:
-        """`widest`: most columns that the end may take at once; `scalars`: no tensor cores, so no halves."""
+        """`widest`: most columns that the end may take at once; without an `engine` there are no tensor cores."""
         self._product = product
-        self._parts = parts
+        self._engine = engine
+        self._parts = engine.parts if engine else 1
         self._tiling = tiling
         self._nest = three_axes(nest, product)
         self._end, self._pack = end_of(self._nest, widest)
@@ -113,19 +113,18 @@ class ProductText:
         self._padded = padded(self._slice)
         self.sides = (Side("left", product.left, self._m), Side("right", product.right, self._n))
         self.across = tuple(side for side in self.sides if side.is_across)
-        self._scalars = scalars
-        elements = {Type.F32: "float" if scalars else "ws::half", Type.F16: "ws::half", Type.BF16: "ws::bfloat16"}
-        self.element = elements[product.left.type]
+        elements = {Type.F32: "float", Type.F16: "ws::half", Type.BF16: "ws::bfloat16"}
+        self.element = engine.element if engine else elements[product.left.type]
 
-    def kernels(self, parts: int) -> tuple[list[list[str]], list[candidate_pb2.Launch], list[str]]:
+    def kernels(self) -> tuple[list[list[str]], list[candidate_pb2.Launch], list[str]]:
         """Pieces of text, launches and headers of the product itself, with operands split before and repaired after."""
         pieces, launches, headers = [self.shape(), self.end()], [], [*PRODUCT_HEADERS]
-        if parts > 1:
+        if self._parts > 1:
             pieces += [self.split(), *([self.split_across()] if self.across else [])]
             launches += [self.split_launch(), *([self.split_across_launch()] if self.across else [])]
         pieces.append(self.product())
         launches.append(self.product_launch())
-        if parts > 1:
+        if self._parts > 1:
             headers.append("ws_product_simt.cuh")
             pieces.append(self.repair())
             launches.append(self.repair_launch())
@@ -150,7 +149,7 @@ class ProductText:
             lines[-1] += ","
             lines.append(f"    ws::Band{{.first = {band[0]}, .last = {band[1]}}}")
         lines[-1] += ">;"
-        for side in self.sides if self._parts > 1 or self._scalars else ():
+        for side in self.sides if self._parts > 1 or not self._engine else ():
             o = side.operand
             lines += [
                 f"constexpr ws::Operand {self.operand(side)}{{.batch = {self._batch}, .rows = {side.rows}, "
@@ -243,7 +242,7 @@ class ProductText:
     ) -> list[str]:
         lines = [
             f'extern "C" __global__ void __launch_bounds__(ws::kSplitThreads) {self.entry}_{name}(',
-            *cuda_text.wrapped([_POINTERS[argument.rpartition("_")[2]] + argument for argument in arguments]),
+            *cuda_text.wrapped([self._pointer(argument.rpartition("_")[2]) + argument for argument in arguments]),
         ]
         if len(sides) == 1:
             return [*lines, f"  {calls[sides[0].name].replace('%', 'blockIdx.x')}", "}"]
@@ -253,6 +252,9 @@ class ProductText:
             f"  else {calls['right'].replace('%', f'blockIdx.x - {first}')}",
         ]
         return [*lines, "}"]
+
+    def _pointer(self, what: str) -> str:
+        return f"{self.element}* __restrict__ " if what == "halves" else _POINTERS[what]
 
     def _split_arguments(self) -> list[str]:
         along = [side.name for side in self.sides if not side.is_across]
@@ -343,10 +345,10 @@ class ProductText:
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
         """Halves, what is known of their rows, and the sums of slices."""
         found = []
-        for side in self.sides if self._parts > 1 else ():
+        for side in self.sides if self._engine and self._parts > 1 else ():
             pair = [self._slice, padded(side.rows)] if side.is_across else [side.rows, self._padded]
             halves = [self.layers, self._parts, *pair]
-            found.append(_workspace(self._workspace(f"{side.name}_halves"), tensor_pb2.DTYPE_FLOAT16, halves))
+            found.append(_workspace(self._workspace(f"{side.name}_halves"), self._engine.dtype, halves))
             roots = [self.layers * side.rows]
             found.append(_workspace(self._workspace(f"{side.name}_roots"), tensor_pb2.DTYPE_FLOAT32, roots))
             if side.is_across:
@@ -433,7 +435,8 @@ class ProductText:
 
     def _map(self, side: Side) -> candidate_pb2.LaunchArgument:
         """The operand's parts as (depth, row, part, layer); across as (row, depth, part, layer)."""
-        o = side.operand
+        assert self._engine
+        o, wide = side.operand, self._engine.element_bytes
         if self._parts > 1:
             buffer = self._workspace(f"{side.name}_halves")
             inner = padded(side.rows) if side.is_across else self._padded
@@ -446,24 +449,26 @@ class ProductText:
         rows = TILE_ROWS if side.name == "left" else self._tiling.columns // self._tiling.cluster
         depth = self._padded if self._parts > 1 else self._slice
         extents = [side.rows, self._slice] if side.is_across else [depth, side.rows]
-        box = [BLOCK_ROWS, TILE_DEPTH] if side.is_across else [TILE_DEPTH, rows]
+        steps = self._engine.stage_depth
+        box = [BLOCK_ROWS, steps] if side.is_across else [steps, rows]
         return candidate_pb2.LaunchArgument(
             tensor_map=candidate_pb2.TensorMap(
                 buffer=buffer,
-                dtype=_DTYPES[Type.BF16 if self.element == "ws::bfloat16" else Type.F16],
+                dtype=self._engine.dtype,
                 extents=[*extents, self._parts, self.layers],
-                byte_strides=[2 * inner, 2 * part, 2 * layer],
+                byte_strides=[wide * inner, wide * part, wide * layer],
                 box=[*box, 1, 1],
                 swizzle_bytes=128,
+                rounds_to_tf32=self._parts == 1 and self._engine.dtype == tensor_pb2.DTYPE_FLOAT32,
             )
         )
 
 
 _POINTERS = {
-    "left": "const float* __restrict__ ", "right": "const float* __restrict__ ", "halves": "ws::half* __restrict__ ",
-    "roots": "float* __restrict__ ", "ranges": "ws::Measured* __restrict__ ", "marks": "ws::Marks* ",
+    "left": "const float* __restrict__ ", "right": "const float* __restrict__ ", "roots": "float* __restrict__ ",
+    "ranges": "ws::Measured* __restrict__ ", "marks": "ws::Marks* ",
 }  # fmt: skip
-"""Last word of a splitting kernel's parameter → its type."""
+"""Last word of a splitting kernel's parameter, but for `halves` → its type."""
 
 
 def address(buffer: str) -> candidate_pb2.LaunchArgument:

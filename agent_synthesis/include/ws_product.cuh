@@ -3,7 +3,7 @@
 // One warp copies boxes of both operands through a ring of stages; two warpgroups multiply 64 rows each, or four half of
 // the columns of 64 rows, which ends short products sooner. Blocks stay and take tile after tile. Two blocks of a cluster
 // take tiles one above the other and share the columns' copies.
-// With kParts = 2 the operands are halves from `ws_split.cuh`: the product of the high parts is summed in float
+// With kParts = 2 the operands are the two parts that `ws_split.cuh` made: the product of the high parts is summed in float
 // registers every kPromote stages, since tensor cores round towards zero; the two cross products, 2048 times smaller,
 // need no such care. Their own product (low by low) is below a float's rounding.
 // The depth may be cut into slices, each a layer like those of a batch: `ws_product_slices.cuh` adds them up.
@@ -16,8 +16,8 @@ namespace ws {
 
 // Boxes of both operands, and the barriers of a ring of them.
 template <class P> struct alignas(1024) Stage {
-  typename P::Element left[P::kParts][kTileRows * kTileDepth];
-  typename P::Element right[P::kParts][P::kTileColumns * kTileDepth];
+  typename P::Element left[P::kParts][kTileRows * P::kStageDepth];
+  typename P::Element right[P::kParts][P::kTileColumns * P::kStageDepth];
 };
 template <class P> struct Ring {
   Stage<P> stages[P::kStages];
@@ -38,13 +38,13 @@ template <int kStages> struct RingPlace {
 // where there are several `kReceivers`.
 template <int kParts, Direction kDirection, int kRows, int kPartRows, int kReceivers, class Element>
 WS_INLINE void copy_rows(const TensorMap& map, Barrier& filled, Element* to, int depth, int row, int layer) {
-  constexpr int kBoxRows = kDirection == kAcross ? 64 : kRows;
+  constexpr int kBoxRows = kDirection == kAcross ? 64 : kRows, kRowElements = 128 / sizeof(Element);
   static_assert(kRows % kBoxRows == 0, "across, rows come in blocks of 64");
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
 #pragma unroll
     for (int begin = 0; begin < kRows; begin += kBoxRows) {
-      Element* place = to + (part * kPartRows + begin) * kTileDepth;
+      Element* place = to + (part * kPartRows + begin) * kRowElements;
       const int x = kDirection == kAcross ? row + begin : depth, y = kDirection == kAcross ? depth : row + begin;
       if constexpr (kReceivers == 1) copy_box(map, filled, place, x, y, part, layer);
       else copy_box_to((1 << kReceivers) - 1, map, filled, place, x, y, part, layer);
@@ -64,10 +64,10 @@ WS_INLINE void copy_operands(Ring<P>& shared, const TensorMap& left, const Tenso
       Barrier& filled = shared.filled[place.stage];
       shared.free[place.stage].wait(place.parity ^ 1);
       filled.expect(sizeof(Stage<P>));
-      copy_rows<P::kParts, P::kLeft, kTileRows, kTileRows, 1>(left, filled, stage.left[0], step * kTileDepth,
+      copy_rows<P::kParts, P::kLeft, kTileRows, kTileRows, 1>(left, filled, stage.left[0], step * P::kStageDepth,
                                                               tile.first_row(rank), tile.layer);
       copy_rows<P::kParts, P::kRight, kShare, P::kTileColumns, P::kCluster>(
-          right, filled, stage.right[0] + rank * kShare * kTileDepth, step * kTileDepth,
+          right, filled, stage.right[0] + rank * kShare * P::kStageDepth, step * P::kStageDepth,
           tile.first_column() + rank * kShare, tile.layer);
       place.advance();
     }
@@ -87,15 +87,16 @@ template <class P> WS_INLINE void release(Barrier& free) {
 // `sums` (+)= the products of a stage's rows; `keep` as `multiply_add` takes it.
 template <class P>
 WS_INLINE void multiply_stage(float (&sums)[P::kSums], uint64 left, uint64 right, int keep) {
+  using Element = typename P::Element;
 #pragma unroll
-  for (int k = 0; k < P::kStepDepth; k += 16)
-    multiply_add<typename P::Element, P::kLeft, P::kRight>(sums, further<P::kLeft>(left, k),
-                                                           further<P::kRight>(right, k), keep + k > 0);
+  for (int k = 0; k < P::kStepDepth; k += P::kProductDepth)
+    multiply_add<Element, P::kLeft, P::kRight>(sums, further<P::kLeft, Element>(left, k),
+                                               further<P::kRight, Element>(right, k), keep + k > 0);
 }
 
 // A warpgroup's part of a stage: its rows of the left, its columns of the right.
-template <class P> WS_INLINE int own_rows(int warpgroup) { return warpgroup % 2 * 64 * kTileDepth; }
-template <class P> WS_INLINE int own_columns(int warpgroup) { return warpgroup / 2 * P::kOwnColumns * kTileDepth; }
+template <class P> WS_INLINE int own_rows(int warpgroup) { return warpgroup % 2 * 64 * P::kStageDepth; }
+template <class P> WS_INLINE int own_columns(int warpgroup) { return warpgroup / 2 * P::kOwnColumns * P::kStageDepth; }
 
 // The steps of one tile of operands in one part, one after the other; what lies in `place` moves on.
 template <class P> struct TileSteps {
@@ -126,11 +127,16 @@ template <class P> struct TileSteps {
   }
 };
 
-// The sums of one tile's 64 rows; what lies in `place` moves on by the steps taken.
-template <class P>
+// The sums of one tile's 64 rows; what lies in `place` moves on by the steps taken. kFresh: all accumulators begin with zeros,
+// so that none of them keeps its register while the tile before comes to a long end.
+template <class P, bool kFresh = false>
 WS_INLINE void multiply_tile(Ring<P>& shared, RingPlace<P::kStages>& place, int warpgroup,
                              float (&sums)[P::kSums]) {
   if constexpr (P::kParts == 1) {
+    if constexpr (kFresh) {
+#pragma unroll
+      for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
+    }
     TileSteps<P> steps(shared, place, warpgroup);
     for (int step = 0; step < P::kSteps; ++step) steps.take(sums, step);
     steps.end(sums);
@@ -139,7 +145,10 @@ WS_INLINE void multiply_tile(Ring<P>& shared, RingPlace<P::kStages>& place, int 
     int previous = 0;
     float main[P::kSums], cross[P::kSums];
 #pragma unroll
-    for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
+    for (int i = 0; i < P::kSums; ++i) {
+      sums[i] = 0.0f;
+      if constexpr (kFresh) main[i] = cross[i] = 0.0f;
+    }
     for (int step = 0; step < P::kSteps; ++step) {
       Stage<P>& stage = shared.stages[place.stage];
       shared.filled[place.stage].wait(place.parity);

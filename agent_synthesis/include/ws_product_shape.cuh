@@ -5,7 +5,7 @@
 namespace ws {
 
 constexpr int kTileRows = 128;   // of a block: 64 for each multiplying warpgroup
-constexpr int kTileDepth = 64;   // elements of k in a stage: 128 bytes, the swizzle's width
+constexpr int kTileDepth = 64;   // 16-bit elements of k in a stage: 128 bytes, the swizzle's width
 
 // `slices` of the depth; `pack`: neighbouring columns that the end takes at once.
 struct Extents {
@@ -45,8 +45,10 @@ struct MatrixProduct {
   static constexpr int kRowTiles = (kM + kTileRows * kCluster - 1) / (kTileRows * kCluster);  // of a whole cluster
   static constexpr int kColumnTiles = (kN + kTileColumns - 1) / kTileColumns;
   static constexpr int kTiles = kRowTiles * kColumnTiles * kLayers;
-  static constexpr int kSteps = (kSlice + kTileDepth - 1) / kTileDepth;
-  static constexpr int kStepDepth = kSteps == 1 ? (kSlice + 15) / 16 * 16 : kTileDepth;  // multiplied of a stage
+  static constexpr int kStageDepth = 128 / sizeof(Element), kProductDepth = 32 / sizeof(Element);
+  static constexpr int kSteps = (kSlice + kStageDepth - 1) / kStageDepth;
+  static constexpr int kStepDepth =  // multiplied of a stage
+      kSteps == 1 ? (kSlice + kProductDepth - 1) / kProductDepth * kProductDepth : kStageDepth;
   static constexpr int kWarpgroups = kTiling.warpgroups, kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kOwnColumns = 2 * kTileColumns / kWarpgroups;  // of a warpgroup
   static constexpr int kSums = kOwnColumns / 2;                       // accumulators of a thread

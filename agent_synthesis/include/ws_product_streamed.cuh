@@ -51,7 +51,7 @@ WS_INLINE void split_held(const float* __restrict__ row, half* __restrict__ high
 #pragma unroll
     for (int e = 0; e < 4; ++e) range.add(values[e]);
   }
-  const RowScale scale = row_scale(range_of_all<kHoldThreads>(range, scratch));
+  const RowScale scale = row_scale<half>(range_of_all<kHoldThreads>(range, scratch));
   for (int first = 4 * threadIdx.x; first < kDepth; first += 4 * kHoldThreads) {
     const Pack<float, 4> values = load<4, kOnce>(row + first);
     const int place = first / 16 * 16 + place_of(first % 16);

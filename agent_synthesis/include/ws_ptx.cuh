@@ -25,6 +25,12 @@ WS_INLINE unsigned short bfloat16_of_float(float value) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
+// To eleven bits, the nearest; ties go away from zero.
+WS_INLINE float rounded_to_tf32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return __uint_as_float(bits);
+}
 WS_INLINE float approximate_exp2(float x) {
   float result;
   asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -64,12 +70,19 @@ WS_INLINE unsigned long long last_use() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-WS_INLINE uint4 load_constant_last(const uint4* from) {
+// What was read by this one it keeps longest.
+WS_INLINE unsigned long long used_again() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+WS_INLINE uint4 load_constant_by(const uint4* from, unsigned long long policy) {
   uint4 word;
   asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from), "l"(last_use()));
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from), "l"(policy));
   return word;
 }
+WS_INLINE uint4 load_constant_last(const uint4* from) { return load_constant_by(from, last_use()); }
 // Brings bytes into the second-level cache; address and count are multiples of 16.
 WS_INLINE void prefetch(const void* from, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");

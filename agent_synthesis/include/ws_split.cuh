@@ -1,8 +1,9 @@
-// Operand as two 16-bit floats each, so that tensor cores can multiply them at the accuracy of floats.
+// Operands as two narrow floats each, so that tensor cores can multiply them at the accuracy of floats.
 //
 // A row is scaled by a power of two to just below 2^15 and split: x * up = high + low / 2048, both halves. That keeps 22
 // bits of every element down to 2^-29 of the row's greatest, and 18 bits down to 2^-33. A row with a smaller element,
 // an infinity, a NaN or nothing above 2^-110 has no such form: its scale is NaN, and its products are made another way.
+// Parts in TF32, which takes twice as long to multiply, keep 22 bits down to 2^-115 of the greatest.
 // Source: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022.
 #pragma once
 #include "ws_types.cuh"
@@ -10,6 +11,15 @@
 namespace ws {
 
 constexpr float kLowScale = 2048.0f;
+
+// A float of eleven bits and eight of exponent; of any other float tensor cores would leave the other bits aside.
+struct tf32 { float value; };
+template <> WS_INLINE tf32 narrow<tf32>(float value) { return {ptx::rounded_to_tf32(value)}; }
+WS_INLINE float widen(tf32 value) { return value.value; }
+
+// The least of a scaled row's elements whose parts are as precise as floats need.
+template <class Part> constexpr float kLeastScaled = 0x1p-18f;
+template <> constexpr float kLeastScaled<tf32> = 0x1p-100f;
 
 // Range of a row's sizes: bits of the greatest, bits of the least that is not zero, less one (all ones for none).
 struct SizeRange {
@@ -33,14 +43,14 @@ struct RowScale {
   float root_down;
 };
 
-WS_INLINE RowScale row_scale(SizeRange range) {
+template <class Part> WS_INLINE RowScale row_scale(SizeRange range) {
   if (range.greatest == 0) return {1.0f, 1.0f};
   const int exponent = static_cast<int>(range.greatest >> 23) - 127;
   const int even = (exponent + 1) & ~1;
   const bool fits = exponent >= -110 && exponent <= 110;
   const float up = fits ? __uint_as_float(static_cast<unsigned>(127 + 14 - even) << 23) : 0.0f;
   const float root_down = __uint_as_float(static_cast<unsigned>(127 + (even - 14) / 2) << 23);
-  const bool precise = __uint_as_float(range.least + 1) * up >= 0x1p-18f;
+  const bool precise = __uint_as_float(range.least + 1) * up >= kLeastScaled<Part>;
   return {up, fits && precise ? root_down : quiet_nan<float>()};
 }
 
@@ -54,15 +64,15 @@ WS_INLINE void write_root(float* to, float root, Marks* marks) {
   if (root != root) atomicOr(&marks->marked, 1u);  // as others may do at the same time
 }
 
-struct Halves {
-  half high;
-  half low;
+template <class Part> struct Parts {
+  Part high;
+  Part low;
 };
 
-WS_INLINE Halves split(float x, float up) {
+template <class Part> WS_INLINE Parts<Part> split(float x, float up) {
   const float scaled = x * up;
-  const half high = narrow<half>(scaled);
-  return {high, narrow<half>((scaled - widen(high)) * kLowScale)};
+  const Part high = narrow<Part>(scaled);
+  return {high, narrow<Part>((scaled - widen(high)) * kLowScale)};
 }
 
 // The range over `kLanes` threads: a warp's part, or a block of whole warps (`scratch` holds one range a warp).
@@ -97,11 +107,11 @@ template <bool kAligned> WS_INLINE Pack<float, 4> four_of(const float* row, int 
   return pack;
 }
 
-WS_INLINE void store_four(const Pack<float, 4>& values, float up, half* high, half* low) {
-  Pack<half, 4> highs, lows;
+template <class Part> WS_INLINE void store_four(const Pack<float, 4>& values, float up, Part* high, Part* low) {
+  Pack<Part, 4> highs, lows;
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const Halves parts = split(values[e], up);
+    const Parts<Part> parts = split<Part>(values[e], up);
     highs[e] = parts.high;
     lows[e] = parts.low;
   }
@@ -109,11 +119,11 @@ WS_INLINE void store_four(const Pack<float, 4>& values, float up, half* high, ha
   store(low, lows);
 }
 
-// `kLanes` threads split one row of `count` floats to `padded` halves each (a multiple of 8; zeros beyond the row) and
+// `kLanes` threads split one row of `count` floats to `padded` parts each (a multiple of 8; zeros beyond the row) and
 // write its scale. Rows of at most 4 * kLanes * kHeld stay in registers between the two uses; kHeld 0 reads twice.
-template <int kLanes, int kHeld, bool kAligned>
-WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, half* __restrict__ high,
-                         half* __restrict__ low, float* __restrict__ root, Marks* marks) {
+template <int kLanes, int kHeld, bool kAligned, class Part>
+WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, Part* __restrict__ high,
+                         Part* __restrict__ low, float* __restrict__ root, Marks* marks) {
   __shared__ SizeRange scratch[kLanes > 32 ? kLanes / 32 : 1];
   const int lane = threadIdx.x % kLanes;
   SizeRange range;
@@ -126,7 +136,7 @@ WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, h
 #pragma unroll
       for (int e = 0; e < 4; ++e) range.add(held[i][e]);
     }
-    const RowScale scale = row_scale(range_of_all<kLanes>(range, scratch));
+    const RowScale scale = row_scale<Part>(range_of_all<kLanes>(range, scratch));
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int first = 4 * (lane + i * kLanes);
@@ -139,7 +149,7 @@ WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, h
 #pragma unroll
       for (int e = 0; e < 4; ++e) range.add(values[e]);
     }
-    const RowScale scale = row_scale(range_of_all<kLanes>(range, scratch));
+    const RowScale scale = row_scale<Part>(range_of_all<kLanes>(range, scratch));
     for (int first = 4 * lane; first < padded; first += 4 * kLanes)
       store_four(four_of<kAligned>(row, first, count), scale.up, high + first, low + first);
     if (lane == 0) write_root(root, scale.root_down, marks);
@@ -163,7 +173,7 @@ WS_INLINE constexpr int slice_of(int depth, int slices) {
   return slices == 1 ? depth : ((depth + slices - 1) / slices + 63) / 64 * 64;
 }
 
-// Halves of a row or of a depth begin at multiples of 128 bytes, so that rows of boxes are whole lines of the second-level
+// Parts of a row or of a depth begin at multiples of 128 bytes, so that rows of boxes are whole lines of the second-level
 // cache: 1.34 ms instead of 1.73 for the product of 8205 x 2949 x 5921 (H200).
 WS_INLINE constexpr int padded(int count) { return count <= 32 ? 32 : (count + 63) / 64 * 64; }
 
@@ -209,15 +219,15 @@ template <Operand kOperand> struct Split {
   };
 };
 
-// Splits rows whose elements are neighbours, to [layer][part][row][depth] halves.
-template <Operand kOperand>
-WS_INLINE void split_along(int block, const float* __restrict__ operand, half* __restrict__ halves,
+// Splits rows whose elements are neighbours, to [layer][part][row][depth].
+template <Operand kOperand, class Part>
+WS_INLINE void split_along(int block, const float* __restrict__ operand, Part* __restrict__ parts,
                            float* __restrict__ roots, Marks* marks) {
   using S = Split<kOperand>;
   const int64 number = block * static_cast<int64>(kSplitThreads / S::kLanes) + threadIdx.x / S::kLanes;
   if (number >= static_cast<int64>(S::kLayers) * kOperand.rows) return;
   const int layer = number / kOperand.rows, row = number % kOperand.rows;
-  half* high = halves + (number + layer * static_cast<int64>(kOperand.rows)) * S::kPaddedDepth;
+  Part* high = parts + (number + layer * static_cast<int64>(kOperand.rows)) * S::kPaddedDepth;
   split_row<S::kLanes, S::kHeld, S::kAligned>(operand + S::layer_at(layer) + row * kOperand.row_stride, S::depth_of(layer),
                                               S::kPaddedDepth, high, high + kOperand.rows * static_cast<int64>(S::kPaddedDepth),
                                               roots + number, marks);
@@ -273,10 +283,10 @@ template <Operand kOperand> WS_INLINE void forget(Measured* __restrict__ ranges)
     ranges[i] = {0, 0};
 }
 
-// Splits measured rows, to [layer][part][depth][row] halves.
-template <Operand kOperand>
+// Splits measured rows, to [layer][part][depth][row].
+template <Operand kOperand, class Part>
 WS_INLINE void split_across(int block, const float* __restrict__ operand, const Measured* __restrict__ ranges,
-                            half* __restrict__ halves, float* __restrict__ roots, Marks* marks) {
+                            Part* __restrict__ parts, float* __restrict__ roots, Marks* marks) {
   using S = Split<kOperand>;
   constexpr int kWide = kOperand.wide;
   const typename S::Part part(block);
@@ -286,23 +296,23 @@ WS_INLINE void split_across(int block, const float* __restrict__ operand, const 
   for (int e = 0; e < kWide; ++e) {
     const int64 row = part.layer * static_cast<int64>(kOperand.rows) + part.row() + e;
     const Measured measured = ranges[row];
-    const RowScale scale = row_scale({measured.greatest, ~measured.not_least});
+    const RowScale scale = row_scale<Part>({measured.greatest, ~measured.not_least});
     up[e] = scale.up;
     if (part.chunk == 0 && part.down() == 0) write_root(roots + row, scale.root_down, marks);
   }
   const float* from = operand + S::layer_at(part.layer) + part.row();
-  half* high = halves + part.layer * (2LL * S::kSlice * S::kPaddedRows) + part.row();
-  half* low = high + static_cast<int64>(S::kSlice) * S::kPaddedRows;
+  Part* high = parts + part.layer * (2LL * S::kSlice * S::kPaddedRows) + part.row();
+  Part* low = high + static_cast<int64>(S::kSlice) * S::kPaddedRows;
   const int depth = S::depth_of(part.layer);
 #pragma unroll 8
   for (int k = part.begin() + part.down(); k < part.end(); k += S::kDown) {
     const Pack<float, kWide> values = neighbours<kWide>(from + k * kOperand.depth_stride, k < depth);
-    Pack<half, kWide> highs, lows;
+    Pack<Part, kWide> highs, lows;
 #pragma unroll
     for (int e = 0; e < kWide; ++e) {
-      const Halves parts = split(values[e], up[e]);
-      highs[e] = parts.high;
-      lows[e] = parts.low;
+      const Parts<Part> both = split<Part>(values[e], up[e]);
+      highs[e] = both.high;
+      lows[e] = both.low;
     }
     store(high + static_cast<int64>(k) * S::kPaddedRows, highs);
     store(low + static_cast<int64>(k) * S::kPaddedRows, lows);

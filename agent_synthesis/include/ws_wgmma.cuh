@@ -1,8 +1,8 @@
-// Warpgroup matrix products (wgmma) of 16-bit operands in shared memory, for sm_90a.
+// Warpgroup matrix products (wgmma) of 16-bit and of TF32 operands in shared memory, for sm_90a.
 //
-// 64 rows of A times N rows of B, 16 deep, added to float accumulators in registers. Operands lie in shared memory with the
-// 128-byte swizzle of the copy engine, in blocks of 64 rows by 64 elements of depth (8 kilobytes): along the depth, a row
-// of the block is 128 bytes; across, 64 rows' elements of one depth are. Thread t of the warpgroup holds, of result row
+// 64 rows of A times N rows of B, 16 deep (TF32: 8), added to float accumulators in registers. Operands lie in shared memory with the
+// 128-byte swizzle of the copy engine, in blocks of 64 rows by 64 elements of depth (8 kilobytes; TF32: by 32): along the
+// depth, a row of the block is 128 bytes; across, as 16-bit elements may lie, 64 rows' elements of one depth are. Thread t of the warpgroup holds, of result row
 // 16 * (t / 32) + t % 32 / 4 (+ 8), columns 8 * i + 2 * (t % 4) (+ 1): accumulators 4 * i + {0, 1} are the upper row's,
 // 4 * i + {2, 3} the lower row's.
 #pragma once
@@ -21,8 +21,8 @@ template <Direction kDirection, int kBlockDepth = 64> WS_INLINE uint64 operand_a
 }
 
 // The same rows, `depth` elements further along.
-template <Direction kDirection> WS_INLINE uint64 further(uint64 operand, int depth) {
-  return operand + depth * (kDirection == kAcross ? 128 : 2) / 16;
+template <Direction kDirection, class T = half> WS_INLINE uint64 further(uint64 operand, int depth) {
+  return operand + depth * (kDirection == kAcross ? 128 : static_cast<int>(sizeof(T))) / 16;
 }
 
 // Before products that follow other uses of their accumulators.
@@ -70,23 +70,27 @@ template <int kCount> WS_INLINE void settle(unsigned (&operand)[kCount]) {
 
 template <class T> constexpr bool kIsHalf = false;
 template <> constexpr bool kIsHalf<half> = true;
+template <class T> constexpr bool kIsTf32 = false;
+template <> constexpr bool kIsTf32<tf32> = true;
 
 // `sums` (+)= A * B^T for N = 2 * count of accumulators; `keep` 0 forgets what the sums held.
-#define WS_ASSEMBLY(COUNT, COLUMNS, TYPE, A, B, KEEP, LEFT, RIGHT)                                                   \
+#define WS_ASSEMBLY(COUNT, COLUMNS, DEPTH, TYPE, A, B, KEEP, DIRECTIONS)                                             \
   asm volatile(                                                                                                      \
       "{\n"                                                                                                          \
       ".reg .pred keep;\n"                                                                                           \
       "setp.ne.b32 keep, " KEEP ", 0;\n"                                                                             \
-      "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" WS_NAMES_##COUNT "}, " A ", " B      \
-      ", keep, 1, 1, " LEFT ", " RIGHT ";\n"                                                                         \
+      "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k" DEPTH ".f32." TYPE "." TYPE " {" WS_NAMES_##COUNT "}, " A ", " \
+      B ", keep, 1, 1" DIRECTIONS ";\n"                                                                              \
       "}"                                                                                                            \
       : WS_SUMS_##COUNT(sums)                                                                                        \
       : "l"(a), "l"(b), "r"(keep), "n"(static_cast<int>(kLeft)), "n"(static_cast<int>(kRight)))
 #define WS_PRODUCT(COUNT, COLUMNS, A, B, KEEP, LEFT, RIGHT)                                                          \
   template <class T, Direction kLeft, Direction kRight>                                                              \
   WS_INLINE void multiply_add(float (&sums)[COUNT], uint64 a, uint64 b, int keep) {                                  \
-    if constexpr (kIsHalf<T>) WS_ASSEMBLY(COUNT, COLUMNS, "f16", A, B, KEEP, LEFT, RIGHT);                           \
-    else WS_ASSEMBLY(COUNT, COLUMNS, "bf16", A, B, KEEP, LEFT, RIGHT);                                               \
+    static_assert(!kIsTf32<T> || (kLeft == kAlong && kRight == kAlong), "TF32 lies along the depth");                \
+    if constexpr (kIsTf32<T>) WS_ASSEMBLY(COUNT, COLUMNS, "8", "tf32", A, B, KEEP, "");                              \
+    else if constexpr (kIsHalf<T>) WS_ASSEMBLY(COUNT, COLUMNS, "16", "f16", A, B, KEEP, ", " LEFT ", " RIGHT);       \
+    else WS_ASSEMBLY(COUNT, COLUMNS, "16", "bf16", A, B, KEEP, ", " LEFT ", " RIGHT);                                \
   }
 WS_PRODUCT(32, "64", "%32", "%33", "%34", "%35", "%36")
 WS_PRODUCT(64, "128", "%64", "%65", "%66", "%67", "%68")

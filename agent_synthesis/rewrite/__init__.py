@@ -73,7 +73,7 @@ def with_replacement(plan: Plan, made: Replacement) -> Plan:
     """
     graph = replaced(plan.index.graph, made)
     graph.digest = digest.of_graph(graph)
-    index = GraphIndex(graph)
+    index = GraphIndex(graph, allows_tf32=plan.index.allows_tf32)
     kept = [group for group in plan.groups if not set(group.nodes) & set(made.removed)]
     new = [Group(node.name, (node.name,)) for node in made.added if not index.is_view(node.name)]
     return ordered(replace(plan, index=index, groups=(*kept, *new)))

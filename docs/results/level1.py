@@ -242,7 +242,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def measure(modules: Mapping[str, str], options: argparse.Namespace) -> int:
+def measure(modules: Mapping[str, str], options: argparse.Namespace, *, precision: str = "auto") -> int:
     """Runs `warpsmith bench` over sources by file name, into results.jsonl; its exit code."""
     directory = options.out / "modules"
     directory.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def measure(modules: Mapping[str, str], options: argparse.Namespace) -> int:
     for name, source in modules.items():
         (directory / name).write_text(source)
     warpsmith = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
-    settings = ["--budget", options.budget, "--trials", str(options.trials)]
+    settings = ["--budget", options.budget, "--trials", str(options.trials), "--precision", precision]
     settings += ["--results", str(options.out / "results.jsonl"), "--prepare-ahead", str(options.prepare_ahead)]
     settings += ["--time-limit", options.time_limit] if options.time_limit else []
     return subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode

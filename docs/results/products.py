@@ -2,11 +2,13 @@
 
     python docs/results/products.py --kernelbench KernelBench/KernelBench --out products [--only structured 6 …]
     python docs/results/products.py --sixteen-bit --out sixteen
+    python docs/results/products.py --tf32 --out tf32
     python docs/results/products.py --table docs/results/products_h200.jsonl
 
 The first runs `warpsmith bench` over the 17 tasks that multiply matrices (12 plain, 4 structured, one by a vector) and
 over attention, in fp32, and prints them as a table; the second does so over products of bf16 and fp16 at 8192, and
-attention, on their own track. Both go on where they stopped. The third only prints.
+attention, on their own track; the third over products of floats where TF32 is allowed, which the baselines have too.
+All go on where they stopped. The fourth only prints.
 """
 
 from __future__ import annotations
@@ -72,6 +74,11 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+TF32 = {
+    f"{number}_float32_{name}_8192": MODULE.format(forward=FORWARDS[name], dtype="float32")
+    for number, name in enumerate(("nt", "gelu", "nn"), 121)
+}
+"""Of the track on which TF32 is allowed, where there is no bar."""
 
 MEAN_BAR, TASK_BAR, SIXTEEN_BAR, GELU_BAR, ATTENTION_BAR = 2.7, 0.97, 0.95, 1.05, 0.75
 """Least geometric mean of the level-1 products and of each; of a 16-bit product, of one with a GELU, of attention."""
@@ -82,7 +89,7 @@ TRIALS, BUDGET = 8, "30s"
 
 
 def class_of(name: str) -> str:
-    """The class of a task; the type of a 16-bit product."""
+    """The class of a task; the type of a product that is none of KernelBench's."""
     if number_of(name) > 100:
         return name.split("_")[1]
     return next((kind for kind, numbers in CLASSES.items() if number_of(name) in numbers), "")
@@ -126,7 +133,7 @@ def bars(rows: Sequence[Row]) -> list[str]:
         if class_of(row["name"]) == "attention":
             gain = row["speedup_eager"]["median"] if row.get("speedup_eager") else math.nan
             lines.append(f"- {row['name']}: {row['verdict']}, {gain:.2f}x over eager (bar {FLOATS_BAR}x)")
-        if number_of(row["name"]) > 100 and row.get("speedup_fastest"):
+        if row["name"] in SIXTEEN_BIT and row.get("speedup_fastest"):
             bar = GELU_BAR if "gelu" in row["name"] else ATTENTION_BAR if "attention" in row["name"] else SIXTEEN_BAR
             lines.append(f"- {row['name']}: {speedup(row):.3f}x against {row['fastest_baseline']} (bar {bar}x)")
     return lines
@@ -136,19 +143,21 @@ def main() -> int:
     """Runs and prints; the exit code is the bench's."""
     parser = parser_of(__doc__)
     parser.add_argument("--sixteen-bit", action="store_true", help="products of bf16 and fp16 instead of the tasks")
+    parser.add_argument("--tf32", action="store_true", help="products of floats that may be rounded to TF32, likewise")
     parser.set_defaults(trials=TRIALS, budget=BUDGET)
     options = parser.parse_args()
     if options.table:
         print(table(read(options.table)))
         return 0
-    if not options.out or not (options.kernelbench or options.sixteen_bit):
-        parser.error("--out goes with --kernelbench or --sixteen-bit; --table only prints")
-    if options.sixteen_bit:
-        sources = {f"{name}.py": text for name, text in SIXTEEN_BIT.items() if _is_wanted(name, options.only)}
+    if not options.out or not (options.kernelbench or options.sixteen_bit or options.tf32):
+        parser.error("--out goes with --kernelbench, --sixteen-bit or --tf32; --table only prints")
+    if options.sixteen_bit or options.tf32:
+        modules = SIXTEEN_BIT if options.sixteen_bit else TF32
+        sources = {f"{name}.py": text for name, text in modules.items() if _is_wanted(name, options.only)}
     else:
         sources = tasks(options.kernelbench, options.only)
     start = time.monotonic()
-    code = measure(sources, options)
+    code = measure(sources, options, precision="tf32" if options.tf32 else "auto")
     print(table(read(options.out / "results.jsonl")))
     print(f"\n{time.monotonic() - start:.0f} s in this run")
     return code

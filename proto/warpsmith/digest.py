@@ -135,7 +135,7 @@ def _argument(argument: candidate_pb2.LaunchArgument) -> str:
     if kind == "tensor_map":
         seen = argument.tensor_map
         numbers = [list(seen.extents), list(seen.byte_strides), list(seen.box)]
-        return repr([seen.buffer, int(seen.dtype), numbers, seen.swizzle_bytes])
+        return repr([seen.buffer, int(seen.dtype), numbers, seen.swizzle_bytes, seen.rounds_to_tf32])
     return repr(getattr(argument, kind)) if kind else ""
 
 

@@ -19,6 +19,7 @@ from agent_synthesis.emit.cuda_product import CudaProduct, require_fits
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest, Type
+from agent_synthesis.lowering import lower
 from agent_synthesis.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.product import MatrixProduct, matrix_product, multiplies_matrices
 from agent_synthesis.schedule import Emission, Parameters
@@ -218,6 +219,43 @@ def test_machine_code_multiplies_on_tensor_cores_and_keeps_sums_in_registers(
     assert found.count(HGMMA) >= (12 if dtype is torch.float32 else 4)
     assert LOCAL_LOAD not in found
     assert LOCAL_STORE not in found
+
+
+@pytest.mark.parametrize(("engine", "products"), [("tf32x3", 12), ("tf32", 4)])
+def test_tf32_multiplies_on_tensor_cores_and_keeps_sums_in_registers(
+    engine: str, products: int, build_cubin: Callable[[Emission], tuple[str, bytes]]
+) -> None:
+    nest = dataclasses.replace(nest_of(as_one_kernel(Ended(4096, 8192, F.gelu), R(1024, 4096))), allows_tf32=True)
+    report, cubin = build_cubin(CudaProduct().emit(nest, with_engine(nest, engine)))
+    assert_compiles_well(report)
+    assert operations(cubin, "ws_gelu_product").count(HGMMA) >= products
+
+
+def with_engine(nest: Nest, engine: str) -> Parameters:
+    """What is one change away from the defaults, or these themselves."""
+    settled = CudaProduct().defaults(nest)
+    around = (settled, *CudaProduct().alternatives(nest, settled))
+    return next(each for each in around if each.choices["engine"] == engine)
+
+
+def test_tf32_alone_is_for_whoever_allows_it_and_for_operands_along_their_depth() -> None:
+    args = (R(1024, 512), R(2048, 512))
+    graph = capture(Applied(lambda a, b: a @ b.T), args)
+    for allows, expected in ((False, "fp16x3"), (True, "tf32")):
+        index = GraphIndex(graph, allows_tf32=allows)
+        nest = lower(index, [node.name for node in graph.nodes], [graph.outputs[0]])
+        assert isinstance(nest, Nest)
+        assert nest.allows_tf32 is allows
+        settled = CudaProduct().defaults(nest)
+        assert settled.choices["engine"] == expected
+        others = {each.choices["engine"] for each in CudaProduct().alternatives(nest, settled)} - {expected}
+        assert others == {"tf32x3", "fp16x3"} - {expected}
+    across = dataclasses.replace(
+        nest_of(planned(Applied(lambda a, b: a @ b), R(1024, 512), R(512, 2048))), allows_tf32=True
+    )
+    assert {each.choices["engine"] for each in CudaProduct().alternatives(across, CudaProduct().defaults(across))} == {
+        "fp16x3"
+    }
 
 
 def operations(cubin: bytes, entry: str) -> list[int]:

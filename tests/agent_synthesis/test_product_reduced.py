@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from agent_synthesis import cost, generator, interpreter, moves
+from agent_synthesis.emit import cuda_product
 from agent_synthesis.emit.cuda_product_reduced import CudaReducedProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.product import elements_and_rows
-from agent_synthesis.schedule import Emission
+from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
@@ -169,3 +170,14 @@ def test_a_sequence_is_reduced_as_its_rows() -> None:
     (group,) = plan.groups
     emission = CudaReducedProduct().emit(nest_of(plan), group.parameters)
     assert ".batch = 1, .m = 80, .n = 80, .k = 48" in emission.text
+
+
+def test_tiles_are_as_wide_as_those_of_their_repair() -> None:
+    plan = planned(lambda a, b: (a @ b.T).amax(1), R(256, 64), R(2048, 64))
+    nest, settled = nest_of(plan), plan.groups[-1].parameters
+    parts = elements_and_rows(nest)
+    assert parts is not None
+    wide = Parameters(settled.choices, {**settled.integers, "columns": 192, "stages": 2})
+    cuda_product.require_fits(parts[0], wide)
+    with pytest.raises(IllegalMove, match="repairs"):
+        CudaReducedProduct().emit(nest, wide)

@@ -138,6 +138,7 @@ def test_a_tensor_map_inside_of_its_buffer_is_allowed_on_cuda_only(small: Any) -
         ("positive multiples of 16", {"byte_strides": [-16]}),
         ("another element type", {"dtype": tensor_pb2.DTYPE_FLOAT32}),
         ("another element type", {"dtype": tensor_pb2.DTYPE_BOOL}),
+        ("rounds to TF32 what are no floats", {"rounds_to_tf32": True}),
         ("has extents", {"extents": [8, 0]}),
         ("1 strides and a box of 1", {"box": [8]}),
         ("a box of", {"box": [8, 257]}),

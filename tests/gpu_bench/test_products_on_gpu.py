@@ -34,10 +34,12 @@ class Ended(nn.Module):
         return self._end(self.linear(x), *rest)
 
 
-def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool = False, odd: bool = False) -> Program:
+def one_kernel(
+    module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool = False, odd: bool = False, engine: str = ""
+) -> Program:
     """The program of the module as one product, compiled; perhaps with its ends made during the next tile.
 
-    `odd`: a product that kernels of other nests may take.
+    `odd`: a product that kernels of other nests may take; `engine`: another than the usual one.
     """
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     from agent_synthesis import fusion, generator, moves
@@ -48,7 +50,7 @@ def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool 
     from warpsmith.errors import IllegalMove
     from warpsmith.v1 import analysis_pb2, task_pb2
 
-    plan = plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+    plan = plan_zero(GraphIndex(capture(module, args), allows_tf32=engine == "tf32"), task_pb2.TARGET_CUDA)
     last, many = plan.groups[-1].name, len(plan.groups) > 1
     operation, choice = ("fuse", "*") if many else ("author", "")
     with contextlib.suppress(IllegalMove):  # a product alone is not all that fuses with what reduces it
@@ -61,6 +63,10 @@ def one_kernel(module: nn.Module, args: tuple[torch.Tensor, ...], *, held: bool 
         integers = {"columns": 192, "stages": 4, "cluster": 1, "group": 8, "warpgroups": 2, "slices": 1}
         choices = {**group.parameters.choices, "end": "held"}
         plan = fusion.with_parameters(plan, group.name, Parameters(choices, integers))
+    if engine:
+        around = (group.parameters, *plan.alternatives(group))
+        wanted = next(each for each in around if each.choices["engine"] == engine)
+        plan = fusion.with_parameters(plan, group.name, wanted)
     program = generator.generate(plan)
     texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
     names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
@@ -87,6 +93,9 @@ R = torch.randn
 CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "weights by rows": (Ended(512, 384, lambda y, r: F.gelu(y) * 2 + r), (R(256, 512), R(256, 384))),
     "odd sizes": (Ended(333, 201, torch.relu), (R(131, 333),)),
+    "parts in TF32": (Ended(333, 201, lambda y, r: F.gelu(y) + r), (R(131, 333), R(131, 201))),
+    "parts in TF32, deep": (Applied(lambda a, b: a @ b.T), (R(128, 20000), R(128, 20000))),
+    "parts in TF32, a batch": (Applied(lambda a, b: a @ b.transpose(1, 2)), (R(3, 150, 96), R(3, 140, 96))),
     "second by columns": (Applied(lambda a, b: a @ b), (R(199, 321), R(321, 137))),
     "both by columns": (Applied(lambda a, b: a.T @ b), (R(320, 200), R(320, 136))),
     "a batch": (Applied(torch.bmm), (R(3, 150, 96), R(3, 96, 140))),
@@ -135,7 +144,7 @@ def test_products_err_no_more_than_the_judge_allows(name: str, family: str) -> N
 @functools.cache
 def _made(name: str) -> Program:
     module, args = CASES[name]
-    return one_kernel(module.cpu(), args, held=name.startswith("held"))
+    return one_kernel(module.cpu(), args, held=name.startswith("held"), engine="tf32x3" if "TF32" in name else "")
 
 
 def _drawn(family: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -154,16 +163,21 @@ def _rms(tensor: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth", "transposed"),
-    [(300, 200, 320, True), (128, 15361, 256, True), (200, 132, 65536, False)],
-    ids=["split in memory", "few rows", "read as they are"],
+    ("rows", "columns", "depth", "transposed", "engine"),
+    [
+        (300, 200, 320, True, ""),
+        (300, 200, 320, True, "tf32x3"),
+        (128, 15361, 256, True, ""),
+        (200, 132, 65536, False, ""),
+    ],
+    ids=["split in memory", "split to TF32", "few rows", "read as they are"],
 )
 def test_rows_that_have_no_halves_are_repaired_and_others_untouched(
-    rows: int, columns: int, depth: int, transposed: bool
+    rows: int, columns: int, depth: int, transposed: bool, engine: str
 ) -> None:
     module = Applied((lambda a, b: a @ b.T) if transposed else (lambda a, b: a @ b))
     a, b = R(rows, depth), R(columns, depth) if transposed else R(depth, columns)
-    made = one_kernel(module, (a, b))
+    made = one_kernel(module, (a, b), engine=engine)
     a, b = a.cuda(), b.cuda()
     plain = ran(made, module, (a, b))
     a[3, 5], a[7], a[11, 2], a[13, 1], a[17, 4], a[19] = 1e30, 1e-40, float("inf"), float("nan"), 1e-20, 0.0
@@ -176,6 +190,32 @@ def test_rows_that_have_no_halves_are_repaired_and_others_untouched(
         error = _rms(out[row].double() - truth[row])
         assert error <= 4 * max(_rms(eager[row].double() - truth[row]), 2**-22 * _rms(truth[row]))
     assert torch.equal(out[128:], plain[128:])
+
+
+@pytest.mark.parametrize("family", ["normal", "uniform", "mixed", "tiny"])
+@pytest.mark.parametrize("shape", [(300, 200, 320), (1024, 2048, 4096), (131, 201, 32)], ids=str)
+def test_whoever_allows_tf32_gets_no_worse_than_a_library_gives(shape: tuple[int, int, int], family: str) -> None:
+    rows, columns, depth = shape
+    module = Applied(lambda a, b: a @ b.T)
+    made = one_kernel(module, (R(rows, depth), R(columns, depth)), engine="tf32")
+    a, b = (_drawn(family, torch.randn(count, depth, device="cuda")) for count in (rows, columns))
+    out, truth = ran(made, module, (a, b)), module(a.double(), b.double())
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        eager = module(a, b)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert _rms(out - truth) <= 4 * max(_rms(eager - truth), 2**-11 * _rms(truth) / depth**0.5)
+
+
+def test_a_row_of_very_different_sizes_needs_no_repair_in_tf32() -> None:
+    module = Applied(lambda a, b: a @ b.T)
+    a, b = torch.randn(300, 320, device="cuda"), torch.randn(200, 320, device="cuda")
+    a[:, ::2] *= 1e-20
+    b[:, 1::2] *= 1e-20  # halves hold neither; every sum is of neighbours that are 10^20 apart
+    made = one_kernel(module, (a.cpu(), b.cpu()), engine="tf32x3")
+    out, truth = ran(made, module, (a, b)), module(a.double(), b.double())
+    assert _rms(out - truth) <= 4 * _rms(module(a, b) - truth)
 
 
 def test_a_result_beyond_every_float_is_the_references() -> None:

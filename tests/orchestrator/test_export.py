@@ -184,6 +184,8 @@ def test_an_exported_launch_says_how_its_bulk_copies_see_a_tensor() -> None:
     text = KernelBenchExporter().export(run).text
     assert "map_of(t1, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, {8}, {}, {8}, CU_TENSOR_MAP_SWIZZLE_32B)" in text
     assert "cudaGetDriverEntryPointByVersion" in text
+    run.best.candidate.program.steps[0].launch.arguments[1].tensor_map.rounds_to_tf32 = True
+    assert "map_of(t1, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32," in KernelBenchExporter().export(run).text
     assert refusals(text) == []
 
 

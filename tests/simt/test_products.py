@@ -13,6 +13,7 @@ from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
 from agent_correctness.simt_findings import Kind
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda_product_engine import ENGINES
 from agent_synthesis.emit.cuda_product_reduced import ReducedText, reduced_product
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, padded, slice_depth
@@ -95,13 +96,13 @@ def test_a_small_product_is_the_interpreters_and_no_access_is_stray(
     assert not wrong_values(nest, executions[nest.name].outputs)
 
 
-def without_tensor_cores(nest: Nest, slices: int = 1, *, repaired: bool = False) -> Emission:
-    """A product of halves, without the kernel that multiplies them; perhaps with its repair, by two blocks."""
+def without_tensor_cores(nest: Nest, slices: int = 1, *, engine: str = "fp16x3", repaired: bool = False) -> Emission:
+    """A product of parts, without the kernel that multiplies them; perhaps with its repair, by two blocks."""
     simple = shape.simplified(nest)
     product = matrix_product(simple)
     assert product is not None
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=slices)
-    made = ProductText(simple, product, 2, tiling)
+    made = ProductText(simple, product, ENGINES[engine], tiling)
     pieces = [made.shape(), made.end(), made.split(), *([made.split_across()] if made.across else []), made.repair()]
     launches = [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
     if repaired:
@@ -113,25 +114,30 @@ def without_tensor_cores(nest: Nest, slices: int = 1, *, repaired: bool = False)
     return Emission(f"{text}\n", headers, tuple(launches), made.workspaces())
 
 
-SPLIT: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], int]] = {
-    "along both": (lambda a, b: a @ b.T, (R(6, 40), R(9, 40)), 1),
-    "across both": (lambda a, b: a.T @ b.T, (R(40, 8), R(36, 40)), 1),
-    "odd sizes": (lambda a, b: a @ b, (R(5, 37), R(37, 67)), 1),
-    "many columns": (lambda a, b: a @ b, (R(3, 70), R(70, 300)), 1),
-    "slices": (lambda a, b: a @ b, (R(3, 150), R(150, 8)), 2),
-    "a batch": (torch.bmm, (R(2, 3, 33), R(2, 33, 12)), 1),
+SPLIT: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], int, str]] = {
+    "along both": (lambda a, b: a @ b.T, (R(6, 40), R(9, 40)), 1, "fp16x3"),
+    "across both": (lambda a, b: a.T @ b.T, (R(40, 8), R(36, 40)), 1, "fp16x3"),
+    "odd sizes": (lambda a, b: a @ b, (R(5, 37), R(37, 67)), 1, "fp16x3"),
+    "many columns": (lambda a, b: a @ b, (R(3, 70), R(70, 300)), 1, "fp16x3"),
+    "TF32": (lambda a, b: a @ b.T, (R(6, 40), R(9, 40)), 1, "tf32x3"),
+    "TF32 and slices": (lambda a, b: a @ b.T, (R(3, 151), R(8, 151)), 2, "tf32x3"),
+    "slices": (lambda a, b: a @ b, (R(3, 150), R(150, 8)), 2, "fp16x3"),
+    "a batch": (torch.bmm, (R(2, 3, 33), R(2, 33, 12)), 1, "fp16x3"),
 }
 
 
+_TYPES = {"fp16x3": torch.float16, "tf32x3": torch.float32}
+
+
 def halved(name: str) -> tuple[Nest, Emission]:
-    function, args, slices = SPLIT[name]
+    function, args, slices, engine = SPLIT[name]
     nest = nest_of(f"split {name}", function, *args)
-    return nest, without_tensor_cores(nest, slices)
+    return nest, without_tensor_cores(nest, slices, engine=engine)
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_halves_and_roots_make_the_floats_again(executions: dict[str, Execution], name: str) -> None:
-    (nest, _), slices = halved(name), SPLIT[name][2]
+def test_parts_and_roots_make_the_floats_again(executions: dict[str, Execution], name: str) -> None:
+    (nest, _), (_, _, slices, engine) = halved(name), SPLIT[name]
     product = matrix_product(shape.simplified(nest))
     assert product is not None
     execution = executions[nest.name]
@@ -140,7 +146,7 @@ def test_halves_and_roots_make_the_floats_again(executions: dict[str, Execution]
     for side, operand, rows in (("left", product.left, m), ("right", product.right, n)):
         made = {what: execution.outputs[f"{nest.name}_{side}_{what}"] for what in ("halves", "roots")}
         roots = torch.frombuffer(bytearray(made["roots"]), dtype=torch.float32).double()
-        halves = torch.frombuffer(bytearray(made["halves"]), dtype=torch.float16).double()
+        halves = torch.frombuffer(bytearray(made["halves"]), dtype=_TYPES[engine]).double()
         layers = batch * slices
         depth = slice_depth(k, slices)
         inner = padded(rows) if operand.depth_stride != 1 else padded(depth)
@@ -190,7 +196,7 @@ def reduced() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     values[first][3] = 1e-30
     taken = reduced_product(nest)
     assert taken is not None
-    made = ReducedText(taken, 2, Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1))
+    made = ReducedText(taken, ENGINES["fp16x3"], Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1))
     pieces = [made.shape(), made.end(), made.split(), made.split_across(), made.repair(), made.rows()]
     launches = (made.split_launch(), made.split_across_launch(), made.repair_launch(), made.rows_launch())
     launches[2].grid.x = 2

@@ -20,6 +20,10 @@ WS_INLINE unsigned short bfloat16_of_float(float value) {
   if (value != value) return 0x7fff;
   return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+WS_INLINE float rounded_to_tf32(float value) {
+  const unsigned bits = simt::bits_as<unsigned>(value);
+  return (bits & 0x7f800000u) == 0x7f800000u ? value : simt::bits_as<float>((bits + 0x1000u) & 0xffffe000u);
+}
 WS_INLINE float approximate_exp2(float x) { return exp2f(x); }
 WS_INLINE float max_nan(float a, float b) { return a > b || a != a ? a : b; }
 WS_INLINE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
@@ -29,6 +33,8 @@ WS_INLINE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 WS_INLINE uint4 load_constant(const uint4* from) { return *from; }
 WS_INLINE uint4 load_constant_once(const uint4* from) { return *from; }
 WS_INLINE unsigned long long last_use() { return 0; }
+WS_INLINE unsigned long long used_again() { return 1; }
+WS_INLINE uint4 load_constant_by(const uint4* from, unsigned long long) { return *from; }
 WS_INLINE uint4 load_constant_last(const uint4* from) { return *from; }
 WS_INLINE void prefetch(const void* from, unsigned bytes) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)

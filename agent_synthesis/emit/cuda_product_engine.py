@@ -1,0 +1,82 @@
+"""How tensor cores make a product: the engines, and which of them may make one.
+
+The one idea: an engine is the type that tensor cores read, and how many of its values stand for an element. What a
+stage of shared memory holds, how a copy's box is cut and what a product costs all follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.product import MatrixProduct, Operand
+from warpsmith.v1 import tensor_pb2
+
+_ROW_BYTES = 128
+"""Bytes of an operand's row in a stage: the swizzle's width."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How tensor cores make a product."""
+
+    element: str
+    """C++ type of what they read."""
+    dtype: tensor_pb2.Dtype.ValueType
+    """The same, as memory has it."""
+    element_bytes: int
+    parts: int
+    """Values that an operand's element becomes."""
+    cost: int
+    """Products of 16-bit operands that would take as long; TF32 runs at half their rate."""
+    sums: int
+    """Sets of accumulators that a thread holds."""
+
+    @property
+    def stage_depth(self) -> int:
+        """Elements of depth in a stage."""
+        return _ROW_BYTES // self.element_bytes
+
+    def stages(self, depth: int) -> int:
+        """Stages of so many elements of depth."""
+        return -(-depth // self.stage_depth)
+
+
+ENGINES = {
+    "fp16x3": Engine("ws::half", tensor_pb2.DTYPE_FLOAT16, 2, parts=2, cost=3, sums=3),
+    "tf32x3": Engine("ws::tf32", tensor_pb2.DTYPE_FLOAT32, 4, parts=2, cost=6, sums=3),
+    "tf32": Engine("ws::tf32", tensor_pb2.DTYPE_FLOAT32, 4, parts=1, cost=2, sums=1),
+    "fp16": Engine("ws::half", tensor_pb2.DTYPE_FLOAT16, 2, parts=1, cost=1, sums=1),
+    "bf16": Engine("ws::bfloat16", tensor_pb2.DTYPE_BFLOAT16, 2, parts=1, cost=1, sums=1),
+}
+"""`fp16x3` and `tf32x3` multiply floats to more than a float's accuracy (see `ws_split.cuh`): the second keeps it for
+rows whose elements are 2^115 apart, which the first leaves to a repair, and takes twice as long. `tf32` is for whoever
+allows PyTorch the same."""
+
+
+def engines(nest: Nest, product: MatrixProduct) -> Sequence[str]:
+    """Engines that may make the product, the usual one first; none for a type that tensor cores do not take.
+
+    TF32 operands lie along their depth: what lies otherwise would have to be turned first.
+    """
+    if product.left.type is not product.right.type:
+        return ()
+    match product.left.type:
+        case Type.F16:
+            return ("fp16",)
+        case Type.BF16:
+            return ("bf16",)
+        case Type.F32:
+            sides = (product.left, product.right)
+            is_along = all(side.depth_stride == 1 for side in sides)
+            is_copied = is_along and all(_is_copied(side, product.extents[0]) for side in sides)
+            plain = ("tf32",) if nest.allows_tf32 and is_copied else ()
+            return (*plain, "fp16x3", *(("tf32x3",) if is_along else ()))
+    return ()
+
+
+def _is_copied(operand: Operand, batch: int) -> bool:
+    """Whether the copy engine walks the operand's own floats."""
+    steps = (operand.row_stride, operand.batch_stride) if batch > 1 else (operand.row_stride,)
+    return operand.offset == 0 and all(step > 0 and step % 4 == 0 for step in steps)
