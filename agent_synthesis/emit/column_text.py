@@ -11,11 +11,13 @@ from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import Accumulation, accumulation
-from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Expression, Nest, Reduction, Type
+from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction, Type
 from agent_synthesis.schedule import Parameters
 
 _GROUP = 64
 """Rows that add up in the lane's own type before they are added to a double."""
+_AHEAD_BYTES = 8192
+"""How far ahead of a sweep its rows are asked for: processors look no farther than the end of a page."""
 
 Workspace = tuple[str, Type, int]
 """Name, element type, elements."""
@@ -180,6 +182,8 @@ class ColumnWriter:
         for accumulated, name in zip(how, names, strict=True):
             value = element.converted(accumulated.reduction.value, accumulated.reduction.type)
             element.line(accumulated.step(f"{name}_tile", self._column, value))
+        if self._nest.reductions[0] in sweep:  # later sweeps find what the first one read
+            self._ask_ahead(row, sweep, last)
         row.line("#pragma omp simd")
         row.enclose([self._in_tile], element)
         group.enclose([f"for (long {k} = {first}; {k} < {stop}; ++{k})"], row)
@@ -189,6 +193,17 @@ class ColumnWriter:
                 group.line(f"{self._in_tile} {name}_total[{self._column}] += {name}_tile[{self._column}];")
         tile.enclose(heads, group)
         return [f"{name}_{'total' if g else 'tile'}" for name, g in zip(names, grouped, strict=True)]
+
+    def _ask_ahead(self, row: Scope, sweep: Sequence[Reduction], last: Axis) -> None:
+        """Asks for what a row that comes soon reads of this tile of columns."""
+        function = self._function
+        parts = function.interner.parts([reduction.value for reduction in sweep]).values()
+        for load in dict.fromkeys(part for part in parts if isinstance(part, Load)):
+            if shape.is_contiguous(load.index, self._axis.name) and load.index.coefficient(last.name):
+                rows = -(-_AHEAD_BYTES // (self._tile * self._nest.buffer(load.buffer).type.size_bytes))
+                soon = {self._axis.name: self._begin, last.name: f"({function.axes[last.name]} + {rows})"}
+                place = f"{function.buffers[load.buffer]} + {function.index(load.index, soon)}"
+                row.line(f"ws::ask_for({place}, {self._end} - {self._begin});")
 
     def _known_reductions(self, sweep: Sequence[Reduction]) -> list[str]:
         """Reductions of earlier sweeps."""

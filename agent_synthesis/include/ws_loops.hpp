@@ -150,6 +150,12 @@ WS_INLINE void stream_vector(char* out, const char* in) {
 #endif
 }  // namespace detail
 
+// Asks memory for `count` elements that are read soon; there may be nothing where they would be.
+template <class T> WS_INLINE void ask_for(const T* from, long count) {
+  constexpr long kLine = 64 / sizeof(T);
+  for (long i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
+}
+
 // Copies a finished block to memory around the cache: a whole line is written without being read first.
 // Only the bytes before the first and after the last 64-byte line take the ordinary way.
 template <class T> inline void stream(T* out, const T* block, long count) {

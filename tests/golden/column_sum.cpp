@@ -24,6 +24,7 @@ extern "C" void column_sum(void* const* arguments) {
         alignas(64) float all_tile[kTile];
         ws::fill(all_tile, 0.0f);
         for (long i = i_begin; i < i_end; ++i) {
+          ws::ask_for(x + 4096 * (i + 1) + j_begin, j_end - j_begin);
           #pragma omp simd
           for (long j = j_begin; j < j_end; ++j) {
             all_tile[j - j_begin] += x[4096 * i + j];
