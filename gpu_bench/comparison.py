@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_bench.comparison_kernel import Seen, compare_blocks
+from gpu_bench.comparison_kernel import Seen, compare_blocks, compile_ahead, is_for
 from warpsmith.v1 import verdict_pb2
 
 BLOCK = 4096
@@ -23,6 +23,8 @@ SMALL_OUTPUT = 1024
 """Outputs with fewer elements get the floor of 4u·Σ|terms|: their eager error may be zero by luck."""
 _CHUNK = BLOCK << 13
 """Elements compared at once: bounds the float64 temporaries to about 1 GiB."""
+_KERNEL_CHUNK = BLOCK << 16
+"""The same where a kernel makes none and what it looks at is on its device."""
 
 KERNELBENCH_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """atol = rtol of KernelBench's harness; 1e-4 for every other type."""
@@ -79,7 +81,7 @@ def compare(
     tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
     close = True
     for start, arrived in _arriving(candidate, eager.device):
-        part = slice(start, start + _CHUNK)
+        part = slice(start, start + arrived.numel())
         given = (arrived, eager[part], truth[part])
         seen = compare_blocks(*given, BLOCK, forgiving=forgiveness.nan_stands_for_any_non_finite)
         if seen is not None:
@@ -97,15 +99,21 @@ def compare(
     return error
 
 
+def rehearse() -> None:
+    """Compiles what a GPU compares with, without one."""
+    compile_ahead()
+
+
 def _arriving(values: torch.Tensor, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
     """(first element, chunk on `device`) of a flat tensor; the next chunk travels while one is compared.
 
     On an H200, 6.4 GB take 116 ms to arrive from pinned memory, and about as long to be compared.
     """
-    starts = range(0, values.numel(), _CHUNK)
     if values.device == device:  # a copy: what lies in an outbox may change between two looks
-        yield from ((start, values[start : start + _CHUNK].clone()) for start in starts)
+        size = _KERNEL_CHUNK if is_for(values) else _CHUNK
+        yield from ((start, values[start : start + size].clone()) for start in range(0, values.numel(), size))
         return
+    starts = range(0, values.numel(), _CHUNK)
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # Two buffers for all chunks: memory that is allocated on the way would make each stream wait for the other.
     buffers = torch.empty((2, min(_CHUNK, values.numel())), dtype=values.dtype, device=device)

@@ -40,8 +40,12 @@ class CompilerCache:
 
     def begin_with(self, other: CompilerCache) -> None:
         """Makes both directories equal to the other's seed. No process may be compiling in this one."""
-        _replace(self._seed, other._seed)
+        self.learn(other)
         self.renew()
+
+    def learn(self, other: CompilerCache) -> None:
+        """Makes the seed equal to the other's; the working copy stays as it is until it is renewed."""
+        _replace(self._seed, other._seed)
 
     def renew(self) -> None:
         """Makes the working copy equal to the seed. No process may be using it."""

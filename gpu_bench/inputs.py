@@ -82,6 +82,8 @@ def _in_layout_of(leaf: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         # An expanded input repeats one value along that dimension: so does its replacement.
         index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())
         return values[index].clone().expand(leaf.shape)
+    if leaf.stride() == values.stride():
+        return values
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(values)
 
 

@@ -19,7 +19,7 @@ from gpu_bench import alone, comparison, conditioning, executor, guard, near_tie
 from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory, lay_out
-from gpu_bench.shortage import TruthTooLarge, is_want_of_memory, with_room
+from gpu_bench.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
 from gpu_bench.signature import signature_of
 from gpu_bench.terms import terms_floor
 from warpsmith import aten, dtypes
@@ -70,6 +70,7 @@ class Judge:
         self._answers: OrderedDict[tuple[int, int], Answer] = OrderedDict()
         self._boundaries: dict[str, alone.Boundary] = {}
         """Of the group that is judged alone now."""
+        self.shortages = Shortages()
         self._sliced = False
         """Whether a truth of the answer under way was computed by slices."""
         self._known_floors: dict[int, list[float]] = {}
@@ -109,16 +110,17 @@ class Judge:
             self._answers[key] = with_room(
                 lambda: self._compute(self._loaded.case(family, seed), family, seed, floors),
                 f"eager and the truth in float64 on values of family {family_name(family)}",
-                self._give_back,
+                self.give_back,
             )
         self._answers.move_to_end(key)
         return self._answers[key]
 
-    def _give_back(self) -> None:
+    def give_back(self) -> judging_pb2.Preparation:
         """Gives back all memory that can be."""
         self._answers.clear()
         if self._loaded.device.type == "cuda":
             torch.cuda.empty_cache()
+        return judging_pb2.Preparation()
 
     def _make_room(self) -> None:
         """Forgets old answers before another of their size is computed, which itself takes several times its size."""
@@ -192,8 +194,7 @@ class Judge:
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
         outputs = [results[name] for name in self.graph.outputs]
-        count = sum(region.name.startswith("output ") for region in self.regions)
-        if len(outputs) != count:
+        if len(outputs) != (count := sum(region.name.startswith("output ") for region in self.regions)):
             raise BadInput(f"the module gives {count} tensors, but its captured graph {len(outputs)}")
         by_name = {executor.name_of(source): source.name for source in self.graph.sources}
         for name in self._written:
@@ -210,7 +211,7 @@ class Judge:
         except (RuntimeError, MemoryError) as error:
             if not is_want_of_memory(error) or not slices.row_count(self.graph):
                 raise
-        self._give_back()  # not in the handler, which keeps alive what was made
+        self.give_back()  # not in the handler, which keeps alive what was made
         self._sliced = True
         return slices.interpret(self.graph, sources)
 
@@ -235,8 +236,7 @@ class Judge:
     def _graph_sources(self, args: Args) -> dict[str, torch.Tensor]:
         named = self._loaded.sources(args).named()
         wanted = {source.name: executor.name_of(source) for source in self.graph.sources}
-        missing = [name for name in wanted.values() if name and name not in named]
-        if missing:
+        if missing := [name for name in wanted.values() if name and name not in named]:
             raise BadInput(f"the captured graph reads {missing[0]}, which the module does not have")
         return {name: named[wanted[name]] for name in wanted if wanted[name]}
 
@@ -333,7 +333,7 @@ class Judge:
             return with_room(
                 lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
                 f"eager and the truth in float64 of group {observed.group}",
-                self._give_back,
+                self.give_back,
             )
         except TruthTooLarge as error:
             family, seed, group = observed.family, observed.seed, observed.group
@@ -397,7 +397,7 @@ class Judge:
         try:
             judged = undecided.excused(candidate, truth, moved())
         except (RuntimeError, MemoryError) as problem:
-            if not is_want_of_memory(problem):
+            if not is_want_of_memory(problem) or self.shortages.is_first("look", observed.family, observed.seed):
                 raise
             return error
         forgiveness = _forgiveness(observed.family)
@@ -430,9 +430,10 @@ _judges: list[Judge] = []
 
 
 def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
-    """Loads what capturing needs."""
+    """Loads what capturing and comparing need."""
     del request
     rehearse()
+    comparison.rehearse()
     return judging_pb2.Preparation()
 
 
@@ -460,7 +461,8 @@ def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
             raise
         return judging_pb2.Truth(undefined=f"on values of family {family_name(request.family)}: {cause_of(error)}")
     except TruthTooLarge as error:
-        if request.family != verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+        is_first = _judges[0].shortages.is_first("truth", request.family, request.seed)
+        if is_first or request.family != verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
             raise
         return judging_pb2.Truth(unjudged=str(error))  # they take most, for they need the truth twice
     finally:
@@ -494,4 +496,5 @@ METHODS: Methods = {
     "judge": (judging_pb2.JudgeRequest, _judge),
     "boundary": (judging_pb2.BoundaryRequest, _boundary),
     "move": (judging_pb2.Preparation, _move),
+    "give_back": (judging_pb2.Preparation, lambda _: _judges[0].give_back()),
 }

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 
 import torch
 
+from gpu_bench.comparison_kernel import compare_blocks
+
 CHUNK = 1 << 26
 """Elements looked at in float64 at once."""
+_SEEN_BLOCK, _SEEN_CHUNK = 4096, 1 << 28
+"""Elements of a block of the kernel that sums them, and of what it is given at once."""
 _SHARE = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 3e-1}
 """Largest rms error of eager relative to the truth's rms. TF32 products in a deep network stay below it."""
 
@@ -23,6 +27,8 @@ def share(dtypes: Iterable[torch.dtype]) -> float:
 
 def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
     """rms of eager's error and of the truth, over the elements where both are finite."""
+    if (seen := _seen_by_kernel(eager.reshape(-1), truth.reshape(-1))) is not None:
+        return seen
     squares, sizes, count = 0.0, 0.0, 0
     for own, wide in zip(torch.split(eager.reshape(-1), CHUNK), torch.split(truth.reshape(-1), CHUNK), strict=True):
         off, size = (float(torch.linalg.vector_norm(values)) for values in (own - wide, wide))
@@ -34,3 +40,19 @@ def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float
         sizes += float(torch.where(valid, wide, 0.0).square().sum())
         count += int(valid.sum())
     return math.sqrt(squares / max(count, 1)), math.sqrt(sizes / max(count, 1))
+
+
+def _seen_by_kernel(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float] | None:
+    """As `off_and_size`, of flat tensors, in one pass instead of nine; None where something is not finite in the type
+    of the output, or no kernel looks at such outputs."""
+    squares = sizes = 0.0
+    for own, wide in zip(torch.split(eager, _SEEN_CHUNK), torch.split(truth, _SEEN_CHUNK), strict=True):
+        seen = compare_blocks(own, own, wide, _SEEN_BLOCK, forgiving=False)
+        if seen is None:
+            return None
+        _, off, _, size, _, finite, defined = seen.sums.sum(dim=0).tolist()
+        if not finite == defined == own.numel():
+            return None
+        squares, sizes = squares + off, sizes + size
+    count = max(eager.numel(), 1)
+    return math.sqrt(squares / count), math.sqrt(sizes / count)

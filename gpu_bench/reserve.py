@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -27,6 +28,8 @@ _WANTED = (JUDGE, BENCH, BENCH)
 MOST_KEPT_BYTES = 12 << 30
 """A larger file of shared memory goes with its session."""
 _WARM_UP_SECONDS = 120.0
+AHEAD = 2
+"""Lots that wait or are made: one takes twelve seconds, and a task at the floor is done with its own in five."""
 
 
 class SharedFiles:
@@ -71,12 +74,16 @@ class Lot:
         self.descriptor = memory.take()
         self.passage = Passage()
         self._memory = memory
-        self.cache = CompilerCache(machine.compiled(target))
+        self.cache = CompilerCache()
         self._target, self._rung = target, rung
         self._waiting: dict[str, list[Future[Worker]]] = {}
+        self._started: list[Worker] = []
+        self._is_closed = False
         self._starting = ThreadPoolExecutor(len(_WANTED), thread_name_prefix="reserve")
         for entry in _WANTED:
             self._waiting.setdefault(entry, []).append(self._starting.submit(self._start, entry))
+        # While they start: the first time it takes ten seconds, and whoever waits compiles nothing.
+        self.cache.learn(machine.compiled(target))
 
     def take(self, entry: str) -> Worker | None:
         """A process that waits; None where none is left."""
@@ -90,6 +97,9 @@ class Lot:
 
     def close(self) -> None:
         """Ends the processes that nobody took, removes the cache, and gives the memory to a later lot."""
+        self._is_closed = True
+        for each in list(self._started):
+            each.close()  # also one that still warms up: nobody waits for it any more
         for entry in list(self._waiting):
             while (worker := self.take(entry)) is not None:
                 worker.close()
@@ -100,6 +110,9 @@ class Lot:
 
     def _start(self, entry: str) -> Worker:
         worker = started(entry, self._target, self._rung, self.descriptor, self.cache, self.passage)
+        self._started.append(worker)
+        if self._is_closed:
+            return worker
         worker.call("warm_up", judging_pb2.PrepareRequest(), judging_pb2.Preparation, deadline_s=_WARM_UP_SECONDS)
         return worker
 
@@ -124,21 +137,28 @@ def started(
 
 
 class Reserve:
-    """The lot of the next session. From any thread."""
+    """The lots of the next sessions. From any thread."""
 
     def __init__(self, machine: Machine, rung: jail.Rung | None = None) -> None:
         self._machine, self._rung = machine, rung
         self._lock = threading.Lock()
         self._memory = SharedFiles()
         self._making = ThreadPoolExecutor(1, thread_name_prefix="lots")
-        self._next: Future[Lot] | None = None
+        self._coming: deque[Future[Lot]] = deque()
+
+    def begin(self, target: task_pb2.Target.ValueType) -> None:
+        """Has lots made from here on, so that the first waits by the time that the first task is captured."""
+        if target != task_pb2.TARGET_CUDA or (os.cpu_count() or 1) < LEAST_PROCESSORS:
+            return
+        with self._lock:
+            while len(self._coming) < AHEAD:
+                self._coming.append(self._making.submit(Lot, target, self._machine, self._rung, self._memory))
 
     def take(self, target: task_pb2.Target.ValueType) -> Lot | None:
         """The lot that waits, if one does; another is begun. None for a processor, which its tasks need whole."""
-        if target != task_pb2.TARGET_CUDA or (os.cpu_count() or 1) < LEAST_PROCESSORS:
-            return None
         with self._lock:
-            begun, self._next = self._next, self._making.submit(Lot, target, self._machine, self._rung, self._memory)
+            begun = self._coming.popleft() if target == task_pb2.TARGET_CUDA and self._coming else None
+        self.begin(target)
         with contextlib.suppress(WarpsmithError):
             return begun.result() if begun is not None else None
         return None
@@ -147,7 +167,8 @@ class Reserve:
         """Ends what waits."""
         with self._lock:
             self._making.shutdown()
-            if self._next is not None and self._next.exception() is None:
-                self._next.result().close()
-            self._next = None
+            for begun in self._coming:
+                if begun.exception() is None:
+                    begun.result().close()
+            self._coming.clear()
             self._memory.close()

@@ -1,7 +1,8 @@
 """Runs a program's kernels once on plausible values: what compute-sanitizer looks at.
 
 The one idea: no module, no baselines and no library calls, so that every finding is a kernel's of ours. It loads first
-and makes buffers only when it is told to go on, so that loading disturbs nobody. Buffers come
+and makes buffers only when it is told to go on, so that loading disturbs nobody; torch it imports before there is
+anything to load. Buffers come
 straight from the driver (`PYTORCH_NO_CUDA_MEMORY_CACHING`), so that the first byte past one is past an allocation.
 """
 
@@ -15,7 +16,7 @@ import torch
 
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import LoadedProgram, Sources, name_of
-from gpu_bench.sanitizer import GO, STOP
+from gpu_bench.sanitizer import GO, LOAD, STOP
 from warpsmith import dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2
 
@@ -24,20 +25,22 @@ def main(place: Path) -> None:
     """Loads each `N.program` of that directory with its `N.artifact`, runs them when told to, and says so."""
     device = torch.device("cuda")
     loaded = []
+    if not is_told(place, LOAD):
+        return
     for file in sorted(place.glob("*.program")):
         program = kernels_alone(candidate_pb2.Program.FromString(file.read_bytes()))
         artifact = artifact_pb2.Artifact.FromString(file.with_suffix(".artifact").read_bytes())
         loaded.append(CudaExecutor().load(program, artifact, device))
-    if not is_told_to_go(place):
+    if not is_told(place, GO):
         return
     for each in loaded:
         _run(each, device)
     print("the kernels ran", flush=True)
 
 
-def is_told_to_go(place: Path) -> bool:
-    """Waits for a word: whether to run the kernels."""
-    while not (place / GO).exists():
+def is_told(place: Path, word: str) -> bool:
+    """Waits for a word: whether to load the programs, or to run the kernels."""
+    while not (place / word).exists():
         if (place / STOP).exists() or not place.is_dir():
             return False
         time.sleep(0.01)

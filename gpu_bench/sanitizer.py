@@ -1,10 +1,10 @@
 """compute-sanitizer over a program's kernels: out-of-bounds accesses, races, unwritten memory, wrong barriers.
 
 The one idea: the kernels run once, in a jail and a process of their own, on plausible values and without the module,
-under each of the four tools at once; what a tool finds is a fault of the program. The processes load torch and the
-kernels while the program is still compared, and run them once that found nothing. Where the toolkit is not installed,
-or the jail cannot hold it (the sanitizer starts the program as a child, which needs a jail whose processes may meet),
-that is said and nothing else changes. It imports no torch.
+under each of the four tools at once; what a tool finds is a fault of the program. The processes load torch while a
+search goes on, and the kernels while they are compared; they run them once that found nothing. Where the toolkit is
+not installed, or the jail cannot hold it (the sanitizer starts the program as a child, which needs a jail whose
+processes may meet), that is said and nothing else changes. It imports no torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,14 @@ from typing import Final, Self
 from gpu_bench.policy import span_bytes
 from warpsmith import jail
 from warpsmith.jail import Policy, Rung
-from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, verdict_pb2
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    task_pb2,
+    tensor_pb2,
+    verdict_pb2,
+)
 
 TOOLS: Final = {
     "memcheck": verdict_pb2.FAILURE_KIND_WRONG_OUT_OF_BOUNDS,
@@ -37,8 +45,8 @@ DEADLINE_SECONDS = 10.0
 """Of a process, loading included."""
 LEAST_SECONDS = 6.0
 """What the kernels get of that at least, however long the process waited for its turn."""
-GO, STOP = "go", "stop"
-"""Files in the programs' directory: run the kernels, or end without."""
+LOAD, GO, STOP = "load", "go", "stop"
+"""Files in the programs' directory: load them, run the kernels, or end without."""
 RACECHECK_BYTES = 1 << 30
 """Most bytes of all buffers for racecheck: on an H200 it never ended within the deadline with more."""
 _PREFIX: Final = "compute-sanitizer "
@@ -68,11 +76,18 @@ def begin(
     """The tools, loading; as `sanitize` otherwise."""
     if artifact.format != artifact_pb2.BINARY_FORMAT_CUBIN:
         return Inspecting([], rung, ())
-    size = sum(span_bytes(buffer.spec) for buffer in program.buffers)
+    quick, said = _quick(tools, [buffer.spec for buffer in program.buffers])
+    return Inspecting([(program, artifact)], rung, quick, said)
+
+
+def _quick(
+    tools: Sequence[str], specs: Sequence[tensor_pb2.TensorSpec]
+) -> tuple[list[str], list[verdict_pb2.Inspection]]:
+    """The tools that come to an end with tensors of this size, and what is said of the others."""
+    size = sum(map(span_bytes, specs))
     slow = [tool for tool in tools if tool == "racecheck" and size > RACECHECK_BYTES]
     reason = f"buffers of {size / 2**30:.1f} GiB take it longer than {DEADLINE_SECONDS:.0f} s"
-    said = [_said(tool, skipped=reason) for tool in slow]
-    return Inspecting([(program, artifact)], rung, [tool for tool in tools if tool not in slow], said)
+    return [tool for tool in tools if tool not in slow], [_said(tool, skipped=reason) for tool in slow]
 
 
 def sanitize_all(
@@ -87,12 +102,12 @@ class Inspecting:
     """Tools that look at programs: they load from the beginning, and run the kernels when `answer` asks.
 
     A context manager; what was not asked for at its end has made no buffers. `said`: what is known of other tools,
-    given back with the answer.
+    given back with the answer. Without `programs` they wait for some.
     """
 
     def __init__(
         self,
-        programs: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]],
+        programs: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]] | None,
         rung: Rung,
         tools: Sequence[str],
         said: Sequence[verdict_pb2.Inspection] = (),
@@ -100,6 +115,7 @@ class Inspecting:
         self._said = list(said)
         self._running: list[Future[verdict_pb2.Inspection]] = []
         self._least_end_s = float("inf")
+        self._tools = list(tools)
         sanitizer = installed()
         if tools and (sanitizer is None or rung is Rung.LANDLOCK):
             reason = "on the landlock rung only one process may use CUDA" if sanitizer else "it is not installed"
@@ -108,17 +124,37 @@ class Inspecting:
             return
         self._place = tempfile.TemporaryDirectory(prefix="warpsmith-sanitizer-")
         place = Path(self._place.name)
-        for number, (program, artifact) in enumerate(programs):
-            (place / f"{number}.program").write_bytes(program.SerializeToString())
-            (place / f"{number}.artifact").write_bytes(artifact.SerializeToString())
+        if programs is not None:
+            self._give(programs)
         self._pool = ThreadPoolExecutor(len(tools), thread_name_prefix="sanitizer")
         self._running = [
             self._pool.submit(_run, sanitizer, tool, place, rung, lambda: self._least_end_s) for tool in tools
         ]
 
+    def take(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> bool:
+        """Gives waiting tools a program; False where they are not the ones that it needs, or no longer there."""
+        quick, said = _quick(tuple(TOOLS), [buffer.spec for buffer in program.buffers])
+        if artifact.format != artifact_pb2.BINARY_FORMAT_CUBIN or quick != self._tools:
+            return False
+        if not self._running or any(each.done() for each in self._running):
+            return False
+        self._said = said
+        self._give([(program, artifact)])
+        return True
+
+    def _give(self, programs: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]]) -> None:
+        place = Path(self._place.name)
+        for number, (program, artifact) in enumerate(programs):
+            (place / f"{number}.program").write_bytes(program.SerializeToString())
+            (place / f"{number}.artifact").write_bytes(artifact.SerializeToString())
+        self._given_s = time.monotonic()
+        (place / LOAD).touch()
+
     def answer(self) -> list[verdict_pb2.Inspection]:
         """What each tool says, once the kernels have run under all of them."""
         self._tell(GO, LEAST_SECONDS)
+        if self._running:
+            self._least_end_s = max(self._least_end_s, self._given_s + DEADLINE_SECONDS)
         return [*(each.result() for each in self._running), *self._said]
 
     def __enter__(self) -> Self:
@@ -137,6 +173,41 @@ class Inspecting:
         if self._running:
             Path(self._place.name, what).touch()
             self._least_end_s = time.monotonic() + least_seconds
+
+
+class Ahead:
+    """The tools of a task's next finalist, loading before there is one: four seconds of a processor, and no GPU."""
+
+    def __init__(self, task: task_pb2.Task, rung: Rung | None) -> None:
+        self._task, self._rung = task, rung
+        self._waiting: Inspecting | None = None
+        self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Begins, where nothing waits yet; they wait as long as it takes."""
+        with self._lock:
+            if self._waiting is None and self._task.target == task_pb2.TARGET_CUDA:
+                quick, _ = _quick(tuple(TOOLS), (*self._task.inputs, *self._task.outputs))
+                self._waiting = Inspecting(None, self._rung or jail.choose(), quick)
+
+    def begin(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> Inspecting:
+        """The tools with a program: those that wait, or others where these do not do."""
+        waiting = self._taken()
+        if waiting is not None and waiting.take(program, artifact):
+            return waiting
+        if waiting is not None:
+            waiting.__exit__(None, None, None)
+        return begin(program, artifact, self._rung or jail.choose())
+
+    def close(self) -> None:
+        """Ends what waits."""
+        if (waiting := self._taken()) is not None:
+            waiting.__exit__(None, None, None)
+
+    def _taken(self) -> Inspecting | None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            return waiting
 
 
 def fault(inspections: Sequence[verdict_pb2.Inspection]) -> benchmark_service_pb2.ExecutionFault | None:

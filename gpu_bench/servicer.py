@@ -115,6 +115,7 @@ def _inspected(
     with session.inspecting(request.program, request.artifact) as inspecting:
         response = _compared(session, request)
         if not response.HasField("fault"):
+            session.make_room()
             response.inspections.extend(inspecting.answer())
             if (found := sanitizer.fault(response.inspections)) is not None:
                 response.fault.CopyFrom(found)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from gpu_bench import faults, sanitizer
+from gpu_bench import faults, room, sanitizer
 from gpu_bench.compiler_cache import CompilerCache
 from gpu_bench.limits import Limits
 from gpu_bench.machine import BENCH, JUDGE, Machine
@@ -48,7 +48,6 @@ Reply = TypeVar(
     benchmark_service_pb2.MeasureArtifactResponse,
 )
 
-
 _AHEAD_BYTES = 512 << 20
 """Outputs up to which two truths are held at once."""
 _RUNS = 6
@@ -75,6 +74,7 @@ class Session:
         self._rung = rung
         self._machine = machine
         self._lot = lot
+        self._tools = sanitizer.Ahead(task, rung)
         self._descriptor = lot.descriptor if lot else os.memfd_create("outputs", os.MFD_CLOEXEC)
         self._judge: Worker | None = None
         self._bench: Worker | None = None
@@ -108,6 +108,7 @@ class Session:
         with self._lock:
             self._drop_bench()
             self._drop_judge()
+            self._tools.close()
             if self._spare is not None:
                 self._spare.close()
                 self._spare = None
@@ -207,12 +208,8 @@ class Session:
         if observed.unjudged:
             response.comparisons.append(observed)
             return None
-        judged = self._judge_worker().call(
-            "judge",
-            judging_pb2.JudgeRequest(observed=observed),
-            judging_pb2.Judgement,
-            deadline_s=self._limits.judge_seconds,
-        )
+        asked, seconds = judging_pb2.JudgeRequest(observed=observed), self._limits.judge_seconds
+        judged = room.call(self._judge_worker(), self._bench, "judge", asked, judging_pb2.Judgement, seconds)
         response.comparisons.append(judged.comparison)
         if observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs:
             self._saw_damage = True
@@ -251,7 +248,7 @@ class Session:
         request = judging_pb2.TruthRequest(family=case.family, seed=case.seed, once=case.once)
         try:
             worker = self._judge_worker()
-            truth = worker.call("truth", request, judging_pb2.Truth, deadline_s=self._limits.judge_seconds)
+            truth = room.call(worker, self._bench, "truth", request, judging_pb2.Truth, self._limits.judge_seconds)
         except WorkerCrashed as crash:
             self._drop_judge()
             if case.family == verdict_pb2.VALUE_FAMILY_TASK or crash.signal_number == signal.SIGKILL:
@@ -291,7 +288,12 @@ class Session:
 
     def inspecting(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> sanitizer.Inspecting:
         """What asks compute-sanitizer about the program's kernels, in processes of their own that begin to load."""
-        return sanitizer.begin(program, artifact, self._rung or jail.choose())
+        return self._tools.begin(program, artifact)
+
+    def make_room(self) -> None:
+        """Has both workers give back memory of the GPU: others are about to need some."""
+        if self.task.target == task_pb2.TARGET_CUDA:
+            room.give_back(self._judge, self._bench)
 
     def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
         """What compute-sanitizer says of them."""
@@ -319,6 +321,8 @@ class Session:
                     benchmark_service_pb2.MeasureArtifactResponse,
                     self._limits.measure_seconds,
                 )
+                if request.tier == timing_pb2.TIER_SCREENING:
+                    self._tools.load()  # there may be a finalist soon
                 if isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
                     if answer.WhichOneof("outcome") == "fault":
                         self._drop_bench()
@@ -405,7 +409,7 @@ class Session:
         if worker is None or not worker.alive:
             return self._ended()
         try:
-            return worker.call(method, request, response, deadline_s=deadline_s)
+            return room.call(worker, self._judge, method, request, response, deadline_s)
         except WorkerTimeout:
             self._drop_bench()
             return faults.fault(verdict_pb2.FAILURE_KIND_TIMEOUT, f"no end within {deadline_s:.3g} s")
@@ -432,13 +436,9 @@ class Session:
         if self._judge is None or not self._judge.alive:
             self._drop_judge()
             self._judge = self._spawn(JUDGE)
+            request, seconds = judging_pb2.PrepareRequest(task=self.task), self._limits.prepare_seconds
             with self._on_failure(self._drop_judge):
-                self._prepared = self._judge.call(
-                    "prepare",
-                    judging_pb2.PrepareRequest(task=self.task),
-                    judging_pb2.Preparation,
-                    deadline_s=self._limits.prepare_seconds,
-                )
+                self._prepared = self._judge.call("prepare", request, judging_pb2.Preparation, deadline_s=seconds)
             os.ftruncate(self._descriptor, self._shared_bytes(self._prepared))
             self._begin_outbox(self._prepared)
             if self._parcels.is_there:

@@ -87,7 +87,9 @@ class Sessions:
 
         Raises BadInput: the target is not on this machine.
         """
-        return benchmark_service_pb2.DescribeDeviceResponse(device=self._machine.describe(request.target).device)
+        device = self._machine.describe(request.target).device
+        self._reserve.begin(device.target)  # not before: what the machine can do is measured while nothing else runs
+        return benchmark_service_pb2.DescribeDeviceResponse(device=device)
 
     def probe(self) -> timing_pb2.Device:
         """The GPU as a new process finds it now.

@@ -21,6 +21,19 @@ class TruthTooLarge(Exception):
     """The machine's memory does not allow to judge something: says what, and what to do."""
 
 
+class Shortages:
+    """What met want of memory. The first time others are asked to give some back, and then it is tried once more."""
+
+    def __init__(self) -> None:
+        self._met: set[tuple[object, ...]] = set()
+
+    def is_first(self, *question: object) -> bool:
+        """Whether the question meets it for the first time."""
+        known = question in self._met
+        self._met.add(question)
+        return not known
+
+
 def is_want_of_memory(error: BaseException) -> bool:
     """Whether an exception, or what caused it, is that no memory is left on a GPU or on the host."""
     kinds = (torch.OutOfMemoryError, MemoryError)

@@ -8,6 +8,7 @@ jailed worker.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -420,14 +421,24 @@ def _agree(got: torch.Tensor, wanted: torch.Tensor, within: float = 0.0) -> bool
     """Whether two outputs are the same result: floats within a share of the element plus that of the rms."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
-    if torch.equal(got, wanted):
-        return True
     if not wanted.is_floating_point():
-        return int((got != wanted).sum()) <= wanted.numel() // 100
+        return torch.equal(got, wanted) or int((got != wanted).sum()) <= wanted.numel() // 100
     within = within or max(_VERIFY_WITHIN, _VERIFY_ROUNDINGS * torch.finfo(wanted.dtype).eps)
+    if _is_within_rms(got, wanted, within) or torch.equal(got, wanted):
+        return True
     finite = wanted.float().masked_fill(~wanted.isfinite(), 0.0)
     scale = float(finite.square().mean().sqrt()) if wanted.numel() else 0.0
     return torch.allclose(got, wanted, rtol=within, atol=within * scale, equal_nan=True)
+
+
+def _is_within_rms(got: torch.Tensor, wanted: torch.Tensor, within: float) -> bool:
+    """Whether every element is within a share of the rms alone, which says the same of nearly all that agrees in a
+    fifth of the time: 6.4 GB took 67 ms on an H200. Never so where one of the two is not finite."""
+    wide = torch.float32 if wanted.itemsize < 4 else None
+    rms = float(torch.linalg.vector_norm(wanted, dtype=wide)) / math.sqrt(max(wanted.numel(), 1))
+    if not math.isfinite(rms) or not wanted.numel():
+        return False
+    return float(torch.linalg.vector_norm(got - wanted, math.inf)) <= within * rms
 
 
 def _rounding(dtype: torch.dtype) -> float:

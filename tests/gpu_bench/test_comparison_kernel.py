@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_correctness.simt import Sanitizer, Simulation, Simulator
-from gpu_bench import comparison
+from gpu_bench import comparison, plausible
 from gpu_bench.comparison import BLOCK, Forgiveness, compare
 from gpu_bench.comparison_kernel import SOURCE, Seen
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, verdict_pb2
@@ -28,6 +28,8 @@ class Simulated:
     """Stands in for `compare_blocks`."""
 
     simulator: Simulator
+    is_packed: bool = True
+    """Whether whole blocks are read in packs of 16 bytes."""
 
     def __call__(
         self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, block: int, *, forgiving: bool
@@ -47,6 +49,7 @@ class Simulated:
             program.buffers.add(name=name, role=role, spec=spec)
             launch.arguments.add(buffer=name)
         launch.arguments.add(int32=int(forgiving))
+        launch.arguments.add(int32=int(self.is_packed))
         program.steps.add(launch=launch)
         sources = {name: tensor.contiguous().numpy().tobytes() for name, tensor in given.items()}
         execution = self.simulator.execute(Simulation(program, sources), Sanitizer.ADDRESS)
@@ -95,6 +98,22 @@ def test_the_kernel_says_what_plain_operations_say(
     count: int, simulated: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert assert_agree(simulated, drawn(count), monkeypatch).kernelbench_close
+
+
+def test_what_does_not_begin_at_a_pack_is_read_one_by_one(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_agree(Simulated(simulated.simulator, is_packed=False), drawn(BLOCK + 5), monkeypatch)
+
+
+def test_eager_and_truth_are_summed_in_one_pass(simulated: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, eager, truth = drawn(2 * BLOCK + 17)
+    wanted = plausible.off_and_size(eager, truth)
+    monkeypatch.setattr(plausible, "compare_blocks", simulated)
+    assert plausible.off_and_size(eager, truth) == pytest.approx(wanted, rel=1e-12)
+    for tensor, value in ((eager, math.nan), (truth, 1e39)):  # what is left out then, the kernel does not know
+        tensor[BLOCK] = value
+    assert plausible._seen_by_kernel(eager, truth) is None
 
 
 @pytest.mark.parametrize("value", [1e-3, 10.0, math.nan, math.inf, -math.inf])

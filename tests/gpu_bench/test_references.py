@@ -319,6 +319,8 @@ def test_constant_rows_that_memory_does_not_allow_are_left_out_by_name(
     monkeypatch.setattr(judge_worker, "_judges", [desk("torch.sigmoid(x)").judge])
     _short_of_memory(monkeypatch, times=99)
     rows = judging_pb2.TruthRequest(family=verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, seed=5)
+    with pytest.raises(judge_worker.TruthTooLarge):  # others are asked to give memory back
+        judge_worker._truth(rows)
     assert judge_worker._truth(rows).unjudged.startswith("not judged: ")
     with pytest.raises(judge_worker.TruthTooLarge):
         judge_worker._truth(judging_pb2.TruthRequest(family=NORMAL, seed=5))

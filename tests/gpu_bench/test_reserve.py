@@ -66,6 +66,43 @@ def test_nothing_waits_where_the_processor_is_the_target() -> None:
     waiting.close()
 
 
+def test_lots_are_made_before_anybody_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    class Quick:
+        """A lot without processes."""
+
+        def __init__(self, *given: object) -> None:
+            made.append(given)
+
+        def close(self) -> None:
+            """Nothing is held."""
+
+    monkeypatch.setattr(reserve, "Lot", Quick)
+    monkeypatch.setattr(reserve.os, "cpu_count", lambda: reserve.LEAST_PROCESSORS)
+    waiting = Reserve(QuickMachine())
+    waiting.begin(task_pb2.TARGET_CPU)
+    assert not waiting._coming
+    waiting.begin(task_pb2.TARGET_CUDA)
+    first = waiting._coming[0]
+    waiting.begin(task_pb2.TARGET_CUDA)  # they are begun already
+    assert waiting.take(task_pb2.TARGET_CUDA) is first.result()
+    waiting.close()
+    assert len(made) == reserve.AHEAD + 1
+
+
+def test_a_cache_learns_without_touching_what_processes_work_in() -> None:
+    other, cache = CompilerCache(), CompilerCache()
+    (other.directory / "known").write_text("of the machine")
+    other.keep()
+    cache.learn(other)
+    assert not list(cache.directory.iterdir())
+    cache.renew()
+    assert (cache.directory / "known").read_text() == "of the machine"
+    for each in (other, cache):
+        each.close()
+
+
 def test_a_cache_is_emptied_in_place_because_a_jail_may_have_it_mounted() -> None:
     cache = CompilerCache()
     inode = cache.directory.stat().st_ino

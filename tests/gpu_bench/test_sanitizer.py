@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpu_bench import sanitizer
-from gpu_bench.sanitized_run import is_told_to_go, kernels_alone
+from gpu_bench.sanitized_run import is_told, kernels_alone
 from warpsmith import jail
 from warpsmith.jail import Rung
-from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 CUBIN = artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN)
 NAMESPACED = [rung for rung in jail.probe() if rung is not Rung.LANDLOCK]
@@ -95,18 +95,79 @@ def test_kernels_of_a_program_that_failed_do_not_run_and_nothing_stays() -> None
     assert not place.exists()
 
 
+def task_of(elements: int) -> task_pb2.Task:
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[elements], strides=[1])
+    return task_pb2.Task(target=task_pb2.TARGET_CUDA, inputs=[spec], outputs=[spec])
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("waiting")
+def test_tools_load_before_there_is_a_finalist_and_take_the_one_that_comes() -> None:
+    ahead = sanitizer.Ahead(task_of(8), NAMESPACED[0])
+    ahead.load()
+    waiting = ahead._waiting
+    assert waiting is not None
+    place = Path(waiting._place.name)
+    time.sleep(1.0)  # longer than a tool may take that has something to do
+    with ahead.begin(candidate_pb2.Program(), CUBIN) as inspecting:
+        assert inspecting is waiting
+        assert {each.name for each in place.iterdir()} == {"0.program", "0.artifact", sanitizer.LOAD}
+        assert [(each.finding, each.skipped) for each in inspecting.answer()] == [("", "")] * 4
+    assert not place.exists()
+    with ahead.begin(candidate_pb2.Program(), CUBIN) as other:  # of another finalist
+        assert other is not waiting
+        assert not any(each.skipped for each in other.answer())
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("waiting")
+def test_tools_that_ended_or_that_a_program_does_not_need_are_made_anew() -> None:
+    ahead = sanitizer.Ahead(task_of(1 << 28), NAMESPACED[0])
+    ahead.load()
+    waiting = ahead._waiting
+    assert waiting is not None
+    assert "racecheck" not in waiting._tools
+    with ahead.begin(candidate_pb2.Program(), CUBIN) as inspecting:  # small, so that racecheck looks at it too
+        assert inspecting is not waiting
+        assert len(inspecting.answer()) == 4
+    ahead = sanitizer.Ahead(task_of(8), NAMESPACED[0])
+    ahead.load()
+    waiting = ahead._waiting
+    assert waiting is not None
+    (Path(waiting._place.name) / sanitizer.STOP).touch()
+    for each in waiting._running:
+        each.result()
+    with ahead.begin(candidate_pb2.Program(), CUBIN) as inspecting:
+        assert not any(each.skipped for each in inspecting.answer())
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("waiting")
+def test_tools_that_nobody_took_end_with_the_session() -> None:
+    ahead = sanitizer.Ahead(task_of(8), NAMESPACED[0])
+    ahead.load()
+    waiting = ahead._waiting
+    assert waiting is not None
+    running = list(waiting._running)
+    ahead.close()
+    assert all(each.done() for each in running)
+    nowhere = sanitizer.Ahead(task_pb2.Task(target=task_pb2.TARGET_CPU), NAMESPACED[0])
+    nowhere.load()
+    assert nowhere._waiting is None
+
+
 def test_a_process_waits_for_a_word_and_ends_where_none_can_come(tmp_path: Path) -> None:
     place = tmp_path / "programs"
     place.mkdir()
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(is_told_to_go, place)
+        told = pool.submit(is_told, place, sanitizer.GO)
         time.sleep(0.05)
         assert not told.done()
         (place / sanitizer.GO).touch()
         assert told.result()
     (place / sanitizer.STOP).touch()
-    assert not is_told_to_go(place)
-    assert not is_told_to_go(tmp_path / "gone")
+    assert not is_told(place, sanitizer.GO)
+    assert not is_told(tmp_path / "gone", sanitizer.LOAD)
 
 
 def test_racecheck_is_skipped_at_once_where_it_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

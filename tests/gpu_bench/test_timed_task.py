@@ -117,6 +117,19 @@ def test_an_error_while_the_device_is_waited_for_is_the_programs_where_the_devic
             timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.009, 0.011, 5.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("reference", [1.0, float("nan"), float("inf")])
+def test_one_element_that_is_off_is_seen_whichever_way_agreement_is_found(value: float, reference: float) -> None:
+    wanted = torch.ones(100_000)
+    wanted[7] = reference
+    got = wanted.clone()
+    got[99_999] += value
+    assert timed_task._agree(got, wanted) == torch.allclose(got, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+    wanted.zero_()
+    assert timed_task._agree(wanted.clone(), wanted)
+    assert not timed_task._agree(wanted + 1e-30, wanted)
+
+
 def test_agreement_forgives_rounding_and_nothing_else():
     wanted = torch.randn(1000)
     assert timed_task._agree(wanted * 1.001, wanted)

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_bench import clocks, timing_selftest
 from gpu_bench.clocks import Arm, HostClock, Reading
+from gpu_bench.statistics import FEW_BLOCKS, LEAST_BLOCKS
 from gpu_bench.timing import (
     Plan,
     buffer_set_count,
@@ -243,3 +244,10 @@ def test_without_cuda_bindings_no_persisting_lines_are_said_to_be_reset(monkeypa
 
     monkeypatch.setattr(clocks.importlib, "import_module", missing)
     assert clocks._persisting_reset() is None
+
+
+def test_screening_on_a_gpu_visits_an_arm_six_times_at_least() -> None:
+    plan = plan_for(timing_pb2.TIER_SCREENING, task_pb2.TARGET_CUDA, set_count=2)
+    assert plan.least_blocks == LEAST_BLOCKS == 3  # below that nothing would ever be called faster
+    final = plan_for(timing_pb2.TIER_FINAL, task_pb2.TARGET_CUDA, set_count=2)
+    assert final.least_blocks >= FEW_BLOCKS

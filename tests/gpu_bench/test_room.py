@@ -1,0 +1,67 @@
+"""Memory between a session's workers: who runs short is tried once more, after the other gave back what it can."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_bench import room
+from gpu_bench.shortage import Shortages
+from warpsmith.errors import WorkerFault, WorkerRaised
+from warpsmith.v1 import judging_pb2
+
+
+class Fake:
+    """A worker that raises what it is told to, call by call, and then answers."""
+
+    def __init__(self, *raises: Exception, alive: bool = True) -> None:
+        self.raises, self.alive = list(raises), alive
+        self.calls: list[str] = []
+
+    def call(self, method: str, request: object, response: object, deadline_s: float) -> str:
+        """As `Worker.call`."""
+        del request, response, deadline_s
+        self.calls.append(method)
+        if self.raises:
+            raise self.raises.pop(0)
+        return "answer"
+
+
+def raised(kind: str) -> WorkerRaised:
+    return WorkerRaised("truth: no memory", kind=kind, trace="")
+
+
+def asked(worker: Fake, other: Fake | None) -> str:
+    request, kind = judging_pb2.TruthRequest(), judging_pb2.Truth
+    return room.call(worker, other, "truth", request, kind, 1.0)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("kind", sorted(room.SHORT))
+def test_who_runs_short_is_asked_once_more_when_the_other_gave_back(kind: str) -> None:
+    worker, other = Fake(raised(kind)), Fake()
+    assert asked(worker, other) == "answer"
+    assert (worker.calls, other.calls) == (["truth", "truth"], ["give_back"])
+    twice = Fake(raised(kind), raised(kind))
+    with pytest.raises(WorkerRaised):
+        asked(twice, Fake())
+
+
+def test_other_failures_are_told_at_once_and_nobody_is_disturbed() -> None:
+    worker, other = Fake(raised("ValueError")), Fake()
+    with pytest.raises(WorkerRaised):
+        asked(worker, other)
+    assert (worker.calls, other.calls) == (["truth"], [])
+
+
+def test_a_worker_that_is_gone_or_cannot_give_back_is_no_fault_of_the_one_that_asks() -> None:
+    assert asked(Fake(raised("TruthTooLarge")), None) == "answer"
+    gone = Fake(alive=False)
+    assert asked(Fake(raised("TruthTooLarge")), gone) == "answer"
+    assert not gone.calls
+    assert asked(Fake(raised("TruthTooLarge")), Fake(WorkerFault("no such method"))) == "answer"
+
+
+def test_a_shortage_is_the_first_once_for_each_question() -> None:
+    shortages = Shortages()
+    assert shortages.is_first("look", 1, 7)
+    assert shortages.is_first("truth", 1, 7)
+    assert not shortages.is_first("look", 1, 7)
