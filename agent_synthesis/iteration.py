@@ -33,11 +33,26 @@ from agent_synthesis.ir import (
     Store,
     Type,
     Windowed,
-    verify,
     with_value,
 )
 from agent_synthesis.product import Multiplied
-from agent_synthesis.symbolic import Fold, Indices, Ref, Refused, Running, Sliding, Symbol, Tracer, flatten, unflatten
+from agent_synthesis.symbolic import (
+    Fold,
+    Indices,
+    Ref,
+    Refused,
+    Running,
+    Sliding,
+    Symbol,
+    Tracer,
+    axes_of,
+    distinct,
+    flatten,
+    folds_of_elements,
+    refs_of,
+    unflatten,
+)
+from agent_synthesis.verifier import verify
 
 MAX_EXPRESSION_SIZE = 3000
 """Nodes of all expressions, shared parts counted at each use; beyond it a kernel would not fit its
@@ -91,6 +106,8 @@ class _Attempt:
         self._sizes: dict[int, int] = {}
         self._kept_alive: list[Expression] = []
         self._anchor_index: Indices = ()
+        self._inner: set[Fold] = set()
+        """Folds that have a value at every element, of which others are."""
         self.misread: Indices = ()
         """Where a scan is read that is not at its element: it may be, once the axes are finer."""
         tracer.forget_axes()
@@ -136,12 +153,16 @@ class _Attempt:
         """The output whose dimensions become the axes: the largest, one that depends on a reduction if any
         does."""
         placed = {output.buffer: self._axes_for(f"o{n}", output.symbol.shape) for n, output in enumerate(outputs)}
-        refs = {o.buffer: list(_refs(o.symbol.at(placed[o.buffer]))) for o in outputs}
+        refs = {o.buffer: list(refs_of(o.symbol.at(placed[o.buffer]))) for o in outputs}
         reducing = [output for output in outputs if refs[output.buffer]] or list(outputs)
-        anchor = max(reducing, key=lambda output: output.symbol.element_count)
+        largest = max(output.symbol.element_count for output in reducing)
+        reducing = [output for output in reducing if output.symbol.element_count == largest]
+        folds = {output.buffer: folds_of_elements(refs[output.buffer], self._tracer.extents) for output in reducing}
+        anchor = next((output for output in reducing if folds[output.buffer]), reducing[0])
         self._anchor_index = placed[anchor.buffer]
-        used = [axis for axis in self._origins if axis in _axes_of(self._anchor_index)]
-        found = refs[anchor.buffer]
+        used = [axis for axis in self._origins if axis in axes_of(self._anchor_index)]
+        self._inner = folds[anchor.buffer]
+        found = [ref for ref in refs[anchor.buffer] if ref.fold not in self._inner]
         if not found:
             self._parallel = used
             return anchor
@@ -155,7 +176,7 @@ class _Attempt:
             return anchor
         if not self._reduced:
             inner = self._axes_for("r", fold.extents)
-            self._reduced = [axis for axis in self._origins if axis in _axes_of(inner)]
+            self._reduced = [axis for axis in self._origins if axis in axes_of(inner)]
         self._arrange_reduced(found, anchor.symbol.at(self._anchor_index))
         return anchor
 
@@ -242,7 +263,7 @@ class _Attempt:
         is_element = any(index.axes() & reduced for index in _kept(ref))
         key = (ref.fold, ref.indices)
         if key not in self._reductions:
-            if is_element:
+            if is_element or ref.fold in self._inner:
                 made: Reduction = self._multiplied(ref)
             else:
                 made = self._scan(ref) if isinstance(ref.fold, Running) else self._reduction(ref)
@@ -315,35 +336,13 @@ def _size(expression: Expression, sizes: dict[int, int]) -> int:
     return found
 
 
-def _distinct(expressions: Iterable[Expression]) -> Iterator[Expression]:
-    """All parts of the expressions, shared objects once."""
-    seen: set[int] = set()
-    pending = list(expressions)
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        if isinstance(node, Call):
-            pending += node.arguments
-
-
 def _kept(ref: Ref) -> Indices:
     """Where a fold is read, without the position in the row for one that has a value at every element."""
     return ref.indices[:-1] if isinstance(ref.fold, Running) else ref.indices
 
 
-def _refs(expression: Expression) -> Iterator[Ref]:
-    return (node for node in _distinct([expression]) if isinstance(node, Ref))
-
-
 def _loads(expressions: Iterable[Expression]) -> Iterator[Load]:
-    return (node for node in _distinct(expressions) if isinstance(node, Load))
-
-
-def _axes_of(indices: Indices) -> set[str]:
-    return {axis for index in indices for axis in index.axes()}
+    return (node for node in distinct(expressions) if isinstance(node, Load))
 
 
 def _row_major(axes: Sequence[str], extents: Mapping[str, int]) -> Index:
@@ -365,7 +364,7 @@ def _touched(
     buffers: Sequence[BufferRef], stores: Sequence[Store], reductions: Iterable[Reduction]
 ) -> tuple[BufferRef, ...]:
     values = [store.value for store in stores] + [reduction.value for reduction in reductions]
-    read = (node.buffer for node in _distinct(values) if isinstance(node, Load | Memory))
+    read = (node.buffer for node in distinct(values) if isinstance(node, Load | Memory))
     used = {*read, *(store.buffer for store in stores)}
     return tuple(buffer for buffer in buffers if buffer.name in used)
 
@@ -376,7 +375,7 @@ def _touched(
 def _indices(nest: Nest) -> list[Index]:
     values = [store.value for store in nest.stores] + [reduction.value for reduction in nest.reductions]
     found = [store.index for store in nest.stores]
-    found += [node.index for node in _distinct(values) if isinstance(node, Load | AxisValue)]
+    found += [node.index for node in distinct(values) if isinstance(node, Load | AxisValue)]
     found += [position.index for window in nest.windows for position in window.positions]
     return list(dict.fromkeys(found))
 
@@ -486,4 +485,4 @@ def _substituted(nest: Nest, replacements: Mapping[str, Index], extents: Mapping
 def expression_count(nest: Nest) -> int:
     """Operations at one point of the nest, shared parts once."""
     values = [store.value for store in nest.stores] + [reduction.value for reduction in nest.reductions]
-    return sum(isinstance(node, Call) for node in _distinct(values))
+    return sum(isinstance(node, Call) for node in distinct(values))

@@ -25,9 +25,10 @@ from agent_synthesis import (
     lower_windows,
 )
 from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import BufferRef, MalformedNest, Nest
+from agent_synthesis.ir import BufferRef, Nest
 from agent_synthesis.product import multiplies_matrices
 from agent_synthesis.symbolic import Refused, Tracer, storage_type
+from agent_synthesis.verifier import MalformedNest
 from warpsmith import aten, dtypes
 
 _HANDLERS = (lower_extremes, lower_lookups, lower_pointwise, lower_reductions, lower_scans, lower_views, lower_windows)

@@ -2,8 +2,8 @@
 
 The one idea: a nest that sums a product of two loads, each of which varies with parallel axes that the other does not
 know, is a matrix product with a pointwise end; nothing else about it needs a name. Schedules that know no tiles of
-both operands must not take one: they would read each operand once for every row of the other. A row reduction whose
-elements are a product is one nest too: `Multiplied` is its first reduction.
+both operands must not take one: they would read each operand once for every row of the other. A reduction whose
+elements are a product is one nest too: `Multiplied` is among its reductions, perhaps again at the first element.
 """
 
 from __future__ import annotations
@@ -90,21 +90,27 @@ def multiplies_matrices(nest: Nest) -> bool:
     return False
 
 
-def elements_and_rows(nest: Nest) -> tuple[Nest, Nest] | None:
-    """A row reduction of a product as two nests: the product, which stores its sums, and the reduction that reads them.
+def elements_and_rows(nest: Nest, *, by_columns: bool = False) -> tuple[Nest, Nest] | None:
+    """A reduction of a product as two nests: the product, which stores its sums, and the reduction that reads them.
 
     None for a nest whose elements are no product. Nothing need store the sums: see `cuda_product_reduced`.
+    `by_columns`: the elements of one reduction lie below each other, as columns of the sums do.
     """
-    if not nest.reductions or not isinstance(first := nest.reductions[0], Multiplied):
+    found = [reduction for reduction in nest.reductions if isinstance(reduction, Multiplied)]
+    reduced = {axis.name for axis in nest.reduced}
+    at_elements = [reduction for reduction in found if _axes(reduction.value) & reduced]
+    if len(at_elements) != 1:
         return None
-    if any(isinstance(reduction, Multiplied) for reduction in nest.reductions[1:]):
-        return None
+    (first,) = at_elements
     match first.value:
         case Call("mul", (Load() as left, Load() as right)):
             operands = ((left, first.left_stride), (right, first.right_stride))
         case _:
             raise AssertionError(f"{first.name} is no product: {first.value}")
-    points = (*nest.parallel, *nest.reduced)
+    beginning = _at_first(first, nest)
+    if any(replace(other, name=first.name) != beginning for other in found if other is not first):
+        return None
+    points = (*nest.reduced, *nest.parallel) if by_columns else (*nest.parallel, *nest.reduced)
     flat, step = Index(), 1
     for axis in reversed(points):
         flat, step = flat + Index.axis(axis.name, step), step * axis.extent
@@ -120,14 +126,15 @@ def elements_and_rows(nest: Nest) -> tuple[Nest, Nest] | None:
         stores=(Store(name, flat, Reduced(first.name, first.type)),),
         buffers=(*read, BufferRef(name, first.type, step, written=True)),
     )
+    places = {other.name: _first_of(flat, nest) for other in found} | {first.name: flat}
     done: dict[int, tuple[Expression, Expression]] = {}
 
     def reading(value: Expression) -> Expression:
         if id(value) not in done:
             fresh = value
             match value:
-                case Reduced(reduction, _) if reduction == first.name:
-                    fresh = Load(name, flat, first.type)
+                case Reduced(reduction, _) if reduction in places:
+                    fresh = Load(name, places[reduction], first.type)
                 case Call(_, arguments, _):
                     fresh = replace(value, arguments=tuple(reading(argument) for argument in arguments))
             done[id(value)] = (value, fresh)
@@ -135,11 +142,25 @@ def elements_and_rows(nest: Nest) -> tuple[Nest, Nest] | None:
 
     rows = replace(
         nest,
-        reductions=tuple(replace(r, value=reading(r.value)) for r in nest.reductions[1:]),
+        reductions=tuple(replace(r, value=reading(r.value)) for r in nest.reductions if r not in found),
         stores=tuple(replace(store, value=reading(store.value)) for store in nest.stores),
         buffers=(*nest.buffers, BufferRef(name, first.type, step)),
     )
     return elements, rows
+
+
+def _first_of(index: Index, nest: Nest) -> Index:
+    """The index at the first element of what the nest reduces."""
+    return index.substituted({axis.name: Index() for axis in nest.reduced}, nest.extents)
+
+
+def _at_first(product: Multiplied, nest: Nest) -> Multiplied:
+    """The product at the first of the elements that it is made at."""
+    assert isinstance(product.value, Call)
+    loads = [
+        replace(load, index=_first_of(load.index, nest)) for load in product.value.arguments if isinstance(load, Load)
+    ]
+    return replace(product, value=replace(product.value, arguments=tuple(loads)))
 
 
 def matrix_product(nest: Nest) -> MatrixProduct | None:

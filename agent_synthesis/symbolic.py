@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -205,6 +205,49 @@ def common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """The shape that all of them broadcast to."""
     columns = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     return tuple(max(column) for column in columns)[::-1]
+
+
+# ---- what formulas are made of -------------------------------------------------------------------------
+
+
+def distinct(expressions: Iterable[Expression]) -> Iterator[Expression]:
+    """All parts of the expressions, shared objects once."""
+    seen: set[int] = set()
+    pending = list(expressions)
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if isinstance(node, Call):
+            pending += node.arguments
+
+
+def refs_of(expression: Expression) -> Iterator[Ref]:
+    """The folds that a formula reads."""
+    return (node for node in distinct([expression]) if isinstance(node, Ref))
+
+
+def axes_of(indices: Indices) -> set[str]:
+    """Axes that some indices use."""
+    return {axis for index in indices for axis in index.axes()}
+
+
+def folds_of_elements(refs: Sequence[Ref], extents: dict[str, int]) -> set[Fold]:
+    """Folds that are read at every point of what other folds here reduce, so that those axes are no rows' axes."""
+    every = axes_of(tuple(index for ref in refs for index in ref.indices))
+    wide = {ref.fold for ref in refs if axes_of(ref.indices) == every}
+    outer = {ref.fold: ref for ref in refs if ref.fold not in wide}
+    if not outer or any(type(ref.fold) is not Fold for ref in refs):
+        return set()
+    found = set[Fold]()
+    for fold, ref in outer.items():
+        places = [f"element{number}" for number in range(len(fold.extents))]
+        extents.update(zip(places, fold.extents, strict=True))
+        body = fold.body(ref.indices, tuple(Index.axis(place) for place in places))
+        found |= {read.fold for read in refs_of(body) if axes_of(read.indices) & {*places}}
+    return found & wide
 
 
 # ---- tracing -----------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from agent_synthesis.ir import (
     Scan,
     Store,
     Type,
-    verify,
 )
+from agent_synthesis.verifier import verify
 
 F32 = Type.F32
 

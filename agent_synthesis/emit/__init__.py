@@ -16,12 +16,14 @@ from agent_synthesis.emit.cuda_attention import CudaAttention
 from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda_product_columns import CudaNormalizedProduct
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
 from agent_synthesis.emit.cuda_product_reduced import CudaReducedProduct
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda_scan import CudaScan
+from agent_synthesis.emit.cuda_transpose import CudaTranspose
 from agent_synthesis.emit.cuda_window import CudaWindow
 from agent_synthesis.schedule import Schedule
 from warpsmith.v1 import task_pb2
@@ -31,12 +33,12 @@ INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 
 PRODUCTS: tuple[Schedule, ...] = (
     CudaStreamedProduct(), CudaConvertedProduct(), CudaProduct(), CudaSmallProduct(), CudaReducedProduct(),
-    CudaAttention(),
+    CudaNormalizedProduct(), CudaAttention(),
 )  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes; the first two take what gains by it."""
 _CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
 _CUDA: tuple[Schedule, ...] = (
-    CudaPointwise(), CudaScan(), CudaWindow(), CudaColumnReduction(), CudaRowReduction(), *PRODUCTS,
+    CudaTranspose(), CudaPointwise(), CudaScan(), CudaWindow(), CudaColumnReduction(), CudaRowReduction(), *PRODUCTS,
 )  # fmt: skip
 
 

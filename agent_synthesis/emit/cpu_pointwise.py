@@ -1,7 +1,8 @@
 """CPU schedule of nests without reductions: blocks of the innermost axis, spread over threads.
 
 Each block is one vectorised loop. With streaming stores it writes to a small buffer that stays in the first-level
-cache, and whole lines then go to memory without being read first. No tiling of transposes.
+cache, and whole lines then go to memory without being read first. Where loads run along another axis than stores, tiles
+of the two keep the lines of both in the cache until they have been used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.ir import Nest
+from agent_synthesis.emit.turns import Turn, turn
+from agent_synthesis.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
@@ -20,10 +22,17 @@ from warpsmith.v1 import task_pb2
 BLOCK_BUFFER_BYTES = 16 << 10
 """What all buffers of a block may take: half of a first-level cache."""
 _SMALLEST_VECTOR_EXTENT = 16
+_LINE_BYTES = 64
+_TILE_ROWS = 32
+"""Rows of a tile: two lines of floats, each."""
+_TILE_COLUMNS = 64
+"""Elements of a tile's row, by default."""
 
 
 class CpuPointwise:
-    """Choices: `stores` plain or streaming, `loop` nested or flat. Integers: `block` (elements), `threads` (0: all)."""
+    """Choices: `stores` plain or streaming, `loop` nested, flat or tiled. Integers: `block` (elements), `threads` (0:
+    all).
+    """
 
     name = "cpu_pointwise"
     target = task_pb2.TARGET_CPU
@@ -33,27 +42,39 @@ class CpuPointwise:
         return not nest.reductions and shape.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
-        """Streams outputs that no cache could keep; one thread for tiny nests; flat when the inner axis is short."""
+        """Streams outputs that no cache could keep; one thread for tiny nests; flat when the inner axis is short; tiled
+        when what it reads lies along another axis and is no longer in a core's cache for the next row.
+        """
         simple = shape.simplified(nest)
         axes = simple.parallel + simple.reduced
         short = len(axes) > 1 and axes[-1].extent < _SMALLEST_VECTOR_EXTENT
         inner = simple.row_count * simple.column_count if short else (axes[-1].extent if axes else 1)
         stores = shape.default_stores(nest) if inner >= 256 else "plain"
+        threads = shape.default_threads(nest)
+        if not short and _gains_by_tiles(nest):
+            return Parameters({"stores": "plain", "loop": "tiled"}, {"block": _TILE_COLUMNS, "threads": threads})
         return Parameters(
             {"stores": stores, "loop": "flat" if short else "nested"},
-            {"block": self._largest_block(nest), "threads": shape.default_threads(nest)},
+            {"block": self._largest_block(nest), "threads": threads},
         )
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
-        largest = self._largest_block(nest)
+        tiled, most = current.choices["loop"] == "tiled", self._largest_block(nest)
+        blocks = (32, 64, 128) if tiled else (512, 1024, 2048, 4096)
         domain: Mapping[str, Sequence[str | int]] = {
-            "stores": ("plain", "streaming"),
-            "loop": ("nested", "flat"),
-            "block": tuple(size for size in (512, 1024, 2048, 4096) if size <= largest),
+            "stores": ("plain",) if tiled else ("plain", "streaming"),
+            "loop": ("flat",) if current.choices["loop"] == "nested" else ("nested",),
+            "block": tuple(size for size in blocks if size <= most),
             "threads": (0, 1),
         }
-        return shape.variations(current, domain)
+        found = shape.variations(current, domain)
+        if tiled:  # blocks of tiles are too short for other loops, and theirs too long for tiles
+            return [p if p.choices["loop"] == "tiled" else shape.changed(p, "block", most) for p in found]
+        if turn(nest, _LINE_BYTES) is not None:
+            choices = {"stores": "plain", "loop": "tiled"}
+            found.append(Parameters(choices, {**current.integers, "block": _TILE_COLUMNS}))
+        return found
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Plain stores read each line of an output before they write it."""
@@ -64,12 +85,13 @@ class CpuPointwise:
         block = parameters.integers["block"]
         if not 1 <= block <= self._largest_block(nest):
             raise IllegalMove(f"block = {block}: from 1 to {self._largest_block(nest)} elements fit for {nest.name}")
-        simple = shape.simplified(nest)
-        simple = shape.flattened(simple) if parameters.choices["loop"] == "flat" and simple.row_count > 1 else simple
+        if parameters.choices == {"stores": "streaming", "loop": "tiled"}:
+            raise IllegalMove(f"{nest.name}: rows of tiles are too short to stream")
+        simple, across = _looped(nest, parameters.choices["loop"])
         function = Function(CPP, simple)
         entry = shape.name_everything(function)
         lines = shape.header(nest, self.name, parameters) + shape.prologue(function, entry)
-        lines += _body(function, parameters)
+        lines += _body(function, parameters, across)
         return Emission("\n".join([*lines, "}", ""]), shape.HEADERS, (shape.launch(nest),))
 
     def _largest_block(self, nest: Nest) -> int:
@@ -77,7 +99,30 @@ class CpuPointwise:
         return max(64, min(4096, 1 << int(math.log2(BLOCK_BUFFER_BYTES / bytes_each))))
 
 
-def _body(function: Function, parameters: Parameters) -> list[str]:
+def _gains_by_tiles(nest: Nest) -> bool:
+    """Whether rows of tiles save lines, of data that exceeds a core's cache."""
+    found = turn(nest, _LINE_BYTES)
+    size = sum(buffer.element_count * buffer.type.size_bytes for buffer in nest.buffers)
+    return found is not None and found.pays and _is_tile(found) and size > shape.PRIVATE_CACHE_BYTES
+
+
+def _is_tile(found: Turn) -> bool:
+    return min(found.along.extent, found.across.extent) >= _SMALLEST_VECTOR_EXTENT
+
+
+def _looped(nest: Nest, loop: str) -> tuple[Nest, Axis | None]:
+    """The nest with its axes in the order of the loops, and the axis before the last if these two are tiled."""
+    if loop == "tiled":
+        found = turn(nest, _LINE_BYTES)
+        if found is None:
+            raise IllegalMove(f"{nest.name}: all accesses run along one axis")
+        axes = (*found.others, found.across, found.along)
+        return shape.reindexed(found.nest, lambda index: index, axes, ()), found.across
+    simple = shape.simplified(nest)
+    return shape.flattened(simple) if loop == "flat" and simple.row_count > 1 else simple, None
+
+
+def _body(function: Function, parameters: Parameters, across: Axis | None) -> list[str]:
     nest = function.nest
     axes = nest.parallel + nest.reduced
     root = Scope(function, None)
@@ -86,7 +131,7 @@ def _body(function: Function, parameters: Parameters) -> list[str]:
         for store in nest.stores:
             root.store(store)
         return root.lines
-    inner, outer = axes[-1], axes[:-1]
+    inner, outer = axes[-1], axes[: -2 if across else -1]
     threads, block = parameters.integers["threads"], min(parameters.integers["block"], inner.extent)
     streamed = list(dict.fromkeys(
         store.buffer
@@ -97,26 +142,26 @@ def _body(function: Function, parameters: Parameters) -> list[str]:
     begin, end = function.names.take(f"{j}_begin"), function.names.take(f"{j}_end")
     extent = function.names.take(f"k{inner.name.capitalize()}Extent")
     loops = [shape.loop_over(function, axis) for axis in outer]
+    rows = function.names.take(f"{across.name}_begin") if across else ""
+    if across:
+        loops.append(f"for (long {rows} = 0; {rows} < {across.extent}; {rows} += kRows)")
     loops.append(f"for (long {begin} = 0; {begin} < {extent}; {begin} += kBlock)")
     region = threads != 1 and bool(streamed)
 
     body = Scope(function, root, [axis.name for axis in outer], 1 + region + len(loops))
-    last = f"{begin} + kBlock"
-    body.line(f"const long {end} = {f'{last} < {extent} ? {last} : {extent}' if inner.extent % block else last};")
-    element = body.child([inner.name])
-    element.expect(store.value for store in nest.stores)
+    body.line(f"const long {end} = {_end(begin, 'kBlock', extent, even=inner.extent % block == 0)};")
     blocks = {buffer: function.names.take(f"{function.buffers[buffer]}_block") for buffer in streamed}
-    for store in nest.stores:
-        held = blocks.get(store.buffer)
-        element.store(store, held and f"{held}[{j} - {begin}]")
-    body.line("#pragma omp simd")
-    body.enclose([f"for (long {j} = {begin}; {j} < {end}; ++{j})"], element)
-    for buffer, held in blocks.items():
-        index = next(store.index for store in nest.stores if store.buffer == buffer)
-        start = function.index(index, {inner.name: begin})
-        body.line(f"ws::stream({function.buffers[buffer]} + {start}, {held}, {end} - {begin});")
+    line = body.child([across.name]) if across else body
+    _line(line, inner, begin, end, blocks)
+    if across:
+        row, rows_end = function.axes[across.name], function.names.take(f"{across.name}_end")
+        bound = _end(rows, "kRows", str(across.extent), even=across.extent % _TILE_ROWS == 0)
+        body.line(f"const long {rows_end} = {bound};")
+        body.enclose([f"for (long {row} = {rows}; {row} < {rows_end}; ++{row})"], line)
 
     root.line(f"constexpr long {extent} = {inner.extent};")
+    if across:
+        root.line(f"constexpr long kRows = {_TILE_ROWS};")
     root.line(f"constexpr long kBlock = {block};")
     root.line("")
     around = root.child(deeper=int(region))
@@ -137,3 +182,26 @@ def _body(function: Function, parameters: Parameters) -> list[str]:
     else:
         root.absorb(around)
     return root.lines
+
+
+def _end(begin: str, step: str, extent: str, *, even: bool) -> str:
+    """Where a block ends."""
+    last = f"{begin} + {step}"
+    return last if even else f"{last} < {extent} ? {last} : {extent}"
+
+
+def _line(line: Scope, inner: Axis, begin: str, end: str, blocks: Mapping[str, str]) -> None:
+    """One block of the innermost axis, of which some buffers' elements are streamed to memory afterwards."""
+    function, stores = line.function, line.function.nest.stores
+    j = function.axes[inner.name]
+    element = line.child([inner.name])
+    element.expect(store.value for store in stores)
+    for store in stores:
+        held = blocks.get(store.buffer)
+        element.store(store, held and f"{held}[{j} - {begin}]")
+    line.line("#pragma omp simd")
+    line.enclose([f"for (long {j} = {begin}; {j} < {end}; ++{j})"], element)
+    for buffer, held in blocks.items():
+        index = next(store.index for store in stores if store.buffer == buffer)
+        start = function.index(index, {inner.name: begin})
+        line.line(f"ws::stream({function.buffers[buffer]} + {start}, {held}, {end} - {begin});")

@@ -1,14 +1,14 @@
 """CUDA schedule of nests without reductions: packs of the innermost axis, a few for each thread, loads before stores.
 
 Where all axes are one, of any length, the last pack may hang over its end. No shared memory, so a transposed input is
-read with strides.
+read with strides: `cuda_transpose` tiles it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import cuda_shape, cuda_text, shape
+from agent_synthesis.emit import cuda_shape, cuda_text, cuda_transpose, shape
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Axis, Load, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -30,8 +30,9 @@ class CudaPointwise:
     target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
-        """Any nest that reduces nothing and reads what it overwrites only in place."""
-        return not nest.reductions and shape.is_safe_in_place(nest)
+        """Any nest that reduces nothing and reads what it overwrites only in place, but for large ones that turn."""
+        # A group keeps its schedule through a fusion for as long as that accepts it, so another's must say no.
+        return not nest.reductions and shape.is_safe_in_place(nest) and not cuda_transpose.dominates(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """As wide as memory allows; one pack a thread."""
@@ -56,8 +57,8 @@ class CudaPointwise:
         return cuda_shape.legal(changes, lambda parameters: self._require(nest, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
-        """Nothing beyond the nest's own bytes."""
-        return Footprint(0, _blocks(*_canonical(nest), parameters), 1)
+        """Nothing beyond the nest's own bytes, but for sectors of which a strided access uses an element."""
+        return Footprint(cuda_transpose.saved_bytes(nest), _blocks(*_canonical(nest), parameters), 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel."""

@@ -345,7 +345,8 @@ class ProductText:
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
         """Halves, what is known of their rows, and the sums of slices."""
         found = []
-        for side in self.sides if self._engine and self._parts > 1 else ():
+        for side in self.sides if self._parts > 1 else ():
+            assert self._engine
             pair = [self._slice, padded(side.rows)] if side.is_across else [side.rows, self._padded]
             halves = [self.layers, self._parts, *pair]
             found.append(_workspace(self._workspace(f"{side.name}_halves"), self._engine.dtype, halves))

@@ -13,6 +13,8 @@ from agent_synthesis.emit import (
     cuda_exchange,
     cuda_hold,
     cuda_ordinary,
+    cuda_rolling_rows,
+    cuda_rows_footprint,
     cuda_shape,
     cuda_stages,
     cuda_stream,
@@ -26,7 +28,7 @@ from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream", "hold", "ahead")
+STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream", "hold", "roll", "ahead")
 _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which the data is read faster than the blocks of a grid meet."""
@@ -37,12 +39,12 @@ _STREAM_SLICE = 8192
 """Elements of a row that a block streams at most: three or four such rows fit half an SM's shared memory."""
 _LARGE_SLICE_BYTES = 160 << 10
 """Bytes of a row in one block from which on the next row comes ahead: so few rows are in work that memory waits."""
+_ROLLING_ROW = 512 << 10
+"""Elements of a row from which on blocks that keep what rows share are fewer and larger, and rows roll through them."""
 _SHARED_ROWS = 16
 """Rows whose columns a block stores one after the other where they share weights."""
 _MOST_REREAD = 1 / 2
 """Share of a row that blocks which keep the rest may read twice: beyond it two kernels are faster."""
-_AGREEMENT_BYTES = 24 << 20
-"""What memory could have moved while all blocks of the GPU agree once, about 6 us."""
 _HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
 """Threads of a block that keeps its part of a row, packs of each that come together, and blocks of an SM."""
 _MOST_HELD_BYTES = 384
@@ -55,11 +57,12 @@ class CudaRowReduction:
     `overlap` (yes: may start while the previous kernel ends).
 
     Integers: `threads` of a block, `lanes` (threads of a row, for warp), `splits` (blocks of a row, for cluster, grid,
-    two_pass, stream, hold and ahead), `pack` (elements; more than lie aligned together: packs begin before the row),
-    `packs` (in registers at once), `min_blocks` (blocks that share an SM), `depth` (rows of a block in shared memory,
-    for stream; parts of its row, for hold; rows of which a block stores a chunk, 0 for a slice of one, for two_pass),
-    `lag` (rows that a block goes on to while others answer, for stream; parts of the next row asked for meanwhile, for
-    hold), `held` (packs of a thread in registers beside those in shared memory, for hold).
+    two_pass, stream, hold, roll and ahead), `pack` (elements; more than lie aligned together: packs begin before the
+    row), `packs` (in registers at once; for hold and roll, of a part), `min_blocks` (blocks that share an SM), `depth`
+    (rows of a block in shared memory, for stream; parts of its row, for hold; parts of rows, for roll; rows of which a
+    block stores a chunk, 0 for a slice of one, for two_pass), `lag` (rows that a block goes on to while others answer,
+    for stream; parts of the next row asked for meanwhile, for hold; parts added up before they are stored, for roll),
+    `held` (packs of a thread in registers: beside those in shared memory, for hold; of what rows share, for roll).
     """
 
     name = "cuda_row_reduction"
@@ -125,8 +128,10 @@ class CudaRowReduction:
             found.append(self._parameters(simple, "block", threads=threads, min_blocks=1024 // threads, loads="shared"))
         # Blocks that stay hold what all rows share; where there is no such thing, clusters are as fast or faster
         # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3239).
-        streaming = self._streaming(simple)
-        found += streaming if _common_loads(simple) else []
+        # Very long ones roll (layer norm of 64x1048576: 150 us instead of 214; of 512x131072: 153 instead of 145).
+        streaming, rolling = self._streaming(simple), self._rolling(simple, threads=512, packs=2)
+        if _common_loads(simple):
+            found += [*(rolling if columns >= _ROLLING_ROW else ()), *streaming]
         clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 256, 1), (8, 512, 1), (16, 512, 1)]
         best = cuda_shape.best_pack(simple, simple.reduced[0])
         if best == 1:
@@ -139,11 +144,12 @@ class CudaRowReduction:
             found.append(self._parameters(
                 simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, packs=packs, loads="shared"
             ))  # fmt: skip
-        if not _common_loads(simple):
-            # A slice that no cluster holds (group norm, 896 slices of 2 M elements: 4256 us; without registers 4978) or
-            # not even all blocks (64 channels of 16 M: 2701 us; two kernels 3112). Reading weights that rows share
-            # delays these (layer norm of 16x4194304: 290 us, two kernels 259).
-            found += self._holding(simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
+        # A slice that no cluster holds: group norm of 896 slices of 2 M elements 3777 us; by blocks that hold one, and
+        # wait for each other before the next comes, 4187. These take too few rows to roll, or rows that not even all
+        # blocks hold (64 channels of 16 M: 2701 us; two kernels 3112); but reading weights that rows share delays them
+        # (layer norm of 16x4194304: 290 us, two kernels 259).
+        holding = self._holding(simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
+        found += [*rolling, *(() if _common_loads(simple) else holding)]
         found += streaming
         if rows < cuda_shape.SM_COUNT:
             found.append(self._two_pass(simple))
@@ -213,6 +219,17 @@ class CudaRowReduction:
             simple, "hold", threads=threads, packs=packs, min_blocks=min_blocks, depth=1, stores="streaming"
         )
         return cuda_hold.holders(simple, draft, most_reread)
+
+    def _rolling(self, simple: Nest, *, threads: int, packs: int) -> list[Parameters]:
+        """Blocks through whose shared memory at least four rows roll, one after the other.
+
+        Layer norm of 16x4194304: 158 us instead of 217 in two kernels.
+        """
+        if not sweeps.element_stores(simple) or simple.column_count <= _LONG_BLOCK_ROW:
+            return []
+        draft = self._parameters(simple, "roll", threads=threads, packs=packs, splits=2, depth=1, stores="streaming")
+        found = cuda_rolling_rows.rollers(simple, draft)
+        return [p for p in found if simple.row_count >= 4 * team_of(simple, p).teams(simple.row_count, 1)]
 
     def _short(self, simple: Nest) -> Parameters:
         pack = cuda_shape.widest_pack(simple, simple.reduced[0])
@@ -290,18 +307,18 @@ class CudaRowReduction:
         integers, reduce = current.integers, current.choices["reduce"]
         splits, threads, depth = integers["splits"], integers["threads"], integers["depth"]
         stored = self._later_loads(simple)
-        stream, hold = reduce == "stream", reduce == "hold"
+        stream, hold, roll = (reduce == name for name in ("stream", "hold", "roll"))
         yield from cuda_shape.domain_without(
             current,
             {
-                "loads": () if stream else ("once", "shared"),
+                "loads": () if stream or roll else ("once", "shared"),
                 "stores": ("plain", "streaming") if sweeps.element_stores(simple) else (),
-                "preload": ("yes", "no") if stored and reduce != "two_pass" and not hold else (),
+                "preload": ("yes", "no") if stored and reduce != "two_pass" and not (hold or roll) else (),
                 "exp": ("accurate", "fast") if cuda_stages.exponentials(simple) else (),
             },
         )
-        if hold:
-            yield from self._other_holders(simple, current)
+        if hold or roll:
+            yield from self._other_holders(simple, current) if hold else self._other_rollers(simple, current)
             yield from (p for p in self._preferred(simple) if p.choices["reduce"] != reduce)
             return
         for wanted in (threads * 2, threads // 2):
@@ -343,6 +360,11 @@ class CudaRowReduction:
                 yield Parameters({**current.choices, "loads": held.choices["loads"]}, held.integers)
         yield from cuda_shape.domain_without(current, {"lag": (0, 2, 4, 8), "held": (16, 12, 8, 4, 0)})
 
+    def _other_rollers(self, simple: Nest, current: Parameters) -> Iterator[Parameters]:
+        for threads, packs in ((512, 2), (512, 1), (1024, 1), (256, 4)):
+            yield from self._rolling(simple, threads=threads, packs=packs)
+        yield from cuda_rolling_rows.others(current)
+
     @staticmethod
     def _later_loads(simple: Nest) -> bool:
         """Whether stores read along the row what no reduction reads."""
@@ -354,32 +376,10 @@ class CudaRowReduction:
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
         simple = cuda_shape.canonical(nest)
-        team = team_of(simple, parameters)
         stages = self._stages(simple, parameters)
-        launches = len(stages) + 1 if team.reduce == "two_pass" else 1
-        visits = len(stages) + bool(sweeps.element_stores(simple))
-        rereads = 0 if team.holds_row and launches == 1 else visits - 1
-        read = cuda_shape.row_data_bytes(simple)
-        blocks = -(-simple.row_count // team.rows_a_block) * team.splits
-        if team.reduce == "hold":
-            blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
-            beyond = max(0, 1 - team.on_chip / team.parts)
-            again = int(read * beyond) if read / simple.row_count * beyond > cuda_shape.L2_BYTES // 2 else 0
-            agreeing = _AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // parameters.integers["min_blocks"]
-            return Footprint(again + 16 * blocks + simple.row_count * agreeing * (team.splits > 1), blocks, 1)
-        if team.reduce == "ahead":
-            blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
-            return Footprint(0, blocks, 1)
-        if team.reduce == "stream":
-            blocks = team.teams(simple.row_count, parameters.integers["min_blocks"]) * team.splits
-            return Footprint(8 * blocks * team.splits * sum(s.state_bytes() for s in stages), blocks, 1)
-        busy = cuda_shape.resident_blocks(team.threads, parameters.integers["min_blocks"])
-        in_flight = read if launches > 1 else read * min(1.0, busy / blocks)
-        again = rereads * read if in_flight > cuda_shape.L2_BYTES // 2 else 0
-        slots = (
-            sum(s.state_bytes() for s in stages) * simple.row_count * team.splits * 2 if team.reduce != "cluster" else 0
+        return cuda_rows_footprint.footprint(
+            simple, team_of(simple, parameters), stages, parameters.integers["min_blocks"]
         )
-        return Footprint(again + (slots if team.splits > 1 else 0), blocks, launches)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel, or with two_pass one for each stage and one for the stores."""
@@ -388,7 +388,7 @@ class CudaRowReduction:
         stages = self._stages(simple, parameters)
         header = shape.header(nest, self.name, parameters)
         writers = {"two_pass": cuda_two_pass.emit, "stream": cuda_stream.emit, "hold": cuda_hold.emit,
-                   "ahead": cuda_ahead.emit}  # fmt: skip
+                   "ahead": cuda_ahead.emit, "roll": cuda_rolling_rows.emit}  # fmt: skip
         write = writers.get(parameters.choices["reduce"], cuda_exchange.emit)
         return write(sweeps.with_reciprocal(simple), nest, parameters, stages, header)
 

@@ -20,7 +20,7 @@ class Team:
     """Who shares a row, and how much of it each holds."""
 
     reduce: str
-    """warp, block, cluster, grid, two_pass, stream, hold or ahead."""
+    """warp, block, cluster, grid, two_pass, stream, hold, roll or ahead."""
     threads: int
     """Threads of a block."""
     lanes: int
@@ -30,17 +30,19 @@ class Team:
     pack: int
     """Elements of a pack."""
     packs: int
-    """Packs that a thread has on chip at once: in registers, or for stream in shared memory. For hold: of a part."""
+    """Packs that a thread has on chip at once: in registers, or for stream in shared memory. For hold and roll: of a
+    part."""
     columns: int
     """Elements of a row."""
     depth: int = 0
-    """For stream: rows that a block has in shared memory or on the way there. For hold: parts of its row there.
-    For two_pass: rows of which a block stores a chunk, 0 where it stores a slice."""
+    """For stream: rows that a block has in shared memory or on the way there; for roll: parts. For hold: parts of its
+    row there. For two_pass: rows of which a block stores a chunk, 0 where it stores a slice."""
     lag: int = 0
     """For stream: turns that the blocks of a row have to agree; 0 where a row has one block.
-    For hold: parts of the next row that are asked for meanwhile."""
+    For hold: parts of the next row that are asked for meanwhile. For roll: parts that are added up before stored."""
     held: int = 0
-    """For hold: packs of a thread that registers hold behind the parts in shared memory, a multiple of `packs`."""
+    """Packs of a thread that registers hold, a multiple of `packs`. For hold: behind the parts in shared memory. For
+    roll: of what rows share."""
     grain: int = 0
     """Packs that come in one go, where `packs` are several of those; else 0."""
     interleaved: bool = False
@@ -50,10 +52,15 @@ class Team:
     """Whether packs begin before the row, by as much as aligns them: then the first and the last are ragged."""
 
     @property
+    def comes_in_parts(self) -> bool:
+        """Whether a block's row comes to shared memory in parts."""
+        return self.reduce in ("hold", "roll")
+
+    @property
     def slice(self) -> int:
         """Elements of a row that one block has."""
         reach = self.columns + (self.pack - 1 if self.skewed else 0)
-        whole = 32 * self.pack if self.reduce == "hold" else self.pack  # a warp's packs: whole lines of the caches
+        whole = 32 * self.pack if self.comes_in_parts else self.pack  # a warp's packs: whole lines of the caches
         return cuda_shape.round_up(-(-reach // self.splits), whole)
 
     @property
@@ -74,7 +81,7 @@ class Team:
     @property
     def holds_row(self) -> bool:
         """Whether the packs in registers are all that a thread has of a row."""
-        return self.reduce != "hold" and self.packs * self.stride >= self.slice
+        return not self.comes_in_parts and self.packs * self.stride >= self.slice
 
     @property
     def whole_packs(self) -> int:
@@ -97,7 +104,7 @@ class Team:
 
     @property
     def places(self) -> int:
-        """For stream, hold and ahead: packs of a row, or of a part, in shared memory, those of ragged ends included."""
+        """Where rows come to shared memory: packs of a row, or of a part, there, those of ragged ends included."""
         return self.packs * self.threads
 
     @property
@@ -106,16 +113,16 @@ class Team:
         return 2 * self.lag * self.splits**2
 
     def teams(self, rows: int, min_blocks: int) -> int:
-        """For stream, hold and ahead: rows in work at once, one for each team of resident blocks."""
+        """For stream, hold, roll and ahead: rows in work at once, one for each team of resident blocks."""
         if self.reduce == "ahead":
             return min(rows, cuda_shape.RESIDENT_CLUSTERS[self.splits] * min_blocks)
         return min(rows, cuda_shape.resident_blocks(self.threads, min_blocks) // self.splits)
 
     def ring_bytes(self, nest: Nest) -> int:
-        """For stream, hold and ahead: shared memory of a block's ring, of what it keeps, or of its next row."""
+        """For stream, hold, roll and ahead: shared memory of a block's ring, of what it keeps, or of its next row."""
         packs = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
-        if self.reduce == "ahead":
-            return self.places * self.pack * packs
+        if self.reduce in ("ahead", "roll"):
+            return (self.depth if self.reduce == "roll" else 1) * self.places * self.pack * packs
         hold = self.reduce == "hold"
         values = early_values(nest) if hold else ring_values(nest)
         singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
@@ -123,10 +130,10 @@ class Team:
         return self.depth * self.places * self.pack * packs + turns * self.threads * singles
 
     def copied(self, nest: Nest) -> list[Load]:
-        """For stream, hold and ahead: loads whose packs lie in shared memory."""
+        """For stream, hold, roll and ahead: loads whose packs lie in shared memory."""
         if self.reduce == "ahead":
             return ahead_loads(nest, self)
-        return kept_loads(nest, self.pack) if self.reduce == "hold" else ring_loads(nest)
+        return kept_loads(nest, self.pack) if self.comes_in_parts else ring_loads(nest)
 
     @property
     def chunks(self) -> int:
@@ -136,12 +143,12 @@ class Team:
 
     @property
     def part(self) -> int:
-        """For hold: elements of one part of a block's slice, a few packs of each thread."""
+        """For hold and roll: elements of one part of a block's slice, a few packs of each thread."""
         return self.packs * self.stride
 
     @property
     def parts(self) -> int:
-        """For hold: parts of a block's slice."""
+        """For hold and roll: parts of a block's slice."""
         return -(-self.slice // self.part)
 
     @property
@@ -174,6 +181,12 @@ def team_of(nest: Nest, parameters: Parameters) -> Team:
         team = replace(team, depth=min(integers["depth"], team.parts))
         held = min(integers["held"] // team.packs, team.parts - team.depth)
         return replace(team, held=held * team.packs)
+    if reduce == "roll":
+        team = replace(
+            team, packs=min(team.packs, most), lag=integers["lag"], depth=integers["depth"], interleaved=True
+        )
+        held = min(integers["held"] // team.packs, team.parts * len(shared_loads(nest, pack)))
+        return replace(team, held=held * team.packs)
     if reduce == "stream":
         return replace(team, packs=most, depth=integers["depth"], lag=integers["lag"] if splits > 1 else 0)
     depth = integers["depth"] if reduce == "two_pass" else 0
@@ -196,6 +209,21 @@ def kept_loads(nest: Nest, pack: int) -> list[Load]:
     first = cuda_shape.loads_below(reduction.value for reduction in nest.reductions)
     found = [load for load in ring_loads(nest) if load in first and load in again]
     return [load for load in found if cuda_shape.access(load.index, axis, pack) == "pack"]
+
+
+def shared_loads(nest: Nest, pack: int) -> list[Load]:
+    """Loads along the row that rows share and only stores need: roll has them in registers, or asks for them ahead."""
+    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
+    first = cuda_shape.loads_below(reduction.value for reduction in nest.reductions)
+    again = cuda_shape.loads_below(store.value for store in nest.stores)
+    found = [load for load in again if load not in first and not load.index.axes() & rows]
+    found = [load for load in found if not nest.buffer(load.buffer).written]
+    return [load for load in found if cuda_shape.access(load.index, axis, pack) == "pack"]
+
+
+def shared_words(nest: Nest, pack: int) -> int:
+    """Registers that a pack of one of them takes."""
+    return max((pack * nest.buffer(load.buffer).type.size_bytes // 4 for load in shared_loads(nest, pack)), default=0)
 
 
 def ahead_loads(nest: Nest, team: Team) -> list[Load]:
@@ -230,14 +258,15 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     Raises:
         IllegalMove: names the limit.
     """
-    stream = team.reduce in ("stream", "hold")
+    stream = team.reduce in ("stream", "hold", "roll")
     elements = team.pack * team.packs
     axis = nest.reduced[0].name
     roots = [reduction.value for stage in stages for reduction in stage.reductions]
     roots += [store.value for store in nest.stores] if preload else []
     held = [load for load in cuda_shape.loads_below(roots) if axis in load.index.axes()]
     if stream:
-        (_require_hold if team.reduce == "hold" else _require_stream)(nest, team, stages, min_blocks)
+        checks = {"hold": _require_hold, "roll": _require_roll, "stream": _require_stream}
+        checks[team.reduce](nest, team, stages, min_blocks)
         held = [load for load in held if load not in team.copied(nest)]
     if team.reduce == "ahead":
         _require_ahead(nest, team, min_blocks)
@@ -248,7 +277,8 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
         held = max(held, [load for load in stored if axis in load.index.axes()], key=len)
     registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
     # ptxas keeps what it read from the ring for the second visit.
-    registers += elements + team.held * team.pack * len(team.copied(nest)) if stream else 0
+    of_held = shared_words(nest, team.pack) if team.reduce == "roll" else team.pack * len(team.copied(nest))
+    registers += elements + team.held * of_held if stream else 0
     clustered = team.reduce in ("cluster", "ahead")
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if clustered else 1)
     shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream or team.reduce == "ahead" else boxes
@@ -289,6 +319,21 @@ def _require_hold(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: i
         raise IllegalMove(f"{nest.name}: depth = {team.depth}, lag = {team.lag}; a slice has {team.parts} parts")
     if team.teams(nest.row_count, min_blocks) < 1:
         raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
+
+
+def _require_roll(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where rows cannot roll through shared memory in parts."""
+    _require_hold(nest, replace(team, lag=0), stages, min_blocks)
+    kept, axis = kept_loads(nest, team.pack), nest.reduced[0].name
+    first = cuda_shape.loads_below(reduction.value for reduction in nest.reductions)
+    if team.splits < 2 or any(axis in load.index.axes() and load not in kept for load in first):
+        raise IllegalMove(f"{nest.name}: rows of two blocks and more roll, of which what is added up is stored too")
+    if not team.parts <= team.lag < min(team.depth, 2 * team.parts):
+        raise IllegalMove(
+            f"{nest.name}: {team.lag} of {team.depth} parts are added up before they are stored; a row has {team.parts}"
+        )
+    if (nest.row_count + 2) * team.parts + team.depth >= 2**31:
+        raise IllegalMove(f"{nest.name}: more parts than 32 bits count")
 
 
 def _require_ahead(nest: Nest, team: Team, min_blocks: int) -> None:

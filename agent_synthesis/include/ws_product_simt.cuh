@@ -114,8 +114,10 @@ WS_INLINE void repair(const float* __restrict__ left, const float* __restrict__ 
     const int row = tile / kAside % kDown * kTile, column = tile % kAside * kTile;
     const bool rows_marked = any_nan(left_roots + layer * static_cast<int64>(P::kM) + row, min(kTile, P::kM - row));
     const bool columns_marked = any_nan(right_roots + layer * static_cast<int64>(P::kN) + column, min(kTile, P::kN - column));
-    if (rows_marked || columns_marked)
+    if (rows_marked || columns_marked) {
       multiply_floats<P, kLeft, kRight, kTile, kTile>(left, right, layer, row, column, finish);
+      if constexpr (requires { finish.repaired(row, column, kTile); }) finish.repaired(row, column, kTile);
+    }
   }
 }
 

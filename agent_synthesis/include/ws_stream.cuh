@@ -40,6 +40,21 @@ WS_INLINE void commit_copies() { ptx::commit_copies(); }
 // Waits until at most kPending of the caller's groups, the youngest, are under way.
 template <int kPending> WS_INLINE void wait_copies() { ptx::wait_copies<kPending>(); }
 
+// A pack that the next row needs again, unless this is the `last`: until then the second-level cache keeps it before all else.
+template <int N, class T> WS_INLINE Pack<T, N> load_again(const T* from, bool last) {
+  constexpr int kBytes = sizeof(T) * N;
+  if constexpr (kBytes % 16 != 0) {
+    return load<N, kShared>(from);
+  } else {
+    Pack<T, N> pack;
+    const uint64 policy = last ? ptx::last_use() : ptx::used_again();
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i)
+      reinterpret_cast<uint4*>(&pack)[i] = ptx::load_constant_by(reinterpret_cast<const uint4*>(from) + i, policy);
+    return pack;
+  }
+}
+
 // Mailboxes of one turn: kCount for each of the kCount blocks of a row. A slot's flag is the turn that it belongs to, so slots
 // are used again without being cleared; a call clears its own at its end. By one warp.
 template <int kCount, class State>
@@ -92,13 +107,17 @@ template <int kCount, class State> WS_INLINE void clear_mailboxes(Slot<State>* m
     if (i * 32 + lane < kCount) clear_slot(mailboxes + rank * kCount + i * 32 + lane);
 }
 
-// Over the kCount blocks of a row, all of them resident; every thread gets the row's state. A block has one slot, which all read;
-// its flag is the row's turn. Two sets of slots take turns: who writes to one has read all of the other, as have all who wrote
-// there. As few warps as have a lane for each block listen to the others. `box` has kWarps places twice.
-template <int kWarps, int kCount, class State>
-WS_INLINE State over_team(const State& mine, State (*box)[kWarps], Slot<State>* slots, int rank, unsigned turn) {
-  const State block = over_block<kWarps>(mine, box[0]);
+// Over the kCount blocks of a row, all of them resident: a block tells the others its state of the row, and hears the row's,
+// every thread of it, as late as it likes. A block has one slot, which all read; its flag is the row's turn. Two sets of slots
+// take turns: who writes to one has heard all of the other, as have all who wrote there. As few warps as have a lane for each
+// block listen to the others. `box` has kWarps places, one such for telling and one for hearing.
+template <int kWarps, class State>
+WS_INLINE void tell_team(const State& mine, State* box, Slot<State>* slots, int rank, unsigned turn) {
+  const State block = over_block<kWarps>(mine, box);
   if (threadIdx.x == 0) write_slot(slots + rank, block, turn);
+}
+template <int kWarps, int kCount, class State>
+WS_INLINE State hear_team(State* box, const Slot<State>* slots, unsigned turn) {
   constexpr int kListeners = (kCount + 31) / 32 < kWarps ? (kCount + 31) / 32 : kWarps;
   if (threadIdx.x < 32 * kListeners) {
     State all = State::empty();
@@ -111,10 +130,15 @@ WS_INLINE State over_team(const State& mine, State (*box)[kWarps], Slot<State>* 
     }
     __syncwarp();
     all = State::template over_lanes<lanes_of<kCount>>(all);
-    if (threadIdx.x % 32 == 0) box[1][threadIdx.x / 32] = all;
+    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = all;
   }
   __syncthreads();
-  return kListeners == 1 ? box[1][0] : over_array<kListeners>(box[1]);
+  return kListeners == 1 ? box[0] : over_array<kListeners>(box);
+}
+template <int kWarps, int kCount, class State>
+WS_INLINE State over_team(const State& mine, State (*box)[kWarps], Slot<State>* slots, int rank, unsigned turn) {
+  tell_team<kWarps>(mine, box[0], slots, rank, turn);
+  return hear_team<kWarps, kCount>(box[1], slots, turn);
 }
 
 // Leaves a team's two sets of slots as a call finds them, zero: by the last of its kCount blocks that gets here.

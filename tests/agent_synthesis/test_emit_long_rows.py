@@ -27,6 +27,13 @@ def with_settings(nest: Nest, **changes: str | int) -> Parameters:
     return Parameters({**default.choices, **choices}, {**default.integers, **integers})
 
 
+def preferred(nest: Nest, reduce: str) -> Parameters:
+    """The settings of a strategy that suit the nest best."""
+    schedule = CudaRowReduction()
+    default = schedule.defaults(nest)
+    return next(p for p in (default, *schedule.alternatives(nest, default)) if p.choices["reduce"] == reduce)
+
+
 def spilled_bytes(report: str) -> int:
     return max(int(count) for count in re.findall(r"(\d+) bytes spill stores", report))
 
@@ -99,8 +106,7 @@ def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() 
 
 
 def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() -> None:
-    found = CudaRowReduction().defaults(group_norm(112, 8, 8, 1 << 18))
-    assert found.choices["reduce"] == "hold"
+    found = preferred(group_norm(112, 8, 8, 1 << 18), "hold")
     assert found.integers["splits"] == 32, "shared memory and registers of 132 SMs hold four rows of 8 MB at once"
 
 
@@ -158,7 +164,7 @@ def test_stores_walk_backwards_where_the_cache_still_has_much_of_what_was_read()
 
 def test_rows_that_share_weights_load_them_once() -> None:
     nest = layer_norm(16, 1 << 22)
-    emission = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest))
+    emission = CudaRowReduction().emit(nest, preferred(nest, "two_pass"))
     stores = emission.text.split('extern "C"')[2]
     before, _, of_a_row = stores.partition("for (int number = 0; number < kRows")
     assert all(f"ws::kShared>({weight} + " in before for weight in ("weight", "bias"))
@@ -211,7 +217,7 @@ def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() 
 
 def test_the_next_row_is_asked_for_where_it_lies() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
-    text = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest)).text
+    text = CudaRowReduction().emit(nest, preferred(nest, "hold")).text
     (address,) = re.findall(r"ws::prefetch\(x \+ (.*) \+ \w+_begin, 512\);", text)
     for row in (0, 7, 128, 895):
         # Offsets are of 32 bits, in which the row's number times what eight rows hold would wrap.
@@ -258,3 +264,96 @@ def test_groups_with_a_weight_for_each_channel_stream_too() -> None:
     schedule = CudaRowReduction()
     found = schedule.alternatives(nest, schedule.defaults(nest))
     assert {"stream", "block"} <= {candidate.choices["reduce"] for candidate in found}
+
+
+ROLL = {"reduce": "roll", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming", "threads": 512,
+        "splits": 128, "packs": 2, "pack": 4, "depth": 14, "lag": 12, "held": 18, "min_blocks": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nest", "changes"),
+    [
+        (layer_norm(16, 1 << 22), {}),
+        (layer_norm(16, 1 << 22), {"held": 0, "lag": 13}),
+        (layer_norm(16, 1 << 22), {"threads": 256, "packs": 4, "held": 40}),
+        (layer_norm(64, 1 << 20), {"splits": 32}),
+        (layer_norm(16, 4000004), {"splits": 132, "held": 16}),
+        (layer_norm(16, 1 << 22, Type.BF16), {"splits": 64, "pack": 8, "held": 8}),
+        (softmax(16, 1 << 22), {"packs": 1, "depth": 28, "lag": 26}),
+        (group_norm(112, 8, 8, 1 << 18), {"splits": 64}),
+    ],
+    ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
+)
+def test_rows_that_roll_through_shared_memory_compile(
+    compile_cuda: Compile, nest: Nest, changes: dict[str, int]
+) -> None:
+    settings = with_settings(nest, **ROLL | changes)
+    emission = CudaRowReduction().emit(nest, settings)
+    assert spilled_bytes(compile_cuda(emission)) == 0
+    (launch,) = emission.launches
+    splits = settings.integers["splits"]
+    assert launch.cooperative
+    assert launch.grid.x == min(nest.row_count, 132 // splits) * splits
+    assert launch.shared_bytes <= cuda_shape.SHARED_BYTES - 1024
+    assert [space.zero_between_calls for space in emission.workspaces] == [True, True]
+
+
+def test_rows_too_many_for_registers_and_too_long_for_a_cluster_roll() -> None:
+    schedule, wanted = CudaRowReduction(), ("reduce", "splits", "packs", "depth", "lag", "held")
+    for nest, settings in (
+        (layer_norm(16, 1 << 22), ("roll", 128, 2, 14, 12, 20)),
+        (softmax(16, 1 << 22), ("roll", 128, 2, 14, 12, 0)),
+        (layer_norm(64, 1 << 20), ("roll", 32, 2, 14, 12, 20)),
+        (group_norm(112, 8, 8, 1 << 18), ("roll", 64, 2, 14, 12, 0)),
+    ):
+        found = schedule.defaults(nest)
+        assert tuple((found.choices | found.integers)[key] for key in wanted) == settings
+        others = [p for p in schedule.alternatives(nest, found) if p.choices["reduce"] == "roll"]
+        assert {11, 13} <= {p.integers["lag"] for p in others}
+
+
+def test_what_rows_share_is_read_from_memory_once_and_its_rest_kept_by_the_cache() -> None:
+    nest = layer_norm(16, 1 << 22)
+    text = CudaRowReduction().emit(nest, with_settings(nest, **ROLL)).text
+    before, _, rows = text.partition("for (int row = team;")
+    assert "weight_held[part * kPacks + v] = ws::load<4, ws::kLast>(weight + j_begin);" in before
+    assert "weight_held[8 * kPacks];" in before
+    assert "bias_held[1 * kPacks];" in before
+    assert "(weight + " not in rows
+    assert "if (following >= 1) {" in rows
+    assert rows.count("ws::load_again<4>(bias + j_begin, row + (following > 0 ? 1 : 2) * kTeams >= 16)") == 1
+    assert "wait_copies<kDepth - kLead>" in before
+
+
+def test_a_rolling_row_is_added_up_long_before_it_is_stored() -> None:
+    schedule = CudaRowReduction()
+    rolling = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **ROLL))
+    kept = ROLL | {"reduce": "hold", "depth": 6, "packs": 4, "lag": 0, "held": 8}
+    holding = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **kept))
+    assert rolling.extra_bytes < holding.extra_bytes / 3, "blocks agree while memory has other rows to move"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"merge": "no"}, "one exchange"),
+        ({"pack": 1}, "16 bytes"),
+        ({"lag": 7}, "7 of 14 parts"),
+        ({"lag": 14}, "14 of 14 parts"),
+        ({"splits": 256}, "more than"),
+        ({"depth": 15}, "shared memory"),
+        ({"held": 26}, "registers"),
+        ({"splits": 64}, "12 of 14 parts"),
+    ],
+)
+def test_what_cannot_roll_is_refused_with_the_reason(changes: dict[str, str | int], reason: str) -> None:
+    nest = layer_norm(16, 1 << 22)
+    CudaRowReduction().emit(nest, with_settings(nest, **ROLL))
+    with pytest.raises(IllegalMove, match=reason):
+        CudaRowReduction().emit(nest, with_settings(nest, **{**ROLL, **changes}))
+
+
+def test_rows_that_are_only_added_up_or_read_otherwise_do_not_roll() -> None:
+    for nest in (row_dot(16, 1 << 22), batch_statistics(64, 64, 1 << 18)):
+        with pytest.raises(IllegalMove):
+            CudaRowReduction().emit(nest, with_settings(nest, **ROLL))

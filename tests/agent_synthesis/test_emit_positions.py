@@ -27,10 +27,10 @@ from agent_synthesis.ir import (
     Reduction,
     Store,
     Type,
-    verify,
 )
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import F32, at
+from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 

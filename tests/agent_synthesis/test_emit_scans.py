@@ -15,9 +15,18 @@ from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit import schedules
 from agent_synthesis.emit.cpu_scan import CpuScan
 from agent_synthesis.emit.cuda_scan import CudaScan
-from agent_synthesis.ir import Load, MalformedNest, Nest, Reduced, Reduction, Scan, Store, Type, verify
+from agent_synthesis.ir import (
+    Load,
+    Nest,
+    Reduced,
+    Reduction,
+    Scan,
+    Store,
+    Type,
+)
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import F32, at, call, column_scan, row_dot, running_sum, softmax
+from agent_synthesis.verifier import MalformedNest, verify
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 

@@ -16,11 +16,13 @@ from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda_scan import CudaScan
+from agent_synthesis.emit.cuda_transpose import CudaTranspose
 from agent_synthesis.emit.cuda_window import CudaWindow
 from agent_synthesis.ir import (
     Axis,
     Bound,
     BufferRef,
+    Call,
     Literal,
     Load,
     Nest,
@@ -29,7 +31,6 @@ from agent_synthesis.ir import (
     Store,
     Type,
     Windowed,
-    verify,
 )
 from agent_synthesis.schedule import Parameters, Schedule
 from agent_synthesis.testing import (
@@ -48,16 +49,43 @@ from agent_synthesis.testing import (
     running_sum,
     softmax,
 )
+from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
 
 
-def transposed(rows: int, columns: int) -> Nest:
+def transposed(rows: int, columns: int, storage: Type = F32) -> Nest:
     """The sum of a matrix and of another one that lies transposed."""
-    value = call("add", Load("a", at(i=columns, j=1), F32), Load("b", at(i=1, j=rows), F32))
-    count = rows * columns
-    buffers = (BufferRef("a", F32, count), BufferRef("b", F32, count), BufferRef("y", F32, count, True))
+    kind, count = storage.compute, rows * columns
+    value = call("add", Load("a", at(i=columns, j=1), kind), Load("b", at(i=1, j=rows), kind), type_=kind)
+    buffers = (BufferRef("a", storage, count), BufferRef("b", storage, count), BufferRef("y", storage, count, True))
     stores = (Store("y", at(i=columns, j=1), value),)
     return verify(Nest("transposed", (Axis("i", rows), Axis("j", columns)), (), (), stores, buffers))
+
+
+def channels_last(images: int, channels: int, pixels: int) -> Nest:
+    """Images whose channels come last, times a weight of each channel, and where that is positive, as they were."""
+    size = channels * pixels
+    product = call("mul", Load("x", at(n=size, c=pixels, s=1), F32), Load("weight", at(c=1), F32))
+    place = at(n=size, s=channels, c=1)
+    positive = call("gt", product, Literal(0.0, F32), type_=Type.BOOL)
+    stores = (Store("y", place, product), Store("mask", at(n=size, c=pixels, s=1), positive))
+    buffers = (
+        BufferRef("x", F32, images * size), BufferRef("weight", F32, channels),
+        BufferRef("y", F32, images * size, True), BufferRef("mask", Type.BOOL, images * size, True),
+    )  # fmt: skip
+    axes = (Axis("n", images), Axis("s", pixels), Axis("c", channels))
+    return verify(Nest("channels_last", axes, (), (), stores, buffers))
+
+
+def flattened(rows: int, columns: int) -> Nest:
+    """A transposed matrix of doubles as one row of halves, from a flipped one: one axis that a view has merged."""
+    k, count = at(k=1), rows * columns
+    extents = {"k": count}
+    place = k.modulo(rows, extents).scaled(-columns) + k.divided(rows, extents)
+    x = Load("x", place.shifted(columns * (rows - 1)), Type.F64)
+    stores = (Store("y", k, Call("cast", (x,), Type.F16)),)
+    buffers = (BufferRef("x", Type.F64, count), BufferRef("y", Type.F16, count, True))
+    return verify(Nest("flattened", (Axis("k", count),), (), (), stores, buffers))
 
 
 def integers(count: int) -> Nest:
@@ -147,6 +175,14 @@ _STRATEGIES: Mapping[str, Changes] = {
                     "preload": "no", "merge": "yes", "min_blocks": 1},
     "hold_team": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 67, "packs": 1, "depth": 1, "lag": 1,
                   "preload": "no", "merge": "yes", "min_blocks": 1},
+    "roll": {"reduce": "roll", "threads": 64, "lanes": 64, "splits": 2, "packs": 1, "depth": 4, "lag": 2, "held": 1,
+             "preload": "no", "merge": "yes", "min_blocks": 1},
+    "roll_team": {"reduce": "roll", "threads": 64, "lanes": 64, "splits": 67, "packs": 1, "depth": 5, "lag": 3,
+                  "held": 3, "preload": "no", "merge": "yes", "min_blocks": 1},
+    "roll_single": {"reduce": "roll", "threads": 32, "lanes": 32, "splits": 67, "packs": 3, "depth": 2, "lag": 1,
+                    "held": 0, "preload": "no", "merge": "yes", "min_blocks": 1, "stores": "streaming"},
+    "roll_pairs": {"reduce": "roll", "threads": 64, "lanes": 64, "splits": 2, "packs": 1, "depth": 2, "lag": 1,
+                   "held": 1, "preload": "no", "merge": "yes", "min_blocks": 1, "overlap": "no"},
     "skewed": {"reduce": "cluster", "threads": 64, "lanes": 64, "pack": 4, "packs": 4, "splits": 2, "min_blocks": 1},
     "skewed_visits": {"reduce": "block", "threads": 64, "lanes": 64, "pack": 4, "packs": 1, "merge": "yes",
                       "min_blocks": 1, "stores": "streaming"},
@@ -173,7 +209,7 @@ _ROWS: Mapping[str, Make] = {
     "several_turns": lambda _: layer_norm(3, 25728),
 }
 _FEW_ROWS, _ROWS_OF_A_STREAM = 2, 5
-_SEVERAL_ROWS = ("stream", "hold", "ahead", "two_pass_rows")
+_SEVERAL_ROWS = ("stream", "hold", "roll", "ahead", "two_pass_rows")
 """Strategies whose blocks take one row after the other."""
 
 _COLUMNS: Mapping[str, Make] = {
@@ -201,6 +237,21 @@ _ITEMS: Mapping[str, Changes] = {
     "items": {"threads": 64, "items": 2, "stores": "streaming", "overlap": "no"},
 }
 
+_TURNS: Mapping[str, Make] = {
+    "packs": lambda _: transposed(72, 40),
+    "ragged": lambda _: transposed(45, 37),
+    "half": lambda _: transposed(64, 40, Type.F16),
+    "both_ways": lambda _: channels_last(2, 36, 49),
+    "few_channels": lambda _: channels_last(3, 3, 400),
+    "merged": lambda _: flattened(40, 44),
+    "bytes": lambda _: transposed(40, 64, Type.U8),
+}
+_TILES: Mapping[str, Changes] = {
+    "default": {},
+    "small": {"threads": 64, "along": 32, "across": 32},
+    "large": {"threads": 128, "along": 64, "across": 32, "preload": "no", "order": "across", "stores": "streaming",
+              "overlap": "no"},
+}  # fmt: skip
 
 _SCANS: Mapping[str, Make] = {
     "sum": lambda rows: running_sum(rows, 1024),
@@ -232,6 +283,7 @@ _WINDOW_TEAMS: Mapping[str, Changes] = {
 
 _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes]]] = {
     "pointwise": (CudaPointwise(), _POINTWISE, _ITEMS),
+    "turn": (CudaTranspose(), _TURNS, _TILES),
     "row": (CudaRowReduction(), _ROWS, _STRATEGIES),
     "column": (CudaColumnReduction(), _COLUMNS, _COLUMN_TEAMS),
     "scan": (CudaScan(), _SCANS, _SCAN_TEAMS),

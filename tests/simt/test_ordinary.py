@@ -10,8 +10,20 @@ from simulated import program_of
 
 from agent_correctness.simt import Sanitizer, Simulation, Simulator
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
-from agent_synthesis.ir import Axis, BufferRef, Expression, Literal, Load, Nest, Reduced, Reduction, Store, Type, verify
+from agent_synthesis.ir import (
+    Axis,
+    BufferRef,
+    Expression,
+    Literal,
+    Load,
+    Nest,
+    Reduced,
+    Reduction,
+    Store,
+    Type,
+)
 from agent_synthesis.testing import F32, at, call
+from agent_synthesis.verifier import verify
 
 pytestmark = pytest.mark.simt
 ROWS, COLUMNS = 512, 128

@@ -1,0 +1,46 @@
+"""What a row reduction on CUDA costs beside reading and writing everything once: bytes again, blocks, launches.
+
+The one idea: waiting is put in bytes too, those that memory could have moved meanwhile. Measured on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import cuda_shape, sweeps
+from agent_synthesis.emit.cuda_stages import Stage
+from agent_synthesis.emit.cuda_team import Team
+from agent_synthesis.ir import Nest
+from agent_synthesis.schedule import Footprint
+
+_AGREEMENT_BYTES = 24 << 20
+"""What memory could have moved while all blocks of the GPU agree once, about 6 us."""
+_ROLLING_AGREEMENT_BYTES = 6 << 20
+"""The same where it moves on meanwhile: what is lost all the same, about 1.5 us."""
+
+
+def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> Footprint:
+    """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
+    launches = len(stages) + 1 if team.reduce == "two_pass" else 1
+    visits = len(stages) + bool(sweeps.element_stores(simple))
+    rereads = 0 if team.holds_row and launches == 1 else visits - 1
+    read, rows = cuda_shape.row_data_bytes(simple), simple.row_count
+    if team.reduce in ("hold", "roll", "ahead", "stream"):
+        blocks = team.teams(rows, min_blocks) * team.splits
+        extra = 0
+        if team.reduce == "hold":
+            beyond = max(0, 1 - team.on_chip / team.parts)
+            again = int(read * beyond) if read / rows * beyond > cuda_shape.L2_BYTES // 2 else 0
+            agreeing = _AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // min_blocks
+            extra = again + 16 * blocks + rows * agreeing * (team.splits > 1)
+        elif team.reduce == "roll":
+            extra = 16 * blocks + rows * (_ROLLING_AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // min_blocks)
+        elif team.reduce == "stream":
+            extra = 8 * blocks * team.splits * sum(stage.state_bytes() for stage in stages)
+        return Footprint(extra, blocks, 1)
+    blocks = -(-rows // team.rows_a_block) * team.splits
+    busy = cuda_shape.resident_blocks(team.threads, min_blocks)
+    in_flight = read if launches > 1 else read * min(1.0, busy / blocks)
+    again = rereads * read if in_flight > cuda_shape.L2_BYTES // 2 else 0
+    slots = sum(s.state_bytes() for s in stages) * rows * team.splits * 2 if team.reduce != "cluster" else 0
+    return Footprint(again + (slots if team.splits > 1 else 0), blocks, launches)

@@ -1,0 +1,123 @@
+"""Which two axes a nest without reductions is turned about: stores run along one, some loads along the other.
+
+The one idea: memory moves in pieces (sectors of a GPU, lines of a processor), so an access whose neighbours lie apart
+costs a whole piece an element. A tile over two axes lets each access run along the axis that it lies along. Axes that a
+view has merged are taken apart first. Nothing here knows how a tile is moved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.ir import Axis, BufferRef, Index, Nest, Quotient, Remainder
+
+WORTH = 1.25
+"""Least traffic of accesses along one axis, over that of tiles, from which on tiles are worth their exchange."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A nest, all its axes parallel, and the axes of a tile."""
+
+    nest: Nest
+    along: Axis
+    """What computes and most accesses run along."""
+    across: Axis
+    """What the other accesses run along, through a tile that turns them."""
+    bytes: int
+    """Traffic, at the granularity of the memory, of accesses that run along either axis."""
+    straight_bytes: int
+    """The same if all run along the innermost axis."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether tiles save enough."""
+        return self.straight_bytes >= WORTH * self.bytes
+
+    def crosses(self, index: Index) -> bool:
+        """Whether the access runs across: it steps to a neighbour there, and far along the other axis."""
+        return _crosses(index, self.along, self.across)
+
+    @property
+    def others(self) -> tuple[Axis, ...]:
+        """The axes that count tiles only."""
+        return tuple(axis for axis in self.nest.parallel if axis not in (self.along, self.across))
+
+
+def turn(nest: Nest, granularity: int) -> Turn | None:
+    """The best two axes for a memory that moves `granularity` bytes at once; None where no access crosses another."""
+    whole = shape.simplified(nest)
+    whole = shape.reindexed(whole, lambda index: index, whole.parallel + whole.reduced, ())
+    whole = shape.simplified(_taken_apart(whole))
+    accesses = [(whole.buffer(name), index) for name, index in cuda_shape.accesses(whole)]
+    extents, axes = whole.extents, whole.parallel
+    points = [math.prod(extents[name] for name in index.axes()) for _, index in accesses]
+
+    def traffic(along: Axis, across: Axis | None = None) -> tuple[int, int]:
+        """Bytes in all, and bytes that cross."""
+        total = crossing = 0
+        for (buffer, index), count in zip(accesses, points, strict=True):
+            if across is not None and _crosses(index, along, across):
+                crossing += count * buffer.type.size_bytes
+            else:
+                total += count * _bytes_each(index, buffer, along, granularity)
+        return total + crossing, crossing
+
+    pairs = [pair for pair in itertools.permutations(reversed(axes), 2) if traffic(*pair)[1]]
+    if not pairs:
+        return None
+    along, across = min(pairs, key=lambda pair: traffic(*pair))
+    return Turn(whole, along, across, traffic(along, across)[0], traffic(axes[-1])[0])
+
+
+def _crosses(index: Index, along: Axis, across: Axis) -> bool:
+    far, near = index.coefficient(along.name), index.coefficient(across.name)
+    return far is not None and abs(far) > 1 and near is not None and abs(near) == 1
+
+
+def _bytes_each(index: Index, buffer: BufferRef, axis: Axis, granularity: int) -> int:
+    """Bytes that an element costs when neighbours along the axis are accessed together.
+
+    What is read a few elements apart is still in the first-level cache when the elements between are read; what is
+    written so goes to memory in parts.
+    """
+    step, size = index.coefficient(axis.name), buffer.type.size_bytes
+    if step == 0 or cuda_shape.is_contiguous(index, axis.name):
+        return size
+    if step is None or abs(step) * size >= granularity:
+        return granularity
+    return abs(step) * size if buffer.written else size
+
+
+def _taken_apart(nest: Nest) -> Nest:
+    """The nest with axes split where an index has a quotient or a remainder of them: a view had merged two."""
+    while (found := _merged_axis(nest)) is not None:
+        axis, divisor = found
+        name = f"{axis.name}_outer"
+        while name in nest.extents:
+            name += "_outer"
+        outer = Axis(name, axis.extent // divisor)
+        inner = Axis(axis.name, divisor)
+        extents = {**nest.extents, axis.name: divisor, outer.name: outer.extent}
+        instead = {axis.name: Index.axis(outer.name, divisor) + Index.axis(inner.name)}
+        axes = [part for each in nest.parallel for part in ((outer, inner) if each == axis else (each,))]
+        nest = shape.reindexed(nest, lambda index, i=instead, e=extents: index.substituted(i, e), axes, ())  # type: ignore[misc]
+    return nest
+
+
+def _merged_axis(nest: Nest) -> tuple[Axis, int] | None:
+    """An axis, and the divisor of it alone in some index, which divides its extent."""
+    for index in shape.indices(nest):
+        atoms = [atom for atom, _ in index.terms]
+        while atoms:
+            atom = atoms.pop()
+            if not isinstance(atom, Quotient | Remainder):
+                continue
+            atoms += [inner for inner, _ in atom.value.terms]
+            for axis in nest.parallel:
+                if atom.value == Index.axis(axis.name) and axis.extent % atom.divisor == 0 < axis.extent - atom.divisor:
+                    return axis, atom.divisor
+    return None
