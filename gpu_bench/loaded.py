@@ -41,8 +41,9 @@ def device_of(target: task_pb2.Target.ValueType) -> torch.device:
 def release_surplus(device: torch.device, task: task_pb2.Task | None = None) -> None:
     """Gives cached memory back where the GPU runs short of it: judge and candidate are two processes on one device.
 
-    `task`: where its tensors are small beside the GPU, memory is kept as long as some is free, for getting it again
-    is slow (`room`): on an H200 it made comparing 6.4 GB take 217 ms instead of 119.
+    `task`: where its tensors are small beside the GPU, memory is kept as long as much is free, for getting it again is
+    slow: on an H200 it made comparing 6.4 GB take 217 ms instead of 119. No more than that: sessions that are made
+    ready meanwhile, and sanitizers, need some too (with an eighth left free, finals of 6.4 GB met its end).
     """
     if device.type != "cuda":
         return
@@ -51,8 +52,8 @@ def release_surplus(device: torch.device, task: task_pb2.Task | None = None) -> 
     except RuntimeError:  # a kernel has failed here: the process is at its end, and its fault is told elsewhere
         return
     surplus = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    small = task is not None and sum(map(_bytes_of, (*task.inputs, *task.outputs))) < total // 11
-    if surplus > total // 8 and not (small and free > total // 12):
+    small = task is not None and sum(map(_bytes_of, (*task.inputs, *task.outputs))) < total // 10
+    if surplus > total // 8 and not (small and free > total * 2 // 5):
         torch.cuda.empty_cache()
 
 

@@ -1,7 +1,7 @@
-"""The memory of one GPU between a session's workers: each keeps what it had, until another runs short of it.
+"""The memory of one GPU between a session's workers: whoever runs short of it has the other give back, and asks again.
 
-The one idea: memory that a process gives back and takes again costs more than what is done in it: 44 of the 215 ms
-that judging a candidate on 6.4 GB took on an H200. So nobody gives back what nobody misses. Imports no torch.
+The one idea: memory that a process gives back and takes again costs time, 44 of the 215 ms that judging a candidate on
+6.4 GB took on an H200, so each keeps some (`loaded.release_surplus`). Imports no torch.
 """
 
 from __future__ import annotations
