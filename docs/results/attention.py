@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from agent_compile.testing import cubin_of
 from agent_synthesis import fusion, generator, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import plan_zero
@@ -34,7 +35,7 @@ from agent_synthesis.schedule import Parameters
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
 from warpsmith.capture import capture
-from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
+from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 BAR = 0.75
 """Least speed against PyTorch's flash backend (bf16, 128 elements, 16384 keys)."""
@@ -154,22 +155,6 @@ def program(case: Case, lag: int) -> candidate_pb2.Program:
     return generator.generate(fusion.with_parameters(plan, name, parameters))
 
 
-def compiled(made: candidate_pb2.Program) -> artifact_pb2.Artifact:
-    """Its cubin for sm_90a."""
-    from cuda.bindings import nvrtc
-
-    main, *headers = made.sources
-    names, texts = [each.name.encode() for each in headers], [each.text.encode() for each in headers]
-    _, unit = nvrtc.nvrtcCreateProgram(main.text.encode(), main.name.encode(), len(names), texts, names)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
-    (outcome,) = nvrtc.nvrtcCompileProgram(unit, len(options), options)
-    if int(outcome) != 0:
-        raise SystemExit(f"the kernel does not compile: {outcome}")
-    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
-    nvrtc.nvrtcGetCUBIN(unit, cubin)
-    return artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
-
-
 def measure(case: Case, rounds: int) -> str:
     """The case's line of the table."""
     device = torch.device("cuda", 0)
@@ -190,7 +175,7 @@ def measure(case: Case, rounds: int) -> str:
             arms[name] = functools.partial(only, backend)
     for lag in LAGS[:1] if case.dtype == torch.float32 else LAGS:
         made = program(case, lag)
-        call = CudaExecutor().load(made, compiled(made), device).bind(Sources(args, {}, {}))
+        call = CudaExecutor().load(made, cubin_of(made), device).bind(Sources(args, {}, {}))
         arms[f"lag {lag}"] = lambda call=call: call()[0]  # type: ignore[misc]
     truth = _truth(case, args)
     errors = {name: float((_checked(arm()).double() - truth).square().mean().sqrt()) for name, arm in arms.items()}

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import torch
-from attention import FLUSHED_BYTES, compiled, times
+from attention import FLUSHED_BYTES, times
 from product_errors import LAYOUTS, VALUES, distances
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agent_compile.testing import cubin_of
 from agent_synthesis import fusion, generator, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import plan_zero
@@ -66,7 +67,7 @@ def arms(m: int, k: int, n: int, a: torch.Tensor, b: torch.Tensor) -> dict[str, 
     found = {"PyTorch": lambda: eager(False), "PyTorch, TF32 allowed": lambda: eager(True)}
     for engine in ENGINES:
         made = program(engine, m, k, n)
-        call = CudaExecutor().load(made, compiled(made), a.device).bind(Sources([a, b], {}, {}))
+        call = CudaExecutor().load(made, cubin_of(made), a.device).bind(Sources([a, b], {}, {}))
         found[engine] = lambda call=call: call()[0]
     return found
 

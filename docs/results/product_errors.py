@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 
 import torch
-from attention import compiled
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agent_compile.testing import cubin_of
 from agent_synthesis import generator, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import plan_zero
@@ -86,7 +86,7 @@ def main() -> int:
         if only not in (name := f"{m} x {k} x {n}"):
             continue
         made = program(layout, m, k, n)
-        artifact = compiled(made)
+        artifact = cubin_of(made)
         for kind, draw in VALUES.items():
             a, b = (draw(torch.empty(shape, device=device)) for shape in shapes(layout, m, k, n))
             (ours,) = CudaExecutor().load(made, artifact, device).bind(Sources([a, b], {}, {}))()

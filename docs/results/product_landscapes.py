@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from attention import FLUSHED_BYTES, compiled, times
+from attention import FLUSHED_BYTES, times
 from landscape_file import Landscape, Plan, append, digits, plan_line, read, task_line
 from product_compiles import PRODUCTS, Product
 from skill import DEFAULT_REASONER, replays
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agent_compile.testing import cubin_of
 from agent_synthesis import analysis, generator, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import Plan as Groups
@@ -97,7 +98,7 @@ def record(name: str, file: Path, rounds: int, pool: ProcessPoolExecutor) -> str
     zero = plan_zero(GraphIndex(graph), task_pb2.TARGET_CUDA)
     every = settings(zero)
     different = {setting.program.digest: setting for setting in every.values()}
-    artifacts = dict(zip(different, pool.map(compiled, [each.program for each in different.values()]), strict=True))
+    artifacts = dict(zip(different, pool.map(cubin_of, [each.program for each in different.values()]), strict=True))
     compiled_at = time.monotonic()
     gpu = torch.device("cuda", 0)
     module = Product(gelu=gelu)

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from attention import FLUSHED_BYTES, compiled, times
+from attention import FLUSHED_BYTES, times
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agent_compile.testing import cubin_of
 from agent_synthesis import fusion, generator, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
@@ -157,7 +158,7 @@ def measure(case: Case, plan: Plan, made: Sequence[candidate_pb2.Program], round
     for tensor in args:
         tensor.normal_(generator=generator_) if tensor.is_floating_point() else tensor.random_(generator=generator_)
     with ThreadPoolExecutor(8) as pool:
-        artifacts = list(pool.map(compiled, made))
+        artifacts = list(pool.map(cubin_of, made))
     calls = [
         CudaExecutor().load(program, artifact, device).bind(Sources(args, {}, {}))
         for program, artifact in zip(made, artifacts, strict=True)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from agent_compile.testing import cubin_of
 from agent_synthesis.testing import Applied
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
@@ -59,15 +60,8 @@ def in_parts(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ..
 
 
 def compiled(program: candidate_pb2.Program) -> Program:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
-    names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
-    _, unit = nvrtc.nvrtcCreateProgram(texts[0][1], texts[0][0], len(names), contents, names)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
-    assert int(nvrtc.nvrtcCompileProgram(unit, len(options), options)[0]) == 0
-    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
-    nvrtc.nvrtcGetCUBIN(unit, cubin)
-    return program, artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
+    pytest.importorskip("cuda.bindings.nvrtc")
+    return program, cubin_of(program)
 
 
 def ran(made: Program, args: tuple[torch.Tensor, ...]) -> torch.Tensor:

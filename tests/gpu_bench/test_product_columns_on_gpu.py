@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from agent_compile.testing import cubin_of
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
 from warpsmith.v1 import artifact_pb2, candidate_pb2
@@ -41,7 +42,7 @@ class Normed(nn.Module):
 
 def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ...] = ()) -> Program:
     """The program in which all but the count of batches is one group, compiled."""
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("cuda.bindings.nvrtc")
     from agent_synthesis import fusion, generator, moves
     from agent_synthesis.graph_index import GraphIndex
     from agent_synthesis.plan import plan_zero
@@ -58,14 +59,7 @@ def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ..
     integers = {**group.parameters.integers, **dict(settings)}
     plan = fusion.with_parameters(plan, last, Parameters(group.parameters.choices, integers))
     program = generator.generate(plan)
-    texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
-    names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
-    _, unit = nvrtc.nvrtcCreateProgram(texts[0][1], texts[0][0], len(names), contents, names)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
-    assert int(nvrtc.nvrtcCompileProgram(unit, len(options), options)[0]) == 0
-    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
-    nvrtc.nvrtcGetCUBIN(unit, cubin)
-    return program, artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
+    return program, cubin_of(program)
 
 
 def ran(program: Program, module: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], Statistics]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from agent_compile.testing import cubin_of
 from agent_synthesis.testing import Applied
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
@@ -41,7 +42,7 @@ def one_kernel(
 
     `odd`: a product that kernels of other nests may take; `engine`: another than the usual one.
     """
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("cuda.bindings.nvrtc")
     from agent_synthesis import fusion, generator, moves
     from agent_synthesis.graph_index import GraphIndex
     from agent_synthesis.plan import plan_zero
@@ -68,14 +69,7 @@ def one_kernel(
         wanted = next(each for each in around if each.choices["engine"] == engine)
         plan = fusion.with_parameters(plan, group.name, wanted)
     program = generator.generate(plan)
-    texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
-    names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
-    _, unit = nvrtc.nvrtcCreateProgram(texts[0][1], texts[0][0], len(names), contents, names)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
-    assert int(nvrtc.nvrtcCompileProgram(unit, len(options), options)[0]) == 0
-    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
-    nvrtc.nvrtcGetCUBIN(unit, cubin)
-    return program, artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
+    return program, cubin_of(program)
 
 
 def ran(made: Program, module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.Tensor:

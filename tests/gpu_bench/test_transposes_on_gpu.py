@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from agent_compile.testing import cubin_of
 from agent_synthesis.testing import Applied
 from gpu_bench.cuda import CudaExecutor
 from gpu_bench.executor import Sources
-from warpsmith.v1 import artifact_pb2
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 
 def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: int | str) -> Callable[..., torch.Tensor]:
     """The function as one kernel on the GPU."""
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("cuda.bindings.nvrtc")
     from agent_synthesis import fusion, generator, moves
     from agent_synthesis.graph_index import GraphIndex
     from agent_synthesis.plan import plan_zero
@@ -70,14 +70,7 @@ def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: in
     choices = {key: value for key, value in setting.items() if isinstance(value, str)}
     parameters = Parameters({**group.parameters.choices, **choices}, {**group.parameters.integers, **integers})
     program = generator.generate(fusion.with_parameters(plan, last, parameters))
-    texts = [(source.name.encode(), source.text.encode()) for source in program.sources]
-    names, contents = [name for name, _ in texts[1:]], [text for _, text in texts[1:]]
-    _, unit = nvrtc.nvrtcCreateProgram(texts[0][1], texts[0][0], len(names), contents, names)
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
-    assert int(nvrtc.nvrtcCompileProgram(unit, len(options), options)[0]) == 0
-    cubin = b" " * nvrtc.nvrtcGetCUBINSize(unit)[1]
-    nvrtc.nvrtcGetCUBIN(unit, cubin)
-    artifact = artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN, content=cubin)
+    artifact = cubin_of(program)
     loaded = CudaExecutor().load(program, artifact, torch.device("cuda", 0))
     return lambda *args: loaded.bind(Sources(list(args), {}, {}))()[0]
 
