@@ -22,8 +22,9 @@ from warpsmith.v1 import task_pb2
 LEAST_ROWS = 64
 """Rows and columns below which most of a tile of 128 would be empty: the library has kernels for those."""
 LEAST_DEPTH = 32
-SHORT_DEPTH = 1024
-"""Depth up to which sums are promoted every 64 elements instead of every 128."""
+PROMOTED_DEPTH = 64
+"""Elements of depth whose products are summed by the tensor cores, which round towards zero, before they are promoted
+to f32 registers. 128 and 256 are no faster (`docs/results/product_landscapes.jsonl`)."""
 LEAST_SLICE = 1024
 """Depth below which a slice is not worth the sums that it adds."""
 MOST_SLICE = 8192
@@ -232,8 +233,7 @@ def _beginnings(product: MatrixProduct, engine: str) -> Iterator[Parameters]:
     for tiles in _BEGINNINGS[given.parts]:
         integers, choices = dict(tiles), {"engine": engine}
         if product.left.type is Type.F32:
-            # A library's own error is small where few terms are added, and tensor cores round towards zero.
-            integers["promote"] = (64 if k <= SHORT_DEPTH else 128) // given.stage_depth if given.parts > 1 else 1
+            integers["promote"] = PROMOTED_DEPTH // given.stage_depth if given.parts > 1 else 1
         else:
             choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
         integers["warpgroups"] = 4 if given.stages(k) == 1 else 2

@@ -2,11 +2,11 @@
 // for all i0:1024, i1:8192; over j:4096
 //   r0 = sum(x[4096 i0 + j] * p_linear_weight[4096 i1 + j])
 //   gelu[8192 i0 + i1] = ((r0 + p_linear_bias[i1]) * 0.5) * (1 + erf(((r0 + p_linear_bias[i1]) * 0.707107)))
-// cuda_product: engine = fp16x3, columns = 128, stages = 3, cluster = 1, group = 8, promote = 2, warpgroups = 2, slices = 1
+// cuda_product: engine = fp16x3, columns = 128, stages = 3, cluster = 1, group = 8, promote = 1, warpgroups = 2, slices = 1
 using ws_gelu_shape = ws::MatrixProduct<ws::half, 2,
     ws::Extents{.batch = 1, .m = 1024, .n = 8192, .k = 4096, .slices = 1, .pack = 4},
     ws::Directions{ws::kAlong, ws::kAlong},
-    ws::Tiling{.columns = 128, .stages = 3, .cluster = 1, .group = 8, .promote = 2, .warpgroups = 2}>;
+    ws::Tiling{.columns = 128, .stages = 3, .cluster = 1, .group = 8, .promote = 1, .warpgroups = 2}>;
 constexpr ws::Operand ws_gelu_left{.batch = 1, .rows = 1024, .depth = 4096, .slices = 1,
     .batch_stride = 0, .row_stride = 4096, .depth_stride = 1, .wide = 4, .chunk = 64};
 constexpr ws::Operand ws_gelu_right{.batch = 1, .rows = 8192, .depth = 4096, .slices = 1,
