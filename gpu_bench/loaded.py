@@ -52,9 +52,14 @@ def release_surplus(device: torch.device, task: task_pb2.Task | None = None) -> 
     except RuntimeError:  # a kernel has failed here: the process is at its end, and its fault is told elsewhere
         return
     surplus = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    small = task is not None and sum(map(_bytes_of, (*task.inputs, *task.outputs))) < total // 10
-    if surplus > total // 8 and not (small and free > total * 2 // 5):
+    size = sum(map(_bytes_of, (*task.inputs, *task.outputs))) if task is not None else total
+    if not may_keep(surplus, free, total, size):
         torch.cuda.empty_cache()
+
+
+def may_keep(surplus: int, free: int, total: int, size: int) -> bool:
+    """Whether a process may keep its `surplus`, with so many bytes `free` of `total` and a task's tensors of `size`."""
+    return surplus <= total // 8 or (size < total // 10 and free > total * 2 // 5)
 
 
 def _bytes_of(spec: tensor_pb2.TensorSpec) -> int:

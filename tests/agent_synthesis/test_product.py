@@ -248,6 +248,9 @@ def test_tf32_alone_is_for_whoever_allows_it_and_for_operands_along_their_depth(
         assert nest.allows_tf32 is allows
         settled = CudaProduct().defaults(nest)
         assert settled.choices["engine"] == expected
+        launches = CudaProduct().emit(nest, settled).launches
+        maps = [each.tensor_map for launch in launches for each in launch.arguments if each.HasField("tensor_map")]
+        assert [each.rounds_to_tf32 for each in maps] == [allows, allows]  # tensor cores would cut
         others = {each.choices["engine"] for each in CudaProduct().alternatives(nest, settled)} - {expected}
         assert others == {"tf32x3", "fp16x3"} - {expected}
     across = dataclasses.replace(

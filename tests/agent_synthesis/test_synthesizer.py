@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from agent_synthesis import moves
 from agent_synthesis.capture_worker import capture_task
 from agent_synthesis.servicer import SynthesisServicer, make_servicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer, capture_in_worker
@@ -171,3 +172,18 @@ def test_the_users_module_runs_in_a_jailed_process() -> None:
         capture_in_worker(task_of(body="return x.no_such_thing()"))
     with pytest.raises(BadInput, match="the process ended while capturing"):
         capture_in_worker(task_of(inputs="import os; os._exit(3)"))
+
+
+def test_a_task_that_allows_tf32_gets_products_that_may_use_it_after_a_rewrite_too() -> None:
+    body = "return (x @ x.T + 0.0) * 1.0"
+    task = task_of(body, "return [torch.rand(512, 512)]")
+    task.target = task_pb2.TARGET_CUDA
+    for precision, engine in ((task_pb2.PRECISION_FP32, "fp16x3"), (task_pb2.PRECISION_TF32, "tf32")):
+        task.precision = precision
+        synthesizer = BuiltInSynthesizer(capture_task)
+        rewrites = [each.move for each in moves.legal(synthesizer.plan(task, [])) if each.move.operation == "rewrite"]
+        assert rewrites
+        for before in ([], rewrites[:1]):
+            product = next(name for name in synthesizer.plan(task, before).index.nodes if "matmul" in name)
+            plan = synthesizer.plan(task, [*before, move("author", product)])
+            assert plan.group(product).parameters.choices["engine"] == engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_bench import room
+from gpu_bench.loaded import may_keep
 from gpu_bench.shortage import Shortages
 from warpsmith.errors import WorkerFault, WorkerRaised
 from warpsmith.v1 import judging_pb2
@@ -65,3 +66,12 @@ def test_a_shortage_is_the_first_once_for_each_question() -> None:
     assert shortages.is_first("look", 1, 7)
     assert shortages.is_first("truth", 1, 7)
     assert not shortages.is_first("look", 1, 7)
+
+
+def test_memory_is_kept_while_it_is_little_or_much_is_free_beside_small_tensors() -> None:
+    gib = 1 << 30
+    assert may_keep(4 * gib, 5 * gib, 140 * gib, 60 * gib)
+    assert may_keep(40 * gib, 60 * gib, 140 * gib, 13 * gib)
+    assert not may_keep(40 * gib, 60 * gib, 140 * gib, 15 * gib)
+    # Two processes of 43 GiB left 5 free beside a task that was made ready, and a final met its end.
+    assert not may_keep(20 * gib, 50 * gib, 140 * gib, 13 * gib)
