@@ -17,6 +17,7 @@ from agent_reasoning.plan_model import PlanModel
 from agent_reasoning.prediction import Predictor, predictor
 from agent_reasoning.roofline import bound, machine, traffic_bytes
 from warpsmith.errors import BadInput
+from warpsmith.floors import is_of_products
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2
 
 SOURCE = "roofline"
@@ -69,7 +70,8 @@ class RooflineReasoner:
             return response
         parent = evidence.trial_of(analysis.moves)
         floor = request.reference.floor_ns
-        if parent and not rewrites and 0 < candidate_ns(parent.timing) <= headroom.AT_FLOOR * floor:
+        may_pass = rewrites or is_of_products(analysis.minimum, request.device, floor)
+        if parent and not may_pass and 0 < candidate_ns(parent.timing) <= headroom.AT_FLOOR * floor:
             return response
         fresh = [o for o in options if not evidence.tried([*analysis.moves, *o.moves])]
         ranked = sorted(fresh, key=lambda option: -option.score)

@@ -37,6 +37,7 @@ from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, h
 from orchestrator.search import PLAN_ZERO, Proposal, Search
 from warpsmith.digest import of_moves, of_shape, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
+from warpsmith.floors import is_of_products
 from warpsmith.processors import processor_count
 from warpsmith.v1 import (
     analysis_pb2,
@@ -234,7 +235,9 @@ class SearchRun:
             self.run.device.CopyFrom(prepared.device)
             self.run.reference.CopyFrom(prepared.reference)
             self.run.shape_digest = of_shape(task, prepared.analysis)
-            self._has_algebra = has_algebra(prepared.analysis)
+            self._may_pass_floor = has_algebra(prepared.analysis) or is_of_products(
+                prepared.analysis.minimum, prepared.device, prepared.reference.floor_ns
+            )
             self._counsel = Counsel(
                 self.run,
                 self._search,
@@ -373,8 +376,8 @@ class SearchRun:
         )
 
     def _share_of_floor(self, trial: trial_pb2.Trial) -> float:
-        """Percent of the floor that a trial reaches; 0 where algebra may do with less work than the floor counts."""
-        if not passed(trial) or self._has_algebra:
+        """Percent of the floor that a trial reaches; 0 where a kernel may well pass it: by algebra, or in products."""
+        if not passed(trial) or self._may_pass_floor:
             return 0.0
         return trial.timing.floor_percent
 

@@ -199,11 +199,13 @@ def bars(rows: Sequence[Row]) -> list[str]:
     timed = timed_of(rows)
     lines = []
     for kinds, bar in BARS.items():
-        found = geomean(speedup(row) for row in timed if class_of(row["name"]) in kinds)
+        own = [speedup(row) for row in timed if class_of(row["name"]) in kinds]
         count = sum(class_of(row["name"]) in kinds for row in rows if row["verdict"] == "AT_FLOOR")
+        found = geomean([*own, *[1.0] * count])
+        others = f"; {geomean(own):.2f}x without those" if own and count else ""
         lines.append(
             f"- {', '.join(kinds)} together: {'not measured' if math.isnan(found) else f'{found:.2f}x'} (bar {bar}x), "
-            f"without {count} at the floor before a search"
+            f"{count} at the floor before a search as 1.00x{others}"
         )
     slow = [f"{row['name']} {speedup(row):.2f}x" for row in timed if speedup(row) < TASK_BAR]
     lines.append(f"- under {TASK_BAR}x: {', '.join(slow) or 'none'}")

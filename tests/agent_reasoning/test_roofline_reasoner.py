@@ -299,7 +299,7 @@ def test_within_five_percent_of_the_floor_it_stops_and_says_why() -> None:
     assert "20 µs" in response.at_floor
 
 
-def test_a_plan_at_its_floor_is_left_alone() -> None:
+def test_a_plan_at_its_floor_is_left_alone_where_that_is_one() -> None:
     request = memory_bound_chain()
     done = [Move(operation="author", group="relu")]
     trial = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=done))
@@ -309,6 +309,10 @@ def test_a_plan_at_its_floor_is_left_alone() -> None:
     response = RooflineReasoner().propose(request)
     assert not response.hypotheses
     assert not response.at_floor
+    request.analysis.minimum.product_flop_count = 10**9
+    assert RooflineReasoner().propose(request).hypotheses, "the library's own rate of products is no ceiling"
+    request.analysis.minimum.read_bytes = 800 * MB
+    assert not RooflineReasoner().propose(request).hypotheses, "memory's is"
 
 
 def test_what_was_tried_is_not_proposed_again_but_a_fault_of_the_machine_is() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestrator import testing
@@ -55,13 +57,41 @@ class Deaf:
         pass
 
 
+def ended_run(world: testing.World) -> run_pb2.Run:
+    agents = world.agents()
+    run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=20))
+    effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
+    return SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Deaf(), effort=effort).execute()
+
+
 def test_a_run_at_the_floor_of_its_products_ends_faster_by_algebra() -> None:
     world = testing.World(
         gains={"rewrite": 5.0}, choices={"rewrite": ["linear_row_sum"]}, floor_ns=0.79 * testing.EAGER_NS
     )
-    agents = world.agents()
-    run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=20))
-    effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
-    ended = SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Deaf(), effort=effort).execute()
+    ended = ended_run(world)
     assert ended.state == run_pb2.RUN_STATE_FASTER
     assert [move.choice for move in ended.best.candidate.moves] == ["linear_row_sum"]
+
+
+class Multiplying(testing.World):
+    """Its floor is one of products: no bytes worth mention."""
+
+    def DescribeDevice(self, request: Any, /, timeout: float | None = None) -> Any:
+        reply = super().DescribeDevice(request, timeout)
+        reply.device.copy_bytes_per_second = 4e12
+        return reply
+
+    def AnalyzePlan(self, request: Any, /, timeout: float | None = None) -> Any:
+        reply = super().AnalyzePlan(request, timeout)
+        reply.analysis.minimum.product_flop_count = 10**9
+        return reply
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [(testing.World, False), (Multiplying, True)])
+def test_a_kernel_near_the_floor_ends_a_search_where_the_floor_is_a_ceiling(
+    kind: type[testing.World], goes_on: bool
+) -> None:
+    world = kind(floor_ns=0.97 * testing.EAGER_NS / 2.4, choices={"tile": [str(size) for size in range(20)]})
+    ended = ended_run(world)
+    assert (ended.trial_count > 20) == goes_on
+    assert ended.message.endswith("which ended the search") != goes_on

@@ -51,5 +51,5 @@ def test_a_row_without_a_right_kernel_is_named() -> None:
          "speedup_fastest": {"median": 1.44}, "speedup_eager": {"median": 1.9}},
     ]  # fmt: skip
     said = "\n".join(level1.bars(rows))
-    assert "1.44x (bar 1.15x), without 1 at the floor before a search" in said
+    assert "1.20x (bar 1.15x), 1 at the floor before a search as 1.00x; 1.44x without those" in said
     assert "without a right kernel: 19_ReLU (nothing right)" in said
