@@ -49,7 +49,7 @@ def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.Complete
 
 
 @pytest.mark.services
-def test_a_run_whose_moves_a_model_chooses_ends_with_pass(tmp_path: Path) -> None:
+def test_a_run_whose_moves_a_model_chooses_ends_with_a_right_kernel(tmp_path: Path) -> None:
     assert "vllm" in plugins.names("reasoner"), "install again: the entry point is new"
     (tmp_path / "chain.py").write_text(MODULE)
     with ScriptedModel(replies.illegal, replies.good) as server:
@@ -59,7 +59,8 @@ def test_a_run_whose_moves_a_model_chooses_ends_with_pass(tmp_path: Path) -> Non
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["tasks"][0]
-    assert result["verdict"] == "PASS"
+    assert result["verdict"] in ("PASS", "NO_FASTER")  # of a right kernel: a loaded machine's noise hides any gain
+    assert result["trials"]["passed"] == 2
     assert len(server.asked) >= 2  # the first answer was illegal, and asked for again
     shown = warpsmith(tmp_path, server.url, "show").stdout
     assert "it saves a pass over memory" in shown
