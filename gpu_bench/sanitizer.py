@@ -262,5 +262,11 @@ def _run(
     if ran.timed_out:
         return _said(tool, skipped=f"no end within {DEADLINE_SECONDS:.0f} s")
     if _RAN not in said:
-        return _said(tool, skipped=f"it does not run here: {' '.join(said.split())[-200:]}")
+        return _said(tool, skipped=f"it does not run here: {_why(said)}")
     return _said(tool)
+
+
+def _why(said: str) -> str:
+    """The line that names an error, which PyTorch follows with advice; else the end of what was said."""
+    named = re.findall(r"^\w[\w.]*(?:Error|Exception): .+", said, re.MULTILINE)
+    return str(named[-1] if named else " ".join(said.split()))[-200:]

@@ -51,6 +51,10 @@ def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkey
     ran = said("echo 'the kernels ran'", tmp_path, monkeypatch)
     assert (ran.finding, ran.skipped) == ("", "")
     assert "Error 304" in said("echo '========= Error 304' >&2; exit 255", tmp_path, monkeypatch).skipped
+    named = "echo 'torch.AcceleratorError: CUDA error: too many blocks'; echo 'Compile with advice.'; exit 1"
+    assert said(named, tmp_path, monkeypatch).skipped.endswith(
+        "here: torch.AcceleratorError: CUDA error: too many blocks"
+    )
 
 
 @needs_namespaces
