@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ BARS = {TOGETHER: 1.15, ("pooling", "scan"): 1.5}
 """Least geometric mean of classes together against the fastest baseline."""
 TASK_BAR, FLOOR_BAR, MINUTES_BAR = 0.97, 90.0, 8.0
 """Least of every task; median percentage of the floor; minutes for all tasks."""
+MANY = 10
+"""Tasks of a stretch of time that is told."""
 TRIALS, BUDGET = 16, "30s"
 
 Row = dict[str, Any]
@@ -173,7 +176,7 @@ def table(rows: Sequence[Row]) -> str:
     head += ["KernelBench's check", "trials", "s", "labels"]
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     lines += [line_of(row, class_of(row["name"])) for row in rows]
-    return "\n".join([*lines, "", *by_class(rows), "", *bars(rows), "", *farthest(rows)])
+    return "\n".join([*lines, "", *by_class(rows), "", *bars(rows), *stretches(rows), "", *farthest(rows)])
 
 
 def by_class(rows: Sequence[Row]) -> list[str]:
@@ -216,6 +219,26 @@ def bars(rows: Sequence[Row]) -> list[str]:
     wrong += [f"{row['name']} (nothing right)" for row in rows if row["verdict"] == "NO_FASTER" and row not in timed]
     lines.append(f"- without a right kernel: {', '.join(wrong) or 'none'}")
     return lines
+
+
+def stretches(rows: Sequence[Row]) -> list[str]:
+    """Stretches of time in which some task was under way: how many seconds each took for how many tasks.
+
+    A run's name says when it began; it took `seconds`, and before that waited for another to be done with the device.
+    """
+    timed = [row for row in rows if row.get("run")]
+    begun = {row["name"]: datetime.strptime(row["run"][:15], "%Y%m%d-%H%M%S").timestamp() for row in timed}
+    found: list[tuple[float, float, int]] = []
+    for row in sorted(timed, key=lambda row: begun[row["name"]]):
+        start = begun[row["name"]]
+        end = start + row["seconds"] + row.get("stage_seconds", {}).get("wait", 0.0)
+        if found and start <= found[-1][1]:
+            first, last, count = found.pop()
+            found.append((first, max(last, end), count + 1))
+        else:
+            found.append((start, end, 1))
+    long = [(f"{datetime.fromtimestamp(a):%Y-%m-%d %H:%M}", b - a, count) for a, b, count in found if count >= MANY]
+    return [f"- under way from {begin} on: {count} tasks in {seconds:.0f} s" for begin, seconds, count in long]
 
 
 def farthest(rows: Sequence[Row], count: int = 10) -> list[str]:

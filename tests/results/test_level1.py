@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import level1
+import pytest
 
 GROUP_NORM = """
 batch_size = 112  # scaled up
@@ -53,3 +54,14 @@ def test_a_row_without_a_right_kernel_is_named() -> None:
     said = "\n".join(level1.bars(rows))
     assert "1.20x (bar 1.15x), 1 at the floor before a search as 1.00x; 1.44x without those" in said
     assert "without a right kernel: 19_ReLU (nothing right)" in said
+
+
+def test_time_under_way_counts_tasks_that_overlap_once_and_gaps_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level1, "MANY", 2)
+    runs = [("101500", 60.0, 0.0), ("101530", 20.0, 40.0), ("101620", 5.0, 0.0), ("111500", 30.0, 0.0)]
+    rows = [
+        {"name": f"{number}_x", "run": f"20261122-{clock}-abcdef", "seconds": seconds, "stage_seconds": {"wait": wait}}
+        for number, (clock, seconds, wait) in enumerate(runs)
+    ]
+    rows.append({"name": "4_bad", "seconds": 1.0})
+    assert level1.stretches(rows) == ["- under way from 2026-11-22 10:15 on: 3 tasks in 90 s"]
