@@ -7,6 +7,8 @@ writes what both flavours share; it runs nothing.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import keyword
 import re
 from collections.abc import Iterable
@@ -14,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.report import labels_of
 from warpsmith import arguments as launch_arguments
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
-MODE_DEPENDENT = re.compile(
-    r"\.training|dropout|batch_?norm|instance_?norm|MultiheadAttention|LSTM|GRU|RNN|Transformer",
-    re.IGNORECASE,
-)
-"""Text of a module whose result may depend on train() or eval(): such an export checks the mode it was captured in."""
+READS_MODE = re.compile(r"""\.training\b|["']training["']|def (train|eval)\(self""")
+"""Text of sources that look at train() or eval(). Of classes from elsewhere, the guard asks their code (see there)."""
+
+TF32 = "All library steps, ours and the baselines', were timed with torch.backends.cuda.matmul.allow_tf32 = True."
+"""What the header of a winner on the tf32 track says: PyTorch's default is False, and then library steps are slower."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,11 @@ def require_winner(run: run_pb2.Run) -> candidate_pb2.Program:
 
 
 def header(run: run_pb2.Run, needs: str) -> str:
-    """The comment at the top: what this is, what it `needs`, how fast, how it was checked, the moves that made it."""
+    """The comment at the top: what this is, what it `needs`, how fast, its labels, how it was checked, its moves."""
     timing, verdict = run.best.timing, run.best.verdict
     speedup = timing.speedup_fastest
     moves = [_move_text(move) for move in run.best.candidate.moves]
+    labels = labels_of(run)
     failed = [f"{arm.name} could not run, so a faster baseline may exist." for arm in timing.arms if arm.failure]
     lines = [
         f"{run.task.name}, made faster by Warpsmith (run {run.id}). Needs {needs}.",
@@ -69,12 +73,14 @@ def header(run: run_pb2.Run, needs: str) -> str:
         f"{speedup.median:.2f}x over {timing.fastest_baseline}, the fastest baseline that ran "
         f"(95 % interval {speedup.low:.2f} to {speedup.high:.2f}); {timing.speedup_eager.median:.2f}x over eager.",
         *failed,
+        *([f"Labels: {', '.join(labels)}."] if labels else []),
+        *([TF32] if run.task.precision == task_pb2.PRECISION_TF32 else []),
         f"Measured on {timing.environment.device}, torch {timing.environment.torch}.",
         f"Checked against fp64 truth: error {verdict.worst_rms_ratio:.2f} times PyTorch's own (4 allowed).",
         f"Program {run.best.candidate.program.digest[:12]}, task {run.task.digest[:12]}. Moves:",
         *[f"  {number}. {text}" for number, text in enumerate(moves, start=1)],
     ]
-    return "\n".join(f"# {line}".rstrip() for line in lines)
+    return "\n".join(f"# {line}".rstrip() for line in "\n".join(lines).splitlines())
 
 
 def pasted(modules: Iterable[str], *imports: str) -> str:
@@ -101,37 +107,23 @@ def _move_text(move: analysis_pb2.Move) -> str:
 
 
 def reference(task: task_pb2.Task) -> str:
-    """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`.
-
-    Kept apart in a namespace of its own: the file that it came from may be loaded beside it.
-    """
-    entries = ",\n".join(f"    {source.path!r}: {text_literal(source.content.decode())}" for source in task.sources)
-    return f'''_WS_REFERENCE = {{
+    """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`."""
+    entries = ",\n".join(f"    {source.path!r}: {text_literal(text_of(source))}" for source in task.sources)
+    package = f"warpsmith_reference_{hashlib.sha256(entries.encode()).hexdigest()[:12]}"
+    return f"""_WS_REFERENCE = {{
 {entries},
 }}
 
-
-def _ws_original(entry, class_name):
-    """The original class, and what it was constructed from when the kernel was verified."""
-    for path, text in _WS_REFERENCE.items():
-        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        if path != entry:
-            _ws_install(name, path, text)
-    namespace = {{"__name__": "warpsmith_reference"}}
-    exec(compile(_WS_REFERENCE[entry], entry, "exec"), namespace)
-    return namespace[class_name], namespace.get("get_init_inputs", tuple)()
+_WsReference, _ws_arguments = _ws_original({package!r}, _WS_REFERENCE, {task.entry_path!r}, {task.class_name!r})
+"""
 
 
-def _ws_install(name, path, text):
-    """Makes one more embedded source importable under its own name."""
-    spec = importlib.util.spec_from_loader(name, loader=None, is_package=path.endswith("__init__.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    exec(compile(text, path, "exec"), module.__dict__)
-
-
-_WsReference, _ws_arguments = _ws_original({task.entry_path!r}, {task.class_name!r})
-'''
+def text_of(source: task_pb2.SourceFile) -> str:
+    """A source as Python reads it, by its byte order mark or coding comment."""
+    try:
+        return importlib.util.decode_source(source.content)
+    except (SyntaxError, UnicodeDecodeError):  # no import reads it, but its package brought it along
+        return source.content.decode(errors="replace")
 
 
 def text_literal(text: str) -> str:
@@ -248,7 +240,7 @@ def guard(run: run_pb2.Run) -> str:
     leaves += map(_kind, tensors)
     leaf_rows = "".join(f"        {leaf},\n" for leaf in leaves)
     member_rows = "".join(f"        {name!r}: {_kind(specs[name])},\n" for name in members(program))
-    mode_dependent = any(MODE_DEPENDENT.search(source.content.decode()) for source in task.sources)
+    reads_mode = any(READS_MODE.search(text_of(source)) for source in task.sources)
     cooperative = any(step.launch.cooperative for step in program.steps)
     return f'''_ws_guard = _WsGuard(
     _WsReference,
@@ -258,7 +250,7 @@ def guard(run: run_pb2.Run) -> str:
 {leaf_rows}    ),
     members={{
 {member_rows}    }},
-    by_mode={mode_dependent},
+    by_mode={reads_mode},
     units={run.device.unit_count if cooperative else 0},
 )'''
 

@@ -129,9 +129,7 @@ class KernelBenchExporter:
         parts = [
             export.header(run, "torch 2.7 or newer with nvcc, g++ and ninja"),
             export.pasted(
-                ["guard"] if random else ["guard", "gradient"],
-                "import importlib.util",
-                "import sys",
+                ["guard", "reference"] if random else ["guard", "gradient", "reference"],
                 "from torch.utils.cpp_extension import load_inline",
             ),
             export.reference(_tolerated(run.task)).strip(),
@@ -160,7 +158,7 @@ def _tolerated(task: task_pb2.Task) -> task_pb2.Task:
     made = task_pb2.Task()
     made.CopyFrom(task)
     for source in made.sources:
-        if refusals(source.content.decode()):
+        if refusals(export.text_of(source)):
             source.content = ast.unparse(_Terse().visit(ast.parse(source.content))).encode()
     return made
 

@@ -37,9 +37,7 @@ class ModuleExporter:
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),
-            export.pasted(
-                ["cuda_runtime" if on_gpu else "cpu_runtime", "guard"], "import importlib.util", "import sys"
-            ),
+            export.pasted(["cuda_runtime" if on_gpu else "cpu_runtime", "guard", "reference"]),
             export.reference(run.task).strip(),
             "\n".join([f"_WS_SOURCES = {{\n{sources}}}", "_ws_kernels = _WsKernels(_WS_SOURCES)", *launches]),
             export.guard(run),

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 
 import torch
 
@@ -11,8 +12,8 @@ class _WsGuard:
 
     `reference` is the original class and `arguments` what it was constructed from. `leaves` are the flattened
     arguments of a call: a tensor's (shape, strides, dtype), or (value,); so are the values of `members`, parameters
-    and buffers by qualified name. `by_mode`: train and eval differ. `units`: multiprocessors that a cooperative launch
-    needs, 0 for any number. A look costs a few microseconds.
+    and buffers by qualified name. `by_mode`: train and eval differ, whatever the classes of the parts say. `units`:
+    multiprocessors that a cooperative launch needs, 0 for any number. A look costs a few microseconds.
     """
 
     def __init__(self, reference, arguments, *, device, leaves, members, by_mode, units):
@@ -30,7 +31,8 @@ class _WsGuard:
         """What a module constructed so must look like at every call; None when it was verified otherwise."""
         if not _ws_equal(self._bound(args, kwargs), self._arguments):
             return None
-        return _WsSettings(module, self._members, self._by_mode)
+        by_mode = self._by_mode or any(_ws_reads_mode(part.__class__) for part in module.modules())
+        return _WsSettings(module, self._members, by_mode)
 
     def read(self, module, args, kwargs):
         """The tensors that the program reads, inputs first, or None when the call is not the verified one."""
@@ -117,6 +119,22 @@ class _WsSettings:
     def parameters(self):
         """All parameters of the module."""
         return [each for part in self._parts for each in part._parameters.values() if each is not None]
+
+
+@functools.cache
+def _ws_reads_mode(kind):
+    """Whether the methods of a module's class, its own or inherited, name `training`."""
+    waiting = [value for owner in kind.__mro__ if owner is not torch.nn.Module for value in vars(owner).values()]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, types.CodeType):
+            if "training" in (*value.co_names, *value.co_consts):
+                return True
+            waiting += [each for each in value.co_consts if isinstance(each, types.CodeType)]
+        else:
+            parts = ("__code__", "__func__", "__wrapped__", "fget")
+            waiting += [getattr(value, part) for part in parts if hasattr(value, part)]
+    return False
 
 
 def _ws_plain(value):

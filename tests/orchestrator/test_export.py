@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from orchestrator.export_kernelbench import KernelBenchExporter, inline_headers, refusals
 from orchestrator.export_module import ModuleExporter
-from orchestrator.exported import gradient
+from orchestrator.exported import gradient, guard
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
@@ -263,6 +267,178 @@ def test_the_header_names_a_baseline_that_could_not_run() -> None:
     run.best.timing.arms.add(name="compile_max_autotune", failure="InductorError: no")
     text = ModuleExporter().export(run).text
     assert "# compile_max_autotune could not run, so a faster baseline may exist." in text
+
+
+def test_the_header_names_the_track_and_the_labels() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    run.best.verdict.kernelbench_pass = True
+    assert "Labels" not in ModuleExporter().export(run).text
+    assert "allow_tf32" not in ModuleExporter().export(run).text
+    run.task.precision = task_pb2.PRECISION_TF32
+    run.reference.flags.append("OUTPUT_CONSTANT")
+    run.best.timing.flags.extend(["BASELINE_WAS_FASTER", "odd\nnot code"])
+    for exporter in (ModuleExporter(), KernelBenchExporter()):
+        text = exporter.export(run).text
+        assert "# Labels: tf32, OUTPUT_CONSTANT, BASELINE_WAS_FASTER, odd\n# not code." in text
+        assert "were timed with torch.backends.cuda.matmul.allow_tf32 = True" in text
+
+
+PACKAGE = {
+    "entry.py": "from mypackage.blocks import Gate as Model\nimport a\n\n\ndef get_init_inputs():\n    return [8]\n",
+    "mypackage/__init__.py": "from mypackage.blocks import Gate\n",
+    "mypackage/blocks.py": """from __future__ import annotations
+
+import dataclasses
+import torch
+import a
+import plain.folder.leaf as leaf
+from .rates import RATE
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float = RATE
+
+
+class Gate(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.rate = Settings().rate
+
+    def forward(self, x):
+        import utils
+        from mypackage import late
+
+        return x * self.rate * utils.TWO + late.ONE + a.b.ZERO + leaf.ZERO
+""",
+    "mypackage/rates.py": "RATE = 3.0\n",
+    "mypackage/late.py": "ONE = 1.0\n",
+    "plain/folder/leaf.py": "ZERO = 0.0\n",
+    "a.py": "import b\nfrom b import ZERO\n",
+    "b.py": "import a\nZERO = 0.0\n\n\ndef again():\n    return a.ZERO\n",
+    "utils.py": "TWO = 2.0\n",
+}
+"""A class whose sources import each other at every level, in a circle, and late."""
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a loaded export adds to the import system goes when the test ends."""
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    yield
+    for name in [name for name in sys.modules if name.startswith("warpsmith_reference_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("imports")
+@pytest.mark.parametrize("flavour", [ModuleExporter, KernelBenchExporter])
+def test_sources_that_import_each_other_load_beside_the_users_own_modules(
+    monkeypatch: pytest.MonkeyPatch, flavour: type[ModuleExporter] | type[KernelBenchExporter]
+) -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    if flavour is ModuleExporter:
+        run = _run(task_pb2.TARGET_CPU, KERNEL)
+    del run.task.sources[:]
+    for path, text in PACKAGE.items():
+        run.task.sources.add(path=path, content=text.encode())
+    run.task.entry_path = "entry.py"
+    text = flavour().export(run).text
+    theirs = {name: types.ModuleType(name) for name in ("utils", "mypackage")}
+    for name, module in theirs.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("torch.utils.cpp_extension.load_inline", lambda **_: None)
+    for _ in range(2):  # as a harness does that runs the text more than once
+        made: dict[str, Any] = {"__name__": "made"}
+        exec(text, made)
+        model = made["ModelNew"](8)
+        assert torch.equal(model(torch.ones(1)), torch.tensor([7.0]))
+        assert inspect.getsource(made["_WsReference"]).startswith("class Gate")
+    assert sum("_WsEmbedded" in type(finder).__name__ for finder in sys.meta_path) == 1
+    assert all(sys.modules[name] is module for name, module in theirs.items())
+    assert not {"a", "b", "mypackage.blocks"} & sys.modules.keys()
+
+
+ACCENTED = f"# -*- coding: latin-1 -*-\n{MODULE}WORD = '\u00e9'\n"
+
+
+@pytest.mark.usefixtures("imports")
+@pytest.mark.parametrize(
+    "content", [ACCENTED.encode("latin-1"), ACCENTED.replace("latin-1", "utf-8").encode("utf-8-sig")]
+)
+def test_a_source_is_read_by_its_coding_as_python_reads_it(content: bytes) -> None:
+    run, cuda = _run(task_pb2.TARGET_CPU, KERNEL), _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    for each in (run, cuda):
+        each.task.sources[0].content = content
+        each.task.sources.add(path="never_imported.py", content=b"\xff")
+    made: dict[str, Any] = {"__name__": "made"}
+    exec(ModuleExporter().export(run).text, made)
+    assert sys.modules[made["_WsReference"].__module__].WORD == "\u00e9"
+    assert "WORD = '\u00e9'" in KernelBenchExporter().export(cuda).text
+
+
+FORWARDS = {
+    "torch.nn.RReLU()": True,
+    "torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(8, 8))": True,
+    "torch.nn.Sequential(torch.nn.Sequential(torch.nn.Dropout()))": True,
+    "torch.nn.LSTM(8, 8)": True,
+    "torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())": False,
+    "torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 8))": False,
+}
+"""Parts of a module to whether their forward looks at the mode."""
+
+
+@pytest.mark.usefixtures("imports")
+@pytest.mark.parametrize("part", FORWARDS)
+def test_the_kernel_answers_in_eval_exactly_where_no_part_looks_at_the_mode(part: str) -> None:
+    made = _loaded(f"self.part = {part}")
+    x = torch.rand(4, 8)
+    with torch.no_grad():
+        assert made["ModelNew"](8)(x, 2.0) == "program"
+        assert (made["ModelNew"](8).eval()(x, 2.0) != "program") is FORWARDS[part]
+
+
+@pytest.mark.usefixtures("imports")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def mode(m):\n    return m.training\n",
+        "def mode(m):\n    return getattr(m, 'training')\n",
+        "class Own(torch.nn.Module):\n    def train(self, mode=True):\n        return self\n",
+    ],
+)
+def test_sources_that_look_at_the_mode_elsewhere_count(text: str) -> None:
+    model = _loaded("", text)["ModelNew"](8)
+    x = torch.rand(4, 8)
+    with torch.no_grad():
+        assert model(x, 2.0) == "program"
+        assert torch.is_tensor(model.eval()(x, 2.0))
+
+
+def test_a_look_at_the_mode_is_seen_through_decorators_properties_and_inner_functions() -> None:
+    class Decorated(torch.nn.Module):
+        @torch.no_grad()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if self.training else -x
+
+    class Inner(torch.nn.Module):
+        @property
+        def sign(self) -> Any:
+            return lambda: 1 if self.training else -1
+
+    class Plain(torch.nn.Linear): ...
+
+    assert [guard._ws_reads_mode(kind) for kind in (Decorated, Inner, Plain)] == [True, True, False]
+
+
+def _loaded(statement: str, more: str = "") -> dict[str, Any]:
+    """The names of an export whose constructor ends with a statement, and whose program says "program"."""
+    run = _run(task_pb2.TARGET_CPU, KERNEL)
+    changed = MODULE.replace("torch.randn(width))\n", f"torch.randn(width))\n        {statement}\n")
+    run.task.sources[0].content = (changed + more).encode()
+    made: dict[str, Any] = {"__name__": "made"}
+    exec(ModuleExporter().export(run).text, made)
+    made["_ws_forward"] = lambda _: "program"
+    return made
 
 
 def test_a_program_can_be_differentiated_by_way_of_the_original() -> None:
