@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from orchestrator import budgets, client, directory_bench, intake, record, report, trust_commands
+from orchestrator import budgets, client, directory_bench, intake, local, record, report, trust_commands
 from orchestrator.local import MODULES, LocalServices
 from orchestrator.options import (
     DEFAULT_RUNS,
@@ -98,11 +99,14 @@ def optimize(
     requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
     tasks = _all(partial(intake.read, request) for request in requests)
     progress = Progress()
-    with ThreadPoolExecutor(INSPECTED_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(INSPECTED_AT_ONCE)
+    try:
         inspected = [pool.submit(intake.inspect, task) for task in tasks]
         with client.searching(server, runs, environment) as orchestrator:
             ready = _all(each.result for each in inspected)
             ended = _optimise_all(orchestrator, ready, limits, search, fresh, progress)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nothing queued is inspected
     errors = list(filter(None, map(report.error_text, ended)))
     if as_json or len(errors) < len(ended):
         _print_results(ended, as_json)
@@ -167,7 +171,11 @@ def bench(
     ] = "1/1",
     time_limit: Annotated[str, typer.Option("--time-limit", help="Stop starting modules after 1h, 30m …")] = "",
     results: Annotated[
-        Path | None, typer.Option("--results", help="JSON lines; modules with a line are not run again.")
+        Path | None,
+        typer.Option(
+            "--results",
+            help="JSON lines; a module with a line of the same source and options is not run again, --fresh or not.",
+        ),
     ] = None,
     prepare_ahead: Annotated[
         int,
@@ -195,27 +203,44 @@ def bench(
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
     limits = _budget(budget, trials, device_time, tokens)
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
-    environment = _environment(_agents(plugin, reasoner, synthesizer), search, server, trust_input)
+    agents = _agents(plugin, reasoner, synthesizer)
+    environment = _environment(agents, search, server, trust_input)
+    options = {
+        "target": target,
+        "precision": precision,
+        directory_bench.BUDGET: limits.wall_seconds,
+        "trials": trials,
+        "device_time": limits.device_seconds,
+        "tokens": tokens,
+        "search": search,
+        "plugins": agents,
+    }
+    directory_bench.read_results(file)  # what cannot be read is said before anything starts
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with client.searching(server, runs, environment) as orchestrator:
         under_way: set[str] = set()
+        stopping = threading.Event()
 
         def optimise(path: Path, most_seconds: float) -> run_pb2.Run:
             task = intake.inspect(intake.read(intake.Request(str(path), target=target, precision=precision)))
+            if stopping.is_set():
+                return run_pb2.Run(task=task, state=run_pb2.RUN_STATE_CANCELLED, message="stopped before it began")
             spent = run_pb2.Budget()
             spent.CopyFrom(limits)
-            if most_seconds:
-                spent.wall_seconds = min(limits.wall_seconds, most_seconds)
+            spent.wall_seconds = most_seconds
             run = client.create(orchestrator, task, spent, search, fresh=fresh)
             progress.expect(run)
             under_way.add(run.id)
             try:
+                if stopping.is_set():  # since before the run was under way
+                    client.cancel(orchestrator, run.id)
                 return client.follow(orchestrator, run.id, partial(progress.take, run.id))
             finally:
                 under_way.discard(run.id)
 
         def stop() -> None:
+            stopping.set()
             progress.note("stopping: the best so far is judged (Ctrl-C again drops it)")
             for identifier in list(under_way):
                 client.cancel(orchestrator, identifier)
@@ -224,21 +249,20 @@ def bench(
             entries,
             file,
             optimise,
+            options=options,
             ahead=directory_bench.ahead(prepare_ahead, target),
             seconds_left=lambda: end - time.monotonic(),
             note=progress.note,
             stop=stop,
+            check=local.check,
         )
     if as_json:
         print(json.dumps({"tasks": found}))
     else:
         for result in found:
-            speedup = result.get("speedup_fastest") or {}
-            shown = f"{speedup['median']:.2f}x" if speedup else "-"
-            went_wrong = result["verdict"] in ("BAD_INPUT", "FAILED")
-            note = result["message"] if went_wrong else " ".join(result.get("labels", []))
-            print(f"{result['verdict']:<12}{shown:>8}  {result['file']}  {note}")
+            print(directory_bench.text(result))
     print(directory_bench.summary(found), file=sys.stderr)
+    raise typer.Exit(directory_bench.exit_code(found))
 
 
 @app.command("runs")

@@ -1,12 +1,14 @@
 """Optimises every module of a directory, one line of JSON each, so that it can stop anywhere and go on later.
 
-The one idea: the results file is the state. A module whose line is there, for the same source, is not run again; a
-module that fails has a line too. Modules are dealt to shards by their place in the sorted list. A few are under way at
-once, so that one is made ready while another has the device.
+The one idea: the results file is the state. A module with a line of the same source and the same options is not run
+again, unless it failed, was stopped or had less time than was asked for. Lines of other options stay beside it. Modules
+are dealt to shards by their place in the sorted list. A few are under way at once, so that one is made ready while
+another has the device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator import report
@@ -24,20 +27,27 @@ from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import run_pb2
 
 Optimise = Callable[[Path, float], run_pb2.Run]
-"""(file, most seconds of search; 0 for the budget as given) → the run in its end."""
+"""(file, most seconds of search) → the run in its end."""
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+BUDGET = "budget"
+"""The option that says how many seconds of search each module is to have."""
+CHECK_SECONDS = 2.0
+UNDONE = frozenset({"CANCELLED", "FAILED"})
+"""Verdicts and states of modules that are run again."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A module of the directory. `name`: its path below the directory."""
+    """A module of the directory. `name`: its path below the directory; `problem`: why it cannot be read, or empty."""
 
     name: str
     path: Path
     digest: str
+    problem: str = ""
 
 
 def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:
-    """The modules of a shard, sorted by name: every `.py` file that defines get_inputs.
+    """The modules of a shard, sorted by name: every `.py` file that defines get_inputs, or that cannot be read.
 
     Raises:
         BadInput: no such directory, or no module in it.
@@ -46,25 +56,35 @@ def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:
         raise BadInput(f"{directory}: no such directory")
     found: list[Entry] = []
     for path in sorted(directory.rglob("*.py")):
-        content = path.read_bytes()
-        if b"def get_inputs" in content:
-            found.append(Entry(path.relative_to(directory).as_posix(), path, digest(content)))
+        name, content, problem = path.relative_to(directory).as_posix(), b"", ""
+        try:
+            content = path.read_bytes()
+        except IsADirectoryError:
+            continue
+        except OSError as error:
+            problem = f"{path}: cannot be read: {error.strerror}"
+        if problem or b"def get_inputs" in content:
+            found.append(Entry(name, path, digest(content), problem))
     if not found:
         raise BadInput(f"{directory}: no file here defines get_inputs()")
     return found[shard[0] :: shard[1]]
 
 
-def read_results(file: Path) -> dict[str, dict[str, Any]]:
-    """Results by module name, the last line of each; a line cut short by a crash is passed over."""
-    results: dict[str, dict[str, Any]] = {}
-    if file.exists():
-        for line in file.read_text().splitlines():
-            try:
-                result = json.loads(line)
-                results[result["file"]] = result
-            except (ValueError, KeyError, TypeError):
-                continue
-    return results
+def read_results(file: Path) -> list[dict[str, Any]]:
+    """The lines of a results file, none where there is no file; a line cut short by a crash is passed over.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    try:
+        lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    except OSError as error:
+        raise BadInput(f"{file}: results cannot be read ({error.strerror}); name a file with --results") from error
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [result for result in found if isinstance(result, dict) and isinstance(result.get("file"), str)]
 
 
 def ahead(wanted: int, target: str) -> int:
@@ -83,21 +103,30 @@ def bench(
     results_file: Path,
     optimise: Optimise,
     *,
+    options: Mapping[str, Any] = NO_OPTIONS,
     ahead: int = 0,
     seconds_left: Callable[[], float] = lambda: float("inf"),
     note: Callable[[str], None] = lambda _: None,
     stop: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Runs what has no result yet, while there is time, and returns the results of all modules that have one.
 
-    `ahead`: modules beside the one whose turn it is. Ctrl-C begins no more and calls `stop`, which should end those
-    under way; a second one passes through.
+    `options`: what was asked for, as JSON has it; lines hold it. `ahead`: modules beside the one whose turn it is.
+    `check` raises when a service has ended. Ctrl-C begins no more and calls `stop`, which should end those under way; a
+    second one passes through. Modules that no line names go first, so that others cannot keep them from their turn.
 
     Raises:
+        BadInput: the results file cannot be read.
         Infrastructure: a service is gone; what was found is in the file.
     """
-    results = read_results(results_file)
-    waiting = deque(entry for entry in modules if not _is_known(results.get(entry.name), entry))
+    lines = read_results(results_file)
+    named = {line["file"] for line in lines}
+    sources = {entry.name: entry.digest for entry in modules}
+    results = {line["file"]: line for line in lines if _is_known(line, sources.get(line["file"]), options)}
+    unknown = (entry for entry in modules if entry.name not in results)
+    waiting = deque(sorted(unknown, key=lambda entry: entry.name in named))
+    budget = options.get(BUDGET, float("inf"))
     running: dict[Future[dict[str, Any]], Entry] = {}
     stopped = False
     pool = ThreadPoolExecutor(1 + ahead, thread_name_prefix="module")
@@ -111,9 +140,10 @@ def bench(
                     break
                 entry = waiting.popleft()
                 note(f"[{modules.index(entry) + 1}/{len(modules)}] {entry.name}")
-                running[pool.submit(_result, optimise, entry, left if left < float("inf") else 0.0)] = entry
+                made_under = {**options, BUDGET: left} if left < budget else dict(options)
+                running[pool.submit(_result, optimise, entry, min(left, budget), made_under)] = entry
             try:
-                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                ended, _ = wait(running, timeout=CHECK_SECONDS, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
                 if stopped:
                     raise
@@ -125,6 +155,7 @@ def bench(
                 line, entry = future.result(), running.pop(future)
                 results[entry.name] = line
                 _append(results_file, line)
+            check()
     finally:
         if running:
             stop()
@@ -132,19 +163,24 @@ def bench(
     return [results[entry.name] for entry in modules if entry.name in results]
 
 
-def _is_known(result: Mapping[str, Any] | None, entry: Entry) -> bool:
-    """Whether a line is the result of this source; one that the user stopped is none."""
-    return result is not None and result.get("source") == entry.digest and result.get("verdict") != "CANCELLED"
+def _is_known(line: Mapping[str, Any], source: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether a line is the final result of this source; options that it does not tell are taken for the same."""
+    if line.get("source") != source or not UNDONE.isdisjoint((line.get("verdict"), line.get("state"))):
+        return False
+    made_under = line.get("options", {})
+    return all(made_under.get(name, value) == value for name, value in options.items())
 
 
-def _result(optimise: Optimise, entry: Entry, most_seconds: float) -> dict[str, Any]:
+def _result(optimise: Optimise, entry: Entry, most_seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
     start = time.monotonic()
     try:
+        if entry.problem:
+            raise BadInput(entry.problem)
         result = report.as_json(optimise(entry.path, most_seconds))
     except BadInput as error:
         result = {"name": entry.path.stem, "verdict": "BAD_INPUT", "message": str(error), "labels": []}
     seconds = time.monotonic() - start - result.get("stage_seconds", {}).get("wait", 0.0)
-    return {"file": entry.name, "source": entry.digest, "seconds": round(seconds, 1), **result}
+    return {"file": entry.name, "source": entry.digest, "seconds": round(seconds, 1), "options": options, **result}
 
 
 def _append(file: Path, line: Mapping[str, Any]) -> None:
@@ -154,6 +190,25 @@ def _append(file: Path, line: Mapping[str, Any]) -> None:
             output.write(json.dumps(line) + "\n")
     except OSError as error:
         raise Infrastructure(f"{file}: cannot be written ({error.strerror}); earlier lines stay readable") from error
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """A line for people: verdict, speedup, file, and what must be known of it."""
+    speedup = result.get("speedup_fastest") or {}
+    shown = f"{speedup['median']:.2f}x" if speedup else "-"
+    went_wrong = result["verdict"] in ("BAD_INPUT", "FAILED")
+    note = result["message"] if went_wrong else " ".join(result.get("labels", []))
+    return f"{result['verdict']:<12}{shown:>8}  {result['file']}  {note}"
+
+
+def exit_code(results: Sequence[Mapping[str, Any]]) -> int:
+    """As of `optimize`: 3 where a module failed, 2 where one is bad input, 1 where nothing passed, else 0."""
+    verdicts = {result.get(key) for result in results for key in ("verdict", "state")}
+    for verdict, code in (("FAILED", 3), ("BAD_INPUT", 2)):
+        if verdict in verdicts:
+            return code
+    passed = any(result.get("trials", {}).get("passed") for result in results)
+    return 0 if passed or not verdicts.isdisjoint(("PASS", "AT_FLOOR")) else 1
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:

@@ -3,11 +3,13 @@
 The one idea: a child writes its port to a file once it serves, so that every port is the system's choice and none
 can be taken; peers get addresses when they are known. Children have sessions of their own, so that Ctrl-C reaches
 only the command; they end when it ends, whatever ends it (the kit watches the parent's process). Logs go to files.
+Several commands may share a runs directory: none takes the other's logs, and the last to start is the published one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.service import is_reachable, wait_until_healthy
@@ -45,9 +47,9 @@ REPLACEABLE = ("reasoning", "synthesis", "compile")
 """Services that may run elsewhere, in any language: `WARPSMITH_<SERVICE>_ADDRESS` says where, and none is started."""
 
 SERVICES_FILE = "services.json"
-"""In the runs directory while services are up: their addresses, for `watch` and `cancel` from another terminal."""
+"""In the runs directory while an orchestrator is up: all addresses, for `watch` and `cancel` from another terminal."""
 TARGETS_FILE = "prometheus_targets.json"
-"""In the runs directory while services are up: Prometheus' `file_sd` format."""
+"""In the runs directory while an orchestrator is up: Prometheus' `file_sd` format."""
 
 START_SECONDS = 60.0
 REACH_SECONDS = 5.0
@@ -64,6 +66,27 @@ class _Child:
     log: Path
     address: str = ""
     metrics_address: str = ""
+
+
+_up: list[LocalServices] = []
+
+
+def check() -> None:
+    """Raises Infrastructure when a service that this process keeps up has ended."""
+    for services in list(_up):
+        services.check()
+
+
+def open_log(log: Path) -> IO[bytes]:
+    """The log emptied; where a child of another command still writes it, `NAME.PID.log` beside it."""
+    output = log.open("ab")
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for as long as a child has it as its output
+    except OSError:
+        output.close()
+        return log.with_name(f"{log.stem}.{os.getpid()}.log").open("wb")
+    output.truncate(0)
+    return output
 
 
 class LocalServices:
@@ -85,7 +108,10 @@ class LocalServices:
         named = {name: self._variables().get(_address_variable(name), "") for name in REPLACEABLE}
         self._elsewhere = {name: address for name, address in named.items() if address and name in modules}
         self._children: dict[str, _Child] = {}
-        self._stopping = self._published = False
+        self._stopping = False
+        self._published: dict[str, str] = {}
+        self._before: dict[str, str] = {}
+        """What other services had published, by file."""
 
     def start(self) -> None:
         """Starts the services and returns when all answer.
@@ -111,7 +137,8 @@ class LocalServices:
             for name, child in self._children.items():
                 if not wait_until_healthy(child.address, START_SECONDS):
                     raise self._failure(name)
-            self._publish_targets()
+            self._publish()
+            _up.append(self)
         except BaseException:
             self.stop()
             raise
@@ -148,6 +175,8 @@ class LocalServices:
     def stop(self) -> None:
         """Ends all services and their workers; the last to start goes first. Can be called twice."""
         self._stopping = True
+        if self in _up:
+            _up.remove(self)
         children = list(reversed(self._children.values()))
         for child in children:
             _signal(child, signal.SIGTERM)
@@ -159,9 +188,7 @@ class LocalServices:
             _signal(child, signal.SIGKILL)
             child.process.wait()
             child.port_file.unlink(missing_ok=True)
-        if self._published:
-            for name in (SERVICES_FILE, TARGETS_FILE):
-                (self._runs / name).unlink(missing_ok=True)
+        self._withdraw()
         self._children.clear()
 
     def __enter__(self) -> Self:
@@ -193,7 +220,7 @@ class LocalServices:
             **{_address_variable(peer): child.address for peer, child in self._children.items()},
         }
         try:
-            with log.open("wb") as output:
+            with open_log(log) as output:
                 process = subprocess.Popen(
                     [sys.executable, "-m", self._modules[name]],
                     env=environment,
@@ -204,7 +231,7 @@ class LocalServices:
                 )
         except OSError as error:
             raise BadInput(f"{log}: cannot be written ({error.strerror})") from error
-        self._children[name] = _Child(process, Path(port_file), log)
+        self._children[name] = _Child(process, Path(port_file), Path(output.name))
 
     def _await_ports(self, names: Iterable[str]) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -228,17 +255,51 @@ class LocalServices:
         message = f"the {name} service {what}: {lines[-1]} (log: {child.log})"
         return BadInput(message) if code == 2 else Infrastructure(message)
 
-    def _publish_targets(self) -> None:
+    def _publish(self) -> None:
+        if "orchestrator" not in self._modules:
+            return
         targets = [
             {"targets": [child.metrics_address], "labels": {"job": "warpsmith", "service": name}}
             for name, child in self._children.items()
         ]
         addresses = {name: self.address(name) for name in self._modules}
-        self._published = True
         for name, content in ((TARGETS_FILE, targets), (SERVICES_FILE, addresses)):
-            partial = self._runs / f"{name}.partial"
-            partial.write_text(json.dumps(content, indent=1))
-            partial.replace(self._runs / name)
+            self._before[name] = _text(self._runs / name)
+            self._published[name] = json.dumps(content, indent=1)
+            _replace(self._runs / name, self._published[name])
+
+    def _withdraw(self) -> None:
+        """Takes back what is still published of these services; those before them are published again, if still up."""
+        own = [name for name, text in self._published.items() if _text(self._runs / name) == text]
+        self._published.clear()
+        with contextlib.suppress(OSError):  # a full disk must not hide why services end
+            if own and _are_up(self._before.get(SERVICES_FILE, "")):
+                for name in own:
+                    _replace(self._runs / name, self._before[name])
+            else:
+                for name in own:
+                    (self._runs / name).unlink(missing_ok=True)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _replace(file: Path, text: str) -> None:
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial.write_text(text)
+    partial.replace(file)
+
+
+def _are_up(published: str) -> bool:
+    """Whether the orchestrator of services that were published answers."""
+    try:
+        return is_reachable(json.loads(published)["orchestrator"], 1.0)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _address_variable(service: str) -> str:

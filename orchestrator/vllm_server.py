@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from orchestrator.local import open_log
 from warpsmith.errors import BadInput, Infrastructure
 
 START_SECONDS = 1800.0
@@ -49,14 +50,18 @@ class VllmServer:
         """`arguments`: further ones for `vllm serve`, as in a shell.
 
         Raises:
-            BadInput: vLLM is not installed here; says what to do.
+            BadInput: vLLM is not installed here, or `arguments` are no shell words; says what to do.
         """
-        given = shlex.split(arguments)
+        try:
+            given = shlex.split(arguments)
+        except ValueError as error:
+            raise BadInput(f"--vllm-arguments {arguments}: not words as a shell reads them: {error}") from error
         named = given.index(NAME_ARGUMENT) + 1 if NAME_ARGUMENT in given[:-1] else None
         self.name = model if named is None else given[named]
         """What the model is called on the server."""
         self._command = [executable(), "serve", model, *([NAME_ARGUMENT, model] if named is None else []), *given]
         self._runs, self._note, self._start_seconds = runs.resolve(), note, start_seconds
+        self._log = self._runs / "logs" / "vllm.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -89,10 +94,6 @@ class VllmServer:
         if self._process is None or self._process.poll() is not None:
             raise self._failure()
 
-    @property
-    def _log(self) -> Path:
-        return self._runs / "logs" / "vllm.log"
-
     def _spawn(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -102,7 +103,8 @@ class VllmServer:
             command += ["--structured-outputs-config", COMPACT]
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("wb") as output:
+            with open_log(self._log) as output:
+                self._log = Path(output.name)
                 self._process = subprocess.Popen(
                     command,
                     env={**os.environ, **QUIET},

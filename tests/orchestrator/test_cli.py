@@ -8,20 +8,24 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from orchestrator import budgets, cli, client, directory_bench, doctor, intake, testing
+from orchestrator import budgets, cli, client, directory_bench, doctor, intake, local, report, testing
 from orchestrator.archive import Archive
 from orchestrator.device_gate import DeviceGate
 from orchestrator.hosting import Story
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from warpsmith import jail
-from warpsmith.errors import BadInput
+from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import run_pb2
+from warpsmith.v1 import run_pb2, task_pb2
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def warpsmith(
@@ -59,6 +63,7 @@ def kept(tmp_path: Path) -> Path:
         (["optimize", "missing.py", "--plugin", "poet=x"], "a role is one of reasoner, synthesizer"),
         (["bench", "nowhere"], "nowhere: no such directory"),
         (["bench", ".", "--shard", "5/4"], "--shard 5/4"),
+        (["bench", str(EXAMPLES), "--results", "."], ".: results cannot be read (Is a directory); name a file with"),
         (["runs", "--runs", "nowhere"], "nowhere: no runs are kept here"),
         (["watch", "--runs", "nowhere"], "no command is under way in nowhere"),
     ],
@@ -76,6 +81,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.startswith("warpsmith: ")
     assert message in err
     assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_runs_show_and_report_read_what_is_kept(
@@ -147,6 +153,128 @@ def test_every_search_takes_limits_of_tokens_and_of_time_on_the_device(
     warpsmith(*command, "--tokens", 5000, "--device-time", "30s", capsys=capsys, monkeypatch=monkeypatch)
     (limits,) = given
     assert (limits.model_tokens, limits.device_seconds) == (5000, 30.0)
+
+
+@pytest.mark.parametrize("moment", ["inspected", "created"])
+def test_ctrl_c_reaches_a_module_of_a_bench_that_is_still_in_intake(
+    moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops: list[Callable[[], None]] = []
+    said: list[str] = []
+
+    def benched(*given: Any, stop: Callable[[], None], **_: object) -> list[dict[str, Any]]:
+        stops.append(stop)
+        return [{"file": "a.py", **report.as_json(given[2](tmp_path / "a.py", 60.0))}]
+
+    def inspect(task: task_pb2.Task) -> task_pb2.Task:
+        if moment == "inspected":
+            stops[0]()
+        return task
+
+    def create(*_: object, **__: object) -> run_pb2.Run:
+        said.append("created")
+        stops[0]()
+        return run_pb2.Run(id="r")
+
+    cancelled = run_pb2.Run(id="r", state=run_pb2.RUN_STATE_CANCELLED)
+    (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
+    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(directory_bench, "bench", benched)
+    monkeypatch.setattr(intake, "inspect", inspect)
+    monkeypatch.setattr(client, "create", create)
+    monkeypatch.setattr(client, "cancel", lambda _, run: said.append(f"cancelled {run}"))
+    monkeypatch.setattr(client, "follow", lambda *_, **__: cancelled)
+    code, out, _ = warpsmith("bench", tmp_path, "--runs", tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out.split()[0]) == (1, "CANCELLED")
+    assert said == ([] if moment == "inspected" else ["created", "cancelled r"])
+
+
+def test_ctrl_c_in_optimize_inspects_nothing_that_is_queued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspected: list[str] = []
+    released = threading.Event()
+
+    def inspect(task: task_pb2.Task) -> task_pb2.Task:
+        inspected.append(task.name)
+        released.wait(2)
+        return task
+
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    files = [tmp_path / f"{name}.py" for name in "abcdef"]
+    for file in files:
+        file.write_text("class Model: ...\n\ndef get_inputs(): return []\n")
+    monkeypatch.setattr(client, "searching", interrupted)
+    monkeypatch.setattr(intake, "inspect", inspect)
+    code, _, _ = warpsmith("optimize", *files, capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 130
+    released.set()
+    assert len(inspected) <= cli.INSPECTED_AT_ONCE
+
+
+def test_a_bench_ends_with_the_error_of_a_service_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def create(_: object, task: task_pb2.Task, *__: object, **___: object) -> run_pb2.Run:
+        begun.append(task.name)
+        return run_pb2.Run(id=task.name)
+
+    def gone() -> NoReturn:
+        raise Infrastructure("the benchmark service ended with code -9")
+
+    for name in "abc":
+        (tmp_path / f"{name}.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
+    failed = run_pb2.Run(id="r", state=run_pb2.RUN_STATE_FAILED, message="benchmark: gone")
+    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(intake, "inspect", lambda task: task)
+    monkeypatch.setattr(client, "create", create)
+    monkeypatch.setattr(client, "follow", lambda *_, **__: failed)
+    arguments = ["bench", tmp_path, "--runs", tmp_path / "runs", "--target", "cpu"]
+    code, out, _ = warpsmith(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out.split()[0], begun) == (3, "FAILED", ["a", "b", "c"])
+    begun.clear()
+    monkeypatch.setattr(local, "check", gone)
+    code, out, err = warpsmith(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out, begun) == (3, "", ["a"])
+    assert err.endswith("warpsmith: the benchmark service ended with code -9\n")
+
+
+def test_a_bench_asked_for_something_else_searches_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[run_pb2.Run] = []
+
+    def create(_: object, task: task_pb2.Task, budget: run_pb2.Budget, *__: object, **___: object) -> run_pb2.Run:
+        asked.append(run_pb2.Run(task=task, budget=budget))
+        return run_pb2.Run(id="r")
+
+    def searches(*arguments: object) -> int:
+        asked.clear()
+        common = ["bench", tmp_path, "--runs", tmp_path / "runs", *arguments]
+        code, out, _ = warpsmith(*common, capsys=capsys, monkeypatch=monkeypatch)
+        assert (code, out.split()[0]) == (0, "AT_FLOOR")
+        return len(asked)
+
+    (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
+    at_floor = run_pb2.Run(id="r", state=run_pb2.RUN_STATE_AT_FLOOR)
+    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(intake, "inspect", lambda task: task)
+    monkeypatch.setattr(client, "create", create)
+    monkeypatch.setattr(client, "follow", lambda *_, **__: at_floor)
+    assert searches() == 1
+    assert searches() == searches("--fresh") == 0
+    others = (["--target", "cpu"], ["--precision", "tf32"], ["--budget", "5m"], ["--trials", 3], ["--search", "random"])
+    for other in others:
+        assert searches(*other) == 1
+        assert searches(*other) == 0
+    assert searches("--time-limit", "30s", "--budget", "2m") == 1
+    assert 0 < asked[0].budget.wall_seconds <= 30
+    assert searches("--budget", "2m") == 1
+    assert searches("--time-limit", "30s", "--budget", "2m") == 0
 
 
 def test_a_bench_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from orchestrator import local
 from orchestrator.local import SERVICES_FILE, TARGETS_FILE, LocalServices
 from warpsmith.errors import BadInput, Infrastructure
 
@@ -52,11 +54,19 @@ def pids(tmp_path: Path) -> list[int]:
     return [int(line.split()[0]) for line in (tmp_path / "note").read_text().splitlines()]
 
 
+def check_for(check: Callable[[], None], seconds: float) -> None:
+    """Looks again and again whether all services are up: the threads of one that is killed end one after another."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        check()
+        time.sleep(0.02)
+
+
 def test_services_start_know_their_peers_and_stop(tmp_path: Path, modules: dict[str, str]) -> None:
     runs = tmp_path / "runs"
-    with LocalServices(runs, modules=modules) as services:
+    with LocalServices(runs, modules=modules | {"orchestrator": "good"}) as services:
         targets = json.loads((runs / TARGETS_FILE).read_text())
-        assert [target["labels"]["service"] for target in targets] == ["benchmark", "correctness"]
+        assert [target["labels"]["service"] for target in targets] == ["benchmark", "correctness", "orchestrator"]
         assert json.loads((runs / SERVICES_FILE).read_text())["benchmark"] == services.address("benchmark")
         assert (tmp_path / "note").read_text().splitlines()[1].split()[1:] == ["benchmark"]
         services.check()
@@ -87,9 +97,46 @@ def test_declared_trust_reaches_services_on_a_machine_without_a_jail(tmp_path: P
 def test_a_service_that_ends_is_noticed(tmp_path: Path, modules: dict[str, str]) -> None:
     with LocalServices(tmp_path / "runs", modules=modules) as services:
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
-        time.sleep(0.2)
         with pytest.raises(Infrastructure, match="benchmark service ended"):
-            services.check()
+            check_for(services.check, 20)
+
+
+def test_whoever_keeps_services_up_can_ask_for_all_of_this_process(tmp_path: Path, modules: dict[str, str]) -> None:
+    with LocalServices(tmp_path / "runs", modules=modules):
+        local.check()
+        os.kill(pids(tmp_path)[0], signal.SIGKILL)
+        with pytest.raises(Infrastructure, match="benchmark service ended with code -9"):
+            check_for(local.check, 20)
+    local.check()
+
+
+@pytest.mark.usefixtures("modules")
+def test_commands_that_share_a_runs_directory_leave_each_other_alone(tmp_path: Path) -> None:
+    runs, modules = tmp_path / "runs", {"orchestrator": "good"}
+
+    def published() -> str:
+        (target,) = json.loads((runs / TARGETS_FILE).read_text())
+        assert target["labels"]["service"] == "orchestrator"
+        return str(json.loads((runs / SERVICES_FILE).read_text())["orchestrator"])
+
+    with LocalServices(runs, modules=modules) as first:
+        log = (runs / "logs" / "orchestrator.log").read_text()
+        with LocalServices(runs, modules={"benchmark": "good"}):
+            assert published() == first.address("orchestrator")
+        second = LocalServices(runs, modules=modules)
+        second.start()
+        assert published() == second.address("orchestrator")
+        assert (runs / "logs" / "orchestrator.log").read_text() == log
+        assert "serving on" in (runs / "logs" / f"orchestrator.{os.getpid()}.log").read_text()
+        second.stop()
+        assert published() == first.address("orchestrator")
+        third = LocalServices(runs, modules=modules)
+        third.start()
+    try:
+        assert published() == third.address("orchestrator")
+    finally:
+        third.stop()
+    assert sorted(os.listdir(runs)) == ["logs"]
 
 
 def test_children_end_when_their_parent_is_killed(tmp_path: Path, modules: dict[str, str]) -> None:

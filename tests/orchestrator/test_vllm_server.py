@@ -92,8 +92,8 @@ def test_a_server_that_ends_says_why_in_its_own_words(place: Path, monkeypatch: 
 
 def test_a_server_that_never_answers_is_given_up(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(place, monkeypatch, "import time; print('loading', flush=True); time.sleep(600)")
-    with pytest.raises(Infrastructure, match="does not answer after 1 s: loading"):
-        VllmServer("some/model", place / "runs", start_seconds=1.0).__enter__()
+    with pytest.raises(Infrastructure, match="does not answer after 5 s: loading"):
+        VllmServer("some/model", place / "runs", start_seconds=5.0).__enter__()
 
 
 def test_where_vllm_is_not_installed_the_remedy_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +112,22 @@ def test_up_says_so_before_it_starts_anything(place: Path, monkeypatch: pytest.M
     done = CliRunner().invoke(cli.app, ["up", "--with-vllm", "some/model", "--port", "0"])
     assert isinstance(done.exception, BadInput)
     assert not (place / "runs").exists()
+
+
+def test_arguments_that_no_shell_reads_are_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(place, monkeypatch, SERVING)
+    done = CliRunner().invoke(cli.app, ["up", "--with-vllm", "some/model", "--vllm-arguments", "'x", "--port", "0"])
+    assert isinstance(done.exception, BadInput)
+    assert str(done.exception).startswith("--vllm-arguments 'x: ")
+
+
+def test_a_second_server_leaves_the_log_of_the_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(place, monkeypatch, "\n    print('first', flush=True)" + SERVING)
+    with VllmServer("some/model", place / "runs"):
+        pretend(place, monkeypatch, FAILING)
+        with pytest.raises(Infrastructure, match=rf"ended with code 3: ValueError: .*vllm\.{os.getpid()}\.log"):
+            VllmServer("some/model", place / "runs").__enter__()
+        assert (place / "runs" / "logs" / "vllm.log").read_text().startswith("first\n")
 
 
 def test_agents_may_be_named_by_options_of_their_own() -> None:

@@ -1,0 +1,150 @@
+"""The results file of a bench: which of its lines are final, and what cannot be read costs one line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import directory_bench, testing
+from warpsmith.errors import Infrastructure
+from warpsmith.v1 import run_pb2
+
+OPTIONS = {"target": "cpu", "precision": "tf32", directory_bench.BUDGET: 60.0, "plugins": []}
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> list[directory_bench.Entry]:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(f"def get_inputs(): return '{name}'\n")
+    return directory_bench.entries(tmp_path)
+
+
+def ended(
+    path: Path, _: float, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_NO_FASTER, **more: Any
+) -> run_pb2.Run:
+    return run_pb2.Run(id=path.stem, task=testing.task(path.stem), state=state, **more)
+
+
+def run_again(modules: Sequence[directory_bench.Entry], results: Path, options: Mapping[str, Any]) -> list[str]:
+    """Names of the modules that a bench runs, in their order."""
+    called: list[str] = []
+
+    def noting(path: Path, seconds: float) -> run_pb2.Run:
+        called.append(path.stem)
+        return ended(path, seconds)
+
+    directory_bench.bench(modules, results, noting, options=options)
+    return called
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_line_of_other_options_is_not_the_result_and_stays(
+    name: str, modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    other = OPTIONS | {name: 5.0}
+    assert run_again(modules, results, OPTIONS) == ["a", "b"]
+    assert run_again(modules, results, other) == ["a", "b"]
+    assert run_again(modules, results, OPTIONS) == run_again(modules, results, other) == []
+    found = directory_bench.bench(modules, results, ended, options=OPTIONS)
+    assert [result["options"] for result in found] == [OPTIONS, OPTIONS]
+
+
+def test_a_line_from_before_options_were_told_is_known_by_its_source(
+    modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    lines = [{"file": entry.name, "source": entry.digest, "verdict": "AT_FLOOR"} for entry in modules]
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run_again(modules, results, OPTIONS) == []
+    (tmp_path / "a.py").write_text("def get_inputs(): return 'another'\n")
+    assert run_again(directory_bench.entries(tmp_path), results, OPTIONS) == ["a"]
+
+
+@pytest.mark.parametrize("state", [run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED])
+def test_a_module_that_failed_or_was_stopped_is_run_again_though_it_has_a_winner(
+    state: run_pb2.RunState.ValueType, modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    winner = ended(modules[0].path, 0.0)
+    winner.best.timing.faster = True
+
+    def stopped(path: Path, seconds: float) -> run_pb2.Run:
+        return ended(path, seconds, state, best=winner.best)
+
+    found = directory_bench.bench(modules[:1], results, stopped, options=OPTIONS)
+    assert found[0]["verdict"] == "PASS"
+    assert run_again(modules, results, OPTIONS) == ["b", "a"]
+
+
+def test_a_module_that_had_less_time_than_asked_for_is_run_again_after_those_that_had_no_turn(
+    modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    left = iter([20.0, 0.0])
+    given: list[float] = []
+
+    def noting(path: Path, seconds: float) -> run_pb2.Run:
+        given.append(seconds)
+        return ended(path, seconds)
+
+    directory_bench.bench(modules, results, noting, options=OPTIONS, seconds_left=lambda: next(left))
+    assert given == [20.0]
+    assert run_again(modules, results, OPTIONS) == ["b", "a"]
+    assert run_again(modules, results, OPTIONS) == []
+
+
+def test_a_service_that_ends_ends_the_bench(
+    modules: list[directory_bench.Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
+
+    def until_stopped(path: Path, seconds: float) -> run_pb2.Run:
+        assert stopped.wait(5)
+        return ended(path, seconds, run_pb2.RUN_STATE_FAILED)
+
+    def gone() -> None:
+        raise Infrastructure("the compile service ended with code -9")
+
+    monkeypatch.setattr(directory_bench, "CHECK_SECONDS", 0.01)
+    with pytest.raises(Infrastructure, match="compile service ended"):
+        directory_bench.bench(modules, tmp_path / "results.jsonl", until_stopped, stop=stopped.set, check=gone)
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([{"verdict": "PASS"}, {"verdict": "NO_FASTER"}], 0),
+        ([{"verdict": "AT_FLOOR"}], 0),
+        ([{"verdict": "NO_FASTER", "trials": {"passed": 2}}], 0),
+        ([{"verdict": "NO_FASTER", "trials": {"passed": 0}}], 1),
+        ([], 1),
+        ([{"verdict": "PASS"}, {"verdict": "BAD_INPUT"}], 2),
+        ([{"verdict": "BAD_INPUT"}, {"verdict": "FAILED"}], 3),
+        ([{"verdict": "PASS", "state": "FAILED"}], 3),
+    ],
+)
+def test_the_exit_code_goes_by_the_verdicts(results: list[dict[str, Any]], code: int) -> None:
+    assert directory_bench.exit_code(results) == code
+
+
+def test_a_file_that_cannot_be_read_costs_its_own_line_and_a_directory_nothing(
+    modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    del modules
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop.py").symlink_to(tmp_path / "loop.py")
+    (tmp_path / "package.py").mkdir()
+    found = directory_bench.bench(directory_bench.entries(tmp_path), tmp_path / "results.jsonl", ended)
+    assert [(result["file"], result["verdict"]) for result in found] == [
+        ("a.py", "NO_FASTER"),
+        ("b.py", "NO_FASTER"),
+        ("dangling.py", "BAD_INPUT"),
+        ("loop.py", "BAD_INPUT"),
+    ]
+    assert found[2]["message"] == f"{tmp_path / 'dangling.py'}: cannot be read: No such file or directory"
