@@ -145,11 +145,13 @@ class DeviceGate:
                 self._changed.notify_all()
 
     def _free_again(self, benchmark: Benchmark) -> None:
-        if benchmark in self._benchmarks:
+        if self._free.count(benchmark) + self._busy.count(benchmark) < self._benchmarks.count(benchmark):
             self._free.append(benchmark)
         self._device_freed.notify()
 
     def _put_aside(self, benchmark: Benchmark) -> None:
+        if benchmark not in self._benchmarks:
+            return  # should it come back, `renew` takes it for a new one
         self._set_aside([*self._aside, benchmark])
 
         def return_it() -> None:

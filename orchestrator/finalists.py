@@ -7,17 +7,16 @@ every arm in a fresh process, until one is right and faster beyond the noise. It
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from orchestrator import agents as deadlines
 from orchestrator.pipeline import Judged, Pipeline, passed
 from orchestrator.search import score
-from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
     hypothesis_pb2,
-    synthesis_service_pb2,
     task_pb2,
     timing_pb2,
     trial_pb2,
@@ -35,10 +34,10 @@ _NOT_BASELINES = frozenset({"candidate", "rewritten", "aa_copy"})
 def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_pb2.Trial]:
     """Trials worth the care, best first: passing ones that changed something, and of those not faster only the best.
 
-    `trials` carry their programs.
+    `trials` carry their programs. Those whose time is too good to be true come last: they keep no other from a final.
     """
     changed = [trial for trial in trials if passed(trial) and trial.candidate.moves]
-    ranked = sorted(changed, key=score, reverse=True)
+    ranked = sorted(changed, key=lambda trial: (is_credible(trial), score(trial)), reverse=True)
     return [trial for place, trial in enumerate(ranked[:count]) if place == 0 or score(trial) > 1.0]
 
 
@@ -52,8 +51,8 @@ def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tria
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
     for finalist, promised_ns in _ranked_again(pipeline, finalists):
-        if any(passed(trial) and _is_credible(trial) and _time_ns(trial) <= promised_ns for trial in judged):
-            break  # it could only lose against more baselines what a faster one has lost already
+        if promised_ns >= _beaten_ns(judged, pipeline.task.target):
+            break
         again = _bare(finalist)
         match pipeline.walk(again, timing_pb2.TIER_FINAL, rewritten_reference(pipeline, finalist.candidate)):
             case Judged(trial):
@@ -105,7 +104,18 @@ def _time_ns(trial: trial_pb2.Trial) -> float:
     return next((arm.median_ns for arm in trial.timing.arms if arm.name == "candidate"), 0.0)
 
 
-def _is_credible(trial: trial_pb2.Trial) -> bool:
+def _beaten_ns(judged: Sequence[trial_pb2.Trial], target: task_pb2.Target.ValueType) -> float:
+    """The time from which on a finalist can only lose: a right one that was not faster took no more, or a baseline
+    did, on a GPU, where a time of one process is one of another too.
+    """
+    times = [_time_ns(trial) for trial in judged if passed(trial) and is_credible(trial)]
+    if target == task_pb2.TARGET_CUDA:
+        arms = [arm for trial in judged for arm in trial.timing.arms if arm.name not in _NOT_BASELINES]
+        times += [arm.median_ns for arm in arms if arm.median_ns]
+    return min(times, default=math.inf)
+
+
+def is_credible(trial: trial_pb2.Trial) -> bool:
     """Whether its time was not too good to be true."""
     return "FLOOR_SUSPECT" not in trial.timing.flags
 
@@ -122,11 +132,11 @@ def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:
 def winner(judged: Sequence[trial_pb2.Trial]) -> trial_pb2.Trial | None:
     """The best judged finalist: a faster one before any other, then by speedup. None when none passed."""
     right = [trial for trial in judged if passed(trial)]
-    return max(right, key=lambda trial: (trial.timing.faster, _is_credible(trial), score(trial)), default=None)
+    return max(right, key=lambda trial: (trial.timing.faster, is_credible(trial), score(trial)), default=None)
 
 
 def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) -> candidate_pb2.Program | None:
-    """The candidate's algebra as library calls only, or None where it used none or the rules need other moves.
+    """The candidate's algebra as library calls only, or None where it used none, or they cannot be had.
 
     It separates what the algebra gives from what the kernels give.
     """
@@ -140,10 +150,4 @@ def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) 
         rationale="the same algebra in plain PyTorch",
         source="rewritten reference",
     )
-    request = synthesis_service_pb2.SynthesizeCandidateRequest(task=pipeline.task, hypothesis=hypothesis)
-    try:
-        with pipeline.gate.working(pipeline.task.target):
-            reply = pipeline.agents.synthesis.SynthesizeCandidate(request, timeout=deadlines.SYNTHESIZE_SECONDS)
-    except BadInput:
-        return None
-    return reply.candidate.program
+    return pipeline.program_of(hypothesis)

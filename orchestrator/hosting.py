@@ -1,8 +1,9 @@
 """Runs searches in threads of its own, keeps them in the archive, and tells watchers.
 
 The one idea: a run's events are numbered, told and archived, so that a watcher who comes late, or comes back,
-reads the same story. The archive failing ends the run with that as its message, and what memory holds stays
-readable. A device is one run's at a time (`device_gate`); a few more prepare what needs none, others wait as QUEUED.
+reads the same story; of a run that has ended the archive alone tells it. The archive failing ends the run with that
+as its message, and what memory holds stays readable. A device is one run's at a time (`device_gate`); a few more
+prepare what needs none, others wait as QUEUED.
 """
 
 from __future__ import annotations
@@ -49,11 +50,17 @@ class Story:
         self.changed = threading.Condition()
         self._kept: tuple[run_pb2.RunState.ValueType, str] = (run_pb2.RUN_STATE_UNSPECIFIED, "")
         self._kept_at = 0.0
+        self._archived_count = 0
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen."""
         return self.run.state in ENDED
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether the archive has every event, and with it the run and its trials as they are."""
+        return self._archived_count == len(self.events)
 
     def run_changed(self, run: run_pb2.Run) -> None:
         """Archives the run and tells watchers; of a search under way, at most every `QUIET_SECONDS`.
@@ -70,6 +77,7 @@ class Story:
         self._kept, self._kept_at = what, now
         event = self._tell(run_pb2.RunEvent(run=_light(copy)), lambda: setattr(self, "run", copy))
         self.archive.put_run(copy, event)
+        self._archived_count += 1
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         """Archives a trial and tells watchers.
@@ -79,6 +87,13 @@ class Story:
         """
         event = self._tell(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial))
         self.archive.add_trial(self.run.id, trial, event)
+        self._archived_count += 1
+
+    def cancel(self) -> None:
+        """Asks the run to stop, also one that has not begun. From any thread."""
+        self.cancelled = True
+        if (conductor := self.conductor) is not None:
+            conductor.cancel()
 
     def _tell(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> run_pb2.RunEvent:
         event.at = time.time()
@@ -89,10 +104,10 @@ class Story:
             self.changed.notify_all()
         return event
 
-    def follow(self, after: int) -> Iterator[run_pb2.RunEvent]:
-        """Events past a number, as they come, until the run has ended."""
+    def follow(self, after: int, go_on: Callable[[], bool] = lambda: True) -> Iterator[run_pb2.RunEvent]:
+        """Events past a number, as they come, until the run has ended or, within a second, `go_on` became false."""
         number = after
-        while True:
+        while go_on():
             with self.changed:
                 if len(self.events) <= number and not self.ended:
                     self.changed.wait(timeout=1.0)
@@ -144,12 +159,14 @@ class RunHost:
         Raises:
             NotFound: there is none.
         """
-        return self._stories[run_id].run if run_id in self._stories else self._archive.run(run_id)
+        story = self._stories.get(run_id)
+        return story.run if story else self._archive.run(run_id)
 
     def runs(self, limit: int, task_digest: str) -> list[run_pb2.Run]:
         """Runs, newest first."""
+        stories = self._stories.copy()  # taken first: one that ends meanwhile is not given as it was before
         kept = self._archive.runs(limit or 50, task_digest)
-        return [self._stories[run.id].run if run.id in self._stories else run for run in kept]
+        return [stories[run.id].run if run.id in stories else run for run in kept]
 
     def trials(self, run_id: str) -> list[trial_pb2.Trial]:
         """The trials of a run with their programs, in order.
@@ -161,15 +178,15 @@ class RunHost:
         story = self._stories.get(run.id)
         return list(story.trials) if story else self._archive.trials(run.id)
 
-    def watch(self, run_id: str, after: int) -> Iterator[run_pb2.RunEvent]:
-        """Events past a number until the run ends.
+    def watch(self, run_id: str, after: int, go_on: Callable[[], bool] = lambda: True) -> Iterator[run_pb2.RunEvent]:
+        """Events past a number until the run ends, or `go_on` is false.
 
         Raises:
             NotFound: no such run.
         """
         run = self.run(run_id)
-        if run.id in self._stories:
-            yield from self._stories[run.id].follow(after)
+        if story := self._stories.get(run.id):
+            yield from story.follow(after, go_on)
         else:
             yield from self._archive.events(run.id, after)
 
@@ -182,19 +199,18 @@ class RunHost:
         run = self.run(run_id)
         story = self._stories.get(run.id)
         if story is None:
+            run = self._archive.run(run.id)  # it may have ended since
             if run.state not in ENDED:
                 raise NotFound(f"run {run.id} belongs to an orchestrator that is gone")
             return run
-        story.cancelled = True
-        if story.conductor is not None:
-            story.conductor.cancel()
+        story.cancel()
         return story.run
 
     def close(self) -> None:
         """Stops what is under way, judges what was found, and closes the archive."""
         for story in list(self._stories.values()):
             if not story.ended:
-                self.cancel(story.run.id)
+                story.cancel()
         for _ in self._threads:
             self._queue.put(None)
         deadline = time.monotonic() + 5.0
@@ -204,10 +220,17 @@ class RunHost:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            story, strategy, fresh = job
-            self._execute(story, strategy, fresh)
+            self._execute(*job)
+            self._forget(job[0])
             metrics.active_runs.dec()
-            metrics.runs.labels(run_pb2.RunState.Name(story.run.state)).inc()
+            metrics.runs.labels(run_pb2.RunState.Name(job[0].run.state)).inc()
+            del job  # or it is held until the next one
+
+    def _forget(self, story: Story) -> None:
+        """Leaves an ended run to the archive; what that could not take stays in memory."""
+        story.conductor = None
+        if story.ended and story.is_archived:
+            del self._stories[story.run.id]
 
     def _execute(self, story: Story, strategy: Search, fresh: bool) -> None:
         run = run_pb2.Run()

@@ -127,7 +127,7 @@ def concluded(
 
 
 def as_json(judgement: Judgement) -> dict[str, Any]:
-    """As design section 11 has it, with the failure's kind and detail."""
+    """The shape of a result that `--json` prints, with the failure's kind and detail."""
     timing, verdict = judgement.timing, judgement.verdict
     return {
         "name": judgement.name,

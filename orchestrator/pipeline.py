@@ -25,6 +25,7 @@ from warpsmith.v1 import (
     candidate_pb2,
     compile_service_pb2,
     correctness_service_pb2,
+    hypothesis_pb2,
     reasoning_service_pb2,
     synthesis_service_pb2,
     task_pb2,
@@ -221,6 +222,13 @@ class Pipeline:
         except (_RunStoppedError, WarpsmithError):
             trial.ClearField("timing")
         return trial
+
+    def program_of(self, hypothesis: hypothesis_pb2.Hypothesis) -> candidate_pb2.Program | None:
+        """The program of a hypothesis that is timed beside others and never judged; None where there is none now."""
+        try:
+            return self._synthesize(trial_pb2.Trial(hypothesis=hypothesis)).program
+        except (_RunStoppedError, WarpsmithError):
+            return None
 
     def _is_new(self, candidate: candidate_pb2.Candidate) -> bool:
         """By its plan too: the text of a program names the moves, and many moves lead to one plan."""

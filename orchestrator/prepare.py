@@ -30,7 +30,7 @@ from warpsmith.v1 import (
 ResultT = TypeVar("ResultT")
 
 FLOOR_MARGIN = 1.05
-"""A baseline within this factor of the floor leaves nothing worth searching for (design section 8)."""
+"""A baseline within this factor of the floor leaves nothing worth searching for (docs/measurement.md)."""
 
 
 @dataclass(frozen=True)

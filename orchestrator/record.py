@@ -13,6 +13,7 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
+from orchestrator.finalists import BASELINE_WAS_FASTER
 from warpsmith import digest
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import run_pb2, timing_pb2
@@ -73,15 +74,22 @@ def contradictions(run: run_pb2.Run) -> Iterator[str]:
         if not _close(measured, arm.median_ns):
             yield f"{arm.name} is recorded with {arm.median_ns:.0f} ns, but the median of its samples is {measured:.0f}"
     for name, told in ((timing.fastest_baseline, timing.speedup_fastest), ("eager", timing.speedup_eager)):
-        yield from _of_speedup(name, told, arms)
+        yield from _of_speedup(name, told, arms, is_held=BASELINE_WAS_FASTER in timing.flags)
 
 
-def _of_speedup(name: str, told: timing_pb2.Speedup, arms: dict[str, timing_pb2.Arm]) -> Iterator[str]:
+def _of_speedup(
+    name: str, told: timing_pb2.Speedup, arms: dict[str, timing_pb2.Arm], *, is_held: bool
+) -> Iterator[str]:
     if name not in arms or "candidate" not in arms:
         yield f"the record tells a speedup over {name or 'nothing'}, but no time of it or of the candidate"
         return
+    if told.median <= 0:
+        yield f"the record tells no speedup over {name}"
+        return
     ratio = arms[name].median_ns / arms["candidate"].median_ns
-    spread = (told.high - told.low) / told.median if told.median else 0.0
+    if is_held and told.median < ratio:
+        return  # it is over a better time of the same baseline, in the search
+    spread = (told.high - told.low) / told.median
     if not _close(told.median, ratio, OWN_WITHIN + max(0.0, spread)):
         yield f"the recorded speedup over {name} is {told.median:.2f}x, but the recorded times give {ratio:.2f}x"
 

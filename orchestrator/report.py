@@ -43,16 +43,16 @@ def failures_of(run: run_pb2.Run) -> dict[str, str]:
 
 
 def gain_split(run: run_pb2.Run) -> tuple[float, float] | None:
-    """(algebra, kernels): fastest baseline ÷ rewritten reference, rewritten reference ÷ ours; None without a rewrite.
+    """(algebra, kernels), whose product is the speedup; None without a rewrite.
 
-    Only the second is a kernel's speedup (measurement, "Faster", 2).
+    Only the second is a kernel's: rewritten reference ÷ ours (measurement, "Faster", 2).
     """
-    arms = arms_of(run)
-    fastest = arms.get(run.best.timing.fastest_baseline)
+    arms, whole = arms_of(run), run.best.timing.speedup_fastest.median
     rewritten, ours = arms.get("rewritten"), arms.get("candidate")
-    if not (fastest and rewritten and ours) or rewritten.failure or not rewritten.median_ns or not ours.median_ns:
+    if not (whole and rewritten and ours) or rewritten.failure or not rewritten.median_ns or not ours.median_ns:
         return None
-    return fastest.median_ns / rewritten.median_ns, rewritten.median_ns / ours.median_ns
+    kernels = rewritten.median_ns / ours.median_ns
+    return whole / kernels, kernels
 
 
 def authored_share(timing: timing_pb2.Timing) -> float | None:
@@ -81,6 +81,11 @@ def gain_text(run: run_pb2.Run) -> str:
 
 TRIVIAL = {"OUTPUT_CONSTANT": "a constant", "OUTPUT_ZERO": "zero"}
 """Flags of references that compute nothing, and what those give."""
+
+
+def trivial(run: run_pb2.Run) -> str:
+    """What the module gives whatever it is given; empty for one that computes something."""
+    return next((TRIVIAL[flag] for flag in run.reference.flags if flag in TRIVIAL), "")
 
 
 def labels_of(run: run_pb2.Run) -> list[str]:
@@ -115,7 +120,7 @@ def tokens_text(run: run_pb2.Run) -> str:
 
 
 def as_json(run: run_pb2.Run) -> dict[str, Any]:
-    """The result of one task as the design's section 11 has it, with the run's identifier and message."""
+    """The result of one task as `--json` prints it, with the run's identifier and message."""
     timing = run.best.timing if run.HasField("best") else None
     return {
         "name": run.task.name,
@@ -161,7 +166,7 @@ def row(run: run_pb2.Run) -> list[str]:
     arms = arms_of(run)
     compiled = [arms[name].median_ns for name in COMPILED if name in arms and not arms[name].failure]
     timing = run.best.timing if run.HasField("best") else None
-    headline = run.message if timing is None else speedup_text(timing.speedup_fastest)
+    headline = run.message if timing is None or trivial(run) else speedup_text(timing.speedup_fastest)
     if timing is not None and not timing.faster:
         headline = f"no faster kernel found ({headline})"
     failed = [f"{name} could not run: {_first_line(reason)}" for name, reason in failures_of(run).items()]

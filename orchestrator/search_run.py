@@ -51,7 +51,7 @@ from warpsmith.v1 import (
 
 DEFAULT_WALL_SECONDS = 60.0
 NEAR_FLOOR_PERCENT = 95.0
-"""A kernel that reaches so much of the floor ends a search: what is left is less than noise (design section 8)."""
+"""A kernel that reaches so much of the floor ends a search: what is left is less than noise (docs/measurement.md)."""
 ENDED = frozenset(
     {
         run_pb2.RUN_STATE_FASTER,
@@ -376,8 +376,11 @@ class SearchRun:
         )
 
     def _share_of_floor(self, trial: trial_pb2.Trial) -> float:
-        """Percent of the floor that a trial reaches; 0 where a kernel may well pass it: by algebra, or in products."""
-        if not passed(trial) or self._may_pass_floor:
+        """Percent of the floor that a trial reaches; 0 where a kernel may well pass it (by algebra, or in products).
+
+        Nor does a time count that is too good to be true.
+        """
+        if not passed(trial) or self._may_pass_floor or not finalists.is_credible(trial):
             return 0.0
         return trial.timing.floor_percent
 
@@ -445,7 +448,7 @@ class SearchRun:
             self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
 
     def _conclude(self) -> run_pb2.Run:
-        trivial = next((report.TRIVIAL[flag] for flag in self.run.reference.flags if flag in report.TRIVIAL), "")
+        trivial = report.trivial(self.run)
         faster = self.run.HasField("best") and self.run.best.timing.faster
         if trivial:
             message = f"no speedup of this module means anything: it gives {trivial} whatever it is given"
@@ -454,6 +457,8 @@ class SearchRun:
             metrics.best_speedup.observe(speedup.median)
             that_ran = " that ran" if any(arm.failure for arm in self.run.best.timing.arms) else ""
             message = f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]"
+        elif self.run.HasField("best") and not finalists.is_credible(self.run.best):
+            message = "no faster kernel found: the best takes less time than the machine allows, as far as was measured"
         elif self.run.HasField("best"):
             message = f"no faster kernel found: the best reaches {self.run.best.timing.speedup_fastest.median:.2f}x"
         elif self.run.pass_count:

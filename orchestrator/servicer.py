@@ -61,7 +61,8 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         self, request: messages.WatchRunRequest, context: grpc.ServicerContext
     ) -> Iterator[messages.WatchRunResponse]:
         """Streams what happens in a run until it ends."""
-        for event in self._host.watch(request.run_id, request.after):
+        go_on = context.is_active if context else lambda: True  # `client.InProcess` has no context
+        for event in self._host.watch(request.run_id, request.after, go_on):
             yield messages.WatchRunResponse(event=event)
 
     def CancelRun(

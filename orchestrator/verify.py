@@ -134,7 +134,11 @@ def _compare_times(found: Verification, device: str) -> None:
         found.notes.append(f"the noise of the two sessions allows {found.tolerance:.0%}: speedups are not compared")
         return
     then, today = recorded.speedup_eager.median, now.speedup_eager.median
-    if abs(today / then - 1.0) > found.tolerance:
+    if finalists.BASELINE_WAS_FASTER in recorded.flags:
+        found.notes.append("recorded against a time of a baseline in its search: speedups are not compared")
+    elif then <= 0:
+        found.differences.append("the record tells no speedup over eager")
+    elif abs(today / then - 1.0) > found.tolerance:
         found.differences.append(
             f"recorded {then:.2f}x over eager, now {report.speedup_text(now.speedup_eager)}: farther apart than "
             f"{found.tolerance:.0%}"

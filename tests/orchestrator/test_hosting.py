@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +21,7 @@ from orchestrator.search import Search
 from orchestrator.search_run import Effort, SearchRun
 from orchestrator.servicer import OptimizationServicer
 from warpsmith import service
-from warpsmith.errors import ArchiveFault, BadInput, NotFound
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
@@ -93,7 +97,7 @@ def test_a_run_of_another_task_of_the_same_shape_begins_with_what_won_the_first(
 
 
 def test_queued_runs_wait_their_turn_and_can_be_cancelled_before_it(archive: Archive) -> None:
-    with serving(archive, testing.World(seconds=0.02)) as orchestrator:
+    with serving(archive, testing.World(seconds=0.2)) as orchestrator:
         first = client.create(orchestrator, testing.task("first"), BUDGET)
         second = client.create(orchestrator, testing.task("second"), BUDGET)
         orchestrator.CancelRun(messages.CancelRunRequest(run_id=second.id))
@@ -167,7 +171,7 @@ def test_of_a_search_under_way_every_trial_is_kept_and_its_counts_now_and_then(a
 
 
 def test_interrupting_a_watched_run_asks_it_to_stop_and_keeps_the_best(archive: Archive) -> None:
-    with serving(archive, testing.World(seconds=0.01)) as orchestrator:
+    with serving(archive, testing.World(seconds=0.1)) as orchestrator:
         run = client.create(orchestrator, testing.task(), BUDGET)
 
         def interrupt(event: run_pb2.RunEvent) -> None:
@@ -191,3 +195,68 @@ def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
         assert reader.GetRun(messages.GetRunRequest(run_id="last"), timeout=1.0).run.id == run.id
         again = [reply.event for reply in reader.WatchRun(messages.WatchRunRequest(run_id=run.id))]
     assert [event.number for event in again] == [event.number for event in events]
+
+
+def test_watchers_that_left_a_run_in_which_nothing_happens_hold_no_thread(archive: Archive) -> None:
+    release = threading.Event()
+
+    def make_run(*_: object) -> SearchRun:
+        release.wait(60)
+        raise Infrastructure("released")
+
+    servicer = OptimizationServicer(RunHost(archive, make_run))
+    add = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server
+    server = service.start("orchestrator", add, servicer, Settings(metrics_port=None, thread_count=4))
+    try:
+        orchestrator = orchestrator_at(f"127.0.0.1:{server.port}")
+        run = client.create(orchestrator, testing.task(), BUDGET)
+        watches = [iter(orchestrator.WatchRun(messages.WatchRunRequest(run_id=run.id))) for _ in range(4)]
+        for watch in watches:
+            assert next(watch).event.number == 1
+        for watch in watches:
+            watch.close()  # type: ignore[attr-defined]
+        assert orchestrator.GetRun(messages.GetRunRequest(run_id=run.id), timeout=15.0).run.id == run.id
+    finally:
+        release.set()
+        server.stop()
+
+
+def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive: Archive) -> None:
+    agents = testing.World().agents()
+    gate, told, made = DeviceGate(agents.benchmarks), [], []
+
+    def make_run(run: run_pb2.Run, search: Search, story: Story, _: bool) -> SearchRun:
+        conductor = SearchRun(run, agents, gate, search, story, effort=Effort(retry_pause_seconds=0.0))
+        told.append(story)
+        made.append(weakref.ref(conductor))
+        return conductor
+
+    host = RunHost(archive, make_run)
+    run_id = host.create(testing.task(), BUDGET, "", fresh=True).id
+    watched_events = list(host.watch(run_id, 0))
+    end = time.monotonic() + 20.0
+    while (host._stories or made[0]() is not None) and time.monotonic() < end:
+        time.sleep(0.02)
+        gc.collect()
+    assert (host._stories, made[0]()) == ({}, None)
+    story = told[0]
+    assert watched_events == story.events == list(host.watch(run_id, 0))
+    assert list(host.watch(run_id, 3)) == story.events[3:]
+    assert host.trials(run_id) == story.trials != []
+    assert host.run(run_id) == host.cancel(run_id) == host.runs(0, "")[0] == story.run
+    host.close()
+
+
+def test_of_an_ended_run_what_the_archive_could_not_take_stays_readable(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise ArchiveFault("cannot write: the disk is full")
+
+    monkeypatch.setattr(archive, "add_trial", full)
+    with serving(archive, testing.World()) as orchestrator:
+        run, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
+        watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))  # by now the first is done with
+        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=run.id)).trials
+        assert [trial.number for trial in trials] == [1]
+        assert archive.trials(run.id) == []

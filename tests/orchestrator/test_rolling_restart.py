@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -27,12 +28,15 @@ from warpsmith.v1 import run_pb2, task_pb2, trial_pb2, verdict_pb2
 AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Ports that a service may listen at and that the system gives to nobody else: bound here, without a listener."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in held:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        yield [each.getsockname()[1] for each in held]
 
 
 @pytest.fixture
@@ -43,12 +47,12 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalS
         (tmp_path / f"fake_{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     modules = {"benchmark": "fake_benchmark", **{name: f"fake_{name}" for name in AGENTS if name != "benchmark"}}
-    ports = dict(zip(AGENTS, free_ports(len(AGENTS)), strict=True))
+    modules["orchestrator"] = "orchestrator"
     environment = {"FAKE_CALL_SECONDS": "0.02"}
-    with LocalServices(
-        tmp_path / "runs", modules={**modules, "orchestrator": "orchestrator"}, ports=ports, environment=environment
-    ) as started:
-        yield started
+    with held_ports(len(AGENTS)) as held:
+        ports = dict(zip(AGENTS, held, strict=True))
+        with LocalServices(tmp_path / "runs", modules=modules, ports=ports, environment=environment) as started:
+            yield started
 
 
 def run_of(
@@ -113,8 +117,10 @@ def test_a_restart_of_the_real_benchmark_in_the_midst_of_a_measurement_charges_n
     (source,) = task.sources
     source.content = source.content.replace(b"    def forward", b"    @torch.compiler.disable\n    def forward")
     task.digest = digest.of_task(task)
-    ports = {"benchmark": free_ports(1)[0]}
-    with LocalServices(tmp_path / "runs", modules=MODULES, ports=ports) as services:
+    with (
+        held_ports(1) as (port,),
+        LocalServices(tmp_path / "runs", modules=MODULES, ports={"benchmark": port}) as services,
+    ):
         run, trials, watching = run_of(services, task, trial_count=2)
         while not measurements_under_way(tmp_path / "runs"):
             assert watching.is_alive()

@@ -217,7 +217,7 @@ def test_a_trial_budget_is_kept() -> None:
 
 
 def test_a_device_budget_is_kept() -> None:
-    run = search_run(testing.World(seconds=0.02), budget=run_pb2.Budget(device_seconds=0.1)).execute()
+    run = search_run(testing.World(seconds=0.2), budget=run_pb2.Budget(device_seconds=1.0)).execute()
     assert 2 <= run.trial_count <= 5
 
 
@@ -288,14 +288,15 @@ def test_a_reasoner_that_thinks_for_long_holds_up_nothing() -> None:
         ) -> reasoning_service_pb2.ProposeHypothesesResponse:
             reply = super().ProposeHypotheses(request, timeout)
             if self.calls["ProposeHypotheses"] > 1:
-                time.sleep(3.0)
+                is_over.wait(60)
             reply.model_tokens = 1  # a model that is asked does not hold the machine
             return reply
 
-    notebook = Notebook()
+    is_over = threading.Event()
     begin = time.monotonic()
-    run = search_run(Slow(), notebook, budget=run_pb2.Budget(wall_seconds=0.5)).execute()
-    assert time.monotonic() - begin < 2.5
+    run = search_run(Slow(), budget=run_pb2.Budget(wall_seconds=2)).execute()
+    is_over.set()
+    assert time.monotonic() - begin < 20
     assert run.state == run_pb2.RUN_STATE_FASTER
 
 
@@ -349,7 +350,7 @@ def test_a_reasoner_is_asked_once_while_nothing_has_ended() -> None:
 def test_a_wall_budget_is_kept() -> None:
     world = testing.World(seconds=0.05)
     run = search_run(world, budget=run_pb2.Budget(wall_seconds=0.3)).execute()
-    assert run.phase_seconds[1] < 2.0
+    assert run.phase_seconds[1] < 10
     assert run.trial_count < 8
 
 
@@ -358,12 +359,14 @@ def test_what_is_verified_when_the_budget_ends_is_timed_all_the_same() -> None:
         def VerifyArtifact(
             self, request: correctness_service_pb2.VerifyArtifactRequest, /, timeout: float | None = None
         ) -> correctness_service_pb2.VerifyArtifactResponse:
-            time.sleep(0.8 if self.calls["VerifyArtifact"] > 2 else 0.0)  # plan zero and one move each are quick
+            if len(request.program.sources[0].text.split()) == 2:
+                conductor._deadline = 0.0  # the budget ends
+                assert conductor._stop_walks.wait(20)
             return super().VerifyArtifact(request, timeout)
 
-    notebook = Notebook()
-    world = Slow(gains={"author": 2.0, "vector": 1.2})
-    search_run(world, notebook, budget=run_pb2.Budget(wall_seconds=0.5)).execute()
+    conductor = search_run(Slow(gains={"author": 2.0, "vector": 1.2}), notebook := Notebook())
+    conductor._chosen_effort = dataclasses.replace(EFFORT, settle_seconds=60.0)
+    conductor.execute()
     assert max(len(trial.candidate.moves) for trial in notebook.trials) == 2
 
 

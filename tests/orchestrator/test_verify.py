@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import record, testing, verify
+from orchestrator import finalists, record, testing, verify
 from orchestrator.archive import Archive
 from orchestrator.device_gate import DeviceGate
 from orchestrator.hosting import Story
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from warpsmith.errors import BadInput, NotFound
-from warpsmith.v1 import run_pb2
+from warpsmith.v1 import run_pb2, timing_pb2
 
 
 @pytest.fixture
@@ -51,6 +51,28 @@ def test_a_record_comes_back_whole_and_without_contradictions(tmp_path: Path, ru
     assert again.task.sources
 
 
+def test_a_speedup_over_a_better_time_of_the_search_is_no_contradiction(
+    tmp_path: Path, world: testing.World, run: run_pb2.Run
+) -> None:
+    before = timing_pb2.Timing()
+    before.CopyFrom(run.best.timing)
+    for arm in before.arms:
+        arm.median_ns /= 2.0
+    finalists.hold_to(run.best.timing, before)
+    assert finalists.BASELINE_WAS_FASTER in run.best.timing.flags
+    held, contradictions = record.read(written(tmp_path, run))
+    assert contradictions == []
+    found = again(world, held)
+    assert not any("over eager" in sentence for sentence in found.differences)
+    assert any("a baseline in its search" in note for note in found.notes)
+    held.best.timing.speedup_eager.median *= 10
+    assert any("over eager" in sentence for sentence in record.contradictions(held))
+
+
+def _without_speedup(held: Any) -> None:
+    del held["run"]["best"]["timing"]["speedup_eager"]
+
+
 def _faster(held: Any) -> None:
     held["run"]["best"]["timing"]["speedup_fastest"]["median"] *= 3
 
@@ -72,6 +94,7 @@ def _other_kernel(held: Any) -> None:
     ("change", "words"),
     [
         (_faster, "but the recorded times give"),
+        (_without_speedup, "tells no speedup over eager"),
         (_quicker_candidate, "but the recorded times give"),
         (_other_module, "the module was changed"),
         (_other_kernel, "the kernel was changed"),

@@ -1,0 +1,172 @@
+"""Finals, and what a run says of results that are too good or mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator import finalists, report, testing
+from orchestrator.device_gate import DeviceGate
+from orchestrator.search.beam import Beam
+from orchestrator.search_run import Effort, SearchRun
+from warpsmith.errors import Infrastructure
+from warpsmith.v1 import (
+    benchmark_service_pb2,
+    run_pb2,
+    synthesis_service_pb2,
+    task_pb2,
+    timing_pb2,
+    trial_pb2,
+    verdict_pb2,
+)
+
+
+class Notebook:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.trials: list[trial_pb2.Trial] = []
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        del run
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        self.trials.append(trial)
+
+
+def executed(
+    world: testing.World, notebook: Notebook, target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU
+) -> run_pb2.Run:
+    agents = world.agents()
+    run = run_pb2.Run(id="r", task=testing.task(target=target), budget=run_pb2.Budget(wall_seconds=20))
+    effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
+    return SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), notebook, effort=effort).execute()
+
+
+def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -> None:
+    notebook = Notebook()
+    world = testing.World(gains={"author": 2.0, "vector": 50.0}, choices={"vector": ["impossible"]})
+    run = executed(world, notebook)
+    suspects = [trial.verdict for trial in notebook.trials if "vector" in [m.operation for m in trial.candidate.moves]]
+    assert {(each.state, each.kind) for each in suspects} == {
+        (verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_SUSPECT)
+    }
+    assert [move.operation for move in run.best.candidate.moves] == ["author"]
+    assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_module_that_computes_nothing_has_no_headline() -> None:
+    run = executed(testing.World(reference_flags=["OUTPUT_ZERO"]), Notebook())
+    assert run.message.startswith("no speedup of this module means anything: it gives zero")
+    assert report.row(run)[4] == run.message
+
+
+def timing(baseline_ns: float, candidate_ns: float) -> timing_pb2.Timing:
+    gain = baseline_ns / candidate_ns
+    made = timing_pb2.Timing(fastest_baseline="compile", faster=gain > 1.01, noise_floor=0.001)
+    for name, median_ns in (("candidate", candidate_ns), ("eager", baseline_ns), ("compile", baseline_ns)):
+        made.arms.add(name=name, median_ns=median_ns)
+    for speedup in (made.speedup_fastest, made.speedup_eager):
+        speedup.median, speedup.low, speedup.high = gain, 0.99 * gain, 1.01 * gain
+    return made
+
+
+def test_a_final_gains_nothing_by_a_baseline_that_was_faster_in_the_search() -> None:
+    final = timing(14_000.0, 1_473.0)
+    finalists.hold_to(final, timing(6_400.0, 1_473.0))
+    assert round(final.speedup_fastest.median, 2) == round(final.speedup_eager.median, 2) == 4.34
+    assert (final.faster, list(final.flags)) == (True, [finalists.BASELINE_WAS_FASTER])
+    equal = timing(14_000.0, 6_400.0)
+    finalists.hold_to(equal, timing(6_400.0, 6_400.0))
+    assert not equal.faster
+
+
+def test_a_baseline_that_takes_what_it_took_before_changes_nothing() -> None:
+    final = timing(6_500.0, 1_473.0)
+    finalists.hold_to(final, timing(6_400.0, 1_473.0))
+    assert final == timing(6_500.0, 1_473.0)
+
+
+class Suspicious(testing.World):
+    """Times of one plan are too good to be true, and no audit clears them."""
+
+    def MeasureArtifact(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """As the world's; a choice of "doubtful" is flagged."""
+        response = super().MeasureArtifact(request, timeout)
+        if ":doubtful" in request.program.sources[0].text:
+            response.timing.flags.append("FLOOR_SUSPECT")
+            response.timing.faster, response.timing.floor_percent = False, 300.0
+        return response
+
+
+def test_a_time_that_no_audit_cleared_ends_no_search_and_keeps_no_other_from_a_final() -> None:
+    world = Suspicious(gains={"author": 2.0, "vector": 12.0}, choices={"vector": ["doubtful"]})
+    run = executed(world, Notebook())
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert [move.operation for move in run.best.candidate.moves] == ["author"]
+
+
+def test_a_best_time_that_no_audit_cleared_is_not_quoted() -> None:
+    run = executed(Suspicious(gains={"author": 12.0}, choices={"author": ["doubtful"]}), Notebook())
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    assert "less time than the machine allows" in run.message
+
+
+def test_a_time_that_an_audit_did_not_clear_keeps_no_slower_finalist_from_winning() -> None:
+    doubtful, plain = (
+        trial_pb2.Trial(
+            number=number,
+            verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS),
+            timing=timing(14_000.0, ns),
+        )
+        for number, ns in ((1, 1_000.0), (2, 13_950.0))
+    )
+    doubtful.timing.flags.append("FLOOR_SUSPECT")
+    doubtful.timing.faster = plain.timing.faster = False
+    assert finalists.winner([doubtful, plain]) is plain
+    doubtful.timing.flags[0] = "FLOOR_AUDITED"
+    assert finalists.winner([doubtful, plain]) is doubtful
+
+
+class SlowerFinals(testing.World):
+    """In a final a candidate takes half as long again as it did in the search, and a baseline takes next to nothing."""
+
+    def MeasureArtifact(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """As the world's, but for that."""
+        response = super().MeasureArtifact(request, timeout)
+        if request.tier == timing_pb2.TIER_FINAL:
+            response.timing.faster = False
+            next(arm for arm in response.timing.arms if arm.name == "candidate").median_ns *= 1.5
+            response.timing.arms.add(name="compile_max_autotune", median_ns=1.0)
+        return response
+
+
+@pytest.mark.parametrize(("target", "finals"), [(task_pb2.TARGET_CUDA, 1), (task_pb2.TARGET_CPU, 2)])
+def test_a_baseline_of_a_final_that_was_faster_than_a_finalist_spares_its_final_where_times_are_steady(
+    target: task_pb2.Target.ValueType, finals: int
+) -> None:
+    notebook, world = Notebook(), SlowerFinals(gains={"author": 3.0, "tile": 1.2})
+    run = executed(world, notebook, target)
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
+
+
+class NoRewrittenReference(testing.World):
+    """Synthesis fails whenever algebra is asked for in library calls alone."""
+
+    def SynthesizeCandidate(
+        self, request: synthesis_service_pb2.SynthesizeCandidateRequest, /, timeout: float | None = None
+    ) -> synthesis_service_pb2.SynthesizeCandidateResponse:
+        """As the world's, but for that."""
+        if request.hypothesis.source == "rewritten reference":
+            raise Infrastructure("no memory")
+        return super().SynthesizeCandidate(request, timeout)
+
+
+def test_a_final_does_without_a_rewritten_reference_that_cannot_be_had() -> None:
+    run = executed(NoRewrittenReference(gains={"rewrite": 3.0}, choices={"rewrite": ["linear_row_sum"]}), Notebook())
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert not any(arm.name == "rewritten" for arm in run.best.timing.arms)
