@@ -134,12 +134,11 @@ def check_assembly(name: str, text: str) -> Rejected | None:
     return None
 
 
-# What arithmetic, OpenMP and small arrays call; whoever opens files, starts processes or threads, or reads the
-# environment calls something else.
+# What arithmetic and OpenMP call; whoever opens files, starts processes or threads, or reads the environment calls
+# something else. Nothing allocates: what a call frees the next one finds again, an answer too.
 _CALLS = frozenset({
-    "memcpy", "memmove", "memset", "memcmp", "malloc", "free", "calloc", "realloc", "aligned_alloc",
-    "posix_memalign", "abort", "__stack_chk_fail", "__assert_fail", "__cxa_pure_virtual", "__cxa_begin_catch",
-    "__cxa_end_catch", "__cxa_rethrow", "__cxa_allocate_exception", "__cxa_free_exception", "__cxa_throw",
+    "memcpy", "memmove", "memset", "memcmp", "abort", "__stack_chk_fail", "__assert_fail",
+    "__cxa_pure_virtual", "__cxa_begin_catch", "__cxa_end_catch",
     "__gxx_personality_v0", "_Unwind_Resume", "__tls_get_addr", "_ITM_deregisterTMCloneTable",
     "_ITM_registerTMCloneTable", "__gmon_start__", "__cxa_finalize", "_GLOBAL_OFFSET_TABLE_", "_ZSt9terminatev",
     "__cxa_call_unexpected", "__clang_call_terminate",
@@ -150,8 +149,9 @@ _OPENMP = re.compile(
     r"GOMP_(?:barrier|(?:loop|sections|single|ordered|critical|atomic)_\w+|parallel(?!\w*_(?:start|end)$)\w*)"
     r"|omp_(?:get_(?:thread_num|num_threads|max_threads|num_procs)|in_parallel)"
 )
-_CALL_PREFIXES = ("__kmpc_", "_ZGV", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZSt17__throw_",
-                  "_ZSt19__throw_", "_ZSt20__throw_", "_ZSt24__throw_", "_ZSt28__throw_")  # fmt: skip
+_ALLOCATIONS = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "free", "_Zn", "_Zd")
+_CALL_PREFIXES = ("__kmpc_", "_ZGV", "_ZSt17__throw_", "_ZSt19__throw_",
+                  "_ZSt20__throw_", "_ZSt24__throw_", "_ZSt28__throw_")  # fmt: skip
 _MATHEMATICS = frozenset({
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh",
     "erf", "erfc", "exp", "exp10", "exp2", "expm1", "fabs", "fdim", "floor", "fma", "fmax", "fmin", "fmod",
@@ -181,7 +181,8 @@ def check_shared_object(content: bytes, wanted: Iterable[str]) -> Rejected | Non
         )
     for name in sorted(binary.undefined):
         if not _may_call(name):
-            return _refuse(f"error: the kernel calls {name[:100]!r}, which a kernel may not")
+            remedy = "; give it a workspace" if name.startswith(_ALLOCATIONS) else ""
+            return _refuse(f"error: the kernel calls {name[:100]!r}, which a kernel may not{remedy}")
     return check_entries(binary, wanted)
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gpu_bench.clocks import Arm
+from gpu_bench.shortage import Shortages, is_want_of_memory
 from gpu_bench.timing import failure_text
 from warpsmith.v1 import task_pb2, timing_pb2
 
@@ -49,6 +50,8 @@ class Prepared:
     """Why there is no arm; empty when there is one."""
     seconds: float = 0.0
     """What preparing took: compilation, capture. Never part of a timing."""
+    is_short: bool = False
+    """Whether memory was what it lacked."""
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Baselines:
     medians_ns: dict[str, float] = field(default_factory=dict)
     """What the reference measurement found, by name; filled by it, so that screening knows the fastest."""
     _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _shortages: Shortages = field(default_factory=Shortages)
 
     def eager(self) -> Arm:
         """The module as it is."""
@@ -77,6 +81,14 @@ class Baselines:
         """
         names = self._final_names() if tier == timing_pb2.TIER_FINAL else self._screening_names()
         return [self._get(name) for name in names]
+
+    def prepare_with_room(self, tier: timing_pb2.Tier.ValueType) -> None:
+        """As `prepare`; raises OutOfMemoryError the first time that there is no memory for one, to be built again."""
+        short = [each.name for each in self.prepare(tier) if each.is_short and self._shortages.is_first(each.name)]
+        for name in short:
+            del self._prepared[name]
+        if short:
+            raise torch.OutOfMemoryError(f"no memory to prepare {', '.join(short)}")
 
     def prepare_reference(self) -> list[Prepared]:
         """The baselines that a reference is reported with: all but the autotuned one, which takes minutes."""
@@ -107,7 +119,7 @@ class Baselines:
             with preserved_state(self.module):
                 arm = self._builders()[name]()
         except Exception as error:
-            return Prepared(name, None, reason(error), time.perf_counter() - begin)
+            return Prepared(name, None, reason(error), time.perf_counter() - begin, is_want_of_memory(error))
         return Prepared(name, arm, "", time.perf_counter() - begin)
 
     def _builders(self) -> Mapping[str, Callable[[], Arm]]:

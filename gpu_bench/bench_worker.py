@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,6 +19,7 @@ from gpu_bench.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.guard import GuardedMemory, Seeds
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.sharing import SharedMemory
+from gpu_bench.shortage import Shortages, is_want_of_memory
 from gpu_bench.timed_task import TimedTask
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
@@ -72,9 +73,10 @@ class Bench:
     program: LoadedProgram | None = None
     timed: TimedTask | None = None
     """Baselines and buffer sets; made by the first measurement and kept with what they compiled."""
+    shortages: Shortages = field(default_factory=Shortages)
 
     def load(self, request: judging_pb2.LoadRequest) -> None:
-        """Checks and loads a program. Raises ProgramFault."""
+        """Checks and loads a program. Raises ProgramFault; OutOfMemoryError where memory is short the first time."""
         program, artifact = request.program, request.artifact
         if self.program is not None and program.digest and self.program.program.digest == program.digest:
             return
@@ -84,7 +86,11 @@ class Bench:
         if reasons:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, reasons[0])
         self.program = None
-        self.program = self.loaded.load_program(program, artifact)
+        try:
+            self.program = self.loaded.load_program(program, artifact)
+        except ProgramFault as fault:
+            self.shortages.ask(fault, "load", program.digest)
+            raise
 
     def timing(self) -> TimedTask:
         """What measurements of the task share."""
@@ -93,7 +99,7 @@ class Bench:
         return self.timed
 
     def execute(self, request: judging_pb2.ExecuteRequest, shared: SharedMemory) -> verdict_pb2.Comparison:
-        """Runs the program on a case and writes its outputs where the regions say. Raises ProgramFault."""
+        """Runs the program on a case and writes its outputs where the regions say. Raises as `load`."""
         assert self.program is not None
         args = self.loaded.case(request.family, request.seed)
         if request.group:
@@ -101,7 +107,7 @@ class Bench:
         before = self.loaded.sources(args).named()
         comparison = verdict_pb2.Comparison(family=request.family, seed=request.seed)
         seeds = Seeds.drawn()
-        first = self._guarded(args, request.seed, seeds.poison, seeds.canary)
+        first = self._guarded(args, request, seeds.poison, seeds.canary)
         names = [region.name for region in request.regions if region.name.startswith("output ")]
         match_shapes(first.outputs, request.regions[: len(names)])
         delivered = _deliver(first, request.regions, shared)
@@ -118,12 +124,12 @@ class Bench:
             comparison.outputs.extend(verdict_pb2.OutputError(output=position) for position in range(len(names)))
             return comparison
 
-        second = self._guarded(args, request.seed, seeds.poison, seeds.canary)  # the addresses of `first` are taken
+        second = self._guarded(args, request, seeds.poison, seeds.canary)  # the addresses of `first` are taken
         comparison.unrepeatable_outputs.extend(_different(first, second, names))
         broken += second.memory.broken()
         del second
 
-        other = self._guarded(args, request.seed, seeds.other_poison, seeds.other_canary)
+        other = self._guarded(args, request, seeds.other_poison, seeds.other_canary)
         unwritten = self._unwritten(poisoned, other)
         written = {name for name, count in zip(names, unwritten, strict=True) if not count}
         differs = written.intersection(_different(first, other, names))
@@ -132,7 +138,7 @@ class Bench:
 
         if differs:  # which of the two it was, or a race that is too rare for two equal runs
             poison, canary, again = (
-                self._guarded(args, request.seed, *one_changed)
+                self._guarded(args, request, *one_changed)
                 for one_changed in (
                     (seeds.other_poison, seeds.canary),
                     (seeds.poison, seeds.other_canary),
@@ -162,7 +168,7 @@ class Bench:
         memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, wanted)
         after_step, seen = alone.watching(self.program.program, request, memory.named.get)
         try:
-            self._run(args, request.seed, memory, after_step)
+            self._run(args, request, memory, after_step)
         except ProgramFault as fault:
             if fault.kind != verdict_pb2.FAILURE_KIND_RESOURCE:
                 raise
@@ -175,25 +181,34 @@ class Bench:
             place.copy_(seen[region.name])
         return observed
 
-    def _guarded(self, args: Args, seed: int, poison: int, canary: int) -> Run:
-        return self._run(args, seed, GuardedMemory(self.loaded.device, poison, canary))
+    def _guarded(self, args: Args, request: judging_pb2.ExecuteRequest, poison: int, canary: int) -> Run:
+        return self._run(args, request, GuardedMemory(self.loaded.device, poison, canary))
 
-    def _run(self, args: Args, seed: int, memory: GuardedMemory, after_step: Callable[[], None] | None = None) -> Run:
+    def _run(
+        self,
+        args: Args,
+        request: judging_pb2.ExecuteRequest,
+        memory: GuardedMemory,
+        after_step: Callable[[], None] | None = None,
+    ) -> Run:
         """One run; `after_step` is called before the first step, too."""
         assert self.program is not None
+        question = (self.program.program.digest, request.family, request.seed, request.group)
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
         try:
             call = self.program.bind(Sources.from_named(copies), memory, after_step)
-            seed_generators(seed)
+            seed_generators(request.seed)
             if after_step is not None:
                 after_step()
             outputs = call()
             self.loaded.executor.synchronize()
-        except ProgramFault:
+        except ProgramFault as fault:
+            self.shortages.ask(fault, *question)
             raise
         except BadInput as refused:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, str(refused)) from refused
         except (RuntimeError, MemoryError, ValueError, TypeError, IndexError) as error:
+            self.shortages.ask(error, *question)
             raise ProgramFault(_kind_of(error), f"a step failed: {_first_line(error)}") from error
         return Run(memory, outputs, copies)
 
@@ -256,10 +271,9 @@ def _deliver(run: Run, regions: Sequence[judging_pb2.Region], shared: SharedMemo
 
 
 def _kind_of(error: BaseException) -> verdict_pb2.FailureKind.ValueType:
-    text = str(error)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+    if is_want_of_memory(error):
         return verdict_pb2.FAILURE_KIND_RESOURCE
-    lowered = text.lower()
+    lowered = str(error).lower()
     if any(word in lowered for word in ("illegal memory access", "misaligned address", "unspecified launch failure")):
         return verdict_pb2.FAILURE_KIND_CRASH
     return verdict_pb2.FAILURE_KIND_LAUNCH_ERROR

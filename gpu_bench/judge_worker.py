@@ -152,22 +152,22 @@ class Judge:
             raise BadInput(next(iter(doubts.values())))
         # The module amplifies rounding until nothing of float64 is left (batch norm over two values, five times in a
         # row). Its graph is right, bit by bit, so eager is the only truth: a candidate may differ by a few ulp.
-        positions = range(len(truth))
         return replace(
             answer,
-            truth=[eager[at].double() if at in doubts else truth[at] for at in positions],
-            floors=[0.0 if at in doubts else answer.floors[at] for at in positions],
+            truth=[eager[at].double() if at in doubts else each for at, each in enumerate(truth)],
+            floors=[0.0 if at in doubts else each for at, each in enumerate(answer.floors)],
         )
 
     def _terms_floors(
-        self,
-        sources: Mapping[str, torch.Tensor],
-        truth: Sequence[torch.Tensor],
-        family: verdict_pb2.ValueFamily.ValueType,
+        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], family: int
     ) -> list[float]:
         in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
         named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
-        floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+        try:
+            floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+        except (RuntimeError, MemoryError) as error:
+            self.shortages.ask(error, "terms", family)  # once more with all the room that there is
+            return [0.0] * len(truth)
         self._known_floors[family] = list(map(min, floors, self._known_floors.get(family, floors)))
         return floors
 

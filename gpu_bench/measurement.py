@@ -52,6 +52,8 @@ FLOOR_AUDITED = "FLOOR_AUDITED"
 looked at, and the time was the same."""
 AUDIT_WITHIN = 0.05
 """Relative difference of two times of one candidate that are the same, where the noise floor does not say more."""
+NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})
+"""Arms that nobody could have had without us: neither the fastest baseline nor the measure of a slow one."""
 HOST_BOUND = "HOST_BOUND"
 """Host time could not be hidden behind the device: the module synchronises, or makes thousands of launches."""
 
@@ -155,19 +157,18 @@ def measure_candidate(
     arms += [item.arm for item in prepared if item.arm is not None]
     seconds, aa_of = 0.0, ""
     steps: list[timing_pb2.StepTime] = []
-    plan = plan_for(tier, bench.target, bench.set_count, bench.seed)
+    plan = replace(plan_for(tier, bench.target, bench.set_count, bench.seed), followers=NOT_BASELINES)
     with preserved_state(bench.baselines.module):
         if candidate.rewritten is not None:
             arms.append(Arm(REWRITTEN, candidate.rewritten))
         if tier == timing_pb2.TIER_FINAL:
-            copied, seconds = _fastest_arm(bench, [arm for arm in arms if arm.name not in _NOT_BASELINES])
+            copied, seconds = _fastest_arm(bench, [arm for arm in arms if arm.name not in NOT_BASELINES])
             if copied is not None:
                 arms.append(aa_copy(copied))
                 aa_of = copied.name
         samples = measure(arms, bench.clock, plan, inspect)
         if tier == timing_pb2.TIER_FINAL and candidate.stepwise is not None:
-            with candidate.watch():
-                steps = _step_times(candidate, bench.clock)
+            steps = _step_times(candidate, bench.clock)
 
     def composed(*, is_audited: bool = False) -> timing_pb2.Timing:
         return compose_timing(
@@ -256,7 +257,7 @@ def compose_timing(
     if speedup.block_count < FEW_BLOCKS and tier == timing_pb2.TIER_FINAL:
         flags.append(FEW)
     failed = [item for item in prepared if item.failure]
-    broken = [arm for arm in samples.arms.values() if arm.failure and arm.name not in _NOT_BASELINES]
+    broken = [arm for arm in samples.arms.values() if arm.failure and arm.name not in NOT_BASELINES]
     if failed or broken:
         flags.append(FASTEST_UNPROVEN)
     return timing_pb2.Timing(
@@ -276,7 +277,7 @@ def compose_timing(
 
 def fastest_baseline(arms: Mapping[str, ArmSamples]) -> str:
     """Name of the fastest baseline that ran; empty when none did."""
-    ran = [arm for arm in arms.values() if arm.name not in _NOT_BASELINES and math.isfinite(arm.median_ns)]
+    ran = [arm for arm in arms.values() if arm.name not in NOT_BASELINES and math.isfinite(arm.median_ns)]
     return min(ran, key=lambda arm: arm.median_ns).name if ran else ""
 
 
@@ -296,9 +297,6 @@ def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = 
     return messages + [timing_pb2.Arm(name=item.name, failure=item.failure) for item in prepared if item.failure]
 
 
-_NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})
-
-
 def _fastest_arm(bench: Bench, arms: Sequence[Arm]) -> tuple[Arm | None, float]:
     """The baseline to copy for the A/A pair, and the seconds that finding it took."""
     known = {name: ns for name, ns in bench.baselines.medians_ns.items() if any(a.name == name for a in arms)}
@@ -312,7 +310,7 @@ def _fastest_arm(bench: Bench, arms: Sequence[Arm]) -> tuple[Arm | None, float]:
 
 def _step_times(candidate: Candidate, clock: Clock) -> list[timing_pb2.StepTime]:
     assert candidate.stepwise is not None
-    medians = measure_steps(candidate.stepwise, clock)
+    medians = measure_steps(candidate.stepwise, clock, watch=candidate.watch)
     return [
         timing_pb2.StepTime(
             group=info.group,

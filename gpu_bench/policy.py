@@ -148,6 +148,8 @@ def _of_steps(program: candidate_pb2.Program, is_allowed: Callable[[str], bool])
     for name in program.outputs:
         if name not in written:
             yield f"output {name!r} is never written"
+        if roles.get(name) == candidate_pb2.ROLE_WORKSPACE:
+            yield f"output {name!r} is a workspace, which is allocated once and not in every call"
 
 
 def _of_launch(

@@ -205,14 +205,14 @@ class Session:
         if (observed.family, observed.seed, observed.group) != (case.family, case.seed, case.group):
             self._drop_bench()
             return faults.fault(verdict_pb2.FAILURE_KIND_CHEAT, "the candidate's process answered for another case")
-        if observed.unjudged:
-            response.comparisons.append(observed)
+        if observed.unjudged and case.group:
+            response.comparisons.add(family=case.family, seed=case.seed, group=case.group, unjudged=observed.unjudged)
             return None
+        observed.unjudged = ""  # of whole cases, the judge says it
         asked, seconds = judging_pb2.JudgeRequest(observed=observed), self._limits.judge_seconds
         judged = room.call(self._judge_worker(), self._bench, "judge", asked, judging_pb2.Judgement, seconds)
         response.comparisons.append(judged.comparison)
-        if observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs:
-            self._saw_damage = True
+        self._saw_damage |= bool(observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs)
         return None
 
     def _execution_of(

@@ -6,6 +6,7 @@ and what would help, not where an allocator stood. It allocates nothing.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,6 +16,11 @@ from warpsmith.errors import BadInput
 from warpsmith.task_module import cause_of
 
 Result = TypeVar("Result")
+
+_SAID = (
+    "can't allocate memory", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
+"""How errors of other kinds say that no memory is left."""
 
 
 class TruthTooLarge(Exception):
@@ -33,11 +39,19 @@ class Shortages:
         self._met.add(question)
         return not known
 
+    def ask(self, error: BaseException, *question: object) -> None:
+        """Raises OutOfMemoryError where `error` is the question's first want of memory; drops what was made for it."""
+        if not is_want_of_memory(error) or not self.is_first(*question):
+            return
+        traceback.clear_frames(error.__traceback__)
+        torch.cuda.empty_cache()
+        raise torch.OutOfMemoryError(cause_of(error)) from error
+
 
 def is_want_of_memory(error: BaseException) -> bool:
     """Whether an exception, or what caused it, is that no memory is left on a GPU or on the host."""
     kinds = (torch.OutOfMemoryError, MemoryError)
-    return any(isinstance(each, kinds) or "can't allocate memory" in str(each) for each in (error, error.__cause__))
+    return any(isinstance(each, kinds) or any(said in str(each) for said in _SAID) for each in (error, error.__cause__))
 
 
 def with_room(act: Callable[[], Result], what: str, give_back: Callable[[], object]) -> Result:

@@ -24,7 +24,7 @@ from gpu_bench import device, floor
 from gpu_bench.baselines import AA_COPY, CANDIDATE, EAGER, Prepared
 from gpu_bench.clocks import Arm, Reading, Sample
 from gpu_bench.contest import SURROUNDINGS
-from gpu_bench.measurement import compose_timing
+from gpu_bench.measurement import NOT_BASELINES, compose_timing
 from gpu_bench.solution_session import SolutionFault
 from gpu_bench.statistics import threshold
 from gpu_bench.timing import measure, plan_for
@@ -136,7 +136,8 @@ def contend(
     arms = [_arm(CANDIDATE, required=True), *map(_arm, names)]
     clock = OutsideClock(call)
     # The host's plan whatever the device, for it is the host's clock.
-    plan = replace(plan_for(tier, task_pb2.TARGET_CPU, contest.set_count), warmup_s=0.05 * len(arms))
+    plan = plan_for(tier, task_pb2.TARGET_CPU, contest.set_count)
+    plan = replace(plan, warmup_s=0.05 * len(arms), followers=NOT_BASELINES)
     samples = measure(arms, clock, plan)
     timing = compose_timing(
         samples,
@@ -234,6 +235,12 @@ class Round:
         return self.fresh_eager - self.fresh
 
     @property
+    def is_lost(self) -> bool:
+        """Whether next to nothing of the gain is kept, and the surroundings do not explain it."""
+        lost = self.gain - self.kept
+        return self.gain > 0 and self.kept < FRESH_SHARE * self.gain and lost > SURROUNDINGS_SHARE * self.surroundings
+
+    @property
     def is_slower(self) -> bool:
         """Whether it takes longer on fresh values than what surrounds a call explains."""
         extra = self.fresh - self.surroundings - self.known
@@ -289,7 +296,7 @@ def conclude(groups: Sequence[Round]) -> tuple[Look, list[float]]:
     """What the rounds show: all have to agree before anybody is accused, or acquitted."""
     is_slower = 2 * sum(each.is_slower for each in groups) > len(groups)
     speedups = [each.speedup for each in groups] if is_slower else []
-    if all(each.gain > 0 and each.kept < FRESH_SHARE * each.gain for each in groups):
+    if all(each.is_lost for each in groups):
         return Look.GONE, speedups
     is_there = all(each.gain > 0 and each.kept > FRESH_SHARE * each.gain for each in groups)
     return Look.THERE if is_there else Look.UNCLEAR, speedups

@@ -1,13 +1,14 @@
 """Medians, intervals and the rule for "faster".
 
 One idea: two arms are compared by the ratio of their medians over all visits, each in units of its *block*, in which
-every arm was visited close together; so drift that a block shares cancels. Blocks are resampled. Knows no clock.
+every arm was visited close together; so drift that a block shares cancels. Blocks are resampled. An arm with two
+speeds of its own gains nothing by them: the lower bound holds for the plain medians too. Knows no clock.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,20 +54,39 @@ def median(blocks: Blocks) -> float:
 def ratio(numerator: Blocks, denominator: Blocks, seed: int = 0) -> Ratio:
     """Median of `numerator` over median of `denominator` ([blocks, visits] ns each), paired by block.
 
+    The lower bound is the least of three: that of `_in_block_units`, the same in units of the numerator alone, and
+    the ratio of the plain medians. An arm that is fast in some visits and slow in others shrinks the unit of both in
+    the first: eager 2, a candidate 1 in 40 % of visits and else 3 gave 1.15 where the medians say 0.67. (The plain
+    medians' own bootstrap would be as sound, and 2 % lower under drift that both arms share.)
+    """
+    above, below = _common(numerator, denominator)
+    if not len(above):
+        return UNKNOWN
+    result = _in_block_units(above, below, seed)
+    in_numerators = _bootstrapped(above, below, np.exp(np.log(above).mean(axis=1, keepdims=True)), seed)
+    plain = float(np.median(above) / np.median(below))
+    return replace(result, low=min(result.low, in_numerators.low, plain))
+
+
+def _in_block_units(above: Blocks, below: Blocks, seed: int) -> Ratio:
+    """Ratio of the medians of common blocks, one at least.
+
     Visits are taken in units of the block, the geometric mean of the two arms' shortest visits to it: a machine that
     runs at two speeds for seconds at a time would otherwise have two medians. (The median of all the block's visits
     as the unit would be biased by 0.2 %; their mean is spoilt by one interruption.)
+    """
+    return _bootstrapped(
+        above, below, np.sqrt(above.min(axis=1, keepdims=True) * below.min(axis=1, keepdims=True)), seed
+    )
+
+
+def _bootstrapped(above: Blocks, below: Blocks, units: Blocks, seed: int) -> Ratio:
+    """Ratio of the medians in units of [blocks, 1] ns.
+
     The interval is the percentile bootstrap over blocks (Efron and Tibshirani, An Introduction to the Bootstrap,
     chapter 13), widened to the range of the block ratios when there are fewer than `FEW_BLOCKS`.
     """
-    length = min(len(numerator), len(denominator))
-    above, below = numerator[:length], denominator[:length]
-    common = _complete(above) & _complete(below)
-    above, below = above[common], below[common]
     count = len(above)
-    if count == 0:
-        return UNKNOWN
-    units = np.sqrt(above.min(axis=1, keepdims=True) * below.min(axis=1, keepdims=True))
     above, below = above / units, below / units
     centre = float(np.median(above) / np.median(below))
     picks = np.random.default_rng(seed).integers(0, count, (RESAMPLE_COUNT, count))
@@ -83,9 +103,10 @@ def noise_floor(first: Blocks, second: Blocks, seed: int = 0) -> float:
 
     Not half its width: an interval of [1.02, 1.03] between equals says that 3 % means nothing here.
     """
-    result = ratio(first, second, seed)
-    if result.block_count == 0:
+    above, below = _common(first, second)
+    if not len(above):
         return math.inf
+    result = _in_block_units(above, below, seed)
     return max(result.high - 1.0, 1.0 / result.low - 1.0 if result.low > 0 else math.inf)
 
 
@@ -108,6 +129,14 @@ def threshold(noise: float) -> float:
 def faster(speedup: Ratio, noise: float) -> bool:
     """Whether a speedup is beyond doubt: its lower bound clears `threshold`, on at least `LEAST_BLOCKS` blocks."""
     return speedup.block_count >= LEAST_BLOCKS and speedup.low > threshold(noise)
+
+
+def _common(numerator: Blocks, denominator: Blocks) -> tuple[Blocks, Blocks]:
+    """The blocks that both arms have."""
+    length = min(len(numerator), len(denominator))
+    above, below = numerator[:length], denominator[:length]
+    common = _complete(above) & _complete(below)
+    return above[common], below[common]
 
 
 def _complete(blocks: Blocks) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 
 from gpu_bench.comparison import SMALL_OUTPUT, unit_roundoff
+from gpu_bench.shortage import is_want_of_memory
 from warpsmith import aten
 from warpsmith.v1 import graph_pb2
 
@@ -26,13 +27,18 @@ _PROBES = 8
 
 def terms_floor(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], output: str, truth: torch.Tensor) -> float:
     """4u·Σ|terms| of an output, or of a source that the graph writes (rms over probed elements); 0 for what is not
-    small, not float, or what autograd cannot follow. `sources` by the graph's names; they are left alone."""
+    small, not float, or what autograd cannot follow. `sources` by the graph's names; they are left alone.
+
+    Raises want of memory: a floor of 0 would call an honest sum imprecise.
+    """
     small = truth.is_floating_point() and 0 < truth.numel() < SMALL_OUTPUT
     if not small or any(node.random for node in graph.nodes):
         return 0.0
     try:
         magnitudes = _magnitudes(graph, sources, output)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError as error:
+        if is_want_of_memory(error):
+            raise
         return 0.0
     finite = [value for value in magnitudes if math.isfinite(value)]
     if not finite:

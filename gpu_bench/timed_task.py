@@ -12,19 +12,20 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from gpu_bench import device, executor, floor, guard, reference
+from gpu_bench import device, executor, floor, guard, policy, reference
 from gpu_bench.baselines import CANDIDATE, Baselines
 from gpu_bench.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
 from gpu_bench.limits import Limits
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
+from gpu_bench.shortage import Shortages, is_want_of_memory
 from gpu_bench.timing import buffer_set_count
 from gpu_bench.watchdog import Watchdog
 from warpsmith import aten, dtypes
@@ -68,6 +69,7 @@ class TimedTask:
     _subject: Subject | None = None
     """What is timed now."""
     _known_eager_seconds: float = 0.0
+    _shortages: Shortages = field(default_factory=Shortages)
 
     @staticmethod
     def of(loaded: LoadedTask, ceilings: device.Ceilings | None = None) -> TimedTask:
@@ -105,9 +107,14 @@ class TimedTask:
         tier: timing_pb2.Tier.ValueType,
         rewritten_reference: candidate_pb2.Program | None = None,
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
-        """Times a loaded program; a fault of its own is an answer. Errors that are ours pass through."""
+        """Times a loaded program; a fault of its own is an answer. Errors that are ours pass through.
+
+        Raises OutOfMemoryError the first time that memory is short: others may have some to give back.
+        """
         self.loaded.restore()
-        with Watchdog(Limits().patience(self.loaded.task.target, self._eager_seconds())) as watchdog:
+        patience = Limits().patience(self.loaded.task.target, self._eager_seconds())
+        self.bench.baselines.prepare_with_room(tier)
+        with Watchdog(patience) as watchdog:
             return self._measured(program, artifact, tier, rewritten_reference, watchdog)
 
     def _measured(
@@ -118,35 +125,51 @@ class TimedTask:
         rewritten_reference: candidate_pb2.Program | None,
         watchdog: Watchdog,
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
-        candidate = None
         try:
-            workspaces = [Workspaces(self.loaded.device) for _ in self.bench.baselines.inputs]
-            call = self._guarded(self._bound(program, workspaces))
-            subject = Subject(program, call, self._forgetting(program.program, workspaces), watchdog)
-            candidate = Candidate(
-                call=subject.call,
-                before=subject.forget,
-                watch=watchdog.expecting,
-                renew=self._renew,
-                rewritten=self._rewritten(rewritten_reference),
-                stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
-                steps=step_infos(program.program),
-                toolkit=artifact.toolchain,
-            )
-            self._subject = subject
-            timing = measure_candidate(self.bench, candidate, tier, self._inspect)
-            self._look_at_inputs()
-        except (ProgramFault, RuntimeError) as error:
-            fault = self._lost_device() or error
+            timing = self._timing(program, artifact, tier, rewritten_reference, watchdog)
+        except (ProgramFault, RuntimeError, MemoryError) as error:
+            self._subject = None
+            lost = self._lost_device()
+            if lost is None and is_want_of_memory(error):
+                self._shortages.ask(error, program.program.digest, tier)
+                lost = ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, _line(error))
+            fault = lost or error
             if not isinstance(fault, ProgramFault):
                 raise
             return benchmark_service_pb2.MeasureArtifactResponse(
                 fault=benchmark_service_pb2.ExecutionFault(kind=fault.kind, detail=fault.detail)
             )
         finally:
+            self._subject = None  # with its workspaces, which the next program finds in its way
             if self._lost_device() is None:
                 self.loaded.restore()
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+
+    def _timing(
+        self,
+        program: LoadedProgram,
+        artifact: artifact_pb2.Artifact,
+        tier: timing_pb2.Tier.ValueType,
+        rewritten_reference: candidate_pb2.Program | None,
+        watchdog: Watchdog,
+    ) -> timing_pb2.Timing:
+        """Holds all that is made for the program: with its frame that goes."""
+        workspaces = [Workspaces(self.loaded.device) for _ in self.bench.baselines.inputs]
+        call = self._guarded(self._bound(program, workspaces))
+        self._subject = subject = Subject(program, call, self._forgetting(program.program, workspaces), watchdog)
+        candidate = Candidate(
+            call=subject.call,
+            before=subject.forget,
+            watch=watchdog.expecting,
+            renew=self._renew,
+            rewritten=self._rewritten(rewritten_reference),
+            stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
+            steps=step_infos(program.program),
+            toolkit=artifact.toolchain,
+        )
+        timing = measure_candidate(self.bench, candidate, tier, self._inspect)
+        self._look_at_inputs()
+        return timing
 
     def _lost_device(self) -> ProgramFault | None:
         """How a kernel ended that nobody can work after: a launch's error shows where the device is waited for."""
@@ -217,13 +240,22 @@ class TimedTask:
         ]
 
     def _rewritten(self, program: candidate_pb2.Program | None) -> Callable[[int], Any] | None:
-        """The same algebra in library calls; None where there is none, or it does not load: it is only a side arm."""
+        """The same algebra in library calls; None where there is none, or it does not load: it is only a side arm.
+
+        Raises OutOfMemoryError where memory is short the first time.
+        """
         if program is None or not program.steps:
             return None
         bare = artifact_pb2.Artifact(
             program_digest=program.digest, format=artifact_pb2.BINARY_FORMAT_NONE, toolchain="torch"
         )
-        calls = self._bound(self.loaded.load_program(program, bare))
+        if policy.objections(program, bare, aten.is_allowed):
+            return None
+        try:
+            calls = self._bound(self.loaded.load_program(program, bare))
+        except Exception as error:
+            self._shortages.ask(error, "rewritten", program.digest)
+            return None
         return lambda index: calls[index]()
 
     def _stepwise(self, program: LoadedProgram) -> Callable[[], Any]:
@@ -237,9 +269,9 @@ class TimedTask:
         def call(index: int) -> Any:
             try:
                 return calls[index]()
-            except torch.OutOfMemoryError as error:
-                raise ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, _line(error)) from error
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                if is_want_of_memory(error):
+                    raise
                 raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, _line(error)) from error
 
         return call

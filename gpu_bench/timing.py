@@ -11,7 +11,7 @@ import gc
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,8 @@ class Plan:
     budget_s: float
     """Seconds for the blocks; no block begins after it, once there are `least_blocks`."""
     ceiling_s: float
-    """Seconds after which no block begins, whatever `least_blocks` says, once there is one."""
+    """Seconds after which no block begins, whatever `least_blocks` says, once there is one, nor a second round of
+    extra readings."""
     least_blocks: int
     most_blocks: int
     set_count: int
@@ -56,6 +57,8 @@ class Plan:
     seed: int = 0
     enough_within: float = 0.0
     """Relative standard error of every arm's median at which blocks may end before the budget does; 0 for never."""
+    followers: frozenset[str] = frozenset()
+    """Names of arms that are no baselines: however fast, they drive no other out."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_blocks <= self.most_blocks or self.set_count < 1:
@@ -165,14 +168,24 @@ def measure(arms: Sequence[Arm], clock: Clock, plan: Plan, inspect: Inspect | No
     return Samples(results, session.group_length, count, total - count, unsteady, clock.now_s() - begin)
 
 
-def measure_steps(call: Callable[[], Any], clock: Clock, repeats: int = 9) -> list[float]:
+def measure_steps(
+    call: Callable[[], Any],
+    clock: Clock,
+    repeats: int = 9,
+    watch: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[float]:
     """Median ns of each step of a program, in its order, so that later steps find what earlier ones left in cache.
 
-    `call` makes `clock.stamp()` after every step.
+    `call` makes `clock.stamp()` after every step; `watch` is around each call.
     """
-    clock.laps_ns(call)
+
+    def lap() -> list[float]:
+        with watch():
+            return clock.laps_ns(call)
+
+    lap()
     with _no_garbage_collection():
-        laps = np.array([clock.laps_ns(call) for _ in range(repeats)], dtype=np.float64)
+        laps = np.array([lap() for _ in range(repeats)], dtype=np.float64)
     return [float(value) for value in np.median(laps, axis=0)]
 
 
@@ -189,6 +202,8 @@ class _Session:
     sentinels: list[tuple[float, float]] = field(default_factory=list)
     group_length: int = 1
     _next_set: int = 0
+    _begin: float = 0.0
+    """When the blocks began, in the clock's seconds."""
 
     def __post_init__(self) -> None:
         self.rows = {arm.name: [] for arm in self.active}
@@ -217,9 +232,9 @@ class _Session:
 
     def run_blocks(self) -> None:
         """Blocks until the budget is spent."""
-        begin = self.clock.now_s()
+        self._begin = self.clock.now_s()
         for number in range(self.plan.most_blocks):
-            spent = self.clock.now_s() - begin
+            spent = self.clock.now_s() - self._begin
             enough = self.plan.least_blocks if spent < self.plan.ceiling_s else 1
             if not self.active or (number >= enough and (spent >= self.plan.budget_s or self._is_precise())):
                 return
@@ -241,9 +256,11 @@ class _Session:
         return True
 
     def extra_readings(self) -> dict[str, dict[Reading, float]]:
-        """Median of each extra reading of each arm that runs; slow arms that retired have none."""
+        """Median of each extra reading of each arm that runs, a round at least; slow arms that retired have none."""
         taken: dict[str, dict[Reading, list[float]]] = {}
-        for _ in range(self.plan.extra_count if self.plan.extra_readings else 0):
+        for number in range(self.plan.extra_count if self.plan.extra_readings else 0):
+            if number and self.clock.now_s() - self._begin >= self.plan.ceiling_s:
+                break
             for arm in list(self.active):
                 for kind in self.plan.extra_readings:
                     reading = self._take(arm, kind, inspected=False)
@@ -290,9 +307,10 @@ class _Session:
 
     def _retire_slow_arms(self) -> None:
         """Leaves the time to the arms that matter. A required arm neither leaves nor drives others out."""
-        baselines = [arm.name for arm in self.active if not arm.required]
-        medians = {name: median(np.array(self.rows[name], dtype=np.float64)) for name in baselines}
-        limit = SLOW_ARM * min(medians.values(), default=math.inf)
+        optional = [arm.name for arm in self.active if not arm.required]
+        medians = {name: median(np.array(self.rows[name], dtype=np.float64)) for name in optional}
+        baselines = [ns for name, ns in medians.items() if name not in self.plan.followers]
+        limit = SLOW_ARM * min(baselines, default=math.inf)
         self.active = [arm for arm in self.active if not medians.get(arm.name, 0.0) > limit]
 
 

@@ -188,10 +188,14 @@ def _start_target(spec: Spec, argv: list[str], scratch: str) -> NoReturn:
 
 
 def _children(pid: int) -> Iterator[int]:
+    """The children of all threads; the kernel may leave some out while a sibling of theirs ends (proc(5))."""
+    tasks: list[str] = []
     with contextlib.suppress(OSError):  # a process that has just ended
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as names:
-                yield from map(int, names.read().split())
+        tasks = os.listdir(f"/proc/{pid}/task")
+    for task in tasks:
+        # One thread of it that has just ended; the others may have children too.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as names:
+            yield from map(int, names.read().split())
 
 
 def descendants(pid: int) -> set[int]:

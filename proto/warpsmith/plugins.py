@@ -18,7 +18,7 @@ from typing import Any
 
 from warpsmith.errors import UnknownPlugin
 
-ROLES = ("reasoner", "synthesizer", "schedule", "toolchain", "check", "executor", "search", "exporter")
+ROLES = ("reasoner", "synthesizer", "toolchain", "check", "executor", "search", "exporter")
 """Every role; the entry-point group of a role is `warpsmith.<role>`."""
 
 

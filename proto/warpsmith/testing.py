@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from warpsmith import arguments, digest, service
-from warpsmith.errors import BadInput, IllegalMove, WarpsmithError
+from warpsmith.errors import BadInput, IllegalMove, Infrastructure, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -230,7 +230,7 @@ def check_server(role: str, address: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Asks a server and prints the findings; 0 when it fits, 1 when not, 2 for a wrong command line."""
+    """Asks a server and prints the findings; 0: it fits, 1: it does not, 2: a wrong command line, 3: no answer."""
     if len(arguments) != 2:
         print("usage: python -m warpsmith.testing reasoning|synthesis|compile HOST:PORT", file=sys.stderr)
         return 2
@@ -239,6 +239,9 @@ def main(arguments: list[str]) -> int:
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2
+    except Infrastructure as error:
+        print(f"{arguments[0]} at {arguments[1]}: {error}", file=sys.stderr)
+        return 3
     for finding in findings:
         print(f"- {finding}")
     print(f"{arguments[0]} at {arguments[1]}: {'fits' if not findings else f'{len(findings)} findings'}")

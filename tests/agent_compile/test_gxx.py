@@ -89,6 +89,7 @@ def test_equal_sources_give_equal_bytes(gxx: Gxx, program: Any) -> None:
         ('extern "C" int system(const char*); extern "C" void kernel() { system("id"); }', "'system'"),
         ('#include <cstdlib>\nextern "C" const char* kernel() { return getenv("HOME"); }', "getenv"),
         ('extern "C" void kernel() { asm volatile("syscall"); }', "inline assembly"),
+        ('extern "C" void* kernel(long n) { return new float[n]; }', "give it a workspace"),
         ('extern "C" void kernel() asm("x\\n.inc" "bin \\"/etc/passwd\\"\\n"); void kernel() {}', ".incbin"),
         ('static int k() { return 1; }\nextern "C" void* chosen() { return (void*)k; }\n'
          'extern "C" void kernel() __attribute__((ifunc("chosen")));', "indirect"),

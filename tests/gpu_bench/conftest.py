@@ -33,7 +33,8 @@ def get_init_inputs():
 SOFTMAX = """
     for (long i = 0; i < ROWS; ++i) {
         const float* row = x + i * COLUMNS;
-        float m = -INFINITY, s = 0;
+        float m = -INFINITY;
+        double s = 0;
         for (long j = 0; j < COLUMNS; ++j) m = std::isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m);
         for (long j = 0; j < COLUMNS; ++j) s += std::exp(row[j] - m);
         for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = std::exp(row[j] - m) / s;

@@ -46,6 +46,38 @@ def test_a_baseline_that_cannot_be_built_says_why_and_is_not_tried_twice(monkeyp
     assert found.prepare_reference()[1] is first
 
 
+def short_of_memory(monkeypatch, times: int) -> None:
+    """Lets torch.compile fail so many times for want of memory."""
+    left = [torch.OutOfMemoryError("tried to allocate 16.00 GiB")] * times
+
+    def compiled(module, **_options):
+        if left:
+            raise left.pop()
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiled)
+
+
+def test_a_baseline_that_met_a_passing_want_of_memory_is_built_again_when_others_gave_back(monkeypatch):
+    short_of_memory(monkeypatch, times=1)
+    found = made(nn.ReLU(), torch.rand(4))
+    with pytest.raises(torch.OutOfMemoryError, match="no memory to prepare compile"):
+        found.prepare_with_room(timing_pb2.TIER_FINAL)
+    found.prepare_with_room(timing_pb2.TIER_FINAL)
+    assert [bool(each.arm) for each in found.prepare(timing_pb2.TIER_FINAL)] == [True, True]
+
+
+def test_a_baseline_that_there_is_never_memory_for_says_so_and_is_not_tried_a_third_time(monkeypatch):
+    short_of_memory(monkeypatch, times=2)
+    found = made(nn.ReLU(), torch.rand(4))
+    with pytest.raises(torch.OutOfMemoryError):
+        found.prepare_with_room(timing_pb2.TIER_FINAL)
+    found.prepare_with_room(timing_pb2.TIER_FINAL)
+    assert found.prepare(timing_pb2.TIER_FINAL)[1].failure == "OutOfMemoryError: tried to allocate 16.00 GiB"
+    found.prepare_with_room(timing_pb2.TIER_FINAL)
+    assert found.prepare(timing_pb2.TIER_FINAL)[1].arm is None
+
+
 def test_screening_adds_the_fastest_known_baseline_once_it_is_built(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
     found = made(nn.ReLU(), torch.rand(4))

@@ -92,6 +92,32 @@ def test_steps_are_timed_in_a_final(bench):
     assert timing.steps[0].bytes_per_second == pytest.approx(1e9)
 
 
+def test_each_call_of_a_stepwise_program_is_watched_by_itself(bench):
+    watched, seen = [0], []
+
+    @contextlib.contextmanager
+    def watch():
+        watched[0] += 1
+        yield
+
+    def stepwise() -> None:
+        seen.append(watched[0])
+        bench.clock.stamp()
+
+    candidate = Candidate(
+        lambda index: index, watch=watch, stepwise=stepwise, steps=[StepInfo("a", "authored", "k", 1000)]
+    )
+    measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
+    assert len(set(seen)) == len(seen) > 1
+
+
+def test_a_rewrite_that_is_five_times_as_fast_leaves_every_baseline_its_blocks(bench):
+    bench.clock = SimulatedClock({**NS, "rewritten": 3e4}, Noise(), 5)
+    candidate = Candidate(lambda index: index, rewritten=lambda index: index)
+    timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
+    assert len({len(arm.samples_ns) for arm in timing.arms}) == 1
+
+
 def test_a_baseline_that_failed_leaves_the_fastest_unproven(bench, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise RuntimeError("no compiler")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import conditioning, guard, judge_worker, near_ties, slices, undecided
+from gpu_bench import conditioning, guard, judge_worker, near_ties, slices, terms, undecided
 from gpu_bench.bench_worker import Bench
+from gpu_bench.executor import ProgramFault
 from gpu_bench.judge_worker import Judge
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.sharing import SharedMemory
@@ -324,6 +325,70 @@ def test_constant_rows_that_memory_does_not_allow_are_left_out_by_name(
     assert judge_worker._truth(rows).unjudged.startswith("not judged: ")
     with pytest.raises(judge_worker.TruthTooLarge):
         judge_worker._truth(judging_pb2.TruthRequest(family=NORMAL, seed=5))
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_floor_that_there_is_no_memory_for_is_tried_again_and_never_kept_as_zero(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    magnitudes, left = terms._magnitudes, [torch.OutOfMemoryError("tried to allocate 16.00 GiB")] * times
+
+    def short(*args: Any) -> list[float]:
+        if left:
+            raise left.pop()
+        return magnitudes(*args)
+
+    made = desk("x.sum().reshape(1)")
+    monkeypatch.setattr(terms, "_magnitudes", short)
+    if times == 1:
+        assert made.judge.answer(NORMAL, 1).floors[0] > 0
+        return
+    assert made.judge.answer(NORMAL, 1).floors == [0.0]
+    assert NORMAL not in made.judge._known_floors
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_run_that_is_short_of_memory_is_made_again_before_its_program_is_to_blame(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    made = desk("torch.sigmoid(x)")
+    program = made.plan_zero()
+    made.compare(program, NORMAL)
+    assert made.bench.program is not None
+    bind, left = made.bench.program.bind, [torch.OutOfMemoryError("tried to allocate 16.00 GiB")] * times
+
+    def short(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return bind(*args)
+
+    monkeypatch.setattr(made.bench.program, "bind", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        made.compare(program, NORMAL)
+    if times == 1:
+        assert made.compare(program, NORMAL).outputs[0].rms_ratio <= 4
+        return
+    with pytest.raises(ProgramFault) as blamed:
+        made.compare(program, NORMAL)
+    assert blamed.value.kind == verdict_pb2.FAILURE_KIND_RESOURCE
+    with pytest.raises(torch.OutOfMemoryError):
+        made.compare(program, NORMAL, seed=4)
+
+
+def test_a_program_that_does_not_load_for_want_of_memory_is_loaded_again(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk("torch.sigmoid(x)")
+
+    def short(*_: Any) -> None:
+        raise ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, "the cubin does not load: CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(made.bench.loaded, "load_program", short)
+    request = judging_pb2.LoadRequest(program=made.plan_zero())
+    with pytest.raises(torch.OutOfMemoryError):
+        made.bench.load(request)
+    with pytest.raises(ProgramFault):
+        made.bench.load(request)
 
 
 def test_what_moved_rows_are_is_kept_by_nobody_and_the_same_each_time() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
+import torch
 
 from gpu_bench import room
+from gpu_bench.executor import ProgramFault
 from gpu_bench.loaded import may_keep
 from gpu_bench.shortage import Shortages
 from warpsmith.errors import WorkerFault, WorkerRaised
-from warpsmith.v1 import judging_pb2
+from warpsmith.v1 import judging_pb2, verdict_pb2
 
 
 class Fake:
@@ -66,6 +70,46 @@ def test_a_shortage_is_the_first_once_for_each_question() -> None:
     assert shortages.is_first("look", 1, 7)
     assert shortages.is_first("truth", 1, 7)
     assert not shortages.is_first("look", 1, 7)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("tried to allocate 16.00 GiB"),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, "launch of run: CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_the_first_want_of_memory_of_a_question_arrives_as_one_that_others_are_asked_for(error: Exception) -> None:
+    shortages = Shortages()
+    with pytest.raises(torch.OutOfMemoryError) as first:
+        shortages.ask(error, "a program", 7)
+    assert type(first.value).__name__ in room.SHORT
+    shortages.ask(error, "a program", 7)
+    with pytest.raises(torch.OutOfMemoryError):
+        shortages.ask(error, "a program", 8)
+
+
+def test_what_no_memory_that_is_given_back_would_help_is_nobody_elses() -> None:
+    shortages = Shortages()
+    for name in ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "entry run asks for 300000 bytes of dynamic shared memory"):
+        shortages.ask(ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, name), "a program")
+
+
+def test_what_was_made_up_to_the_want_of_memory_is_gone_when_it_is_told() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def act() -> None:
+        workspace = torch.ones(4)
+        made.append(weakref.ref(workspace))
+        raise torch.OutOfMemoryError("no more")
+
+    with pytest.raises(torch.OutOfMemoryError) as met:
+        act()
+    with pytest.raises(torch.OutOfMemoryError):
+        Shortages().ask(met.value, "a program")
+    assert made[0]() is None
 
 
 def test_memory_is_kept_while_it_is_little_or_much_is_free_beside_small_tensors() -> None:

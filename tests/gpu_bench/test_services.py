@@ -36,7 +36,7 @@ def addresses() -> Iterator[tuple[str, str]]:
     bench = service.start(
         "benchmark",
         benchmark_service_pb2_grpc.add_BenchmarkServiceServicer_to_server,
-        BenchmarkServicer(Sessions(limits=Limits(hang_seconds=5.0))),
+        BenchmarkServicer(Sessions(limits=Limits(hang_seconds=30.0))),
         Settings(metrics_port=None),
     )
     settings = Settings(metrics_port=None, addresses={"benchmark": f"127.0.0.1:{bench.port}"})

@@ -146,6 +146,13 @@ def test_a_memo_that_stops_at_its_first_fresh_values_is_held_to_the_time_that_wa
     assert speedups == [pytest.approx(SLOW / honest_s, rel=0.03)] * 3
 
 
+@pytest.mark.parametrize(("calls_long", "expected"), [(6.0, Look.UNCLEAR), (0.5, Look.GONE)])
+def test_what_two_processes_differ_by_in_their_surroundings_accuses_nobody(calls_long: float, expected: Look) -> None:
+    around = calls_long * SLOW
+    measured = Round(SLOW / 1.15, SLOW, SLOW / 1.15 + 1.03 * around + (calls_long < 1) * SLOW, SLOW + around, around)
+    assert conclude(least_of([[measured]] * 3))[0] is expected
+
+
 def test_where_no_gain_is_seen_nobody_is_accused() -> None:
     times = {"candidate": SLOW, "eager": SLOW}
     clock = clock_over(process(times, {"candidate": 1.2 * SLOW, "eager": SLOW}))

@@ -57,6 +57,35 @@ def test_a_machine_with_two_speeds_does_not_widen_the_interval():
     assert result.low < 1.1 < result.high
 
 
+def two_speeds(share: float, fast: float, slow: float, seed: int, visits: int = 2) -> np.ndarray:
+    """60 blocks of an arm that is fast in that share of its visits, or of its blocks where `visits` is 1."""
+    drawn = np.random.default_rng(seed).random((60, visits)) < share
+    return noisy(1.0, 60, seed + 1000, 0.005) * np.where(drawn, fast, slow)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.5])
+def test_a_candidate_of_two_speeds_is_not_faster_than_its_median(share):
+    pairs = [(noisy(2.0, 60, seed, 0.005), two_speeds(share, 1.0, 3.0, seed)) for seed in range(40)]
+    found = [ratio(eager, candidate) for eager, candidate in pairs]
+    assert sum(faster(each, 0.005) for each in found) <= 1
+    plain = [median(eager) / median(candidate) for eager, candidate in pairs]
+    assert all(each.low <= medians for each, medians in zip(found, plain, strict=True))
+
+
+def test_two_arms_of_two_speeds_are_held_to_their_medians():
+    eager, candidate = two_speeds(0.55, 1.4, 5.0, 1, visits=1), two_speeds(0.35, 0.75, 2.0, 5)
+    assert median(eager) / median(candidate) < 0.8
+    assert not faster(ratio(eager, candidate), 0.005)
+
+
+def test_that_a_machine_has_two_speeds_takes_no_gain_away():
+    found = []
+    for seed in range(20):
+        speed = np.repeat(np.random.default_rng(seed).choice([1.0, 1.8], 20), 3)[:, None]
+        found.append(ratio(noisy(110.0, 60, seed) * speed, noisy(100.0, 60, seed + 99) * speed))
+    assert all(faster(each, 0.01) for each in found)
+
+
 def test_few_blocks_take_the_range_of_the_block_ratios():
     result = ratio(np.array([[2.0, 2.0], [4.0, 4.0], [2.0, 2.0]]), np.array([[1.0, 1.0]] * 3))
     assert (result.low, result.high) == (2.0, 4.0)

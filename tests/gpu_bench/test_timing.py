@@ -116,6 +116,14 @@ def test_slow_baselines_leave_early_but_a_fast_candidate_drives_nobody_out():
     assert counts == {"candidate": 40, "eager": 40, "slow": 8}
 
 
+def test_a_fast_rewrite_drives_no_baseline_out_but_leaves_where_it_is_slow():
+    long = replace(PLAN, budget_s=1.0, followers=frozenset({"rewritten"}))
+    samples, _ = simulated({"eager": 1e5, "compile": 9e4, "rewritten": 2e4}, long)
+    assert {len(arm.samples_ns) for arm in samples.arms.values()} == {40}
+    samples, _ = simulated({"eager": 1e5, "rewritten": 9e5}, long)
+    assert {name: len(arm.samples_ns) for name, arm in samples.arms.items()} == {"eager": 40, "rewritten": 8}
+
+
 def test_blocks_in_which_the_machine_changed_are_discarded():
     class Stepping(SimulatedClock):
         count = 0
@@ -145,6 +153,12 @@ def test_extra_readings_are_taken_apart():
     samples, _ = simulated({"a": 1e5}, replace(PLAN, extra_readings=(Reading.WARM, Reading.CALL)))
     assert samples.arms["a"].warm_ns == pytest.approx(8e4)
     assert samples.arms["a"].call_ns == pytest.approx(1.2e5)
+
+
+def test_extra_readings_of_a_slow_task_end_at_the_ceiling_after_one_round():
+    samples, calls = simulated({"a": 4e9, "b": 4e9}, replace(PLAN, extra_readings=(Reading.WARM,)))
+    assert len(calls) == 2 * (1 + 2 + 1)  # warming up, a block, a round
+    assert samples.arms["b"].warm_ns == pytest.approx(3.2e9)
 
 
 def test_timed_outputs_are_handed_to_the_inspector():

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,10 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
-HANG_SECONDS = 5.0
-"""Half of the product's: the first library step of a process loads parts of torch, seconds on a busy machine."""
+HANG_SECONDS, PATIENT_SECONDS = 5.0, 60.0
+"""What programs get that hang, half of the product's; and all others, which a machine that stalls must not blame."""
+COMPILE_SECONDS = 6.0
+"""What sources get that are to be given up."""
 
 
 @pytest.fixture(scope="session")
@@ -72,13 +75,28 @@ def traces(rung: jail.Rung) -> Iterator[Traces]:
 # ---- from text to binary -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def compiler(traces: Traces) -> Iterator[Compiler]:
+@contextmanager
+def _compiler(limits: CompileLimits) -> Iterator[Compiler]:
     """The product's compiler, without a cache."""
-    del traces
-    made = Compiler([Gxx(limits=CompileLimits(wall_seconds=6.0, memory_bytes=1 << 30))], None)
+    made = Compiler([Gxx(limits=limits)], None)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def compiler(traces: Traces) -> Iterator[Compiler]:
+    """As patient as the product's."""
+    del traces
+    with _compiler(CompileLimits(memory_bytes=1 << 30)) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def hasty_compiler(traces: Traces) -> Iterator[Compiler]:
+    """For sources that are to be given up."""
+    del traces
+    with _compiler(CompileLimits(wall_seconds=COMPILE_SECONDS, memory_bytes=1 << 30)) as made:
+        yield made
 
 
 @functools.cache
@@ -127,6 +145,7 @@ class Bench:
         bare: bool = False,
         edit: Callable[[candidate_pb2.Program], object] | None = None,
         tier: timing_pb2.Tier.ValueType = timing_pb2.TIER_FINAL,
+        hangs: bool = False,
     ) -> verdict_pb2.Verdict:
         """Compiles and judges, as the product does; `edit` changes the program after it was compiled."""
         if bare:
@@ -148,7 +167,8 @@ class Bench:
         request = correctness_service_pb2.VerifyArtifactRequest(
             task=module.task(), program=program, artifact=artifact, tier=tier
         )
-        self.session(module)
+        session = self.session(module)
+        session._limits = Limits(hang_seconds=HANG_SECONDS if hangs else PATIENT_SECONDS)
         return Judge(self).verify(request)
 
     def bare(self, program: candidate_pb2.Program) -> artifact_pb2.Artifact:
@@ -161,7 +181,8 @@ class Bench:
         made = hostile_tasks.program(
             case.module, [self.filled(case.body)], ahead=self.filled(case.ahead), headers=headers
         )
-        verdict = self.verdict(case.module, made, bare=case.bare, edit=case.edit, tier=case.tier)
+        hangs = "TIMEOUT" in case.kinds
+        verdict = self.verdict(case.module, made, bare=case.bare, edit=case.edit, tier=case.tier, hangs=hangs)
         if not case.timed or verdict.state != verdict_pb2.VERDICT_STATE_PASS:
             return verdict
         measured = self.measured(case.module, made, bare=case.bare)
@@ -218,7 +239,7 @@ class Bench:
         """The session of a module; the one before is closed."""
         if self._session is None or self._module != module.name:
             self.close()
-            self._session = Session(module.task(), rung=self.rung, limits=Limits(hang_seconds=HANG_SECONDS))
+            self._session = Session(module.task(), rung=self.rung, limits=Limits(hang_seconds=PATIENT_SECONDS))
             self._module = module.name
         return self._session
 

@@ -101,7 +101,8 @@ SOFTMAX = """
     const long i = thread;
     if (i < ROWS) {
         const float* row = x + i * COLUMNS;
-        float m = -INFINITY, s = 0;
+        float m = -INFINITY;
+        double s = 0;
         for (long j = 0; j < COLUMNS; ++j) m = isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m);
         for (long j = 0; j < COLUMNS; ++j) s += expf(row[j] - m);
         for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = expf(row[j] - m) / s;
@@ -176,7 +177,7 @@ _TILED = """
 _THREE = (
     "if (thread < ROWS) { const float* row = x + thread * COLUMNS; float m = -INFINITY;"
     " for (long j = 0; j < COLUMNS; ++j) m = isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m); w[thread] = m; }",
-    "if (thread < ROWS) { const float* row = x + thread * COLUMNS; float s = 0;"
+    "if (thread < ROWS) { const float* row = x + thread * COLUMNS; double s = 0;"
     " for (long j = 0; j < COLUMNS; ++j) s += expf(row[j] - w[thread]); w[32 + thread] = s; }",
     "for (long i = thread; i < SIZE; i += 64) y[i] = expf(x[i] - w[i / COLUMNS]) / w[32 + i / COLUMNS];",
 )
@@ -184,7 +185,8 @@ _MASKED = """
     const long i = thread;
     if (i < ROWS) {
         const float* row = x + i * COLUMNS;
-        float m = -INFINITY, s = 0;
+        float m = -INFINITY;
+        double s = 0;
         for (long j = 0; j <= i; ++j) m = isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m);
         for (long j = 0; j <= i; ++j) s += expf(row[j] - m);
         const float masked = s > 0 && m > -INFINITY ? 0.0f : expf(-INFINITY - m) / s;

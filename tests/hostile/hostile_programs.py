@@ -45,7 +45,7 @@ class Hostile:
     edit: Callable[[candidate_pb2.Program], object] | None = None
     """Changes the finished program."""
     tier: timing_pb2.Tier.ValueType = timing_pb2.TIER_FINAL
-    seconds: float = 30.0
+    seconds: float = 60.0
     """Longest that the verdict may take."""
     timed: bool = False
     """Whether it is right as long as it is judged, and has to be caught by its timing."""
@@ -178,6 +178,7 @@ MEMORY_CASES = [
         "memory", "takes all memory", ("RESOURCE", "CRASH", "WRONG_UNINITIALIZED"),
         "for (;;) { void* got = std::malloc(1L << 28); if (!got) break; *static_cast<volatile char*>(got) = 1; }\n"
         f"{S}\nvoid* last = std::malloc(1L << 33); if (!last) std::abort(); *static_cast<char*>(last) = 1;",
+        bare=True,
     ),
     Hostile("memory", "a workspace of 256 GB", ("RESOURCE",), S,
             edit=lambda program: program.buffers[2].spec.shape.__setitem__(0, 1 << 36)),
@@ -218,7 +219,7 @@ ANSWER = [
         for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = std::exp(x[i * COLUMNS + j]) / s;
     }"""),
     Hostile("answer", "zeros for rows of minus infinity", ("WRONG_NAN",),
-            S.replace("float m = -INFINITY, s = 0;", "float m = -1e30f, s = 1e-30f;")),
+            S.replace("m = -INFINITY;", "m = -1e30f;").replace("s = 0;", "s = 1e-30;")),
     Hostile("answer", "relies on positive values", VALUE, LARGEST.honest.replace("std::fabs(row[j])", "row[j]"),
             module=LARGEST),
     Hostile("answer", "relies on sorted values", VALUE, """
@@ -249,6 +250,11 @@ EARLIER = [
         if (seen[i] == x) {{ std::memcpy(y, kept[i], sizeof kept[i]); return; }}
     {S}
     if (count < 4096) {{ std::memcpy(kept[count], y, sizeof kept[count]); seen[count++] = x; }}""", bare=True),
+    Hostile("earlier calls", "finds its answer where it freed it", ("POLICY_REJECT",), f"""
+    float* const kept = static_cast<float*>(std::malloc((SIZE + 1) * sizeof(float)));
+    if (kept[SIZE] == x[7]) std::memcpy(y, kept, SIZE * sizeof(float));
+    else {{ {S} std::memcpy(kept, y, SIZE * sizeof(float)); kept[SIZE] = x[7]; }}
+    std::free(kept);"""),
     Hostile("earlier calls", "right for ten calls, then garbage",
             (*VALUE, "WRONG_NONDETERMINISTIC", "WRONG_UNINITIALIZED"),
             f"static int calls = 0; if (++calls > 10) {{ y[0] = 0; }}\nelse {{ {S} }}", bare=True),
@@ -322,7 +328,7 @@ HOST = [
     std::thread([out] { for (;;) { usleep(1000); out[0] = 7; } }).detach();""" + S,
             headers="#include <thread>\n#include <unistd.h>\n", bare=True),
     Hostile("host code", "allocates without end", ("CRASH", "RESOURCE"),
-            "for (;;) { volatile char* taken = new char[1L << 28]; taken[0] = 1; }"),
+            "for (;;) { volatile char* taken = new char[1L << 28]; taken[0] = 1; }", bare=True),
     Hostile("host code", "floods the output", ("TIMEOUT",),
             "static char line[1 << 16];\n"
             "for (;;) if (write(1, line, sizeof line) < 0 || write(2, line, sizeof line) < 0) return;",

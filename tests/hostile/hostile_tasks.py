@@ -169,7 +169,8 @@ SOFTMAX = Module(
     honest=f"""
     for (long i = 0; i < ROWS; ++i) {{
         {_ROW}
-        float m = -INFINITY, s = 0;
+        float m = -INFINITY;
+        double s = 0;
         for (long j = 0; j < COLUMNS; ++j) m = std::isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m);
         for (long j = 0; j < COLUMNS; ++j) s += std::exp(row[j] - m);
         for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = std::exp(row[j] - m) / s;
@@ -309,7 +310,8 @@ MASKED = Module(
     honest=f"""
     for (long i = 0; i < ROWS; ++i) {{
         {_ROW}
-        float m = -INFINITY, s = 0;
+        float m = -INFINITY;
+        double s = 0;
         for (long j = 0; j <= i; ++j) m = std::isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m);
         for (long j = 0; j <= i; ++j) s += std::exp(row[j] - m);
         const float masked = s > 0 && m > -INFINITY ? 0.0f : std::exp(-INFINITY - m) / s;

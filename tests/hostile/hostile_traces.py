@@ -31,7 +31,15 @@ class Traces:
     """The temporary directory of this run, used by nobody else."""
 
     def now(self) -> Footprint:
-        """What there is."""
+        """What there is, once two looks see the same: something may just be ending."""
+        end = time.monotonic() + SETTLE_SECONDS
+        seen, again = self._look(), self._look()
+        while seen != again and time.monotonic() < end:
+            time.sleep(0.05)
+            seen, again = again, self._look()
+        return again
+
+    def _look(self) -> Footprint:
         names: Counter[str] = Counter()
         for process in jail_init.descendants(os.getpid()):
             try:
@@ -43,9 +51,9 @@ class Traces:
     def assert_same(self, before: Footprint) -> None:
         """Fails unless there is again what there was, once what is ending has ended."""
         end = time.monotonic() + SETTLE_SECONDS
-        while not _is_within(self.now(), before) and time.monotonic() < end:
+        while not _is_within(seen := self._look(), before) and time.monotonic() < end:
             time.sleep(0.02)
-        assert _is_within(self.now(), before), f"{self.now()} instead of {before}"
+        assert _is_within(seen, before), f"{seen} instead of {before}"
 
 
 @contextmanager

@@ -5,6 +5,8 @@ Not in the lists, because they are not caught or not yet said:
 - A kernel for the CPU can write into the process that runs it (not into the judge's): what that process says of
   canaries and repeats is then its own word; values, processes and time are looked at from outside.
 - A thread that host code started shows by what it writes, not by being there.
+- What a call leaves on its stack, or a block in shared memory, the next timed call on the same inputs may find: values
+  are renewed in an audit of a time below the floor, not in every final measurement.
 
 Replies of a model are in `tests/model_server`, what needs a GPU in `hostile_gpu`.
 """
@@ -68,7 +70,7 @@ S = tasks.SOFTMAX.honest
 _THREE = (
     "for (long i = 0; i < ROWS; ++i) { const float* row = x + i * COLUMNS; float m = -INFINITY;"
     " for (long j = 0; j < COLUMNS; ++j) m = std::isnan(row[j]) ? row[j] : (row[j] > m ? row[j] : m); w[i] = m; }",
-    "for (long i = 0; i < ROWS; ++i) { const float* row = x + i * COLUMNS; float s = 0;"
+    "for (long i = 0; i < ROWS; ++i) { const float* row = x + i * COLUMNS; double s = 0;"
     " for (long j = 0; j < COLUMNS; ++j) s += std::exp(row[j] - w[i]); w[32 + i] = s; }",
     "for (long i = 0; i < ROWS; ++i)"
     " for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = std::exp(x[i * COLUMNS + j] - w[i]) / w[32 + i];",
