@@ -29,7 +29,7 @@ END
 
 # A run with the reasoner $1 must time kernels that this reasoner ($2, as its hypotheses say) has proposed.
 drives() {
-  "$bin/warpsmith" optimize "$work/module.py" --budget 3s --plugin "reasoner=$1" --runs "$work/$2" --json >"$work/$2.json" || [ $? = 1 ]
+  "$bin/warpsmith" optimize "$work/module.py" --budget 6s --plugin "reasoner=$1" --runs "$work/$2" --json >"$work/$2.json" || [ $? = 1 ]
   "$bin/warpsmith" show last --runs "$work/$2" | tee "$work/$2.txt"
   grep -A1 'x \[' "$work/$2.txt" | grep -q 'saves .* bytes' || {
     echo "no kernel that $2 proposed was timed" >&2
@@ -50,7 +50,7 @@ echo "-- TypeScript server"
 (cd examples/agents/typescript && npm ci --no-audit --no-fund --silent && PATH="$bin:$PATH" npm run --silent build)
 node examples/agents/typescript/dist/server.js 0 >"$work/address" &
 server=$!
-for _ in $(seq 50); do [ -s "$work/address" ] && break || sleep 0.1; done
+for _ in $(seq 600); do [ -s "$work/address" ] && break || sleep 0.1; done
 "$bin/python" -m warpsmith.testing reasoning "$(cat "$work/address")"
 drives "$(cat "$work/address")" typescript
 

@@ -1,6 +1,6 @@
 """Decides whether there is anything to win: the fastest baseline against the least time the task can take.
 
-Source of the threshold: below 5 % a search costs more than it can give (design, search).
+Source of the threshold: below 5 % a search costs more than it can give (docs/measurement.md).
 """
 
 from __future__ import annotations

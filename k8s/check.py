@@ -163,7 +163,7 @@ def addresses_lead_to_services(objects: Sequence[Object]) -> Iterator[str]:
                 yield f"{caller}: {name}={value} is no headless service of ours at {GRPC}"
 
 
-def ports_are_the_designs(objects: Sequence[Object]) -> Iterator[str]:
+def ports_are_the_documented(objects: Sequence[Object]) -> Iterator[str]:
     """gRPC, health and metrics listen where the probes, services and policies expect them."""
     wanted = {"grpc": GRPC, "health": HEALTH, "metrics": METRICS}
     for name, deployment in services(objects).items():
@@ -314,7 +314,7 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     policies_are_the_call_graph,
     everything_else_is_denied,
     addresses_lead_to_services,
-    ports_are_the_designs,
+    ports_are_the_documented,
     pods_are_restricted,
     drains_fit,
     measuring_pods_are_guaranteed,

@@ -122,19 +122,20 @@ def capture_all(kernelbench: Path) -> list[str]:
         file.read_text() for level in ("level1", "level2") for file in sorted((kernelbench / level).glob("*.py"))
     ]
     sources += [level1.changed(source) for source in sources]
-    sources += [*products.SIXTEEN_BIT.values(), *hopper_rows.modules().values()]
+    sources += [*products.SIXTEEN_BIT.values(), *products.TF32.values(), *hopper_rows.modules().values()]
     by_digest = {digest(source.encode()): source for source in sources}
-    wanted = {row["source"]: row["file"] for row in rows() if row.get("arms_ns")}
+    wanted = {row["source"]: (row["file"], "tf32" in row["labels"]) for row in rows() if row.get("arms_ns")}
     lines = []
-    for number, (key, name) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+    for number, (key, (name, is_tf32)) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
         print(f"{number + 1}/{len(wanted)} {name}{'' if key in by_digest else ': its source is not here'}", flush=True)
         if key in by_digest:
-            work = dataclasses.asdict(work_of(by_digest[key]))
+            precision = task_pb2.PRECISION_TF32 if is_tf32 else task_pb2.PRECISION_FP32
+            work = dataclasses.asdict(work_of(by_digest[key], precision))
             lines.append(json.dumps({"file": name, "source": key, "work": work}))
     return lines
 
 
-def work_of(source: str) -> floor.Work:
+def work_of(source: str, precision: task_pb2.Precision.ValueType) -> floor.Work:
     """Least work of a module, captured without drawing its inputs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -146,7 +147,7 @@ def work_of(source: str) -> floor.Work:
         user = task_module.load(task, Path(directory))
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = user.inputs(0, "cpu")
-    return floor.work_of(capture.capture(user.build(device="cpu"), inputs), task_pb2.PRECISION_FP32)
+    return floor.work_of(capture.capture(user.build(device="cpu"), inputs), precision)
 
 
 def main() -> int:

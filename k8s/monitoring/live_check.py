@@ -64,7 +64,7 @@ SMALL = {
 """Name → what a module computes, and on what shape: small, because two processors do all the work."""
 BUDGET = ("--budget", "8s", "--trials", "12")
 PICTURE_BUDGET = ("--budget", "25s")
-SCRAPE_SECONDS, SERIES = 0.05, 2000
+SCRAPE_SECONDS, SERIES = 0.25, 2000
 """Most that one scrape of a service may take, and hold."""
 RUN_SECONDS = 660.0
 """After which a run is cut off: what was scraped until then is asked."""

@@ -63,7 +63,7 @@ THROUGHPUT = [
     ),
     Panel(
         "How near to the floor",
-        "Floor over the best time: 100 % is as fast as the hardware allows, and there the search stops.",
+        "Floor over the best time: 100 % is as fast as the hardware allows. At 95 % a search stops, but for products.",
         {"{{task}}": "max by (task) (warpsmith_task_floor_ratio)"},
         unit="percentunit",
     ),

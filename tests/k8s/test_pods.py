@@ -73,9 +73,10 @@ def test_the_pods_environment_is_enough_for_all_six_services(
     address = f"{pods['orchestrator'][1]}:{check.GRPC}"
     api = orchestrator_at(address, tls)
     assert not api.ListRuns(optimization_service_pb2.ListRunsRequest()).runs
-    assert wait_until_healthy(address, 1) != with_tls, "plain text is refused where certificates are demanded"
+    is_plain = wait_until_healthy(address, 1 if with_tls else 30)
+    assert is_plain != with_tls, "plain text is refused where certificates are demanded"
     begin = time.monotonic()
     for process, _ in pods.values():
         process.send_signal(signal.SIGTERM)
     assert {name: process.wait(30) for name, (process, _) in pods.items()} == dict.fromkeys(pods, 0)
-    assert time.monotonic() - begin < 10, "idle services wait for nothing"
+    assert time.monotonic() - begin < 25, "idle services wait for nothing"

@@ -18,6 +18,10 @@ def test_the_guard_rejects_no_baseline_that_was_measured() -> None:
     assert f"{len(found)} baselines" in baseline_floors.report(found)
 
 
+def test_the_least_work_of_every_measured_task_is_known() -> None:
+    assert baseline_floors.unknown() == []
+
+
 def test_the_guard_would_reject_baselines_of_half_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def halved() -> list[dict[str, Any]]:
         return [row | {"arms_ns": {name: ns / 2 for name, ns in row.get("arms_ns", {}).items()}} for row in rows]

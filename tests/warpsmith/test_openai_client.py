@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from email.utils import format_datetime, parsedate_to_datetime
 from pathlib import Path
 
@@ -26,6 +27,14 @@ SCHEMA = {
 }
 QUESTION = [Message("system", "rules"), Message("user", "which?")]
 QUICK = Patience(attempts=3, budget_seconds=5.0, wait_seconds=0.01, rest_seconds=0.2)
+
+FIRST_SOON: Mapping[str, object] = {"first_token_seconds": 1.0}
+LIMITS: Mapping[Says, Mapping[str, object]] = {
+    replies.silent: FIRST_SOON,
+    replies.slow_drip: FIRST_SOON,
+    replies.slow_tokens: {"total_seconds": 1.5},
+}
+"""The limit that a reply is to pass; the others are far off, so that a stall passes none of them first."""
 
 
 @contextmanager
@@ -78,12 +87,11 @@ def test_an_answer_comes_back_whole_under_the_schema() -> None:
 )
 def test_every_failure_has_its_reason(reply: Says, reason: ModelReason, says: str) -> None:
     begin = time.monotonic()
-    limits = {"first_token_seconds": 1.0, "total_seconds": 1.5} if reply in replies.SLOW else {}
-    found = fault(reply, **limits)
+    found = fault(reply, **LIMITS.get(reply, {}))
     assert found.reason is reason
     assert says in str(found)
     assert "\n" not in str(found)
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < 30
 
 
 def test_a_connection_that_breaks_is_tried_again() -> None:
@@ -110,15 +118,13 @@ def test_faults_that_stay_are_not_tried_again() -> None:
 def test_a_server_that_is_down_is_left_alone_for_a_while() -> None:
     with ScriptedModel(replies.good) as server:
         url = server.url
-    client = OpenAiClient(ModelSettings(url=url), QUICK)
+    client = OpenAiClient(ModelSettings(url=url), replace(QUICK, rest_seconds=60.0))
     client.check()  # no error: it may come up later
     with pytest.raises(ModelFault, match="nothing answers there") as first:
         client.answer(QUESTION, SCHEMA)
     assert first.value.reason is ModelReason.SERVER_DOWN
-    begin = time.monotonic()
     with pytest.raises(ModelFault, match="left alone"):
         client.answer(QUESTION, SCHEMA)
-    assert time.monotonic() - begin < 0.05
     assert client.context_tokens() == 0
     client.close()
 

@@ -43,6 +43,11 @@ def test_an_unknown_role_has_no_suite(capsys: pytest.CaptureFixture[str]) -> Non
     assert "no conformance suite for 'wizard'" in capsys.readouterr().err
 
 
+def test_a_server_that_does_not_answer_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert testing.main(["reasoning", "127.0.0.1:1"]) == 3
+    assert "reasoning at 127.0.0.1:1: " in capsys.readouterr().err
+
+
 def test_a_wrong_command_line_says_what_it_wants(capsys: pytest.CaptureFixture[str]) -> None:
     assert testing.main([]) == 2
     assert "usage:" in capsys.readouterr().err
