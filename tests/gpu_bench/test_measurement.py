@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
@@ -193,6 +194,29 @@ def test_a_time_that_an_audit_does_not_find_again_stays_suspect(bench, monkeypat
     timing, _ = suspected(bench, monkeypatch, renew=slower)
     assert floor.FLOOR_SUSPECT in timing.flags
     assert not timing.faster
+
+
+@pytest.mark.parametrize(("remembers", "looks"), [(False, 1), (True, measurement.FRESH_LOOKS)])
+def test_a_final_is_not_faster_by_answers_that_it_kept(bench, monkeypatch, remembers, looks):
+    known, renewals, take = set(), [], bench.clock.take
+
+    def slow_at_first(arm, sets, reading):
+        sample = take(arm, sets, reading)
+        if arm.name != "candidate" or not remembers or known.issuperset(sets):
+            return sample
+        known.update(sets)
+        return dataclasses.replace(sample, ns=4e5)
+
+    def renew() -> bool:
+        renewals.append(len(known))
+        known.clear()
+        return True
+
+    monkeypatch.setattr(bench.clock, "take", slow_at_first)
+    timing = measure_candidate(bench, Candidate(lambda index: index, renew=renew), timing_pb2.TIER_FINAL)
+    assert len(renewals) == looks
+    assert timing.faster is not remembers
+    assert (measurement.SLOWER_ON_FRESH_VALUES in timing.flags) is remembers
 
 
 def test_composing_without_any_baseline_claims_nothing(bench):

@@ -218,6 +218,37 @@ def test_a_kernel_that_keeps_its_answer_needs_workspaces_emptied_before_timed_ca
     assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
 
 
+_STACKED = f"""
+    volatile float kept[1 << 17];  // on the stack: what a call leaves far down there the next one finds
+    bool is_there = kept[SIZE] == x[0] && kept[SIZE + 1] == x[SIZE - 1];
+    if (is_there) {{ for (long i = 0; i < SIZE; ++i) y[i] = kept[i]; return; }}
+    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    {tasks.SOFTMAX.honest}
+    for (long i = 0; i < SIZE; ++i) kept[i] = y[i];
+    kept[SIZE] = x[0]; kept[SIZE + 1] = x[SIZE - 1];
+"""
+"""Slow by a millisecond, unless its stack holds the answer on these values."""
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_finds_its_answer_on_its_stack_needs_fresh_values_in_a_final(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_on:
+        monkeypatch.setattr(measurement, "_is_there_on_fresh_values", lambda *_: True)
+    monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 1)  # as for large tensors
+    program = tasks.program(tasks.SOFTMAX, [_STACKED])
+    artifact = bench.compiler.compile(program).outcome
+    task = tasks.SOFTMAX.task()
+    request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=program, artifact=artifact)
+    assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
+    timed = timed_task.TimedTask.of(LoadedTask.load(task))
+    monkeypatch.setattr(timed.bench.baselines, "_final_names", lambda: ["eager"])  # compiling takes half a minute
+    timing = timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_FINAL).timing
+    assert timing.faster is not is_on, timing
+    assert (measurement.SLOWER_ON_FRESH_VALUES in timing.flags) is is_on
+
+
 _FOUND = f"""
     const float *from = x + 8 * COLUMNS, *found = y + 8 * COLUMNS;
     bool is_there = true;

@@ -5,8 +5,8 @@ Not in the lists, because they are not caught or not yet said:
 - A kernel for the CPU can write into the process that runs it (not into the judge's): what that process says of
   canaries and repeats is then its own word; values, processes and time are looked at from outside.
 - A thread that host code started shows by what it writes, not by being there.
-- What a call leaves on its stack, or a block in shared memory, the next timed call on the same inputs may find: values
-  are renewed in an audit of a time below the floor, not in every final measurement.
+- What a call leaves on its stack, or a block in shared memory, the next timed call on the same inputs may find: a
+  search believes its time, a final does not.
 
 Replies of a model are in `tests/model_server`, what needs a GPU in `hostile_gpu`.
 """
