@@ -201,6 +201,8 @@ def test_a_final_is_not_faster_by_answers_that_it_kept(bench, monkeypatch, remem
     known, renewals, take = set(), [], bench.clock.take
 
     def slow_at_first(arm, sets, reading):
+        if arm.before is not None:
+            arm.before(sets)
         sample = take(arm, sets, reading)
         if arm.name != "candidate" or not remembers or known.issuperset(sets):
             return sample
@@ -214,9 +216,24 @@ def test_a_final_is_not_faster_by_answers_that_it_kept(bench, monkeypatch, remem
 
     monkeypatch.setattr(bench.clock, "take", slow_at_first)
     timing = measure_candidate(bench, Candidate(lambda index: index, renew=renew), timing_pb2.TIER_FINAL)
-    assert len(renewals) == looks
+    assert len(renewals) == looks * measurement.FRESH_READINGS
     assert timing.faster is not remembers
     assert (measurement.SLOWER_ON_FRESH_VALUES in timing.flags) is remembers
+
+
+def test_a_final_is_believed_where_no_values_can_be_drawn(bench, monkeypatch):
+    take = bench.clock.take
+
+    def slow_where_renewed(arm, sets, reading):
+        sample = take(arm, sets, reading)
+        if arm.before is None:
+            return sample
+        arm.before(sets)
+        return dataclasses.replace(sample, ns=4e5)
+
+    monkeypatch.setattr(bench.clock, "take", slow_where_renewed)
+    timing = measure_candidate(bench, Candidate(lambda index: index, renew=lambda: False), timing_pb2.TIER_FINAL)
+    assert timing.faster
 
 
 def test_composing_without_any_baseline_claims_nothing(bench):
