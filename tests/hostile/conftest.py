@@ -349,7 +349,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     lines = [
         "# The hostile suite on the CPU target",
         "",
-        f"Jail: {rung}. {platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}, "
+        f"Jail: {rung}. {platform.machine()}, {os.cpu_count()} processors, Linux {platform.release().split('-')[0]}, "
         f"Python {platform.python_version()}.",
         "",
         "| cases | caught | of |",
