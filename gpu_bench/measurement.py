@@ -56,6 +56,8 @@ SLOWER_ON_FRESH_VALUES = "SLOWER_ON_FRESH_VALUES"
 """First calls on values that nothing can have kept an answer for do not show the speedup: it is not believed."""
 FRESH_LOOKS, FRESH_READINGS, FRESH_SHARE = 3, 5, 0.8
 """Looks, readings of each, and how much of the speedup has to be there between the least of one look."""
+SLOWED = 1.5
+"""How much longer than before a baseline may take in such a look: with several threads it suffers most under load."""
 NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})
 """Arms that nobody could have had without us: neither the fastest baseline nor the measure of a slow one."""
 HOST_BOUND = "HOST_BOUND"
@@ -200,8 +202,7 @@ def measure_candidate(
     if tier == timing_pb2.TIER_FINAL and timing.faster:
         baseline = next(arm for arm in arms if arm.name == timing.fastest_baseline)
         with preserved_state(bench.baselines.module):
-            speedup = timing.speedup_fastest.median
-            timing.faster = _is_there_on_fresh_values(bench, candidate, baseline, speedup, samples.group_length)
+            timing.faster = _is_there_on_fresh_values(bench, candidate, baseline, timing, samples.group_length)
         if not timing.faster:
             timing.flags.append(SLOWER_ON_FRESH_VALUES)
     timing.steps.extend(steps)
@@ -237,13 +238,14 @@ def _audit(
 
 
 def _is_there_on_fresh_values(
-    bench: Bench, candidate: Candidate, baseline: Arm, speedup: float, group_length: int
+    bench: Bench, candidate: Candidate, baseline: Arm, timing: timing_pb2.Timing, group_length: int
 ) -> bool:
     """Whether most of a speedup is there in first calls on values drawn anew; so it is said where none can be drawn.
 
     A call may leave its answer on its stack or in shared memory, which nobody empties, for the next on equal values.
     """
     drawn: list[bool] = []
+    slowest = SLOWED * next(arm.median_ns for arm in timing.arms if arm.name == baseline.name)
 
     def renew(sets: Sequence[int]) -> None:  # ahead of a reading that is taken again, too
         drawn.append(candidate.renew())
@@ -259,7 +261,8 @@ def _is_there_on_fresh_values(
             with candidate.watch():
                 fresh.append(bench.clock.take(arm, sets, Reading.COLD).ns)
             beside.append(bench.clock.take(baseline, sets, Reading.COLD).ns)
-        if not all(drawn) or min(beside) >= FRESH_SHARE * speedup * min(fresh):  # load only ever adds
+        least = min(*beside, slowest)  # load only ever adds
+        if not all(drawn) or least >= FRESH_SHARE * timing.speedup_fastest.median * min(fresh):
             return True
     return False
 
