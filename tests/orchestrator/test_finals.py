@@ -105,6 +105,20 @@ def test_a_time_that_no_audit_cleared_ends_no_search_and_keeps_no_other_from_a_f
     run = executed(world, Notebook())
     assert run.state == run_pb2.RUN_STATE_FASTER
     assert [move.operation for move in run.best.candidate.moves] == ["author"]
+    assert "ended the search" not in run.message
+
+
+def test_times_that_no_audit_cleared_come_last_among_finalists() -> None:
+    trials = [
+        trial_pb2.Trial(
+            number=n, verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS), timing=timing(9.0, ns)
+        )
+        for n, ns in ((1, 1.0), (2, 4.5))
+    ]
+    for trial in trials:
+        trial.candidate.moves.add(operation="author")
+    trials[0].timing.flags.append("FLOOR_SUSPECT")
+    assert [trial.number for trial in finalists.select(trials)] == [2, 1]
 
 
 def test_a_best_time_that_no_audit_cleared_is_not_quoted() -> None:
