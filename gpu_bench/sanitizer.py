@@ -51,6 +51,8 @@ RACECHECK_BYTES = 1 << 30
 """Most bytes of all buffers for racecheck: on an H200 it never ended within the deadline with more."""
 _PREFIX: Final = "compute-sanitizer "
 _FOUND, _RAN = 77, "the kernels ran"
+_SHORT = "out of memory"
+"""What a tool says that found no memory on the GPU."""
 _LINE = re.compile(r"=+ +(.+)")
 _TALK = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Saved host backtrace", "LEAK SUMMARY")
 
@@ -127,9 +129,10 @@ class Inspecting:
         if programs is not None:
             self._give(programs)
         self._pool = ThreadPoolExecutor(len(tools), thread_name_prefix="sanitizer")
-        self._running = [
-            self._pool.submit(_run, sanitizer, tool, place, rung, lambda: self._least_end_s) for tool in tools
-        ]
+        self._run: Callable[[str], verdict_pb2.Inspection] = lambda tool: _run(
+            sanitizer, tool, place, rung, lambda: self._least_end_s
+        )
+        self._running = [self._pool.submit(self._run, tool) for tool in tools]
 
     def take(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> bool:
         """Gives waiting tools a program; False where they are not the ones that it needs, or no longer there."""
@@ -155,7 +158,12 @@ class Inspecting:
         self._tell(GO, LEAST_SECONDS)
         if self._running:
             self._least_end_s = max(self._least_end_s, self._given_s + DEADLINE_SECONDS)
-        return [*(each.result() for each in self._running), *self._said]
+        said = [each.result() for each in self._running]
+        # The context of one that loads at the height of a comparison may find no memory: there is some by now.
+        again = (
+            self._run(tool) if _SHORT in each.skipped else each for tool, each in zip(self._tools, said, strict=False)
+        )
+        return [*again, *self._said]
 
     def __enter__(self) -> Self:
         return self

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_bench import conditioning, guard, judge_worker, near_ties, slices, terms, undecided
+from gpu_bench import conditioning, guard, judge_worker, near_ties, plausible, slices, terms, undecided
 from gpu_bench.bench_worker import Bench
 from gpu_bench.executor import ProgramFault
 from gpu_bench.judge_worker import Judge
@@ -263,19 +262,19 @@ def _cut_after(
 def test_values_on_which_every_order_of_one_product_overflows_elsewhere_define_nothing(desk: MakeDesk) -> None:
     made = desk("x.cumprod(1)", "[torch.rand(16, 400)]")
     answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 3)
-    assert made.judge._undecided(answer) == ""
+    assert plausible.disagreement(["output 0"], answer.eager, answer.truth) == ""
     (eager,), (truth,) = answer.eager, answer.truth
     for share, is_undecided in ((0.005, False), (0.02, True)):
         other = eager.clone()
         other.view(-1)[truth.view(-1).float().isfinite().nonzero()[: int(share * eager.numel()), 0]] = torch.inf
-        assert bool(made.judge._undecided(replace(answer, eager=[other]))) is is_undecided
+        assert bool(plausible.disagreement(["output 0"], [other], [truth])) is is_undecided
 
 
 def test_a_family_that_the_reference_leaves_undecided_is_none_of_its_cases(
     desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = desk("x * 2", "[torch.rand(16, 40)]")
-    monkeypatch.setattr(made.judge, "_undecided", lambda _: "nobody knows")
+    monkeypatch.setattr(plausible, "disagreement", lambda *_: "nobody knows")
     for family in (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM):
         made.judge.answer(family, 4)
     with pytest.raises(BadInput, match="nobody knows"):
@@ -408,6 +407,16 @@ def test_more_seeds_of_a_small_output_take_the_floors_of_their_family(desk: Make
     floors = [made.judge.answer(NORMAL, seed).floors[0] for seed in (1, 2, 3)]
     assert len(set(floors)) == 3
     assert made.judge.answer(NORMAL, 4, once=True).floors[0] == min(floors)
+
+
+def test_ordinary_values_in_large_tensors_have_the_floors_of_their_family(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_worker, "_MANY", 64 * 48)
+    large, small = desk("x.sum()", "[torch.rand(64, 48)]").judge, desk("x.sum()", "[torch.rand(64, 47)]").judge
+    for family, count in ((NORMAL, 1), (verdict_pb2.VALUE_FAMILY_MIXED, 3)):
+        assert len({large.answer(family, seed).floors[0] for seed in (1, 2, 3)}) == count
+        assert len({small.answer(family, seed).floors[0] for seed in (1, 2, 3)}) == 3
 
 
 def test_an_index_of_what_rounding_cannot_tell_apart_is_right_and_no_other() -> None:

@@ -58,6 +58,22 @@ def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkey
 
 
 @needs_namespaces
+def test_a_tool_that_found_no_memory_is_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, ran = "echo 'torch.AcceleratorError: CUDA error: out of memory'; exit 1", "echo 'the kernels ran'"
+    runs: list[str] = []
+    real = sanitizer._run
+
+    def run(installed: Path, tool: str, *rest: Any) -> verdict_pb2.Inspection:
+        runs.append(tool)
+        installed.write_text(f"#!/bin/sh\n{short if len(runs) == 1 else ran}\n")
+        return real(installed, tool, *rest)
+
+    monkeypatch.setattr(sanitizer, "_run", run)
+    second = said("", tmp_path, monkeypatch)
+    assert (second.finding, second.skipped, runs) == ("", "", ["racecheck"] * 2)
+
+
+@needs_namespaces
 def test_a_tool_that_does_not_end_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer, "DEADLINE_SECONDS", 0.5)
     monkeypatch.setattr(sanitizer, "LEAST_SECONDS", 0.0)
