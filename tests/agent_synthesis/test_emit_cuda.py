@@ -222,6 +222,36 @@ def test_the_measured_rule_chooses_the_team(
     assert CudaRowReduction().defaults(build(rows, columns)).choices["reduce"] == reduce
 
 
+@pytest.mark.parametrize(
+    ("columns", "splits", "threads"), [(1 << 21, 256, 512), (6 << 20, 256, 512), (64 << 20, 528, 512)]
+)
+def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: int, splits: int, threads: int) -> None:
+    nest = row_dot(1, columns)
+    chosen = CudaRowReduction().defaults(nest)
+    assert chosen.choices["reduce"] == "two_pass"
+    assert (chosen.integers["splits"], chosen.integers["threads"]) == (splits, threads)
+    assert spilled_bytes(compile_cuda(emitted(nest))) == 0
+
+
+@pytest.mark.parametrize(
+    ("nest", "threads", "lanes", "splits"),
+    [
+        (column_sum(513, 39 * 511), 256, 32, 1),  # a column each, of a tensor that is no large one
+        (column_softmax(64, 40_001), 256, 32, 1),
+        (column_softmax(23, 40_001), 128, 32, 1),  # four threads above each other have rows, eight would not
+        (column_softmax(8, 40_001), 128, 64, 1),
+        (column_softmax(8, 16), 512, 8, 1),  # no blocks to spare
+    ],
+    ids=["many rows", "64 rows", "23 rows", "8 rows", "few columns"],
+)
+def test_threads_above_each_other_all_have_rows(
+    compile_cuda: Compile, nest: Nest, threads: int, lanes: int, splits: int
+) -> None:
+    integers = CudaColumnReduction().defaults(nest).integers
+    assert (integers["threads"], integers["lanes"], integers["splits"]) == (threads, lanes, splits)
+    assert spilled_bytes(compile_cuda(CudaColumnReduction().emit(nest, CudaColumnReduction().defaults(nest)))) == 0
+
+
 def test_settings_without_effect_are_no_alternatives() -> None:
     schedule = CudaRowReduction()
     nest = layer_norm(4096, 16384)
