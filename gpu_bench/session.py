@@ -79,8 +79,8 @@ class Session:
         self._judge: Worker | None = None
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
-        self._undefined: dict[int, str] = {}
-        """Families without a truth, with the reason where it is the machine's."""
+        self._known: dict[int, str | None] = {}
+        """Families that had a truth (None), or have none: why, where the reason is the machine's."""
         self._passage = lot.passage if lot else Passage()
         self._parcels = Parcels(self._passage, self._limits.prepare_seconds)
         self._cache: CompilerCache | None = lot.cache if lot else None
@@ -164,7 +164,8 @@ class Session:
     def _ahead(
         self, cases: Sequence[benchmark_service_pb2.ComparisonCase], prepared: judging_pb2.Preparation
     ) -> Iterator[str | None]:
-        """As `_without_truth`, of each case. On a GPU the next truth is made while a candidate runs."""
+        """As `_without_truth`, of each case. On a GPU the next truth is made while a candidate runs, but for the first
+        of a family: where the reference ends the judge's process, the candidate's case would go with it."""
         if self.task.target != task_pb2.TARGET_CUDA or prepared.total_bytes > _AHEAD_BYTES:
             yield from map(self._without_truth, cases)
             return
@@ -172,7 +173,7 @@ class Session:
             coming: Future[str | None] | None = None
             for position, case in enumerate(cases):
                 unjudged = coming.result() if coming else self._without_truth(case)
-                following = cases[position + 1 : position + 2]
+                following = [case for case in cases[position + 1 : position + 2] if case.family in self._known]
                 coming = judging.submit(self._without_truth, following[0]) if following else None
                 yield unjudged
 
@@ -241,8 +242,8 @@ class Session:
 
     def _without_truth(self, case: benchmark_service_pb2.ComparisonCase) -> str | None:
         """None where a case has a truth; else why it is not judged on, empty where the reference is not defined."""
-        if case.family in self._undefined:
-            return self._undefined[case.family]
+        if (known := self._known.get(case.family)) is not None:
+            return known
         if case.group:
             return None  # its truth is that of what it is given
         request = judging_pb2.TruthRequest(family=case.family, seed=case.seed, once=case.once)
@@ -254,11 +255,10 @@ class Session:
             if case.family == verdict_pb2.VALUE_FAMILY_TASK or crash.signal_number == signal.SIGKILL:
                 raise  # the latter: killed for want of memory
             # An assertion on the device ends the process: the reference refuses these values the hard way.
-            self._undefined[case.family] = ""
+            self._known[case.family] = ""
             return ""
-        if truth.undefined or truth.unjudged:
-            self._undefined[case.family] = truth.unjudged
-        return self._undefined.get(case.family)
+        self._known[case.family] = truth.unjudged if truth.undefined or truth.unjudged else None
+        return self._known[case.family]
 
     def _patience(self, prepared: judging_pb2.Preparation) -> float:
         return self._limits.patience(self.task.target, _RUNS * prepared.eager_seconds)

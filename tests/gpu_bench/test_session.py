@@ -16,7 +16,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from warpsmith.errors import BadInput, WorkerFault
-from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, task_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 from warpsmith.worker import Worker
 
 TASK = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=11)
@@ -152,6 +152,26 @@ def test_a_process_that_ends_between_two_calls_is_the_programs_crash(
         "the program's process ended between two calls",
     )
     assert_honest(compare(small.softmax))
+
+
+def test_the_first_truth_of_a_family_is_not_made_while_a_candidate_runs(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu = task_pb2.Task(target=task_pb2.TARGET_CUDA)
+    monkeypatch.setattr(session, "task", on_a_gpu)
+    monkeypatch.setattr(session, "_known", {})
+    was_ahead: list[bool] = []
+
+    def made(case: benchmark_service_pb2.ComparisonCase) -> str | None:
+        was_ahead.append(threading.current_thread() is not threading.main_thread())
+        session._known[case.family] = None
+        return None
+
+    monkeypatch.setattr(session, "_without_truth", made)
+    families = [verdict_pb2.VALUE_FAMILY_TASK] * 2 + [verdict_pb2.VALUE_FAMILY_MIXED] * 2
+    cases = [benchmark_service_pb2.ComparisonCase(family=family, seed=seed) for seed, family in enumerate(families)]
+    assert list(session._ahead(cases, judging_pb2.Preparation(total_bytes=64))) == [None] * 4
+    assert was_ahead == [False, True, False, True]
 
 
 def test_of_whole_cases_the_judge_alone_says_that_they_are_not_judged(
