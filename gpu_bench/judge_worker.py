@@ -35,7 +35,7 @@ _ORDINARY = frozenset(
 )
 """Families on which the reference has to define its result."""
 _MANY = 1 << 26
-"""Elements of all sources from which on Σ|terms| of ordinary values is taken to be the same for every seed."""
+"""Elements of all inputs from which on Σ|terms| of ordinary values is taken to be the same for every seed."""
 _FAR = 4.0
 """Times its yardstick that an element or a block has to be off for it to be asked whether anything decides there."""
 _FORGIVING = frozenset({
@@ -78,7 +78,8 @@ class Judge:
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
         self.graph = loaded.capture(args)
         specs = [source.spec for source in self.graph.sources]
-        self._has_many_terms = sum(math.prod(spec.shape) for spec in specs) >= _MANY
+        given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
+        self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
         specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
         self._types = {dtypes.to_torch(spec.dtype) for spec in specs}
         """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""

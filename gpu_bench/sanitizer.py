@@ -51,7 +51,7 @@ RACECHECK_BYTES = 1 << 30
 """Most bytes of all buffers for racecheck: on an H200 it never ended within the deadline with more."""
 _PREFIX: Final = "compute-sanitizer "
 _FOUND, _RAN = 77, "the kernels ran"
-_SHORT = "out of memory"
+_SHORT = re.compile("out.of.memory", re.IGNORECASE)
 """What a tool says that found no memory on the GPU."""
 _LINE = re.compile(r"=+ +(.+)")
 _TALK = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Saved host backtrace", "LEAK SUMMARY")
@@ -160,10 +160,11 @@ class Inspecting:
             self._least_end_s = max(self._least_end_s, self._given_s + DEADLINE_SECONDS)
         said = [each.result() for each in self._running]
         # The context of one that loads at the height of a comparison may find no memory: there is some by now.
-        again = (
-            self._run(tool) if _SHORT in each.skipped else each for tool, each in zip(self._tools, said, strict=False)
-        )
-        return [*again, *self._said]
+        short = [at for at, each in enumerate(said) if _SHORT.search(each.skipped)]
+        self._least_end_s = time.monotonic() + DEADLINE_SECONDS + LEAST_SECONDS
+        for at, again in [(at, self._pool.submit(self._run, self._tools[at])) for at in short]:
+            said[at] = again.result()
+        return [*said, *self._said]
 
     def __enter__(self) -> Self:
         return self

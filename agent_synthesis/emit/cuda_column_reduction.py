@@ -19,8 +19,8 @@ from warpsmith.v1 import task_pb2
 
 _SMALLEST_EXTENT = 16
 _LARGE_TENSOR = 128 << 20
-"""Elements from which on blocks share columns that are an access each; below, adding their results up takes longer than
-the shorter wait saves (sum over dimension 1 of 39x513x511: 22.2 us instead of 19.9)."""
+"""Elements from which on four blocks share columns that are an access each; below, adding their results up takes longer
+than the shorter wait saves (sum over dimension 1 of 39x513x511: 22.2 us instead of 19.9)."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,12 @@ class CudaColumnReduction:
         splits = max(1, min(wanted, rows // (8 * (256 // lanes)))) if single else 1
         few = not single and tiles < cuda_shape.SM_COUNT
         threads = 512 if few or deep else 256
-        # Threads above each other that all have rows: RMS norm over 23 channels takes 26.9 us instead of 32.2, over 8
-        # of 32x8x96x97 9.1 instead of 12.4.
+        # Threads above each other with several rows each: RMS norm over 23 channels takes 26.9 us instead of 32.2, over
+        # 8 of 32x8x96x97 9.1 instead of 12.4.
         groups = max(2, cuda_shape.power_of_two_at_least(-(-rows // 8)))
         if groups * lanes < threads and tiles >= cuda_shape.SM_COUNT:
-            threads, lanes = 128, max(lanes, min(128 // groups, cuda_shape.power_of_two_at_least(packs)))
+            threads, wide = 128, max(lanes, min(128 // groups, cuda_shape.power_of_two_at_least(packs)))
+            lanes = wide if others * -(-packs // wide) >= cuda_shape.SM_COUNT else lanes
         draft = Parameters(
             {"loads": "once" if single else "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
             {

@@ -33,7 +33,7 @@ _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
 """Rows * columns up to which the data is read faster than the blocks of a grid meet."""
 _MIDDLE_TENSOR, _LARGE_TENSOR = 1 << 20, 32 << 20
-"""Elements from which on a reduction of few rows takes two blocks an SM, and all that the GPU has room for."""
+"""Elements from which on a reduction of few rows takes 256 blocks a row, and all that the GPU has room for."""
 _LONG_BLOCK_ROW = 16384
 _STREAM_SLICE = 8192
 """Elements of a row that a block streams at most: three or four such rows fit half an SM's shared memory."""
@@ -108,7 +108,8 @@ class CudaRowReduction:
             # Few slices of 8K to one block an SM; more data, more blocks of smaller slices whose waits overlap. Where
             # nothing is read twice, nobody waits for the sum in two kernels (of 2 M elements: 8.4 us instead of 22.9).
             slices = ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768))
-            for per_sm, threads, longest in () if single and elements > _MIDDLE_TENSOR else slices:
+            is_summed = single and columns >= 8192 and elements > _MIDDLE_TENSOR
+            for per_sm, threads, longest in () if is_summed else slices:
                 splits = _splits(rows, per_sm, columns)
                 if splits > 1 and columns <= longest * splits:
                     found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
@@ -152,10 +153,7 @@ class CudaRowReduction:
         return [p for p in found if self._holds_or_rereads(simple, p)]
 
     def _summed_twice(self, simple: Nest) -> list[Parameters]:
-        """Kernels of many blocks where nothing but few rows' results is stored.
-
-        Of 8192x8192: sum 75 us instead of 78, argmax 82 instead of 191.
-        """
+        """Kernels of many blocks where few rows' results are all (8192x8192: sum 75 us, not 78; argmax 82, not 191)."""
         rows, columns = simple.row_count, simple.column_count
         if sweeps.element_stores(simple) or columns < 8192 or rows >= 2 * cuda_shape.SM_COUNT:
             return []

@@ -238,13 +238,14 @@ def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: i
     [
         (column_sum(513, 39 * 511), 256, 32, 1),  # a column each, of a tensor that is no large one
         (column_softmax(64, 40_001), 256, 32, 1),
-        (column_softmax(23, 40_001), 128, 32, 1),  # four threads above each other have rows, eight would not
+        (column_softmax(23, 40_001), 128, 32, 1),  # four threads above each other have six rows each
         (column_softmax(8, 40_001), 128, 64, 1),
+        (column_softmax(8, 4224), 128, 8, 1),  # wider, half of the multiprocessors would have no block
         (column_softmax(8, 16), 512, 8, 1),  # no blocks to spare
     ],
-    ids=["many rows", "64 rows", "23 rows", "8 rows", "few columns"],
+    ids=["many rows", "64 rows", "23 rows", "8 rows", "fewer columns", "few columns"],
 )
-def test_threads_above_each_other_all_have_rows(
+def test_threads_above_each_other_have_several_rows_each(
     compile_cuda: Compile, nest: Nest, threads: int, lanes: int, splits: int
 ) -> None:
     integers = CudaColumnReduction().defaults(nest).integers
