@@ -233,6 +233,12 @@ def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: i
     assert spilled_bytes(compile_cuda(emitted(nest))) == 0
 
 
+@pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
+def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
+    chosen = CudaRowReduction()._two_pass(cuda_shape.canonical(softmax(rows, columns)))
+    assert chosen.integers["splits"] == splits
+
+
 @pytest.mark.parametrize(
     ("nest", "threads", "lanes", "splits"),
     [
