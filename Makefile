@@ -9,44 +9,26 @@ PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-ve
 BUDGET ?= 5s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run test test-simt test-hostile test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
+.PHONY: help setup run quick test test-simt test-hostile red-team honest test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
 
 help: ## lists the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 $(READY): pyproject.toml constraints.txt $(wildcard proto/warpsmith/v1/*.proto) proto/generate.py
 	@PYTHON=$(PYTHON) VENV=$(VENV) TORCH_INDEX=$(TORCH_INDEX) bash .ci/setup.sh
 	@touch $@
+
+##@ Use
 
 setup: $(READY) ## creates .venv and installs Warpsmith in it (TORCH_INDEX=URL chooses torch's package index)
 
 run: $(READY) ## optimises three examples (BUDGET=5s of search for each, MODULES=…)
 	@$(BIN)/warpsmith optimize $(MODULES) --budget $(BUDGET)
 
-test: $(READY) ## runs the tests that need no GPU, with coverage
-	@$(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile \
-	  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services" --durations=12 --cov --cov-report=term:skip-covered
+##@ Before a commit
 
-test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds planted faults: a slice, or all of them (ALL=1)
-	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
-
-test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
-	@$(BIN)/pytest $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD),-n 2 --dist loadfile --ignore=tests/hostile/test_solutions.py) \
-	  -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
-	@$(if $(SCOREBOARD),,$(BIN)/pytest -m hostile tests/hostile/test_solutions.py $(if $(RUNG),--rung $(RUNG)))
-
-test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch (KERNELBENCH=DIR: its own adversarial programs too; RUNG=landlock, ONLY="names,…")
-	@KERNELBENCH=$(KERNELBENCH) $(PYTHON) tests/hostile/hostile_gpu.py $(if $(RUNG),--rung $(RUNG)) $(if $(ONLY),--only "$(ONLY)")
-
-test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
-	@$(BIN)/pytest -m postgres tests/orchestrator
-
-test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
-	@$(PYTHON) -m pytest -m gpu --ignore=tests/hostile
-
-test-vllm: $(READY) ## runs the tests on a real vLLM with a tiny random model, in an environment of its own (.venv-vllm)
-	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) bash .ci/vllm_environment.sh
-	@$(BIN)/pytest -m vllm
+quick: $(READY) ## lint, types and the tests that your change touches, in 90 seconds
+	@$(BIN)/python .ci/quick.py
 
 check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, module sizes
 	@$(BIN)/ruff check .
@@ -60,17 +42,47 @@ check: $(READY) ## lint, formatting, types, import contracts, proto lint and com
 format: $(READY) ## formats the sources
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-baseline: $(READY) ## takes the contract as it is for what `check` compares it with
-	@$(BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
+test: $(READY) ## runs the tests that need no GPU, with coverage
+	@$(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile \
+	  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services" --durations=12 --cov --cov-report=term:skip-covered
 
-stubs: $(READY) ## generates the gRPC stubs again
-	@$(BIN)/python proto/generate.py
+##@ Tests of their own
 
-wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
-	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
+test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds planted faults: a slice, or all of them (ALL=1)
+	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
+
+test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
+	@$(BIN)/pytest $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD),-n 2 --dist loadfile --ignore=tests/hostile/test_solutions.py --ignore=tests/hostile/test_red_team.py) \
+	  -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
+	@$(if $(SCOREBOARD),,$(BIN)/pytest -m hostile tests/hostile/test_solutions.py tests/hostile/test_red_team.py $(if $(RUNG),--rung $(RUNG)))
+
+test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
+	@$(BIN)/pytest -m postgres tests/orchestrator
+
+test-vllm: $(READY) ## runs the tests on a real vLLM with a tiny random model, in an environment of its own (.venv-vllm)
+	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) bash .ci/vllm_environment.sh
+	@$(BIN)/pytest -m vllm
 
 agents-check: $(READY) ## the example agents (Python plugin, TypeScript server): each fits its role and drives a whole run; whole runs on real services
 	@VENV=$(VENV) bash .ci/agents_check.sh
+
+test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
+	@$(PYTHON) -m pytest -m gpu --ignore=tests/hostile
+
+##@ Trust
+
+red-team: $(READY) ## draws COUNT attacks on the judge and tells which are believed (SEED=, JOBS=, ONLY="a word", TARGET=cuda, FILE=, CASES=DIR: a folder's cases)
+	@$(BIN)/python tests/red_team/red_team.py $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) \
+	  $(if $(ONLY),--only "$(ONLY)") $(if $(TARGET),--target $(TARGET)) $(if $(FILE),--file $(FILE)) $(if $(CASES),--cases $(CASES)) $(if $(RUNG),--rung $(RUNG))
+
+honest: $(READY) ## judges unusual honest solutions and tells which are refused (COUNT=, LOAD=processes that spin beside it, REPEAT=, JOBS=, ONLY=)
+	@$(BIN)/python tests/red_team/honest.py $(if $(COUNT),--count $(COUNT)) $(if $(LOAD),--load $(LOAD)) $(if $(REPEAT),--repeat $(REPEAT)) \
+	  $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)")
+
+test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch (KERNELBENCH=DIR: its own adversarial programs too; RUNG=landlock, ONLY="names,…")
+	@KERNELBENCH=$(KERNELBENCH) $(PYTHON) tests/hostile/hostile_gpu.py $(if $(RUNG),--rung $(RUNG)) $(if $(ONLY),--only "$(ONLY)")
+
+##@ Deploy
 
 images: ## builds the container images (REGISTRY=, TAG=, IMAGES=, BASE_IMAGE=, TORCH_INDEX=, ENGINE=docker|podman|buildah)
 	@PYTHON=$(PYTHON) bash .ci/images.sh build
@@ -92,6 +104,17 @@ monitoring-check: $(READY) ## checks rules and dashboards; a real Prometheus scr
 
 monitoring-pictures: $(READY) ## runs two modules under Prometheus and draws the dashboards into docs/images
 	@$(BIN)/python k8s/monitoring/live_check.py --pictures docs/images
+
+##@ House
+
+stubs: $(READY) ## generates the gRPC stubs again
+	@$(BIN)/python proto/generate.py
+
+baseline: $(READY) ## takes the contract as it is for what `check` compares it with
+	@$(BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
+
+wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
+	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
 system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL (as root)
 	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql

@@ -19,6 +19,7 @@ base=localhost/warpsmith-check-base tag=check
 work=$(mktemp -d)
 container=
 export BUILDAH_ISOLATION=chroot
+export WARPSMITH_ALONE=1 # what is called runs as the image's own user
 finish() {
   if [[ -n $container ]]; then buildah rm "$container" >/dev/null; fi
   buildah rmi --force $(buildah images --quiet --filter "label=warpsmith-check" 2>/dev/null) "$base" >/dev/null 2>&1 || true

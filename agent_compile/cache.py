@@ -1,7 +1,8 @@
 """Keeps outcomes of compilations in a directory, by digest.
 
 The one idea: an entry is a directory made aside and published by one rename, so a reader sees all of it or nothing,
-and of two writers the first wins. A cache that cannot be read or written costs time, never an answer.
+and of two writers the first wins. A cache that cannot be read or written, or that others could write, costs time,
+never an answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from warpsmith import private_files
+from warpsmith.errors import BadInput
 from warpsmith.v1 import compile_service_pb2
 
 log = logging.getLogger("warpsmith.compile")
@@ -41,18 +44,25 @@ class Cache:
         self._lock = threading.Lock()
         self._size: int | None = None
         self._warned = False
+        self._closed = False
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._directory = private_files.directory(directory, remedy="set WARPSMITH_CACHE_DIR to another")
+        except BadInput as error:
+            self._closed = True
+            self._warn(error)
         except OSError as error:
             self._warn(error)
 
     def find(self, digest: str) -> compile_service_pb2.CompileCandidateResponse | None:
         """What was stored under the digest; None when nothing is, or when it is damaged."""
+        if self._closed:
+            return None
         entry = self._entry(digest)
+        name = entry.relative_to(self._directory).as_posix()
         try:
-            answer = (entry / _ANSWER).read_bytes()
-            checksum = (entry / _CHECKSUM).read_text()
-        except OSError:
+            answer = private_files.read_beneath(self._directory, f"{name}/{_ANSWER}")
+            checksum = private_files.read_beneath(self._directory, f"{name}/{_CHECKSUM}").decode(errors="replace")
+        except (OSError, BadInput):
             return None
         try:
             if hashlib.sha256(answer).hexdigest() != checksum:
@@ -72,6 +82,8 @@ class Cache:
         self, digest: str, response: compile_service_pb2.CompileCandidateResponse
     ) -> compile_service_pb2.CompileCandidateResponse:
         """Stores the response and returns it, or the one that another writer had stored first."""
+        if self._closed:
+            return response
         entry = self._entry(digest)
         aside = self._directory / f".new-{os.getpid()}-{secrets.token_hex(8)}"
         answer = response.SerializeToString(deterministic=True)
@@ -133,7 +145,7 @@ class Cache:
             return
         shutil.rmtree(aside, ignore_errors=True)
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("the compile cache %s cannot be written, going on without: %s", self._directory, error)
+            log.warning("the compile cache %s cannot be used, going on without: %s", self._directory, error)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from agent_compile import elf
 from agent_compile.toolchain import Rejected
+from warpsmith import kernel_calls
 from warpsmith.v1 import candidate_pb2, task_pb2, verdict_pb2
 
 SOURCE_BYTES = 1 << 20
@@ -134,32 +135,9 @@ def check_assembly(name: str, text: str) -> Rejected | None:
     return None
 
 
-# What arithmetic and OpenMP call; whoever opens files, starts processes or threads, or reads the environment calls
-# something else. Nothing allocates: what a call frees the next one finds again, an answer too.
-_CALLS = frozenset({
-    "memcpy", "memmove", "memset", "memcmp", "abort", "__stack_chk_fail", "__assert_fail",
-    "__cxa_pure_virtual", "__cxa_begin_catch", "__cxa_end_catch",
-    "__gxx_personality_v0", "_Unwind_Resume", "__tls_get_addr", "_ITM_deregisterTMCloneTable",
-    "_ITM_registerTMCloneTable", "__gmon_start__", "__cxa_finalize", "_GLOBAL_OFFSET_TABLE_", "_ZSt9terminatev",
-    "__cxa_call_unexpected", "__clang_call_terminate",
-})  # fmt: skip
-# OpenMP without what outlives the call: teams that are started and not joined, tasks, settings of the whole process
-# (with omp_set_num_threads a kernel would slow the baselines down).
-_OPENMP = re.compile(
-    r"GOMP_(?:barrier|(?:loop|sections|single|ordered|critical|atomic)_\w+|parallel(?!\w*_(?:start|end)$)\w*)"
-    r"|omp_(?:get_(?:thread_num|num_threads|max_threads|num_procs)|in_parallel)"
-)
+# What arithmetic and OpenMP call stands in `kernel_calls`; whoever opens files, starts processes or threads, or reads
+# the environment calls something else. Nothing allocates: what a call frees the next one finds again, an answer too.
 _ALLOCATIONS = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "free", "_Zn", "_Zd")
-_CALL_PREFIXES = ("__kmpc_", "_ZGV", "_ZSt17__throw_", "_ZSt19__throw_",
-                  "_ZSt20__throw_", "_ZSt24__throw_", "_ZSt28__throw_")  # fmt: skip
-_MATHEMATICS = frozenset({
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh",
-    "erf", "erfc", "exp", "exp10", "exp2", "expm1", "fabs", "fdim", "floor", "fma", "fmax", "fmin", "fmod",
-    "frexp", "hypot", "ilogb", "ldexp", "lgamma", "llrint", "llround", "log", "log10", "log1p", "log2", "logb",
-    "lrint", "lround", "modf", "nearbyint", "nextafter", "pow", "remainder", "remquo", "rint", "round",
-    "roundeven", "scalbln", "scalbn", "sin", "sincos", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc",
-    "__sqrt_finite", "__exp_finite", "__log_finite", "__pow_finite",
-})  # fmt: skip
 
 
 def check_shared_object(content: bytes, wanted: Iterable[str]) -> Rejected | None:
@@ -180,7 +158,7 @@ def check_shared_object(content: bytes, wanted: Iterable[str]) -> Rejected | Non
             "static or thread-local variables"
         )
     for name in sorted(binary.undefined):
-        if not _may_call(name):
+        if not kernel_calls.may_call(name):
             remedy = "; give it a workspace" if name.startswith(_ALLOCATIONS) else ""
             return _refuse(f"error: the kernel calls {name[:100]!r}, which a kernel may not{remedy}")
     return check_entries(binary, wanted)
@@ -209,14 +187,3 @@ def check_entries(binary: elf.Elf, wanted: Iterable[str]) -> Rejected | None:
         text = f'error: no function is called {missing[0]!r}; declare it extern "C"'
         return Rejected(verdict_pb2.FAILURE_KIND_COMPILE_ERROR, text)
     return None
-
-
-def _may_call(name: str) -> bool:
-    # expf and expl are exp for float and long double.
-    return (
-        name in _CALLS
-        or name.startswith(_CALL_PREFIXES)
-        or _OPENMP.fullmatch(name) is not None
-        or name in _MATHEMATICS
-        or (name[:-1] in _MATHEMATICS and name[-1] in "fl")
-    )

@@ -11,11 +11,12 @@ what they do on a CPU; all other text is compiled as it is.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
+import hashlib
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import threading
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from agent_correctness.simt_findings import Finding, Kind, read
 from agent_correctness.simt_job import FILLS, Memory, job_text
-from warpsmith import digest, jail
+from warpsmith import digest, jail, private_files
 from warpsmith.errors import BadInput, Infrastructure, WorkerCrashed, WorkerRaised, WorkerTimeout
 from warpsmith.v1 import candidate_pb2, simulation_pb2, task_pb2
 from warpsmith.worker import Worker
@@ -90,6 +91,7 @@ _SANITIZE = {
     Sanitizer.ADDRESS: ("-fsanitize=address,undefined", "-fsanitize-sections=simt_shared"),
     Sanitizer.THREAD: ("-fsanitize=thread",),
 }
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _LINK = {Sanitizer.ADDRESS: "-fsanitize=address,undefined", Sanitizer.THREAD: "-fsanitize=thread"}
 
 
@@ -236,17 +238,15 @@ class Simulator:
         parts: list[str | bytes] = ["simt", _version(compiler), *arguments]
         for name, content in sorted(files.items()):
             parts += [name, content]
-        path = (self.cache or _default_cache()) / digest.digest(*parts)
-        if path.is_file():
-            return path.read_bytes(), ""
+        cache = private_files.directory(self.cache or _default_cache(), remedy="set WARPSMITH_CACHE_DIR to another")
+        path = cache / digest.digest(*parts)
+        if known := _undamaged(path):
+            return known, ""
         reply = self._call(files, [compiler, *arguments], [result], self.limits.build_seconds, {})
         made = next((file.content for file in reply.results), b"")
         if reply.exit_code or reply.timed_out or not made:
             return b"", "it took too long" if reply.timed_out else reply.log[:4000]
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = path.with_name(f".new-{os.getpid()}-{secrets.token_hex(8)}")
-        aside.write_bytes(made)
-        aside.rename(path)
+        private_files.replace(path, hashlib.sha256(made).digest() + made)
         return made, ""
 
     # -- the worker
@@ -391,6 +391,15 @@ def _has_library(name: str) -> bool:
     asked = [compiler, f"-print-file-name={name}"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     return Path(found).is_absolute() and Path(found).exists()
+
+
+def _undamaged(path: Path) -> bytes:
+    """What the cache holds there; empty where that is nothing, or not what was written."""
+    with contextlib.suppress(FileNotFoundError):
+        known = private_files.read(path)
+        if hashlib.sha256(known[_DIGEST_BYTES:]).digest() == known[:_DIGEST_BYTES]:
+            return known[_DIGEST_BYTES:]
+    return b""
 
 
 def _default_cache() -> Path:

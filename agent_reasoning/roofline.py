@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, task_pb2, timing_pb2
 
 CACHE_RATE = 3.0
@@ -43,7 +44,7 @@ class Machine:
 
 # Stand-ins for ceilings that were not measured: a laptop's processor and an H200 (device copy, cuBLAS fp32).
 _CPU = Machine(2e10, 1e11, 2e10, 3e3, 4, 16 << 20, CPU_THREAD_SHARE)
-_CUDA = Machine(4.28e12, 51e12, 20e12, 3.3e3, 132, 60 << 20, 1.0)
+_CUDA = Machine(4.28e12, 51e12, 20e12, 3.3e3, H200.sm_count, H200.l2_bytes, 1.0)
 
 
 def machine(device: timing_pb2.Device, target: task_pb2.Target.ValueType) -> Machine:

@@ -16,6 +16,7 @@ from agent_synthesis.lowering import lower
 from agent_synthesis.plan import Group, Plan
 from agent_synthesis.product import elements_and_rows, matrix_product
 from warpsmith import aten
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2
 
 
@@ -151,7 +152,7 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
     """Floating-point operations of a matrix product, convolution, attention or recurrence; 0 for anything
     else."""
     kind = node.target.split(".")[1]
-    shapes = [list(index.spec(name).shape) for name in aten.tensor_names(aten.arguments_of(node))]
+    shapes = [list(index.spec(name).shape) for name in tensor_names(aten.arguments_of(node))]
     result = list(node.results[0].spec.shape) if node.results else []
     if kind in ("linear", "matmul", "mm", "bmm", "mv", "dot"):
         return 2 * math.prod(result) * shapes[0][-1]

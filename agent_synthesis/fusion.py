@@ -33,7 +33,7 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
     """
     group = plan.group(name)
     nest = plan.nest(group)
-    whole = isinstance(nest, Nest) and schedules_for(plan.target, nest)
+    whole = isinstance(nest, Nest) and schedules_for(plan.target, nest, plan.hardware)
     made = None if whole else splits.taken_apart(plan.index, name)
     if made is not None and len(group.nodes) == 1 and not schedule:
         return _authored_in_parts(plan, made)
@@ -188,7 +188,7 @@ def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "") -> Plan:
 
 
 def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -> Schedule:
-    taking = schedules_for(plan.target, nest)
+    taking = schedules_for(plan.target, nest, plan.hardware)
     if not taking and multiplies_matrices(nest):
         raise IllegalMove(f"{group.name} is a product of two matrices, of a form or size that no schedule takes")
     if not taking:
@@ -198,7 +198,7 @@ def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -
         return by_name[wanted]
     if not wanted or wanted == group.schedule:  # a fusion changed the nest; its old schedule was no demand
         return by_name.get(otherwise, taking[0])
-    schedule_named(plan.target, wanted)
+    schedule_named(plan.target, wanted, plan.hardware)
     raise IllegalMove(f"schedule {wanted} does not take {group.name}")
 
 

@@ -50,7 +50,10 @@ class _Generator:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._index = plan.index
-        self._program = candidate_pb2.Program(target=plan.target, output_tree=plan.index.graph.output_tree)
+        graph = plan.index.graph
+        self._program = candidate_pb2.Program(
+            target=plan.target, output_tree=graph.output_tree, output_leaves=graph.output_leaves
+        )
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written
         self._texts: list[str] = []

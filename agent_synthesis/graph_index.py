@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from warpsmith import aten, dtypes
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 
@@ -36,7 +37,7 @@ class GraphIndex:
         self._users: dict[str, list[str]] = {}
         self._reads: dict[str, list[str]] = {}
         for node in graph.nodes:
-            self._reads[node.name] = list(dict.fromkeys(aten.tensor_names(aten.arguments_of(node))))
+            self._reads[node.name] = list(dict.fromkeys(tensor_names(aten.arguments_of(node))))
             for name in self._reads[node.name]:
                 self._users.setdefault(name, []).append(node.name)
             for result in node.results:

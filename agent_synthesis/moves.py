@@ -134,7 +134,7 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
 
 def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]]:
     nest = plan.nest(group)
-    taking = schedules_for(plan.target, nest) if isinstance(nest, Nest) else ()
+    taking = schedules_for(plan.target, nest, plan.hardware) if isinstance(nest, Nest) else ()
     if not taking:
         if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
             effect = f"computes {what} in kernels of our own, {splits.wording(plan.index, group.name)}"

@@ -21,6 +21,7 @@ from agent_synthesis.lowering import Refusal, lower
 from agent_synthesis.product import multiplies_matrices
 from agent_synthesis.schedule import Parameters, Schedule
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200, Hardware
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 Engine = Literal["library", "authored", "written"]
@@ -54,6 +55,8 @@ class Plan:
     """The graph with its lookups."""
     target: task_pb2.Target.ValueType
     """What kernels are written for."""
+    hardware: Hardware
+    """The card that they are written for; of no meaning on a processor."""
     groups: tuple[Group, ...]
     """In execution order."""
     moves: tuple[analysis_pb2.Move, ...] = ()
@@ -125,7 +128,7 @@ class Plan:
 
     def schedule(self, group: Group) -> Schedule:
         """The schedule of an authored group."""
-        return schedule_named(self.target, group.schedule)
+        return schedule_named(self.target, group.schedule, self.hardware)
 
     def alternatives(self, group: Group) -> Sequence[Parameters]:
         """Other parameters of an authored group, one change away; remembered, since every setting is held to them."""
@@ -155,26 +158,29 @@ class Plan:
         return readers
 
 
-def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType) -> Plan:
+def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> Plan:
     """Every call a library group of its own, in the order of the module."""
     groups = tuple(Group(node.name, (node.name,)) for node in index.graph.nodes if not index.is_view(node.name))
-    return Plan(index, target, groups)
+    return Plan(index, target, hardware, groups)
 
 
-def schedules_for(target: task_pb2.Target.ValueType, nest: Nest) -> tuple[Schedule, ...]:
+def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Schedule, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
     multiplies = multiplies_matrices(nest)
-    return tuple(s for s in emit.schedules(target) if (s in emit.PRODUCTS) == multiplies and s.accepts(nest))
+    offered = [each for each in emit.schedules(target, hardware) if (each.name in emit.PRODUCTS) == multiplies]
+    return tuple(each for each in offered if each.accepts(nest))
 
 
-def schedule_named(target: task_pb2.Target.ValueType, name: str) -> Schedule:
+def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardware = H200) -> Schedule:
     """The schedule of that name.
 
     Raises:
-        IllegalMove: the target has none.
+        IllegalMove: the target has none, or the card lacks what it needs.
     """
-    for schedule in emit.schedules(target):
+    for schedule in emit.every_schedule(target, hardware):
         if schedule.name == name:
+            if reason := emit.why_not(schedule):
+                raise IllegalMove(reason)
             return schedule
     raise IllegalMove(f"the target has no schedule {name!r}")
 

@@ -53,8 +53,15 @@ class Emission:
 class Schedule(Protocol):
     """A way to run nests on one target."""
 
-    name: str
-    target: task_pb2.Target.ValueType
+    @property
+    def name(self) -> str:
+        """What moves call it."""
+        ...
+
+    @property
+    def target(self) -> task_pb2.Target.ValueType:
+        """What it writes for."""
+        ...
 
     def accepts(self, nest: Nest) -> bool:
         """Whether it can run this nest."""

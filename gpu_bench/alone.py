@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_bench import comparison, executor, plausible
+from gpu_bench import comparison, plausible
 from gpu_bench.sharing import lay_out
 from gpu_bench.terms import terms_floor
 from warpsmith import aten, dtypes
+from warpsmith.program_steps import buffers_of, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 GIVEN, MADE = "given ", "made "
@@ -56,8 +57,8 @@ def boundary_of(program: candidate_pb2.Program, group: str, graph: graph_pb2.Gra
         return Refusal("the program has no such group")
     specs = {result.name: result.spec for node in graph.nodes for result in node.results if result.name}
     before = {name for step in program.steps[:first] for name in _written(step)}
-    after = {name for step in program.steps[last + 1 :] for name in executor.buffers_of(step)} | {*program.outputs}
-    touched = dict.fromkeys(name for step in program.steps[first : last + 1] for name in executor.buffers_of(step))
+    after = {name for step in program.steps[last + 1 :] for name in buffers_of(step)} | {*program.outputs}
+    touched = dict.fromkeys(name for step in program.steps[first : last + 1] for name in buffers_of(step))
     written = {name for step in program.steps[first : last + 1] for name in _written(step)}
     given = [name for name in touched if name in before and name in specs and name not in written]
     made = [name for name in touched if name in written and name in after and name in specs]
@@ -100,7 +101,7 @@ def _part(
     while pending:
         node = maker[pending.pop()]
         needed.add(node.name)
-        for name in aten.tensor_names(aten.arguments_of(node)):
+        for name in tensor_names(aten.arguments_of(node)):
             if name not in wanted:
                 wanted.add(name)
                 if name not in given and name in maker:

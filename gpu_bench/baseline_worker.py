@@ -1,96 +1,81 @@
-"""The baselines' process in a contest with a solution: the reference, run by PyTorch in every way that is fair to it.
+"""The process of what PyTorch makes of the reference beside eager: compiled, in a graph, channels last.
 
-The one idea: it makes the same calls as the solution's process (`contest`), on the same values, and is timed by the
-same clock outside both. No solution is ever in it. Served by `warpsmith.worker`; the user's reference runs here.
+The one idea: it is called in the way that the solution's process is (`callee`), on the same values in the same memory,
+and timed by the same clock outside both. No solution is ever in it. The user's reference runs here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from gpu_bench import device
-from gpu_bench.baselines import EAGER
-from gpu_bench.clocks import Arm
-from gpu_bench.contest import SURROUNDINGS, CallSet, fresh_calls, plain_calls
+from gpu_bench import callee
+from gpu_bench.baselines import EAGER, Baselines
 from gpu_bench.loaded import LoadedTask
-from gpu_bench.timed_task import SEED, TimedTask
+from gpu_bench.sharing import SharedMemory, move, settle_memory
+from gpu_bench.signature import arguments_of
+from warpsmith.task_module import seed_generators
 from warpsmith.v1 import judging_pb2, timing_pb2
 from warpsmith.worker import Methods
 
 
-@dataclass
-class Baselines:
+class Arms:
     """A loaded task and its arms."""
 
-    timed: TimedTask
-    _sets: dict[str, list[CallSet]] = field(default_factory=dict)
-
-    @staticmethod
-    def open(request: judging_pb2.PrepareRequest) -> tuple[Baselines, judging_pb2.Contest]:
-        """Prepares every baseline and reports the reference by itself. Raises BadInput for a bad reference."""
-        loaded = LoadedTask.load(request.task)
-        ceilings = device.Ceilings.of(request.ceilings) if request.HasField("ceilings") else None
-        timed = TimedTask.of(loaded, ceilings)
-        made = Baselines(timed)
-        if request.tier == timing_pb2.TIER_FINAL:
-            report, offered = timed.reference(), timed.bench.baselines.prepare(request.tier)
-        else:
-            target = request.task.target
-            report = timing_pb2.ReferenceReport(fastest=EAGER, environment=device.environment(target, seed=SEED))
-            offered = timed.bench.baselines.prepare(timing_pb2.TIER_SCREENING)
-        arms = []
-        for prepared in offered:
-            arms.append(timing_pb2.Arm(name=prepared.name, failure=prepared.failure))
-            if prepared.arm is not None:
-                made._sets[prepared.name] = made._sets_of(prepared.arm)
-        loaded.restore()
-        contest = judging_pb2.Contest(
-            report=report,
-            arms=arms,
-            graph=loaded.capture(loaded.user.inputs(SEED, loaded.device)),
-            set_count=timed.bench.set_count,
-            ceilings=timed.bench.ceilings.message(),
+    def __init__(self, request: judging_pb2.BaselinesRequest, shared: SharedMemory) -> None:
+        """Prepares every baseline of the tier. Raises BadInput for a bad reference."""
+        self._loaded = LoadedTask.load(request.prepare.task)
+        self._signature = request.introduction.signature
+        sources = request.introduction.sources
+        named = dict(zip((region.name for region in sources), shared.tensors(sources), strict=True))
+        args = arguments_of(self._signature, named)
+        offered = Baselines(self._loaded.module, [args], request.prepare.task.target).prepare(request.prepare.tier)
+        self._loaded.restore()
+        settle_memory()
+        offered = [each for each in offered if each.name != EAGER]
+        self.offer = judging_pb2.Baselines(
+            arms=[timing_pb2.Arm(name=each.name, failure=each.failure) for each in offered]
         )
-        return made, contest
+        self._calls: list[Callable[[int], Any] | None] = [each.arm.call if each.arm else None for each in offered]
+        self._returned: Any = None
+        self._earlier: Any = None
+        """As a solution's process keeps what the last call returned, and the one before."""
 
-    def calls(self, request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
-        """As the solution's process makes them."""
-        with torch.no_grad():
-            if request.arm == SURROUNDINGS and SURROUNDINGS not in self._sets:
-                eager = self._sets[EAGER]
-                there = eager[0].call()
-                self._sets[SURROUNDINGS] = [each.surroundings(there) for each in eager]
-            sets = self._sets[request.arm]
-            if request.fresh_seed:
-                return judging_pb2.Calls(sums=fresh_calls(sets, request.first, request.count, request.fresh_seed))
-            plain_calls(sets, request.first, request.count)
-        return judging_pb2.Calls()
+    def call(self, arm: int, seed: int) -> None:
+        """One forward of an arm on the inputs that lie in the shared memory; its result is kept."""
+        call = self._calls[arm]
+        assert call is not None
+        self._earlier, self._returned = self._returned, None
+        if self._signature.is_random:
+            seed_generators(seed)
+        self._returned = call(0)
+        if self._loaded.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
-    def _sets_of(self, arm: Arm) -> list[CallSet]:
-        leaves = self.timed.loaded.user.tensor_leaves
-
-        def set_of(index: int) -> CallSet:
-            return CallSet(lambda: arm.call(index), leaves(self.timed.bench.baselines.inputs[index]))
-
-        return [set_of(index) for index in range(self.timed.bench.set_count)]
+    def restore(self, _arm: int, _number: int) -> None:
+        """Puts parameters and state back."""
+        self._loaded.restore()
 
 
-_opened: list[Baselines] = []
+_opened: list[Arms] = []
 
 
-def _open(request: judging_pb2.PrepareRequest) -> judging_pb2.Contest:
-    made, contest = Baselines.open(request)
-    _opened[:] = [made]
-    return contest
+def _open(request: judging_pb2.BaselinesRequest) -> judging_pb2.Baselines:
+    _opened[:] = [Arms(request, SharedMemory.inherited())]
+    return _opened[0].offer
 
 
 def _calls(request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
-    return _opened[0].calls(request)
+    del request
+    arms = _opened[0]
+    with torch.no_grad():
+        callee.serve({callee.CALL: arms.call, callee.MEMBERS: arms.restore})
 
 
 METHODS: Methods = {
-    "open": (judging_pb2.PrepareRequest, _open),
+    "open": (judging_pb2.BaselinesRequest, _open),
     "calls": (judging_pb2.CallsRequest, _calls),
+    "move": (judging_pb2.Preparation, move),
 }

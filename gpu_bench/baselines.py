@@ -205,7 +205,12 @@ def aa_copy(of: Arm) -> Arm:
 @contextmanager
 def preserved_state(module: nn.Module) -> Iterator[None]:
     """Restores the module's buffers (running statistics and the like), mode and generators when it ends."""
-    saved = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    saved = [
+        (owner, name, buffer, buffer.detach().clone())
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None
+    ]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     was_training = module.training
     try:
@@ -213,8 +218,9 @@ def preserved_state(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         with torch.no_grad():
-            for buffer, value in saved:
+            for owner, name, buffer, value in saved:
                 buffer.copy_(value)
+                owner._buffers[name] = buffer  # which a forward may have set anew
         if module.training != was_training:
             module.train(was_training)
 

@@ -6,7 +6,6 @@ hidden behind a spin on the device, results are held until the region has ended.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import functools
 import importlib
@@ -14,12 +13,14 @@ import itertools
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from gpu_bench.elsewhere import Elsewhere
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Arm:
     """Called with the buffer sets of a group ahead of each reading of it, outside the timed region."""
     watch: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each reading: ends what takes too long."""
+    elsewhere: Elsewhere | None = None
+    """The process that makes its calls, where it is not this one."""
 
 
 class Reading(enum.Enum):
@@ -55,8 +58,8 @@ class Sample:
 
     ns: float
     """Nanoseconds of one call: the group's time over its length."""
-    outputs: Any
-    """What the last call of the group returned."""
+    outputs: Sequence[Any]
+    """What each call of the group returned."""
 
 
 def _prepare(arm: Arm, sets: Sequence[int]) -> None:
@@ -125,15 +128,13 @@ class HostClock:
     def laps_ns(self, call: Callable[[], Any]) -> list[float]:
         """Time of each step, from a cold cache."""
         self._evict()
-        overwrite_freed(False)
-        self._stamps = [time.perf_counter_ns()]
+        self._stamps = [timed_ns()]
         call()
-        overwrite_freed(True)
         return [float(after - before) for before, after in itertools.pairwise(self._stamps)]
 
     def stamp(self) -> None:
         """Marks the end of a step."""
-        self._stamps.append(time.perf_counter_ns())
+        self._stamps.append(timed_ns())
 
     def sentinel_ns(self) -> float:
         """About 0.1 ms of vector arithmetic in cache; the least of three, so that only lasting load shows."""
@@ -154,46 +155,47 @@ class HostClock:
 
     def _once(self, arm: Arm, sets: Sequence[int], *, cold: bool) -> tuple[Sample, bool]:
         """A reading, and whether the system took a processor away during it."""
-        call = arm.call
+        call, elsewhere = arm.call, arm.elsewhere
         outputs = []
         _prepare(arm, sets)
         if cold:
             self._evict()
-        overwrite_freed(False)
-        switches = _forced_switches()
-        begin = time.perf_counter_ns()
-        for index in sets:
-            outputs.append(call(index))  # held: freeing would be timed, and would hand out warm memory
-        elapsed = time.perf_counter_ns() - begin
-        overwrite_freed(True)
-        return Sample(elapsed / len(sets), outputs[-1]), _forced_switches() != switches
+        batch = elsewhere.batch() if elsewhere is not None else nullcontext()
+        switches = _forced_switches(elsewhere)
+        begin = timed_ns()
+        with batch:
+            for index in sets:
+                outputs.append(call(index))  # held: freeing would be timed, and would hand out warm memory
+        elapsed = timed_ns() - begin
+        return Sample(elapsed / len(sets), outputs), _forced_switches(elsewhere) != switches
 
     def _evict(self) -> None:
         self._sweep.add_(1)
 
 
-_M_PERTURB = -6
-"""Of mallopt, in glibc's malloc.h: the byte that memory is filled with when it is freed."""
+def _forced_switches(elsewhere: Elsewhere | None) -> int:
+    """How often the system took a processor away from a thread of this process, or of another that makes the calls."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return own + (elsewhere.forced_switches() if elsewhere is not None else 0)
 
 
-def overwrite_freed(is_on: bool) -> None:
-    """Whether the C library overwrites what is freed, so that no later call finds an answer in memory that it gets.
-
-    Never on while a call is timed. Which block a call gets nobody can say beforehand: without this, a kernel found the
-    answer of an earlier call in 3 of 10 measurements, although as many blocks were emptied. It takes 0.3 us.
-    """
-    if (mallopt := _mallopt()) is not None:
-        mallopt(_M_PERTURB, 0x3F if is_on else 0)
+_aside_ns = 0
 
 
-@functools.cache
-def _mallopt() -> Any:
-    return getattr(ctypes.CDLL(None), "mallopt", None)
+@contextmanager
+def aside() -> Iterator[None]:
+    """Around what only the bench has to do within a call that is timed, in this process: the host's clock stands."""
+    global _aside_ns
+    begin = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        _aside_ns += time.perf_counter_ns() - begin
 
 
-def _forced_switches() -> int:
-    """How often the system took a processor away from a thread of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+def timed_ns() -> int:
+    """Nanoseconds, less those that were spent `aside`."""
+    return time.perf_counter_ns() - _aside_ns
 
 
 SPIN_START_NS = 50_000.0
@@ -318,12 +320,12 @@ class CudaClock:
         begin = time.perf_counter_ns()
         outputs = [arm.call(index) for index in sets]
         torch.cuda.synchronize()
-        return Sample((time.perf_counter_ns() - begin) / len(sets), outputs[-1])
+        return Sample((time.perf_counter_ns() - begin) / len(sets), outputs)
 
     def _behind_spin(
         self, name: str, calls: Sequence[Callable[[], Any]], prepare: Callable[[], object], *, cold: bool
-    ) -> tuple[list[Any], Any]:
-        """Events from before the calls to after them, the calls' own stamps between, and the last call's result."""
+    ) -> tuple[list[Any], list[Any]]:
+        """Events from before the calls to after them, the calls' own stamps between, and what the calls returned."""
         held: list[Any] = []
         while True:
             held.clear()
@@ -341,7 +343,7 @@ class CudaClock:
             was_ahead = not events[0].query()
             events[-1].synchronize()
             if self._lead.was_enough(name, host_ns, was_ahead=was_ahead):
-                return events, held[-1]
+                return events, held
 
     def _evict(self) -> None:
         self._reset_persisting()

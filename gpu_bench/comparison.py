@@ -68,11 +68,12 @@ def compare(
 ) -> verdict_pb2.OutputError:
     """Compares one output.
 
-    `candidate` and `eager` have the output's type, `truth` is float64 for float outputs; all of one shape. `eager` and
+    `candidate` and `eager` have the output's type, `truth` is float64 for float outputs (elements of complex ones are
+    counted as two); all of one shape. `eager` and
     `truth` are on one device, which the candidate may still have to travel to. `terms_floor` is 4u·Σ|terms| of a
     small output, else 0. The field `output` is the caller's to set.
     """
-    candidate, eager, truth = (tensor.reshape(-1) for tensor in (candidate, eager, truth))
+    candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
     if not eager.is_floating_point():
         return _compare_exact(candidate.to(eager.device), eager, truth)
     if candidate.numel() == 0:
@@ -97,6 +98,11 @@ def compare(
     error.kernelbench_close = close
     error.element_count = candidate.numel()
     return error
+
+
+def parts_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as real and imaginary parts, each of which is judged as a number; all else as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def rehearse() -> None:

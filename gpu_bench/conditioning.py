@@ -34,7 +34,7 @@ class Moved(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._sources[name]
         if not tensor.is_floating_point():
-            return tensor.clone()
+            return tensor.clone()  # of complex numbers, too
         number = list(self._sources).index(name)
         generator = torch.Generator(tensor.device).manual_seed(self._seed + number)
         rows = [*tensor.shape[:-1], 1] if tensor.dim() else []

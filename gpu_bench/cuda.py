@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
+from gpu_bench.elsewhere import Elsewhere
 from gpu_bench.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
 from gpu_bench.tensor_maps import PlacedTensorMap
+from warpsmith.hardware import STATIC_SHARED_BYTES
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 _SCALARS = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 
-STATIC_SHARED_BYTES = 48 << 10
-"""Shared memory of a block above which a kernel must opt in (CUDA C++ Programming Guide, compute capability 9.0)."""
 PORTABLE_CLUSTER = 8
-"""Blocks of a cluster above which a kernel must allow a non-portable size (same place)."""
+"""Blocks of a cluster above which a kernel must allow a non-portable size (CUDA C++ Programming Guide, clusters)."""
 
 _CRASHES = frozenset({
     "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_ASSERT", "CUDA_ERROR_LAUNCH_FAILED",
@@ -240,6 +240,8 @@ class CudaProgram:
         self.program = after_others(program)
         self.device = device
         self._functions = functions
+
+    elsewhere: Elsewhere | None = None
 
     def bind(
         self,

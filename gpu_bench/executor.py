@@ -16,9 +16,12 @@ import torch
 from torch._ops import OpOverload
 
 from gpu_bench import bindings
+from gpu_bench.arena import arena
+from gpu_bench.elsewhere import Elsewhere, Queue
 from gpu_bench.host_scalars import host_scalars
 from warpsmith import arguments as launch_arguments
 from warpsmith import aten, digest, dtypes
+from warpsmith.program_steps import buffers_of, last_uses, tensor_names
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
@@ -94,6 +97,8 @@ class LoadedProgram(Protocol):
 
     program: candidate_pb2.Program
     device: torch.device
+    elsewhere: Elsewhere | None
+    """The process that its kernels run in, where it is not this one."""
 
     def bind(
         self,
@@ -181,7 +186,7 @@ def _spec_text(spec: tensor_pb2.TensorSpec) -> str:
 
 
 class TorchMemory:
-    """Plain memory for timing: torch's allocator, nothing watched."""
+    """Plain memory for timing, nothing watched: of a GPU torch's, of a processor what kernels can see."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -189,6 +194,8 @@ class TorchMemory:
     def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
         """As `Memory.empty`."""
         del name
+        if self._device.type == "cpu":
+            return arena().empty(spec)
         return torch.empty_strided(
             list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device=self._device
         )
@@ -232,10 +239,13 @@ def straighten(
     pack: PackLaunch,
     after_step: Callable[[], object] | None = None,
     workspaces: Memory | None = None,
+    queue: Queue | None = None,
+    outputs: Memory | None = None,
 ) -> Call:
     """Compiles the program, bound to `sources`, into one straight-line Python function.
 
-    Every name in its text is made here from a counter; the program's own strings never become code.
+    Every name in its text is made here from a counter; the program's own strings never become code. `outputs`: where
+    outputs are allocated here, once, in place of in each call.
     """
     given = workspaces or memory or TorchMemory(device)
     writer = _Writer()
@@ -245,20 +255,27 @@ def straighten(
         if buffer.role == candidate_pb2.ROLE_WORKSPACE:
             make = given.zeros if buffer.zero_between_calls else given.empty
             tensors[buffer.name] = make(buffer.name, buffer.spec)
+        elif buffer.role == candidate_pb2.ROLE_OUTPUT and outputs is not None:
+            tensors[buffer.name] = outputs.empty(buffer.name, buffer.spec)
     fixed = frozenset(tensors)
     for name, tensor in tensors.items():
         writer.objects[writer.variable(name)] = tensor
-    unmade = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
-    dying = _last_uses(program)
+    unmade = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT} - fixed
+    dying = last_uses(program)
     stamp = writer.keep("h", after_step) if after_step is not None else ""
     launches = [step for step in program.steps if step.WhichOneof("kind") == "launch"]
     launched = frozenset(name for step in launches for name in buffers_of(step))
+    flush = f"{writer.keep('q', queue.flush)}()" if queue is not None and launches else ""
+    is_queued = True  # perhaps by the call before, in a batch
     for position, step in enumerate(program.steps):
         # An output is allocated when it is first written and a result is dropped after its last use, as eager's
         # memory comes and goes: otherwise the call would find its memory colder than eager does.
         for name in sorted(unmade & set(buffers_of(step))):
             _write_allocation(writer, specs[name], memory, device)
             unmade.discard(name)
+        if flush and is_queued and step.WhichOneof("kind") != "launch":
+            writer.lines.append(flush)
+        is_queued = step.WhichOneof("kind") == "launch"
         match step.WhichOneof("kind"):
             case "launch":
                 _write_launch(writer, step.launch, fixed, tensors, pack, specs)
@@ -268,9 +285,11 @@ def straighten(
             case "memset":
                 fill = writer.keep("f", _fill(specs[step.memset.buffer].spec, step.memset.byte))
                 writer.lines.append(f"{fill}({writer.variable(step.memset.buffer)})")
-        writer.lines += [f"{writer.variable(name)} = None" for name in dying.get(position, ())]
         if stamp:
-            writer.lines.append(f"{stamp}()")
+            writer.lines += [*filter(None, [flush]), f"{stamp}()"]
+        writer.lines += [f"{writer.variable(name)} = None" for name in dying.get(position, ())]
+    if queue is not None and launches:
+        writer.lines.append(f"{writer.keep('q', queue.settle)}()")
     returned = "".join(f"{writer.variable(name)}, " for name in program.outputs)
     body = "\n    ".join([*writer.lines, f"return ({returned})"])
     # Defaults make every object a local variable of the function: the fastest look-up that Python has.
@@ -282,32 +301,6 @@ def straighten(
     return call
 
 
-def buffers_of(step: candidate_pb2.Step) -> list[str]:
-    """Names of all buffers that a step reads or writes."""
-    match step.WhichOneof("kind"):
-        case "launch":
-            return launch_arguments.buffers_of(step.launch)
-        case "library":
-            values = [*step.library.args, *(item.value for item in step.library.kwargs)]
-            return [*aten.tensor_names(values), *filter(None, step.library.results)]
-        case "memset":
-            return [step.memset.buffer]
-    return []
-
-
-def _last_uses(program: candidate_pb2.Program) -> dict[int, list[str]]:
-    """Position of a step → results of library steps that nothing needs after it."""
-    owned = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_LIBRARY}
-    last: dict[str, int] = {}
-    for position, step in enumerate(program.steps):
-        last |= {name: position for name in buffers_of(step) if name in owned}
-    dying: dict[int, list[str]] = {}
-    for name, position in last.items():
-        if name not in program.outputs:
-            dying.setdefault(position, []).append(name)
-    return dying
-
-
 def _write_allocation(
     writer: _Writer, buffer: candidate_pb2.Buffer, memory: Memory | None, device: torch.device
 ) -> None:
@@ -315,6 +308,10 @@ def _write_allocation(
     if memory is not None:
         make = writer.keep("m", memory.empty)
         writer.lines.append(f"{variable} = {make}({writer.keep('n', buffer.name)}, {writer.keep('s', buffer.spec)})")
+        return
+    if device.type == "cpu":
+        make = writer.keep("m", arena().empty)
+        writer.lines.append(f"{variable} = {make}({writer.keep('s', buffer.spec)})")
         return
     make = writer.keep("m", torch.empty_strided)
     dtype, place = writer.keep("d", dtypes.to_torch(buffer.spec.dtype)), writer.keep("d", device)
@@ -431,7 +428,7 @@ def _binding(
     """The cheapest function that makes the call."""
     key = [call.SerializeToString(deterministic=True)]
     meta: dict[str, torch.Tensor] = {}
-    for name in aten.tensor_names([*call.args, *(item.value for item in call.kwargs)]):
+    for name in tensor_names([*call.args, *(item.value for item in call.kwargs)]):
         spec = buffers[name].spec
         key += [name.encode(), spec.SerializeToString(deterministic=True)]
         if name not in meta:

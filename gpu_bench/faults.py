@@ -18,17 +18,26 @@ def fault(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> benchmark_ser
 _SIGNALS = {
     4: "an illegal instruction", 6: "an abort", 7: "a bus error", 8: "a division by zero", 11: "a segmentation fault",
 }  # fmt: skip
-_SIGKILL = 9
+_SIGKILL, _SIGSYS = 9, 31
 
 
-def crash(ended: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
-    """Nobody but the kernel, short of memory, kills a worker that we did not."""
-    if ended.exit_code == HUNG:
+def crash(worker: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
+    """Of a process of ours that had a program in it."""
+    if worker.exit_code == HUNG:
         return fault(verdict_pb2.FAILURE_KIND_TIMEOUT, "no end of a call while it was timed")
-    if ended.signal_number == _SIGKILL:
-        return fault(verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory")
-    cause = _SIGNALS.get(ended.signal_number or 0, "")
+    return fault(*ended(worker.signal_number, worker.exit_code))
+
+
+def ended(signal_number: int | None, exit_code: int | None) -> tuple[verdict_pb2.FailureKind.ValueType, str]:
+    """Kind and words for the end of a program's process.
+
+    Nobody but the kernel, short of memory, kills one that we did not; and only its own filter ends it by SIGSYS.
+    """
+    if signal_number == _SIGKILL:
+        return verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory"
+    if signal_number == _SIGSYS:
+        return verdict_pb2.FAILURE_KIND_CHEAT, "the program asked the system for what no kernel needs, and was ended"
+    cause = _SIGNALS.get(signal_number or 0, "")
     if not cause:
-        number, code = ended.signal_number, ended.exit_code
-        cause = f"signal {number}" if number else f"an exit with code {code}"
-    return fault(verdict_pb2.FAILURE_KIND_CRASH, f"the process of the program ended by {cause}")
+        cause = f"signal {signal_number}" if signal_number else f"an exit with code {exit_code}"
+    return verdict_pb2.FAILURE_KIND_CRASH, f"the process of the program ended by {cause}"

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from gpu_bench import headline
 from gpu_bench.device import Ceilings
 from gpu_bench.second_sweeps import REGISTER_BYTES, Slices, slices_of
 from warpsmith import aten, dtypes
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
 
 REJECT_BELOW = 0.98
 """Faster than this part of the physical floor is impossible."""
-FLOOR_REJECT = "FLOOR_REJECT"
-FLOOR_SUSPECT = "FLOOR_SUSPECT"
+FLOOR_REJECT, FLOOR_SUSPECT = headline.FLOOR_REJECT, headline.FLOOR_SUSPECT
 REFERENCE_WASTEFUL = "REFERENCE_WASTEFUL"
 WASTEFUL_ABOVE = 2.0
 
@@ -221,7 +222,7 @@ class _Counter:
                     self._producer[result.name] = node
                     if result.alias_of:
                         self._alias[result.name] = result.alias_of
-            for name in set(aten.tensor_names(aten.arguments_of(node))):
+            for name in set(tensor_names(aten.arguments_of(node))):
                 self._consumers.setdefault(name, []).append(node)
         self._outputs = set(graph.outputs)
         self._live = self._live_nodes()
@@ -283,7 +284,7 @@ class _Counter:
         views = [result for result in results if result.alias_of]
         if views and not node.mutates:
             return sum(self.read_bytes(result.name) for result in views)
-        first = next(iter(aten.tensor_names(node.args)), name)
+        first = next(iter(tensor_names(node.args)), name)
         if operation in _PARTIAL and name == first:
             return sum(spec_bytes(result.spec) for result in results)
         if operation in _TRIANGULAR:
@@ -294,9 +295,9 @@ class _Counter:
 
     def _touched_part(self, node: graph_pb2.Node) -> float:
         """Part of the input that windows touch: stride over window, at least; a safe guess from output and input."""
-        source = self._specs[aten.tensor_names(node.args)[0]]
+        source = self._specs[tensor_names(node.args)[0]]
         window = 1
-        names = aten.tensor_names(node.args)
+        names = tensor_names(node.args)
         if "conv" in _operation(node) and len(names) > 1:
             window = math.prod(self._specs[names[1]].shape[2:])
         elif len(node.args) > 1:
@@ -330,7 +331,7 @@ class _Counter:
 
     def _is_reduced(self, node: graph_pb2.Node) -> bool:
         """Whether one product of 16-bit operands may do the work."""
-        return self._tf32 or any(map(self._is_narrow, aten.tensor_names(aten.arguments_of(node))))
+        return self._tf32 or any(map(self._is_narrow, tensor_names(aten.arguments_of(node))))
 
     def _is_narrow(self, name: str) -> bool:
         """Whether a tensor's values have 16 bits, whatever type holds them now."""
@@ -339,11 +340,11 @@ class _Counter:
         node = self._producer.get(name)
         if node is None or not (_operation(node) in _COPIES or name in self._alias):
             return False
-        return any(map(self._is_narrow, aten.tensor_names(node.args)))
+        return any(map(self._is_narrow, tensor_names(node.args)))
 
     def _has_diagonal_factor(self, node: graph_pb2.Node) -> bool:
         """Whether a product with a diagonal matrix is written as a full one."""
-        producers = (self._producer.get(name) for name in aten.tensor_names(node.args))
+        producers = (self._producer.get(name) for name in tensor_names(node.args))
         diagonal = any(producer is not None and _operation(producer) in _DIAGONAL for producer in producers)
         return diagonal and _operation(node) in _PRODUCTS
 
@@ -366,11 +367,11 @@ class _Counter:
         """Part of the scores that attention needs: none that a mask may hide, what is left of a causal one."""
         named = {each.name: each.value for each in node.kwargs}
         is_causal = named.get("is_causal") or (node.args[5] if len(node.args) > 5 else None)
-        if len(aten.tensor_names(aten.arguments_of(node))) > 3:
+        if len(tensor_names(aten.arguments_of(node))) > 3:
             return 0.0
         if is_causal is None or not is_causal.boolean:
             return 1.0
-        rows, columns = (self._specs[name].shape[-2] for name in aten.tensor_names(node.args)[:2])
+        rows, columns = (self._specs[name].shape[-2] for name in tensor_names(node.args)[:2])
         return sum(min(columns, row + 1) for row in range(rows)) / (rows * columns)
 
     def _reaches_linearly(self, node: graph_pb2.Node, ends: frozenset[str]) -> bool:
@@ -402,7 +403,7 @@ class _Counter:
             updates = any(self._root(name) in sources or self._root(name) in wanted for name in node.mutates)
             if updates or any(result.name in wanted for result in node.results):
                 live.add(id(node))
-                for name in aten.tensor_names(aten.arguments_of(node)):
+                for name in tensor_names(aten.arguments_of(node)):
                     wanted |= {name, self._root(name)}
         return live
 

@@ -8,7 +8,6 @@ farther than a band meets pages that nobody may touch. It runs no programs.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import mmap
 import secrets
@@ -16,20 +15,23 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_bench.arena import arena
 from warpsmith import dtypes
 from warpsmith.v1 import tensor_pb2
 
 _TILE = 8191
 """Elements after which poison repeats: prime, so that no row length hides it."""
 
-_FENCE_BYTES = 4 << 20
-"""Memory that nobody may touch on either side of every allocation of a processor."""
+_ALIGNMENT = 64
+"""Bytes; torch's allocator gives memory at multiples of it."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor reread as integers of its width: equal exactly where all bits are, NaN included."""
+    """The tensor reread as integers of its width: equal exactly where all bits are, NaN included. Of complex numbers,
+    real and imaginary parts along a last dimension of two."""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return tensor.view(_BITS[tensor.element_size()])
 
 
@@ -42,6 +44,8 @@ def same_numbers(left: torch.Tensor, right: torch.Tensor) -> bool:
     """As `same_bits`, but one NaN is as good as another: its sign and payload depend on the order of a sum."""
     if same_bits(left, right):
         return True
+    if left.is_complex():
+        left, right = (torch.view_as_real(each.resolve_conj()) for each in (left, right))
     if not left.is_floating_point():
         return False
     return bool(((left == right) & (left.signbit() == right.signbit()) | (left.isnan() & right.isnan())).all())
@@ -58,6 +62,10 @@ class _Allocation:
     """Elements of the tensor's memory."""
     dtype: torch.dtype
     poisoned: bool
+
+    def flat(self) -> torch.Tensor:
+        """The tensor's memory as one row."""
+        return self.raw[self.start : self.start + self.span * self.dtype.itemsize].view(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -112,14 +120,24 @@ class GuardedMemory:
         """Names of the workspaces that had to be left zero and were not."""
         return [name for name, flat in self._zeros.items() if bool(bits(flat).any())]
 
-    def copy_of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A guarded copy of a tensor, strides kept, overlapping ones included."""
+    def copy_of(self, name: str, tensor: torch.Tensor, *, aligned: bool = True) -> torch.Tensor:
+        """A guarded copy of a tensor, strides kept, overlapping ones included; unless `aligned`, as oddly placed."""
         spec = dtypes.spec_of(tensor)
         span = dtypes.element_span(spec)
-        flat = self._allocate(name, span, tensor.dtype, poisoned=False)
+        shift = 0 if aligned else tensor.data_ptr() % _ALIGNMENT
+        flat = self._allocate(name, span, tensor.dtype, poisoned=False, shift=shift)
         if span:
             flat.copy_(tensor.as_strided((span,), (1,)))
         return flat.as_strided(tensor.shape, tensor.stride())
+
+    def poison_again(self, seed: int) -> None:
+        """Makes of outputs and workspaces what they were before the first call, with another poison."""
+        self._poison = seed
+        for flat in self._zeros.values():
+            flat.zero_()
+        for allocation in self._allocations:
+            if allocation.poisoned and allocation.span:
+                _poison(allocation.flat(), seed)
 
     def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """As `Memory.adopt`: a result with memory of its own moves behind canaries; a view stays a view."""
@@ -146,19 +164,19 @@ class GuardedMemory:
         expected = pattern.as_strided(tensor.shape, tensor.stride(), offset)
         return bits(tensor.contiguous()) == bits(expected.contiguous())
 
-    def _allocate(self, name: str, span: int, dtype: torch.dtype, *, poisoned: bool) -> torch.Tensor:
+    def _allocate(self, name: str, span: int, dtype: torch.dtype, *, poisoned: bool, shift: int = 0) -> torch.Tensor:
         size = span * dtype.itemsize
-        raw = self._raw(self._band + size + self._band)
-        allocation = _Allocation(name, raw, self._band, span, dtype, poisoned)
+        raw = self._raw(self._band + shift + size + self._band)
+        allocation = _Allocation(name, raw, self._band + shift, span, dtype, poisoned)
         self._allocations.append(allocation)
         self._storages[raw.untyped_storage().data_ptr()] = allocation
         for band in self._bands(allocation):
             band.copy_(self._pattern(dtype, band.numel()))
-        return raw[self._band : self._band + size].view(dtype)
+        return allocation.flat()
 
     def _raw(self, size: int) -> torch.Tensor:
         if self._device.type == "cpu":
-            return _fenced(size)
+            return arena().raw(size)
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _bands(self, allocation: _Allocation) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,30 +185,16 @@ class GuardedMemory:
 
     def _pattern(self, dtype: torch.dtype, size: int) -> torch.Tensor:
         # The band behind a tensor of a processor reaches to the end of its page.
-        return _canary_pattern(dtype, self._canary, self._device, self._band + mmap.PAGESIZE)[:size]
+        return _canary_pattern(dtype, self._canary, self._device, self._band + mmap.PAGESIZE + _ALIGNMENT)[:size]
 
     def _intact(self, allocation: _Allocation) -> bool:
         kind = allocation.dtype
         return all(bool(torch.equal(band, self._pattern(kind, band.numel()))) for band in self._bands(allocation))
 
 
-def _fenced(size: int) -> torch.Tensor:
-    """At least `size` bytes, whole pages, as uint8 between two fences. Raises MemoryError."""
-    inner = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    try:
-        pages = mmap.mmap(-1, _FENCE_BYTES + inner + _FENCE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"no {inner} bytes of memory: {error}") from error
-    raw = torch.frombuffer(pages, dtype=torch.uint8, count=inner, offset=_FENCE_BYTES)  # keeps `pages` alive
-    libc, begin, none = ctypes.CDLL(None, use_errno=True), raw.data_ptr(), 0
-    for fence in (begin - _FENCE_BYTES, begin + inner):
-        if libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(_FENCE_BYTES), none):
-            raise MemoryError(f"a fence cannot be made: error {ctypes.get_errno()}")
-    return raw
-
-
 @functools.lru_cache(maxsize=64)
 def _canary_pattern(dtype: torch.dtype, seed: int, device: torch.device, size: int) -> torch.Tensor:
+    dtype = dtype.to_real()
     count = size // dtype.itemsize
     generator = torch.Generator().manual_seed(seed * 2 + 1)
     if dtype.is_floating_point:
@@ -204,6 +208,9 @@ def _canary_pattern(dtype: torch.dtype, seed: int, device: torch.device, size: i
 
 @functools.lru_cache(maxsize=64)
 def _poison_tile(dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+    if dtype.is_complex:
+        part = _poison_tile(dtype.to_real(), seed, device)
+        return torch.complex(part, part)
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point:
         signs = torch.randn(_TILE, generator=torch.Generator().manual_seed(seed // 2))

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from warpsmith import arguments, aten
+from warpsmith import arguments
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2
 
 _BINARY: Final = frozenset({
@@ -32,7 +33,7 @@ def host_scalars(program: candidate_pb2.Program) -> frozenset[str]:
     dimensions = {name: len(spec.shape) for name, spec in specs.items()}
     for step in program.steps if found else ():
         if step.WhichOneof("kind") == "library":
-            names = aten.tensor_names([*step.library.args, *(item.value for item in step.library.kwargs)])
+            names = tensor_names([*step.library.args, *(item.value for item in step.library.kwargs)])
             if not _takes_number(step.library.target, names, dimensions):
                 found.difference_update(names)
         elif step.WhichOneof("kind") == "launch":

@@ -1,19 +1,25 @@
 """Values to judge on, drawn from a family and a seed on the device where they are used.
 
-The one idea: equal family and seed give equal tensors in every process, so no tensor ever crosses one. Float inputs
-are replaced; integers and booleans stay as the task draws them, so that indices remain valid. Parameters and running
-statistics move a little as well: a kernel that ignores a weight of ones must not pass.
+The one idea: equal family, seed and knowledge of the inputs (`learning`) give equal tensors in every process, so no
+tensor ever crosses one. Floats and complex numbers are replaced, integers and booleans within what the module takes.
+Parameters and running statistics move a little as well: a kernel that ignores a weight of ones must not pass.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from gpu_bench import integers
 from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
-from warpsmith.v1 import verdict_pb2
+from warpsmith.task_module import seed_generator
+from warpsmith.v1 import judging_pb2, verdict_pb2
+
+_LOOKED_AT, _FEW = 4096, 16
+"""Elements of a float input in which no more different values than these are those of a mask."""
 
 Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 """(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
@@ -34,26 +40,96 @@ def generator_for(
     family: verdict_pb2.ValueFamily.ValueType, seed: int, position: int, device: torch.device
 ) -> torch.Generator:
     """A generator of its own for one tensor of one case."""
-    mixed = (seed * 1_000_003 + int(family) * 8_191 + position * 131) & 0x7FFF_FFFF_FFFF_FFFF
-    return torch.Generator(device=device).manual_seed(mixed)
+    name = f"{seed} {int(family)} {position}".encode()
+    mixed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 1  # no tensor's tells another's
+    return seed_generator(torch.Generator(device=device), mixed)
 
 
 def replaced(
-    leaves: Sequence[torch.Tensor], family: verdict_pb2.ValueFamily.ValueType, seed: int
+    leaves: Sequence[torch.Tensor],
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    learned: judging_pb2.Learned | None = None,
 ) -> list[torch.Tensor]:
-    """The tensor inputs with float values of the family, in the layout they had; TASK leaves them as they are."""
+    """The tensor inputs with values of the family, in the layout they had; TASK leaves them as they are.
+
+    Of inputs of which nothing is `learned`, integers and booleans stay: anything else might be out of some range.
+    FRESH masks and indices resemble the task's where another input varies by itself, else they are anything.
+    """
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return list(leaves)
-    draw = _proposed(recipe_of(seed)) if family == verdict_pb2.VALUE_FAMILY_PROPOSED else _DRAWS[family]
+    known = learned.inputs if learned is not None else []
+    restraint = restraint_of(learned, family) if learned is not None else judging_pb2.Restraint()
+    resembling = any(each.varies for each in known)
     made: dict[int, torch.Tensor] = {}
     for position, leaf in enumerate(leaves):
         if id(leaf) in made:
             continue  # a tensor passed twice stays one tensor: modules ask "is key query?"
-        made[id(leaf)] = leaf
-        if leaf.is_floating_point():
-            values = draw(leaf.shape, leaf.dtype, generator_for(family, seed, position, leaf.device))
-            made[id(leaf)] = _in_layout_of(leaf, values)
+        legal = known[position] if position < len(known) else None
+        generator = generator_for(family, seed, position, leaf.device)
+        values = _values(leaf, family, seed, legal, restraint, generator, resembling) if leaf.numel() else leaf
+        made[id(leaf)] = leaf if values is leaf else _in_layout_of(leaf, values)
     return [made[id(leaf)] for leaf in leaves]
+
+
+def restraint_of(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.ValueType) -> judging_pb2.Restraint:
+    """How a family is held back, where the reference refused what was drawn freely."""
+    found = [each for each in learned.restraints if each.family == family]
+    return found[0] if found else judging_pb2.Restraint(family=family)
+
+
+def _values(
+    leaf: torch.Tensor,
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    legal: judging_pb2.Legal | None,
+    restraint: judging_pb2.Restraint,
+    generator: torch.Generator,
+    resembling: bool,
+) -> torch.Tensor:
+    """Contiguous or expanded values for one input, or the input itself."""
+    is_proposed = family == verdict_pb2.VALUE_FAMILY_PROPOSED
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        if legal is None or restraint.own_integers:
+            return leaf
+        named = _base_of(recipe_of(seed)) if is_proposed else family
+        return integers.drawn(leaf, named, legal, generator, resembling=resembling)
+    if family == verdict_pb2.VALUE_FAMILY_FRESH:
+        return leaf if legal is None or legal.varies else _likeness(leaf, generator, resembling)
+    if restraint.floats_within and legal is not None and not leaf.is_complex():
+        share = _uniform(leaf.shape, leaf.dtype, generator)
+        return (share * (legal.most - legal.least) + legal.least).clamp_(legal.least, legal.most)
+    draw = _proposed(recipe_of(seed)) if is_proposed else _DRAWS[family]
+    if leaf.is_complex():
+        part = leaf.dtype.to_real()
+        return torch.complex(draw(leaf.shape, part, generator), draw(leaf.shape, part, generator))
+    return draw(leaf.shape, leaf.dtype, generator)
+
+
+def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) -> torch.Tensor:
+    """Other values of the kind that a float input has which the task draws alike each time."""
+    if leaf.is_complex():
+        parts = [_likeness(part.contiguous(), generator, resembling) for part in (leaf.real, leaf.imag)]
+        return torch.complex(*parts)
+    flat = leaf.reshape(-1)
+    few: torch.Tensor = flat[:_LOOKED_AT].unique()  # type: ignore[no-untyped-call]
+    if len(few) == 1 and bool((flat == few[0]).all()):
+        varied = few[0] * (1.0 + 0.25 * _uniform(leaf.shape, leaf.dtype, generator))
+        return varied if bool(few[0] != 0) else 0.1 * _normal(leaf.shape, leaf.dtype, generator)
+    if len(few) <= _FEW or not bool(flat.isfinite().all()):  # a mask
+        if not resembling:
+            return flat[torch.randint(flat.numel(), leaf.shape, device=leaf.device, generator=generator)]
+        if len(few) == 1:  # others come later
+            few = flat.unique()  # type: ignore[no-untyped-call]
+        step = torch.randint(1, len(few), leaf.shape, device=leaf.device, generator=generator)
+
+        def others(moved: torch.Tensor) -> torch.Tensor:
+            return few[(torch.searchsorted(few, moved.contiguous()) + step) % len(few)]
+
+        return integers.resemblance(leaf, others, generator)
+    wide = flat.float() if leaf.itemsize < 4 else flat
+    values = _normal(leaf.shape, leaf.dtype, generator) * float(wide.std()) + float(wide.mean())
+    return values.clamp_(float(flat.min()), float(flat.max()))
 
 
 def vary(tensors: Mapping[str, torch.Tensor], family: verdict_pb2.ValueFamily.ValueType, seed: int) -> None:
@@ -66,7 +142,8 @@ def vary(tensors: Mapping[str, torch.Tensor], family: verdict_pb2.ValueFamily.Va
         return
     seen: set[int] = set()
     for position, (_, tensor) in enumerate(sorted(tensors.items())):
-        if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.data_ptr() in seen:
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        if not is_number or tensor.numel() == 0 or tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
         generator = generator_for(family, seed, 1_000 + position, tensor.device)
@@ -141,9 +218,13 @@ def _masked(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
     return rows.masked_fill_(columns >= starts, -math.inf).view(list(shape))
 
 
+def _base_of(recipe: Recipe) -> verdict_pb2.ValueFamily.ValueType:
+    return verdict_pb2.ValueFamily.Value(f"VALUE_FAMILY_{BASES[recipe.base].upper()}")
+
+
 def _proposed(recipe: Recipe) -> Draw:
     """Scaled and shifted values of a family within the type's range, some of them replaced by a special one."""
-    base = _DRAWS[verdict_pb2.ValueFamily.Value(f"VALUE_FAMILY_{BASES[recipe.base].upper()}")]
+    base = _DRAWS[_base_of(recipe)]
 
     def draw(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         limits = torch.finfo(dtype)

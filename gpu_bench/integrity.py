@@ -18,7 +18,7 @@ from typing import Any
 _WATCHED: Mapping[str, tuple[str, ...]] = {
     "time": ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time"),
     "timeit": ("default_timer",),
-    "torch": ("allclose", "equal", "isclose", "eq", "manual_seed", "no_grad", "empty", "empty_like", "empty_strided"),
+    "torch": ("allclose", "equal", "isclose", "eq", "no_grad", "empty", "empty_like", "empty_strided"),
     "torch.testing": ("assert_close",),
     "torch.cuda": ("Event", "synchronize", "Stream", "stream", "current_stream", "default_stream", "set_stream"),
     "torch.cuda.Event": ("record", "elapsed_time", "synchronize", "query", "wait"),

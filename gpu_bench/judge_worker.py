@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from gpu_bench import alone, comparison, conditioning, executor, guard, near_ties, plausible, slices, undecided
+from gpu_bench.cases import Cases, Eager, Taken
 from gpu_bench.inputs import family_name
 from gpu_bench.loaded import Args, LoadedTask, rehearse, release_surplus
-from gpu_bench.sharing import SharedMemory, lay_out
+from gpu_bench.sharing import SharedMemory, lay_out, move
 from gpu_bench.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
-from gpu_bench.signature import signature_of
 from gpu_bench.terms import terms_floor
 from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
@@ -30,14 +30,14 @@ from warpsmith.worker import Methods
 
 _KEPT_BYTES = 4 << 30
 """Truths kept for later comparisons, the one about to be made included."""
-_ORDINARY = frozenset(
-    {verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM}
-)
+_ORDINARY = frozenset({
+    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
+})  # fmt: skip
 """Families on which the reference has to define its result."""
 _MANY = 1 << 26
 """Elements of all inputs from which on Σ|terms| of ordinary values is taken to be the same for every seed."""
 _FAR = 4.0
-"""Times its yardstick that an element or a block has to be off for it to be asked whether anything decides there."""
+"""Times its yardstick that an element or a block has to be off to be asked whether anything decides there."""
 _FORGIVING = frozenset({
     verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
 })  # fmt: skip
@@ -88,12 +88,26 @@ class Judge:
         self.eager_seconds = time.perf_counter() - begin
         self._written = self._may_be_written(args) | written
         self._refuse_random_reference(args, outputs, written)
+        self.cases = Cases.learned(loaded, self.graph, self._run_eager, args)
         named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
         self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
-        sources = loaded.sources(args).named().items()
-        self.source_regions, self.total_bytes_with_sources = lay_out(sources, self.total_bytes)
-        self.signature = signature_of(loaded, args)
-        self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        answer = self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        self.cases.try_sources(args, list(self._written), answer.eager, answer.truth, answer.floors)
+
+    @property
+    def loaded(self) -> LoadedTask:
+        """The task."""
+        return self._loaded
+
+    @property
+    def written(self) -> Collection[str]:
+        """Names of the sources that the module may change."""
+        return self._written
+
+    def eager(self, args: Args, seed: int) -> list[torch.Tensor]:
+        """What eager gives on these arguments, region by region."""
+        outputs, written = self._run_eager(args, seed)
+        return [*outputs, *(self._after(name, args, written) for name in self._written)]
 
     # ---- answers -------------------------------------------------------------------------------------------
 
@@ -112,7 +126,7 @@ class Judge:
             is_alike = once or (self._has_many_terms and family in _ORDINARY)
             floors = self._known_floors.get(family) if is_alike else None
             self._answers[key] = with_room(
-                lambda: self._compute(self._loaded.case(family, seed), family, seed, floors),
+                lambda: self._compute(self.cases.taken(family, seed), family, seed, floors),
                 f"eager and the truth in float64 on values of family {family_name(family)}",
                 self.give_back,
             )
@@ -135,13 +149,17 @@ class Judge:
             self._answers.popitem(last=False)
 
     def _compute(
-        self, args: Args, family: verdict_pb2.ValueFamily.ValueType, seed: int, known_floors: Sequence[float] | None
+        self,
+        case: Taken,
+        family: verdict_pb2.ValueFamily.ValueType,
+        seed: int,
+        known: Sequence[float] | None,
     ) -> Answer:
         self._sliced = False
-        outputs, written = self._run_eager(args, seed)  # first: it says best what the module refuses
+        args, (outputs, written) = case
         sources = self._graph_sources(args)
         truth = self._interpret(args, written, seed, widen=True)
-        floors = list(known_floors or self._terms_floors(sources, truth, family))
+        floors = list(known or self._terms_floors(sources, truth, family))
         if family == verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
             after = self._interpret(args, written, seed, widen=True, sources=conditioning.Moved(sources, seed))
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
@@ -159,7 +177,9 @@ class Judge:
         # row). Its graph is right, bit by bit, so eager is the only truth: a candidate may differ by a few ulp.
         return replace(
             answer,
-            truth=[eager[at].double() if at in doubts else each for at, each in enumerate(truth)],
+            truth=[
+                eager[at].to(aten.widened(eager[at].dtype)) if at in doubts else each for at, each in enumerate(truth)
+            ],
             floors=[0.0 if at in doubts else each for at, each in enumerate(answer.floors)],
         )
 
@@ -205,7 +225,7 @@ class Judge:
         for name in self._written:
             # A source that eager leaves alone on these values is its own truth.
             now = self._after(name, args, written)
-            unchanged = now.double() if widen and now.is_floating_point() else now
+            unchanged = now.to(aten.widened(now.dtype)) if widen else now
             outputs.append(results.get(by_name.get(name, ""), unchanged))
         return outputs
 
@@ -245,13 +265,14 @@ class Judge:
             raise BadInput(f"the captured graph reads {missing[0]}, which the module does not have")
         return {name: named[wanted[name]] for name in wanted if wanted[name]}
 
-    def _run_eager(self, args: Args, seed: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Output tensors of eager, and what every source that it changed holds afterwards; sources are put back."""
+    def _run_eager(self, args: Args, seed: int) -> Eager:
+        """Runs the module; sources are put back."""
         named = self._loaded.sources(args).named()
         before = {name: tensor.clone() for name, tensor in named.items()}
         seed_generators(seed)
         with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
             returned = self._loaded.module(*args)
+        self._loaded.keep_places()
         outputs = [leaf.clone() for leaf in self._loaded.output_leaves(returned)]
         if not outputs:
             raise BadInput(f"{self._loaded.user.entry_path}: the forward returns no tensor")
@@ -288,7 +309,7 @@ class Judge:
         for position, (region, eager, truth, floor) in enumerate(regions):
             if eager.shape != truth.shape:
                 raise BadInput(f"{region.name}: eager gives {list(eager.shape)}, its graph {list(truth.shape)}")
-            if not eager.is_floating_point():
+            if not (eager.is_floating_point() or eager.is_complex()):
                 continue
             off, size = plausible.off_and_size(eager, truth)
             least = 1e3 * torch.finfo(eager.dtype).smallest_normal
@@ -344,7 +365,8 @@ class Judge:
                 terms_floor=answer.floors[position],
                 forgiveness=_forgiveness(observed.family),
             )
-            is_far = max(error.max_ratio, error.block_ratio) > _FAR and observed.family not in _ORDINARY
+            may_be_open = observed.family not in _ORDINARY and not candidate.is_complex()
+            is_far = may_be_open and max(error.max_ratio, error.block_ratio) > _FAR
             if (error.unequal_count or is_far) and position < len(self.graph.outputs):
                 error = self._second_look(error, position, candidate, answer, observed)
             error.output = position
@@ -391,16 +413,6 @@ class Judge:
         again.kernelbench_close = error.kernelbench_close
         return again
 
-    def draw(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, fixed_parameters: bool) -> None:
-        """Puts the sources of a case where a solution's process finds them: it gets values, never their origin."""
-        if fixed_parameters != self._loaded.fixed_parameters:
-            self._loaded.fixed_parameters = fixed_parameters
-            self._answers.clear()
-            self._known_floors.clear()
-        named = self._loaded.sources(self._loaded.case(family, seed)).named()
-        for region, place in zip(self.source_regions, self._shared.tensors(self.source_regions), strict=True):
-            place.copy_(named[region.name])
-
     def release_surplus(self) -> None:
         """Gives cached device memory back for the candidate's process."""
         release_surplus(self._loaded.device, self._loaded.task)
@@ -415,9 +427,8 @@ def _forgiveness(family: verdict_pb2.ValueFamily.ValueType) -> comparison.Forgiv
 _judges: list[Judge] = []
 
 
-def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def _warm_up(_: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     """Loads what capturing and comparing need."""
-    del request
     rehearse()
     comparison.rehearse()
     return judging_pb2.Preparation()
@@ -428,32 +439,33 @@ def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited()))
     judge = _judges[0]
     judge.release_surplus()
-    return judging_pb2.Preparation(
+    prepared = judging_pb2.Preparation(
         regions=judge.regions,
         total_bytes=judge.total_bytes,
         eager_seconds=judge.eager_seconds,
-        signature=judge.signature,
-        sources=judge.source_regions,
-        total_bytes_with_sources=judge.total_bytes_with_sources,
     )
+    prepared.MergeFrom(judge.cases.report)
+    return prepared
 
 
 def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
     """Says where the reference is undefined instead of failing: some functions refuse some values."""
+    truth = judging_pb2.Truth()
     try:
         _judges[0].answer(request.family, request.seed, once=request.once)
     except BadInput as error:
         if request.family == verdict_pb2.VALUE_FAMILY_TASK:
             raise
-        return judging_pb2.Truth(undefined=f"on values of family {family_name(request.family)}: {cause_of(error)}")
+        truth.undefined = f"on values of family {family_name(request.family)}: {cause_of(error)}"
     except TruthTooLarge as error:
         is_first = _judges[0].shortages.is_first("truth", request.family, request.seed)
         if is_first or request.family != verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
             raise
-        return judging_pb2.Truth(unjudged=str(error))  # they take most, for they need the truth twice
+        truth.unjudged = str(error)  # they take most, for they need the truth twice
     finally:
         _judges[0].release_surplus()
-    return judging_pb2.Truth()
+    truth.learned.CopyFrom(_judges[0].cases.report.learned)
+    return truth
 
 
 def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
@@ -464,23 +476,17 @@ def _boundary(request: judging_pb2.BoundaryRequest) -> judging_pb2.Boundary:
     return _judges[0].boundary(request.program, request.group)
 
 
-def _move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
-    """Takes GPU memory for what both workers share."""
-    return judging_pb2.Preparation(total_bytes=SharedMemory.inherited().move(request.total_bytes))
-
-
-def _draw(request: judging_pb2.DrawRequest) -> judging_pb2.Drawn:
-    _judges[0].draw(request.family, request.seed, fixed_parameters=request.fixed_parameters)
-    return judging_pb2.Drawn()
+def prepared() -> Judge:
+    """The judge of this process, once it was prepared."""
+    return _judges[0]
 
 
 METHODS: Methods = {
     "warm_up": (judging_pb2.PrepareRequest, _warm_up),
-    "draw": (judging_pb2.DrawRequest, _draw),
     "prepare": (judging_pb2.PrepareRequest, _prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),
     "boundary": (judging_pb2.BoundaryRequest, _boundary),
-    "move": (judging_pb2.Preparation, _move),
+    "move": (judging_pb2.Preparation, move),
     "give_back": (judging_pb2.Preparation, lambda _: _judges[0].give_back()),
 }

@@ -6,6 +6,7 @@ so both see equal values and neither sends a tensor. User code runs here: only i
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from gpu_bench import inputs
 from gpu_bench.executor import Call, Executor, LoadedProgram, Memory, Sources
 from warpsmith import capture, dtypes, plugins, task_module
 from warpsmith.errors import BadInput, UnknownPlugin
-from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
+_FACTORS = 8191
 Args = tuple[Any, ...]
 """Positional arguments of one forward."""
 
@@ -99,9 +101,11 @@ class LoadedTask:
     user: task_module.TaskModule
     module: torch.nn.Module
     executor: Executor
-    fixed_parameters: bool = False
-    """Whether parameters and state stay as the constructor made them in every case."""
+    learned: judging_pb2.Learned = field(default_factory=judging_pb2.Learned)
+    """What values the inputs may have; in every process what the judge's found out."""
     _pristine: dict[str, torch.Tensor] = field(default_factory=dict)
+    _attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = field(default_factory=list)
+    """What every module of the tree held when it was made."""
 
     @staticmethod
     def load(task: task_pb2.Task) -> LoadedTask:
@@ -116,6 +120,7 @@ class LoadedTask:
         user = task_module.load(task, directory)
         loaded = LoadedTask(task, device, user, user.build(device=device), executor_of(task.target))
         loaded._pristine = {name: tensor.clone() for name, tensor in loaded._own_tensors().items()}
+        loaded._attributes = [(each, _held(each)) for each in loaded.module.modules()]
         return loaded
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
@@ -124,17 +129,58 @@ class LoadedTask:
         return {name: tensor.detach() for name, tensor in own.items()}
 
     def restore(self) -> None:
-        """Puts parameters and state back to what the constructor made, in place."""
+        """Puts parameters and state back to what the constructor made, in place; what a call made is forgotten.
+
+        A module may pack its weights in its first call: they are packed again, after they have moved.
+        """
+        for each, held in self._attributes:
+            each.__dict__.clear()
+            each.__dict__.update(_copied(held))
         for name, tensor in self._own_tensors().items():
             tensor.copy_(self._pristine[name])
+
+    @property
+    def constants(self) -> frozenset[str]:
+        """Qualified names of buffers that are in no `state_dict`: what the module makes for itself never varies."""
+        return frozenset(
+            f"{prefix}.{name}" if prefix else name
+            for prefix, each in self.module.named_modules(remove_duplicate=False)
+            for name in each._non_persistent_buffers_set
+        )
+
+    def keep_places(self) -> None:
+        """Puts what a call gave its buffers anew (`self.mean = ...`) into the memory that they had."""
+        for each, held in self._attributes:
+            for name, buffer in held["_buffers"].items():
+                now = each._buffers.get(name)
+                if buffer is not None and now is not None and now is not buffer and now.shape == buffer.shape:
+                    buffer.copy_(now)
+                    each._buffers[name] = buffer
+
+    def move(self, copied: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Has the module's tensors lie where `copied` (name, tensor) puts them."""
+        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            if dtypes.is_supported(tensor.dtype):
+                tensor.data = copied(name, tensor.detach())
+
+    def move_parameters(self) -> None:
+        """Scales every parameter's elements by up to a quarter, each time by others that nobody knows, in place.
+
+        The factors repeat after a prime number of elements: to draw as many as there are takes longer than a call.
+        """
+        factors = 1.0 + 0.25 * (2 * torch.rand(_FACTORS, generator=_secret_generator()) - 1)
+        for name, parameter in self.module.named_parameters():
+            if parameter.is_floating_point() and parameter.is_contiguous() and parameter.numel():
+                _scale(parameter.detach().view(-1), self._pristine[name].view(-1), factors.to(parameter.dtype))
 
     def case(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Args:
         """The arguments of one case; parameters and state are set to what goes with them."""
         args = self.user.inputs(seed, self.device)
         self.restore()
-        if not self.fixed_parameters:
-            inputs.vary(self._own_tensors(), family, seed)
-        return self.user.with_leaves(args, inputs.replaced(self.user.tensor_leaves(args), family, seed))
+        constants = self.constants
+        inputs.vary({n: t for n, t in self._own_tensors().items() if n not in constants}, family, seed)
+        leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
+        return self.user.with_leaves(args, leaves)
 
     def sources(self, args: Args) -> Sources:
         """The tensors of `args` and of the module as they are now, detached, sharing their memory."""
@@ -149,9 +195,10 @@ class LoadedTask:
             BadInput: the module does not export.
         """
         if self.device.type == "cpu":
-            graph = capture.capture(self.module, args)
-            self.restore()
-            return graph
+            try:
+                return capture.capture(self.module, args)
+            finally:
+                self.restore()
         with FakeTensorMode(allow_non_fake_inputs=True):
             fake = self.user.inputs(0, "cpu")
         return capture.capture(self.user.build(device="cpu"), fake)
@@ -178,3 +225,28 @@ class LoadedTask:
     def output_leaves(self, returned: Any) -> Sequence[torch.Tensor]:
         """The tensors of what eager returned, flattened in pytree order."""
         return task_module.tensor_leaves(returned)
+
+
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of one module, with its members by name."""
+    return _copied(module.__dict__)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The same values in dicts of their own."""
+    return {name: value.copy() if name in _MEMBERS else value for name, value in attributes.items()}
+
+
+def _scale(to: torch.Tensor, given: torch.Tensor, factors: torch.Tensor) -> None:
+    """`to` = `given` times the factors, over and over; all flat."""
+    whole = given.numel() // len(factors) * len(factors)
+    rows = (-1, len(factors))
+    torch.mul(given[:whole].view(rows), factors, out=to[:whole].view(rows))
+    torch.mul(given[whole:], factors[: given.numel() - whole], out=to[whole:])
+
+
+def _secret_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(secrets.randbelow(1 << 62))

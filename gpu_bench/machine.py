@@ -89,7 +89,11 @@ class Machine:
 
 def worker_policy(target: task_pb2.Target.ValueType) -> jail.Policy:
     """What the jail of a worker lets it use."""
-    return jail.Policy(gpu=target != task_pb2.TARGET_CPU)
+    if target != task_pb2.TARGET_CPU:
+        return jail.Policy(gpu=True)
+    memory = 16 << 30
+    # What kernels see lies in one file of memory (`arena`).
+    return jail.Policy(memory_bytes=memory, file_bytes=memory)
 
 
 def worker_environment(descriptor: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_bench import device, floor
+from gpu_bench import device, floor, headline
 from gpu_bench.baselines import (
     AA_COPY,
     CANDIDATE,
@@ -26,7 +26,7 @@ from gpu_bench.baselines import (
     preserved_state,
 )
 from gpu_bench.clocks import Arm, Clock, CudaClock, HostClock, Reading
-from gpu_bench.executor import buffers_of
+from gpu_bench.elsewhere import Elsewhere
 from gpu_bench.statistics import (
     FEW_BLOCKS,
     Blocks,
@@ -36,7 +36,18 @@ from gpu_bench.statistics import (
     ratio,
     split_noise_floor,
 )
-from gpu_bench.timing import ArmSamples, Inspect, Plan, Samples, measure, measure_steps, plan_for
+from gpu_bench.timing import (
+    GROUP_NS,
+    SHORT_CALL_NS,
+    ArmSamples,
+    Inspect,
+    Plan,
+    Samples,
+    measure,
+    measure_steps,
+    plan_for,
+)
+from warpsmith.program_steps import buffers_of
 from warpsmith.v1 import candidate_pb2, task_pb2, timing_pb2
 
 FASTEST_UNPROVEN = "FASTEST_UNPROVEN"
@@ -52,12 +63,12 @@ FLOOR_AUDITED = "FLOOR_AUDITED"
 looked at, and the time was the same."""
 AUDIT_WITHIN = 0.05
 """Relative difference of two times of one candidate that are the same, where the noise floor does not say more."""
-SLOWER_ON_FRESH_VALUES = "SLOWER_ON_FRESH_VALUES"
-"""First calls on values that nothing can have kept an answer for do not show the speedup: it is not believed."""
 FRESH_LOOKS, FRESH_READINGS, FRESH_SHARE = 3, 5, 0.8
 """Looks, readings of each, and how much of the speedup has to be there between the least of one look."""
 SLOWED = 1.5
 """How much longer than before a baseline may take in such a look: with several threads it suffers most under load."""
+HANDSHAKES = 20
+"""How many times longer than having calls made elsewhere a group of short calls takes."""
 NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})
 """Arms that nobody could have had without us: neither the fastest baseline nor the measure of a slow one."""
 HOST_BOUND = "HOST_BOUND"
@@ -123,8 +134,11 @@ class Candidate:
     """Called ahead of each timed forward, outside the timed region."""
     watch: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each reading of it: ends what takes too long."""
-    renew: Callable[[], bool] = lambda: False
-    """Fills every buffer set with values drawn anew; False where that cannot be done."""
+    renew: Callable[[Sequence[int]], bool] = lambda _: False
+    """Fills buffer sets with values drawn anew; False where that cannot be done."""
+    elsewhere: Elsewhere | None = None
+    """The process that makes its calls, where it is not this one. What that keeps from call to call nobody can see: in
+    a final each reading is on values that it sees for the first time."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""
     stepwise: Callable[[], Any] | None = None
@@ -132,6 +146,22 @@ class Candidate:
     steps: Sequence[StepInfo] = ()
     toolkit: str = ""
     """Compiler with version, for the record."""
+
+    @property
+    def handshake_ns(self) -> float:
+        """What having calls made elsewhere takes; 0 where they are made here."""
+        return self.elsewhere.handshake_ns if self.elsewhere is not None else 0.0
+
+    def arm(self, *, is_fresh: bool = False) -> Arm:
+        """What is timed; `is_fresh`: each time on values that it has never seen."""
+
+        def renewed(sets: Sequence[int]) -> None:  # ahead of a reading that is taken again, too
+            self.renew(sets)
+            if self.before is not None:
+                self.before(sets)
+
+        before = renewed if is_fresh else self.before
+        return Arm(CANDIDATE, self.call, required=True, before=before, watch=self.watch, elsewhere=self.elsewhere)
 
 
 def step_infos(program: candidate_pb2.Program) -> list[StepInfo]:
@@ -159,11 +189,17 @@ def measure_candidate(
     """
     before = device.environment(bench.target, toolkit=candidate.toolkit, jail_rung=bench.jail_rung, seed=bench.seed)
     prepared = bench.baselines.prepare(tier)
-    arms = [Arm(CANDIDATE, candidate.call, required=True, before=candidate.before, watch=candidate.watch)]
+    is_fresh = tier == timing_pb2.TIER_FINAL and candidate.elsewhere is not None
+    arms = [candidate.arm(is_fresh=is_fresh)]
     arms += [item.arm for item in prepared if item.arm is not None]
     seconds, aa_of = 0.0, ""
     steps: list[timing_pb2.StepTime] = []
-    plan = replace(plan_for(tier, bench.target, bench.set_count, bench.seed), followers=NOT_BASELINES)
+    plan = replace(
+        plan_for(tier, bench.target, bench.set_count, bench.seed),
+        followers=NOT_BASELINES,
+        short_call_ns=max(SHORT_CALL_NS, HANDSHAKES * candidate.handshake_ns),
+        reading_ns=max(GROUP_NS, HANDSHAKES * candidate.handshake_ns),
+    )
     with preserved_state(bench.baselines.module):
         if candidate.rewritten is not None:
             arms.append(Arm(REWRITTEN, candidate.rewritten))
@@ -199,13 +235,13 @@ def measure_candidate(
             is_cleared, audit_seconds = _audit(bench, candidate, replace(plan, extra_readings=()), timing, inspect)
         timing = composed(is_audited=is_cleared)
         seconds += audit_seconds
-    if tier == timing_pb2.TIER_FINAL and timing.faster:
+    if tier == timing_pb2.TIER_FINAL and timing.faster and not is_fresh:
         baseline = next(arm for arm in arms if arm.name == timing.fastest_baseline)
         with preserved_state(bench.baselines.module):
-            timing.faster = _is_there_on_fresh_values(bench, candidate, baseline, timing, samples.group_length)
-        if not timing.faster:
-            timing.flags.append(SLOWER_ON_FRESH_VALUES)
+            is_there = _is_there_on_fresh_values(bench, candidate, baseline, timing, samples.group_length)
+        headline.settle(timing, [] if is_there else [headline.SLOWER_ON_FRESH_VALUES])
     timing.steps.extend(steps)
+    timing.handshake_ns = candidate.handshake_ns
     timing.device_seconds += seconds
     timing.environment.CopyFrom(device.finished(before, bench.target))
     if isinstance(bench.clock, CudaClock):
@@ -224,14 +260,14 @@ def _audit(
     Every buffer set gets new values; the candidate is timed on them by itself, and then one timed call on each set is
     looked at. What `inspect` raises passes through.
     """
-    if inspect is None or not candidate.renew():
+    if inspect is None or not candidate.renew(range(bench.set_count)):
         return False, 0.0
-    arm = Arm(CANDIDATE, candidate.call, required=True, before=candidate.before, watch=candidate.watch)
+    arm = candidate.arm(is_fresh=candidate.elsewhere is not None)
     again = measure([arm], bench.clock, plan, inspect)
     for index in range(bench.set_count):
         with candidate.watch():
             sample = bench.clock.take(arm, [index], Reading.COLD)
-        inspect(CANDIDATE, index, sample.outputs)
+        inspect(CANDIDATE, index, sample.outputs[0])
     known = next(known.median_ns for known in timing.arms if known.name == CANDIDATE)
     within = max(AUDIT_WITHIN, 3.0 * timing.noise_floor)
     return abs(again.arms[CANDIDATE].median_ns / known - 1.0) <= within, again.seconds
@@ -248,11 +284,11 @@ def _is_there_on_fresh_values(
     slowest = SLOWED * next(arm.median_ns for arm in timing.arms if arm.name == baseline.name)
 
     def renew(sets: Sequence[int]) -> None:  # ahead of a reading that is taken again, too
-        drawn.append(candidate.renew())
+        drawn.append(candidate.renew(range(bench.set_count)))
         if candidate.before is not None:
             candidate.before(sets)
 
-    arm = Arm(CANDIDATE, candidate.call, required=True, before=renew, watch=candidate.watch)
+    arm = replace(candidate.arm(), before=renew)
     for _ in range(FRESH_LOOKS):
         fresh, beside = [], []
         for number in range(FRESH_READINGS):
@@ -302,7 +338,7 @@ def compose_timing(
     broken = [arm for arm in samples.arms.values() if arm.failure and arm.name not in NOT_BASELINES]
     if failed or broken:
         flags.append(FASTEST_UNPROVEN)
-    return timing_pb2.Timing(
+    timing = timing_pb2.Timing(
         tier=tier,
         arms=arm_messages(samples.arms, prepared),
         fastest_baseline=fastest,
@@ -311,10 +347,11 @@ def compose_timing(
         noise_floor=noise if math.isfinite(noise) else 1.0,
         floor_ns=lowest,
         floor_percent=100.0 * lowest / candidate.median_ns if candidate.median_ns > 0 else 0.0,
-        faster=faster(speedup, noise) and not {floor.FLOOR_REJECT, floor.FLOOR_SUSPECT} & set(flags),
-        flags=flags,
+        faster=faster(speedup, noise),
         device_seconds=samples.seconds,
     )
+    headline.settle(timing, flags)
+    return timing
 
 
 def fastest_baseline(arms: Mapping[str, ArmSamples]) -> str:

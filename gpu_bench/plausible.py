@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from gpu_bench.comparison import parts_of
 from gpu_bench.comparison_kernel import compare_blocks
 
 CHUNK = 1 << 26
@@ -17,6 +18,7 @@ CHUNK = 1 << 26
 _SEEN_BLOCK, _SEEN_CHUNK = 4096, 1 << 28
 """Elements of a block of the kernel that sums them, and of what it is given at once."""
 _SHARE = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 3e-1}
+_SHARE |= {torch.complex128: 1e-6, torch.complex64: 2e-2}
 """Largest rms error of eager relative to the truth's rms. TF32 products in a deep network stay below it."""
 _UNDECIDED = 0.01
 """Share of an output's elements, finite in eager or in float64 but not in both, above which nothing defines it."""
@@ -29,6 +31,7 @@ def share(dtypes: Iterable[torch.dtype]) -> float:
 
 def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
     """rms of eager's error and of the truth, over the elements where both are finite."""
+    eager, truth = parts_of(eager), parts_of(truth)
     if (seen := _seen_by_kernel(eager.reshape(-1), truth.reshape(-1))) is not None:
         return seen
     squares, sizes, count = 0.0, 0.0, 0
@@ -50,7 +53,7 @@ def disagreement(names: Sequence[str], eager: Sequence[torch.Tensor], truth: Seq
     A product of 30,000 numbers of any magnitude leaves the range of its type and comes back, at other elements in
     every order of the same factors: there eager and float64 disagree in what is finite, and so would anyone.
     """
-    for name, narrow, exact in zip(names, eager, truth, strict=True):
+    for name, narrow, exact in zip(names, map(parts_of, eager), map(parts_of, truth), strict=True):
         if not narrow.is_floating_point():
             continue
         differ = 0

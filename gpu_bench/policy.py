@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from warpsmith import arguments
+from warpsmith.hardware import CARDS
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 MOST_STEPS = 4096
@@ -21,12 +22,12 @@ LARGEST_CONSTANT = 1 << 20
 LARGEST_ALIGNMENT = 4096
 """Bytes."""
 
-# CUDA C++ Programming Guide, technical specifications for compute capability 9.0.
+# CUDA C++ Programming Guide, technical specifications of compute capabilities 8.0 to 12.0.
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
 BLOCK_THREADS = 1024
 CLUSTER_BLOCKS = 16
-SHARED_BYTES = 227 << 10
+SHARED_BYTES = max(card.shared_bytes for card in CARDS.values())
 
 # CUDA driver API, cuTensorMapEncodeTiled.
 TENSOR_MAP_DIMENSIONS = 5
@@ -42,6 +43,7 @@ _SIZES = {
     tensor_pb2.DTYPE_FLOAT64: 8, tensor_pb2.DTYPE_FLOAT32: 4, tensor_pb2.DTYPE_FLOAT16: 2,
     tensor_pb2.DTYPE_BFLOAT16: 2, tensor_pb2.DTYPE_INT64: 8, tensor_pb2.DTYPE_INT32: 4, tensor_pb2.DTYPE_INT16: 2,
     tensor_pb2.DTYPE_INT8: 1, tensor_pb2.DTYPE_UINT8: 1, tensor_pb2.DTYPE_BOOL: 1,
+    tensor_pb2.DTYPE_COMPLEX64: 8, tensor_pb2.DTYPE_COMPLEX128: 16,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from warpsmith import aten
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 REGISTER_BYTES = 256 << 10
@@ -71,7 +72,7 @@ class _Walk:
 
     def _follow(self, node: graph_pb2.Node) -> None:
         operation = node.target.split(".")[1]
-        used = list(dict.fromkeys(aten.tensor_names(aten.arguments_of(node))))
+        used = list(dict.fromkeys(tensor_names(aten.arguments_of(node))))
         results = [result for result in node.results if result.name]
         if not used or not results:
             return

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from gpu_bench import faults, room, sanitizer
+from gpu_bench import faults, headline, room, sanitizer
 from gpu_bench.compiler_cache import CompilerCache
 from gpu_bench.limits import Limits
 from gpu_bench.machine import BENCH, JUDGE, Machine
@@ -43,8 +43,6 @@ Reply = TypeVar(
     "Reply",
     judging_pb2.Execution,
     judging_pb2.OpenedSolution,
-    judging_pb2.Calls,
-    judging_pb2.Drawn,
     benchmark_service_pb2.MeasureArtifactResponse,
 )
 
@@ -57,8 +55,7 @@ _RUNS = 6
 class Session:
     """A task's judge and candidate workers; spawned at first use. One call at a time."""
 
-    _has_outbox = True
-    """Whether the candidate's process may be given GPU memory for its outputs."""
+    _judge_entry = JUDGE
 
     def __init__(
         self,
@@ -79,6 +76,8 @@ class Session:
         self._judge: Worker | None = None
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
+        self._learned: dict[tuple[int, int], judging_pb2.Learned] = {}
+        """By family and seed, what the judge knew of the inputs' values when it drew the case; of (0, 0), what now."""
         self._known: dict[int, str | None] = {}
         """Families that had a truth (None), or have none: why, where the reason is the machine's."""
         self._passage = lot.passage if lot else Passage()
@@ -87,7 +86,7 @@ class Session:
         self._spare: Spare | None = None
         self._saw_candidate = False
         self._company: frozenset[int] = frozenset()
-        """Processes of the candidate's jail before its program was loaded."""
+        """Processes of the candidate's jail before its program ran."""
         self._saw_damage = False
         self._left_seconds = 0.0
         """What the program may still take for the cases of a comparison."""
@@ -188,6 +187,7 @@ class Session:
         if isinstance(request, verdict_pb2.Comparison):
             response.comparisons.append(request)
             return None
+        request.learned.CopyFrom(self._learned.get((case.family, case.seed), self._learned[0, 0]))
         begin = time.monotonic()
         executed = self._run_candidate("execute", request, min(self._patience(prepared), self._left_seconds))
         self._left_seconds -= time.monotonic() - begin
@@ -219,8 +219,7 @@ class Session:
     def _execution_of(
         self, case: benchmark_service_pb2.ComparisonCase, prepared: judging_pb2.Preparation
     ) -> judging_pb2.ExecuteRequest:
-        regions = prepared.regions
-        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=regions, once=case.once)
+        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions, once=case.once)
 
     def _boundary_of(
         self, case: benchmark_service_pb2.ComparisonCase, program: candidate_pb2.Program
@@ -257,6 +256,7 @@ class Session:
             # An assertion on the device ends the process: the reference refuses these values the hard way.
             self._known[case.family] = ""
             return ""
+        self._learned[case.family, case.seed] = self._learned[0, 0] = truth.learned
         self._known[case.family] = truth.unjudged if truth.undefined or truth.unjudged else None
         return self._known[case.family]
 
@@ -295,11 +295,6 @@ class Session:
         if self.task.target == task_pb2.TARGET_CUDA:
             room.give_back(self._judge, self._bench)
 
-    def inspect(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> list[verdict_pb2.Inspection]:
-        """What compute-sanitizer says of them."""
-        with self.inspecting(program, artifact) as inspecting:
-            return inspecting.answer()
-
     # ---- measuring -----------------------------------------------------------------------------------------
 
     def measure(
@@ -316,10 +311,7 @@ class Session:
             fault = self._load(request.program, request.artifact)
             if fault is None:
                 answer = self._call_candidate(
-                    "measure",
-                    request,
-                    benchmark_service_pb2.MeasureArtifactResponse,
-                    self._limits.measure_seconds,
+                    "measure", request, benchmark_service_pb2.MeasureArtifactResponse, self._limits.measure_seconds
                 )
                 if request.tier == timing_pb2.TIER_SCREENING:
                     self._tools.load()  # there may be a finalist soon
@@ -327,10 +319,15 @@ class Session:
                     if answer.WhichOneof("outcome") == "fault":
                         self._drop_bench()
                     else:
-                        answer.timing.environment.jail_rung = self.jail_rung
+                        self._conclude(answer.timing)
                     return answer
                 fault = answer
             return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
+
+    def _conclude(self, timing: timing_pb2.Timing) -> None:
+        """Adds what is known of reference and jail: a reference that computes nothing is never beaten."""
+        headline.settle(timing, self._preparation().flags)
+        timing.environment.jail_rung = self.jail_rung
 
     def _use_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -374,6 +371,7 @@ class Session:
             )
             if self._cache is not None and not self._saw_candidate:
                 self._cache.keep()
+            response.report.flags.extend(self._preparation().flags)
             response.report.environment.jail_rung = self.jail_rung
             return response.report
 
@@ -382,10 +380,11 @@ class Session:
     def _load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        self._company = self._bench_worker().processes
-        self._saw_candidate = True
-        request = judging_pb2.LoadRequest(program=program, artifact=artifact)
+        worker, self._saw_candidate = self._bench_worker(), True
+        learned = self._preparation().learned
+        request = judging_pb2.LoadRequest(program=program, artifact=artifact, learned=learned)
         loaded = self._run_candidate("load", request, max(30.0, self._limits.patience(self.task.target, 0.0)))
+        self._company = worker.processes  # none of the program's: loading it runs nothing of it
         return loaded if isinstance(loaded, benchmark_service_pb2.ExecutionFault) else None
 
     def _run_candidate(
@@ -398,11 +397,7 @@ class Session:
         return answer
 
     def _call_candidate(
-        self,
-        method: str,
-        request: Message,
-        response: type[Reply],
-        deadline_s: float,
+        self, method: str, request: Message, response: type[Reply], deadline_s: float
     ) -> Reply | benchmark_service_pb2.ExecutionFault:
         """Calls the candidate's process; its end is the candidate's fault, because the program was in it."""
         worker = self._bench
@@ -435,25 +430,24 @@ class Session:
     def _judge_worker(self) -> Worker:
         if self._judge is None or not self._judge.alive:
             self._drop_judge()
-            self._judge = self._spawn(JUDGE)
+            self._judge = self._spawn(self._judge_entry)
             request, seconds = judging_pb2.PrepareRequest(task=self.task), self._limits.prepare_seconds
             with self._on_failure(self._drop_judge):
                 self._prepared = self._judge.call("prepare", request, judging_pb2.Preparation, deadline_s=seconds)
-            os.ftruncate(self._descriptor, self._shared_bytes(self._prepared))
+            self._learned = {(0, 0): self._prepared.learned}  # goes with a judge: the next one is asked again
+            self._known = {family: why for family, why in self._known.items() if why is not None}
+            os.ftruncate(self._descriptor, self._prepared.total_bytes)
             self._begin_outbox(self._prepared)
             if self._parcels.is_there:
                 self._share_outbox()
         return self._judge
 
     def _begin_outbox(self, prepared: judging_pb2.Preparation) -> None:
-        if self._has_outbox and self.task.target == task_pb2.TARGET_CUDA:
+        if self.task.target == task_pb2.TARGET_CUDA:
             self._parcels.begin(prepared.total_bytes)
 
     def _share_outbox(self) -> None:
         self._parcels.share(lambda: (self._judge_worker(), self._bench_worker()))
-
-    def _shared_bytes(self, prepared: judging_pb2.Preparation) -> int:
-        return prepared.total_bytes
 
     def _bench_worker(self) -> Worker:
         if self._bench is None or not self._bench.alive:

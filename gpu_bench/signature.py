@@ -1,4 +1,4 @@
-"""How a reference is made and called, without its code: what a solution's process is told of it.
+"""How a reference is made and called, without its code: what a solution's process is told of it, and makes of that.
 
 The one idea: literals and shapes only, so that nothing of the reference can be had from them.
 """
@@ -6,6 +6,8 @@ The one idea: literals and shapes only, so that nothing of the reference can be 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +25,14 @@ def signature_of(loaded: LoadedTask, args: Args) -> judging_pb2.Signature:
         return judging_pb2.Signature(tree=pytree.treespec_dumps(tree), leaves=texts, constructor=constructor)
     except (NotImplementedError, ValueError):
         return judging_pb2.Signature()
+
+
+def arguments_of(signature: judging_pb2.Signature, sources: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+    """The arguments of forward, on the memory of the sources; a tensor that is passed twice is one tensor."""
+    tensors = iter(sources[f"input {first}"] for first in signature.same_as)
+    flat = [ast.literal_eval(text) if text else next(tensors) for text in signature.leaves]
+    args: tuple[Any, ...] = pytree.tree_unflatten(flat, pytree.treespec_loads(signature.tree))
+    return args
 
 
 def _literal(value: object) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from warpsmith import aten
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 PARTS = 16
@@ -91,7 +92,7 @@ class _Walk:
 
     def _follow(self, node: graph_pb2.Node) -> bool:
         """Whether a node's results are known to have rows, or to depend on none."""
-        names = aten.tensor_names(aten.arguments_of(node))
+        names = tensor_names(aten.arguments_of(node))
         if node.mutates or node.random:
             return False
         if not self.sliced.intersection(names):

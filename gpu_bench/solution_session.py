@@ -1,24 +1,30 @@
 """The workers of a solution: somebody else's `ModelNew` against the reference that it claims to equal.
 
-The one idea: three processes that cannot reach each other. The judge's holds reference, truth and the values' origin;
-the baselines' holds the reference to be timed; the solution's holds the solution and gets values only. The clock is
-here, outside all of them. It imports no torch before something is timed.
+The one idea: three processes that cannot reach each other, of which one at a time runs. The judge's holds reference,
+truth and the values' origin; the baselines' holds the reference to be timed; the solution's holds the solution and gets
+values only. How they are called is `contest`'s; the clock is here, outside all of them. It imports no torch before
+something is timed.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf.message import Message
 
+from gpu_bench import faults
+from gpu_bench.caller import Answer, Called
 from gpu_bench.compiler_cache import CompilerCache
+from gpu_bench.contest import EAGER, HANDSHAKE, Contest, SolutionFault
 from gpu_bench.machine import worker_environment, worker_policy
+from gpu_bench.outbox import PASSAGE_VARIABLE, Outbox
 from gpu_bench.session import Reply, Session
-from warpsmith.errors import BadInput, WorkerRaised
+from warpsmith.errors import BadInput, Infrastructure, WorkerRaised
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -30,46 +36,105 @@ from warpsmith.v1 import (
 )
 from warpsmith.worker import Worker
 
+WITNESS = "gpu_bench.witness:METHODS"
 SOLUTION = "gpu_bench.solution_worker:METHODS"
 BASELINES = "gpu_bench.baseline_worker:METHODS"
-CANDIDATE, EAGER, AA_COPY = "candidate", "eager", "aa_copy"  # as in `baselines`, which needs torch
-_FIRST_SEED = 42
-"""Seed of the first buffer set, as where programs are timed."""
+CANDIDATE, AA_COPY = "candidate", "aa_copy"  # as in `baselines`, which needs torch
+HANDSHAKE_NAME = "handshake"  # as in `solution_timing`, which needs torch
+OTHERS = "others"
+_TASK = verdict_pb2.VALUE_FAMILY_TASK
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin"])
 """Where a solution that compiles its own extension finds ninja, nvcc and g++."""
+_MOST_SWEPT_BYTES = 256 << 20
+"""Shared caches of large servers are larger than a job's share."""
 
 
-class SolutionFault(Exception):
-    """The solution failed while it was timed; `fault` says how."""
+@dataclass(frozen=True)
+class Arms:
+    """What a solution is timed against."""
 
-    def __init__(self, fault: benchmark_service_pb2.ExecutionFault) -> None:
-        super().__init__(fault.detail)
-        self.fault = fault
+    tier: timing_pb2.Tier.ValueType
+    yardstick: judging_pb2.Yardstick
+    offered: Sequence[timing_pb2.Arm]
+    """Baselines but eager, by their numbers; those that could not be prepared with the reason."""
+    processes: Mapping[str, Called]
+    """By name: eager's, its copy's, and that of all others."""
+
+    def process_of(self, name: str) -> tuple[Called, int]:
+        """The process of an arm, and the arm's number in it."""
+        if name == HANDSHAKE_NAME:
+            return self.processes[EAGER], HANDSHAKE
+        if name in self.processes:
+            return self.processes[name], 0
+        return self.processes[OTHERS], [arm.name for arm in self.offered].index(name)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all can be called."""
+        return all(process.alive for process in self.processes.values())
+
+    def close(self) -> None:
+        """Ends them."""
+        for process in self.processes.values():
+            process.close()
 
 
 class SolutionSession(Session):
     """A task's judge, and the processes of one solution and of the baselines. One call at a time."""
 
-    _has_outbox = False
+    _judge_entry = WITNESS
     _digest = ""
     """Of the solution in the process."""
-    _fixed_parameters = False
-    """Whether the solution lacks the reference's parameters by name, so that they stay as the constructor drew them."""
-    _baselines: Worker | None = None
-    _twin: Worker | None = None
-    """The baselines' process once more, for the A/A copy of a final."""
-    _contest: judging_pb2.Contest | None = None
-    _tier: timing_pb2.Tier.ValueType = timing_pb2.TIER_UNSPECIFIED
-    """Of the contest."""
+    _contest: Contest | None = None
+    _arms: Arms | None = None
+    _shared: Outbox | None = None
+    """On a GPU, what all processes share."""
 
     def close(self) -> None:
         """As `Session.close`."""
         with self._lock:
-            self._close_baselines()
+            self._close_arms()
         super().close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
     def expect_final(self) -> None:
         """Nothing: baselines have a process of their own."""
+
+    # ---- comparing -----------------------------------------------------------------------------------------
+
+    def _ahead(
+        self, cases: Sequence[benchmark_service_pb2.ComparisonCase], prepared: judging_pb2.Preparation
+    ) -> Iterator[str | None]:
+        """As `Session._ahead`; the judge does one thing at a time, for it places the values of calls."""
+        del prepared
+        return map(self._without_truth, cases)
+
+    def _compare_case(
+        self,
+        case: benchmark_service_pb2.ComparisonCase,
+        program: candidate_pb2.Program,
+        prepared: judging_pb2.Preparation,
+        response: benchmark_service_pb2.CompareOutputsResponse,
+    ) -> benchmark_service_pb2.ExecutionFault | None:
+        del program, prepared
+        if self._bench is None or not self._bench.alive:
+            return self._ended()
+        try:
+            response.comparisons.append(self._opened().judged(case.family, case.seed))
+        except SolutionFault as failed:
+            self._drop_bench()
+            return failed.fault
+        return None
+
+    def _begin_outbox(self, prepared: judging_pb2.Preparation) -> None:
+        """Nothing: what is shared is made when it is known what lies there."""
+
+    def _share_outbox(self) -> None:
+        """Nothing: all is shared from the beginning."""
+
+    # ---- measuring -----------------------------------------------------------------------------------------
 
     def measure(
         self, request: benchmark_service_pb2.MeasureArtifactRequest
@@ -81,88 +146,172 @@ class SolutionSession(Session):
             if request.tier == timing_pb2.TIER_FINAL:
                 self._drop_bench()
             fault = self._load(request.program, request.artifact)
-            if fault is None:
-                contest = self._open_contest(request.tier)
-                self._keep_sets(contest.set_count)
-                try:
-                    timing = solution_timing.contend(
-                        contest, self.task.precision, request.tier, self._call_arm, self._cpu_seconds
-                    )
-                except SolutionFault as failed:
-                    self._drop_bench()
-                    fault = failed.fault
-                else:
-                    timing.environment.jail_rung = self.jail_rung
-                    timing.environment.toolkit = request.artifact.toolchain
-                    return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
-            return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
+            if fault is not None:
+                return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
+            arms, contest = self._opened_arms(request.tier), self._opened()
+            contest.place_members(_TASK, 0)
+            swept = min(max(2 * arms.yardstick.ceilings.device.cache_bytes, 8 << 20), _MOST_SWEPT_BYTES)
 
-    # ---- the solution's process ----------------------------------------------------------------------------
+            def call(name: str) -> Answer:
+                if name == CANDIDATE:
+                    return contest.time_solution(name, swept)
+                return contest.time_arm(name, *arms.process_of(name), swept)
+
+            try:
+                timing = solution_timing.contend(
+                    arms.yardstick, arms.offered, self.task.precision, request.tier, call, contest.deliver_seconds
+                )
+            except SolutionFault as failed:
+                self._drop_bench()
+                return benchmark_service_pb2.MeasureArtifactResponse(fault=failed.fault)
+            self._conclude(timing)
+            timing.environment.toolkit = request.artifact.toolchain
+            return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+
+    def _opened_arms(self, tier: timing_pb2.Tier.ValueType) -> Arms:
+        """The baselines' processes; made once for a tier and kept."""
+        if self._arms is not None and (self._arms.tier != tier or not self._arms.alive):
+            self._close_arms()
+        if self._arms is None:
+            contest, is_final = self._opened(), tier == timing_pb2.TIER_FINAL
+            ceilings = self._machine.known_ceilings(self.task.target) if self._machine else None
+            asked = judging_pb2.YardstickRequest(ceilings=ceilings, tier=tier)
+            yardstick = contest.ask_judge("yardstick", asked, judging_pb2.Yardstick)
+            processes = {name: self._eager() for name in ((EAGER, AA_COPY) if is_final else (EAGER,))}
+            offered: Sequence[timing_pb2.Arm] = ()
+            if is_final:
+                processes[OTHERS], offered = self._others()
+            self._arms = Arms(tier, yardstick, offered, processes)
+        return self._arms
+
+    def _eager(self) -> Called:
+        """A process like a solution's, with the reference in it."""
+        process = self._called(SOLUTION)
+        with self._on_failure(process.close):
+            seconds = self._limits.prepare_seconds
+            opened = process.call("open", self._opening(self.task), judging_pb2.OpenedSolution, deadline_s=seconds)
+            if opened.fault:
+                raise BadInput(opened.detail)
+        return process
+
+    def _others(self) -> tuple[Called, Sequence[timing_pb2.Arm]]:
+        if self._cache is not None:
+            self._cache.close()
+        self._cache = CompilerCache(self._machine.compiled(self.task.target)) if self._machine else CompilerCache()
+        self._cache.renew()
+        process = self._called(BASELINES, self._cache)
+        with self._on_failure(process.close):
+            request = judging_pb2.BaselinesRequest(
+                prepare=judging_pb2.PrepareRequest(task=self.task, tier=timing_pb2.TIER_FINAL),
+                introduction=self._opened().introduction,
+            )
+            seconds = self._limits.prepare_seconds + self._limits.measure_seconds
+            return process, process.call("open", request, judging_pb2.Baselines, deadline_s=seconds).arms
+
+    def _close_arms(self) -> None:
+        if self._arms is not None:
+            self._arms.close()
+            self._arms = None
+
+    # ---- processes -----------------------------------------------------------------------------------------
+
+    def _opened(self) -> Contest:
+        """The judge, and what solutions are told of the reference.
+
+        Raises BadInput where that cannot be written down.
+        """
+        judge = self._judge_worker()
+        if self._contest is None or self._contest.judge is not judge:
+            told = judge.call(
+                "introduce",
+                judging_pb2.IntroduceRequest(),
+                judging_pb2.Introduction,
+                deadline_s=self._limits.judge_seconds,
+            )
+            if not told.signature.tree:
+                raise BadInput(
+                    f"{self.task.entry_path}: get_inputs or get_init_inputs gives what cannot be written down, so that "
+                    "no solution can be made in a process without the reference"
+                )
+            os.ftruncate(self._descriptor, told.total_bytes)
+            eager_seconds = self._preparation().eager_seconds
+            self._contest = Contest(self.task.target, self._limits, judge, told, eager_seconds)
+            self._share(judge, told.total_bytes)
+            self._contest.place_members(_TASK, 0)
+        return self._contest
 
     def _load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        prepared = self._preparation()
-        if not prepared.signature.tree:
-            raise BadInput(
-                f"{self.task.entry_path}: get_inputs or get_init_inputs gives what cannot be written down, so that "
-                "no solution can be made in a process without the reference"
-            )
-        if self._bench is None or not self._bench.alive or self._digest != program.digest:
+        contest = self._opened()
+        there = self._bench
+        if there is not None and there.alive and there is contest.solution and self._digest == program.digest:
+            return None
+        self._drop_bench()
+        solution = self._called(SOLUTION, environment={"PATH": _PATH})
+        self._bench, self._digest, self._saw_damage = solution, program.digest, False
+        own = task_pb2.Task(
+            entry_path="solution.py",
+            class_name="ModelNew",
+            target=self.task.target,
+            precision=self.task.precision,
+            sources=[task_pb2.SourceFile(path="solution.py", content=artifact.content)],
+        )
+        request = self._opening(own)
+        opened = self._call_candidate("open", request, judging_pb2.OpenedSolution, self._limits.open_seconds)
+        if isinstance(opened, benchmark_service_pb2.ExecutionFault):
+            return opened
+        if opened.fault:
             self._drop_bench()
-            self._bench = Worker(
-                SOLUTION,
-                worker_policy(self.task.target),
-                rung=self._rung,
-                env=worker_environment(self._descriptor) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PATH": _PATH},
-                shared_fds=(self._descriptor,),
-            )
-            self._digest, self._saw_damage, self._fixed_parameters = program.digest, False, False
-            request = judging_pb2.OpenSolutionRequest(
-                task=self._without_sources(),
-                artifact=artifact,
-                signature=prepared.signature,
-                sources=self._draw(verdict_pb2.VALUE_FAMILY_TASK, _FIRST_SEED, prepared),
-            )
-            opened = self._call_candidate("open", request, judging_pb2.OpenedSolution, self._limits.open_seconds)
-            if isinstance(opened, benchmark_service_pb2.ExecutionFault):
-                return opened
-            if opened.fault:
-                self._drop_bench()
-                return benchmark_service_pb2.ExecutionFault(kind=opened.fault, detail=opened.detail)
-            if not opened.has_members:
-                self._fixed_parameters = True
-                self._draw(verdict_pb2.VALUE_FAMILY_TASK, _FIRST_SEED, prepared)
-        self._company = self._bench.processes
+            return faults.fault(opened.fault, opened.detail)
+        contest.admit(solution)
         return None
 
-    def _bench_worker(self) -> Worker:
-        if self._bench is None:
-            raise BadInput("no solution is loaded")
-        return self._bench
+    def _opening(self, task: task_pb2.Task) -> judging_pb2.OpenSolutionRequest:
+        """What a process is asked that gets a module of somebody's; values of a case lie there for its first call."""
+        contest = self._opened()
+        contest.place_members(_TASK, 0)
+        contest.place(_TASK, secrets.randbits(63))
+        return judging_pb2.OpenSolutionRequest(
+            task=task, introduction=contest.introduction, regions=self._preparation().regions
+        )
 
-    def _execution_of(
-        self, case: benchmark_service_pb2.ComparisonCase, prepared: judging_pb2.Preparation
-    ) -> judging_pb2.ExecuteRequest:
-        request = super()._execution_of(case, prepared)
-        request.sources.extend(self._draw(case.family, case.seed, prepared))
-        return request
+    def _called(
+        self, entry: str, cache: CompilerCache | None = None, environment: Mapping[str, str] | None = None
+    ) -> Called:
+        """A process that can be called, with the memory that all share. Only the baselines' may write the cache."""
+        policy = worker_policy(self.task.target)
+        variables = worker_environment(self._descriptor) | {
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            # Threads that are let go all at once come to lie on one processor: 16 of them took 12 ms for 2 (and 2 with
+            # each on its own).
+            "OMP_PROC_BIND": "true",
+            PASSAGE_VARIABLE: str(self._passage.inherited),
+            **(environment or {}),
+        }
+        if cache is not None:
+            policy, variables = replace(policy, writable=(cache.directory,)), variables | cache.environment()
+        inherited = (self._descriptor, self._passage.inherited)
+        process = Called(entry, policy, rung=self._rung, env=variables, shared_fds=inherited)
+        with self._on_failure(process.close):
+            self._share(process, self._opened().introduction.total_bytes)
+        return process
 
-    def _shared_bytes(self, prepared: judging_pb2.Preparation) -> int:
-        return prepared.total_bytes_with_sources
-
-    def _draw(
-        self, family: verdict_pb2.ValueFamily.ValueType, seed: int, prepared: judging_pb2.Preparation
-    ) -> Sequence[judging_pb2.Region]:
-        """Lets the judge put the sources of a case into the shared memory; says where they lie."""
-        request = judging_pb2.DrawRequest(family=family, seed=seed, fixed_parameters=self._fixed_parameters)
-        self._judge_worker().call("draw", request, judging_pb2.Drawn, deadline_s=self._limits.judge_seconds)
-        return prepared.sources
-
-    def _without_sources(self) -> task_pb2.Task:
-        bare = task_pb2.Task(target=self.task.target, precision=self.task.precision)
-        bare.inputs.extend(self.task.inputs)
-        return bare
+    def _share(self, worker: Worker, size: int) -> None:
+        """On a GPU, gives a process the memory that all share. Raises Infrastructure where that cannot be."""
+        if self.task.target != task_pb2.TARGET_CUDA:
+            return
+        if self._shared is None:
+            self._shared = Outbox.make(size)
+        if self._shared is not None:
+            self._passage.send(self._shared.descriptor)
+            request = judging_pb2.Preparation(total_bytes=size)
+            moved = worker.call("move", request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
+            if moved.total_bytes == size:
+                return
+        raise Infrastructure(
+            "memory of the GPU cannot be shared between processes here, which judging a solution needs"
+        )
 
     def _call_candidate(
         self, method: str, request: Message, response: type[Reply], deadline_s: float
@@ -172,82 +321,4 @@ class SolutionSession(Session):
             return super()._call_candidate(method, request, response, deadline_s)
         except (WorkerRaised, BadInput) as error:
             self._drop_bench()
-            return benchmark_service_pb2.ExecutionFault(kind=verdict_pb2.FAILURE_KIND_CRASH, detail=str(error)[:300])
-
-    # ---- the contest ---------------------------------------------------------------------------------------
-
-    def _open_contest(self, tier: timing_pb2.Tier.ValueType) -> judging_pb2.Contest:
-        """The baselines' process with its arms; made once for a tier and kept."""
-        if self._contest is None or self._tier != tier or self._baselines is None or not self._baselines.alive:
-            self._close_baselines()
-            self._tier = tier
-            if self._cache is not None:
-                self._cache.close()
-            self._cache = CompilerCache(self._machine.compiled(self.task.target)) if self._machine else CompilerCache()
-            self._cache.renew()
-            self._baselines = Worker(
-                BASELINES,
-                replace(worker_policy(self.task.target), writable=(self._cache.directory,)),
-                rung=self._rung,
-                env=worker_environment(-1) | self._cache.environment() | {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
-            )
-            ceilings = self._machine.known_ceilings(self.task.target) if self._machine else None
-            self._contest = self._baselines.call(
-                "open",
-                judging_pb2.PrepareRequest(task=self.task, ceilings=ceilings, tier=tier),
-                judging_pb2.Contest,
-                deadline_s=self._limits.prepare_seconds + self._limits.measure_seconds,
-            )
-            if tier == timing_pb2.TIER_FINAL:
-                self._twin = Worker(
-                    BASELINES,
-                    worker_policy(self.task.target),
-                    rung=self._rung,
-                    env=worker_environment(-1),
-                )
-                request = judging_pb2.PrepareRequest(
-                    task=self.task, ceilings=self._contest.ceilings, tier=timing_pb2.TIER_SCREENING
-                )
-                self._twin.call("open", request, judging_pb2.Contest, deadline_s=self._limits.prepare_seconds)
-        return self._contest
-
-    def _close_baselines(self) -> None:
-        for worker in filter(None, (self._baselines, self._twin)):
-            worker.close()
-        self._baselines = self._twin = self._contest = None
-
-    def _keep_sets(self, count: int) -> None:
-        prepared = self._preparation()
-        for index in range(count):
-            sources = self._draw(verdict_pb2.VALUE_FAMILY_TASK, _FIRST_SEED + index, prepared)
-            request = judging_pb2.KeepRequest(index=index, sources=sources)
-            self._bench_worker().call("keep", request, judging_pb2.Drawn, deadline_s=self._limits.judge_seconds)
-
-    def _call_arm(self, request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
-        """Lets an arm make its calls. Raises SolutionFault, or Infrastructure for a baseline."""
-        deadline = max(60.0, self._limits.patience(self.task.target, 0.0))
-        if request.arm == AA_COPY:
-            assert self._twin is not None
-            again = judging_pb2.CallsRequest(arm=EAGER, first=request.first, count=request.count)
-            return self._twin.call("calls", again, judging_pb2.Calls, deadline_s=deadline)
-        if request.arm != CANDIDATE:
-            assert self._baselines is not None
-            return self._baselines.call("calls", request, judging_pb2.Calls, deadline_s=deadline)
-        made = self._call_candidate("calls", request, judging_pb2.Calls, deadline)
-        if isinstance(made, benchmark_service_pb2.ExecutionFault):
-            raise SolutionFault(made)
-        if made.fault:
-            raise SolutionFault(benchmark_service_pb2.ExecutionFault(kind=made.fault, detail=made.detail))
-        return made
-
-    def _cpu_seconds(self) -> float:
-        """Processor time of every process of the solution's jail so far, seen from outside."""
-        return sum(map(_seconds_of, self._bench_worker().processes))
-
-
-def _seconds_of(process: int) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0  # it has just ended
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return faults.fault(verdict_pb2.FAILURE_KIND_CRASH, str(error)[:300])

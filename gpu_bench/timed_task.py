@@ -19,16 +19,19 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gpu_bench import device, executor, floor, guard, policy, reference
+from gpu_bench import device, executor, floor, guard, inputs, policy, reference
 from gpu_bench.baselines import CANDIDATE, Baselines
-from gpu_bench.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
+from gpu_bench.comparison import parts_of
+from gpu_bench.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.limits import Limits
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.measurement import Bench, Candidate, measure_candidate, step_infos
+from gpu_bench.sharing import settle_memory
 from gpu_bench.shortage import Shortages, is_want_of_memory
+from gpu_bench.timed_memory import InputSample, KernelMemory, Places, Workspaces, flat, tensors_of
 from gpu_bench.timing import buffer_set_count
 from gpu_bench.watchdog import Watchdog
-from warpsmith import aten, dtypes
+from warpsmith import aten
 from warpsmith.task_module import seed_generators
 from warpsmith.v1 import (
     artifact_pb2,
@@ -36,7 +39,6 @@ from warpsmith.v1 import (
     candidate_pb2,
     graph_pb2,
     task_pb2,
-    tensor_pb2,
     timing_pb2,
     verdict_pb2,
 )
@@ -45,10 +47,6 @@ SEED = 42
 """Seed of the first buffer set; set i has the seed that is i higher."""
 _MEMORY_SHARE = 4
 """Buffer sets take at most one part in so many of the free memory."""
-_KEPT_BY_THE_LIBRARY = 32 << 20
-"""Bytes up to which the C library may keep memory that was freed (DEFAULT_MMAP_THRESHOLD_MAX of malloc)."""
-SAMPLED = 64
-"""Elements of each tensor."""
 _VERIFY_WITHIN, _VERIFY_ROUNDINGS = 1e-2, 16
 """Tolerance of the check of timed outputs against eager, and how many roundings of the type it is at least: two right
 results of bf16 differ by more than a hundredth. It finds work left out, precision is judged elsewhere."""
@@ -64,12 +62,15 @@ class TimedTask:
     """Whether outputs depend on the inputs alone. Calls of other modules are made again to be checked."""
     written: Sequence[str]
     """Tensors of `loaded.sources` that the module writes."""
-    sample: InputSample
-    """What all others hold here and there."""
+    places: Places
+    """Where the tensors of calls lie."""
     _subject: Subject | None = None
     """What is timed now."""
     _known_eager_seconds: float = 0.0
     _shortages: Shortages = field(default_factory=Shortages)
+
+    def __post_init__(self) -> None:
+        self._renewed = self._taken_samples()
 
     @staticmethod
     def of(loaded: LoadedTask, ceilings: device.Ceilings | None = None) -> TimedTask:
@@ -79,26 +80,25 @@ class TimedTask:
             BadInput: the module cannot be captured.
         """
         loaded.restore()  # a case that was judged before may have set other parameters
+        settle_memory()
         target = loaded.task.target
         first = loaded.user.inputs(SEED, loaded.device)
         graph = loaded.capture(first)
+        places = Places(loaded)
         ceilings = ceilings or device.describe(target)
         count = buffer_set_count(_set_bytes(graph), ceilings.device.cache_bytes, free_bytes(target) // _MEMORY_SHARE)
-        sets = [first, *loaded.input_sets(count - 1, SEED + 1)]
+        sets = list(map(places.moved, [first, *loaded.input_sets(count - 1, SEED + 1)]))
         work = floor.work_of(graph, loaded.task.precision)
         bench = Bench.of(target, Baselines(loaded.module, sets, target), work, ceilings, seed=SEED)
         in_graph = set(aten.written_sources(graph))
         written = [executor.name_of(source) for source in graph.sources if source.name in in_graph]
         is_pure = not any(node.mutates or node.random for node in graph.nodes)
-        return TimedTask(loaded, bench, is_pure, written, InputSample(_tensors(loaded, sets, written)))
+        return TimedTask(loaded, bench, is_pure, written, places)
 
     def reference(self) -> timing_pb2.ReferenceReport:
-        """Audits and times the module by itself."""
+        """Times the module by itself."""
         self.loaded.restore()
-        draws = [self.loaded.user.tensor_leaves(args) for args in self._draws(3)]
-        flags = reference.audit(self._run_leaves, draws)
-        self.loaded.restore()
-        return reference.measure_reference(self.bench, flags)
+        return reference.measure_reference(self.bench)
 
     def measure(
         self,
@@ -114,7 +114,8 @@ class TimedTask:
         self.loaded.restore()
         patience = Limits().patience(self.loaded.task.target, self._eager_seconds())
         self.bench.baselines.prepare_with_room(tier)
-        with Watchdog(patience) as watchdog:
+        ends = [program.elsewhere.kill] if program.elsewhere is not None else []
+        with Watchdog(patience, *ends) as watchdog:
             return self._measured(program, artifact, tier, rewritten_reference, watchdog)
 
     def _measured(
@@ -154,9 +155,12 @@ class TimedTask:
         watchdog: Watchdog,
     ) -> timing_pb2.Timing:
         """Holds all that is made for the program: with its frame that goes."""
-        workspaces = [Workspaces(self.loaded.device) for _ in self.bench.baselines.inputs]
+        workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
         call = self._guarded(self._bound(program, workspaces))
-        self._subject = subject = Subject(program, call, self._forgetting(program.program, workspaces), watchdog)
+        # A process that was timed may know it, and go on as it did then: what is judged runs in one that never was.
+        judged = program if program.elsewhere is None else self.loaded.load_program(program.program, artifact)
+        forget = self._forgetting(program.program, workspaces)
+        self._subject = subject = Subject(program, judged, call, forget, watchdog)
         candidate = Candidate(
             call=subject.call,
             before=subject.forget,
@@ -166,10 +170,21 @@ class TimedTask:
             stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
             steps=step_infos(program.program),
             toolkit=artifact.toolchain,
+            elsewhere=program.elsewhere,
         )
         timing = measure_candidate(self.bench, candidate, tier, self._inspect)
-        self._look_at_inputs()
+        self._look_at_inputs(range(self.bench.set_count))
+        if broken := sorted({name for memory in workspaces for name in memory.broken()} | set(self.places.broken())):
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_OUT_OF_BOUNDS, f"memory beside {broken[0]} was written in a timed call"
+            )
         return timing
+
+    def _workspaces(self, program: candidate_pb2.Program) -> Workspaces | KernelMemory:
+        if self.loaded.device.type != "cpu":
+            return Workspaces(self.loaded.device)
+        outputs = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
+        return KernelMemory(self.loaded.device, outputs)
 
     def _lost_device(self) -> ProgramFault | None:
         """How a kernel ended that nobody can work after: a launch's error shows where the device is waited for."""
@@ -179,27 +194,44 @@ class TimedTask:
             return fault
         return None
 
-    def _look_at_inputs(self) -> None:
+    def _look_at_inputs(self, indices: Sequence[int]) -> None:
         """Raises ProgramFault where the program has written to them."""
-        if not self.sample.is_unchanged():
+        held, own = self._renewed
+        if not (own.is_unchanged() and all(held[index].is_unchanged() for index in indices)):
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
                 "an input or a parameter was changed while the program was timed, and not while it was judged",
             )
 
-    def _renew(self) -> bool:
-        """Draws the inputs of every buffer set anew, where they lie."""
-        self._look_at_inputs()
+    def _renew(self, indices: Sequence[int]) -> bool:
+        """Draws the inputs of buffer sets anew, and moves the parameters, where they lie."""
+        self._look_at_inputs(indices)
         sets, user = self.bench.baselines.inputs, self.loaded.user
         try:
-            for args in sets:
-                drawn = user.tensor_leaves(user.inputs(secrets.randbelow(1 << 30), self.loaded.device))
-                for leaf, new in zip(user.tensor_leaves(args), drawn, strict=True):
-                    _flat(leaf).copy_(_flat(new))
+            for index in indices:
+                seed = secrets.randbits(63)
+                drawn = user.tensor_leaves(user.inputs(seed, self.loaded.device))
+                drawn = inputs.replaced(drawn, verdict_pb2.VALUE_FAMILY_FRESH, seed, self.loaded.learned)
+                for leaf, new in zip(user.tensor_leaves(sets[index]), drawn, strict=True):
+                    flat(leaf).copy_(flat(new))
         except torch.OutOfMemoryError:
             return False
-        self.sample = InputSample(_tensors(self.loaded, sets, self.written))
+        if self.loaded.device.type == "cpu":
+            self.loaded.move_parameters()
+        held, _ = self._renewed
+        fresh, own = self._taken_samples(indices)
+        self._renewed = held | fresh, own
         return True
+
+    def _taken_samples(self, indices: Sequence[int] | None = None) -> tuple[dict[int, InputSample], InputSample]:
+        """Of buffer sets, all by default, and of the module's own tensors: what all hold that nobody may write."""
+        sets = self.bench.baselines.inputs
+        found = {
+            index: tensors_of(self.loaded.sources(sets[index]).named(), self.written, "input ")
+            for index in (range(len(sets)) if indices is None else indices)
+        }
+        own = tensors_of(self.loaded.sources(sets[0]).named(), self.written, "parameter ", "state ")
+        return {index: InputSample(tensors) for index, tensors in found.items()}, InputSample(own)
 
     def _eager_seconds(self) -> float:
         """Of one call of the module: the first, which may take longer than others."""
@@ -212,17 +244,17 @@ class TimedTask:
         return self._known_eager_seconds
 
     def _forgetting(
-        self, program: candidate_pb2.Program, workspaces: Sequence[Workspaces]
+        self, program: candidate_pb2.Program, workspaces: Sequence[Workspaces | KernelMemory]
     ) -> Callable[[Sequence[int]], object]:
         """Takes the answer of an earlier call out of reach: from workspaces, and from memory that outputs may get."""
         device = self.loaded.device
         specs = [buffer.spec for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT]
-        if device.type == "cpu":  # larger ones are given back to the system, which hands out zeros
-            specs = [spec for spec in specs if dtypes.element_span(spec) * 8 <= _KEPT_BY_THE_LIBRARY]
 
         def forget(indices: Sequence[int]) -> None:
             for index in indices:
                 workspaces[index].forget()
+            if device.type == "cpu":  # its outputs are among them
+                return
             with contextlib.suppress(torch.OutOfMemoryError):
                 fresh = Workspaces(device)
                 for spec in specs * len(indices):  # all that a group will hold at once
@@ -231,10 +263,12 @@ class TimedTask:
 
         return forget
 
-    def _bound(self, program: LoadedProgram, workspaces: Sequence[Workspaces] | None = None) -> list[Callable[[], Any]]:
+    def _bound(
+        self, program: LoadedProgram, workspaces: Sequence[Workspaces | KernelMemory] | None = None
+    ) -> list[Callable[[], Any]]:
         """One call for each buffer set."""
         sets = self.bench.baselines.inputs
-        own: Sequence[Workspaces | None] = workspaces or [None] * len(sets)
+        own: Sequence[Workspaces | KernelMemory | None] = workspaces or [None] * len(sets)
         return [
             program.bind(self.loaded.sources(args), workspaces=memory) for args, memory in zip(sets, own, strict=True)
         ]
@@ -316,10 +350,12 @@ class TimedTask:
 
     def _outcome(self, index: int, seed: int, call: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """What a call on a set of inputs returns, and what it leaves in what it writes, which is put back."""
+        self.loaded.keep_places()  # what eager set anew in its timed calls is elsewhere than what the program was given
         sources = self.loaded.sources(self.bench.baselines.inputs[index]).named()
         before = {name: sources[name].clone() for name in self.written}
         seed_generators(seed)
         outputs = [output.clone() if before else output for output in call()]
+        self.loaded.keep_places()
         after = [sources[name].clone() for name in before]
         for name, tensor in before.items():
             sources[name].copy_(tensor)
@@ -331,25 +367,12 @@ class TimedTask:
         memory = guard.GuardedMemory(self.loaded.device, poison, canary)
         args = self.bench.baselines.inputs[index]
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
-        call = subject.program.bind(Sources.from_named(copies), memory)
+        call = subject.judged.bind(Sources.from_named(copies), memory)
         seed_generators(seed)
         with subject.watchdog.expecting():
             outputs = call()
             self.loaded.executor.synchronize()
         return [*pytree.tree_leaves(outputs), *(copies[name] for name in self.written)]
-
-    def _run_leaves(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """One eager forward, seeded, from flattened inputs to flattened outputs."""
-        user = self.loaded.user
-        seed_generators(SEED)
-        with torch.no_grad():
-            args = user.with_leaves(self.bench.baselines.inputs[0], list(leaves))
-            return self.loaded.output_leaves(self.loaded.module(*args))
-
-    def _draws(self, count: int) -> list[tuple[Any, ...]]:
-        """Inputs of different seeds: the buffer sets, and one more where there is only one."""
-        sets = list(self.bench.baselines.inputs[:count])
-        return sets if len(sets) > 1 else [*sets, *self.loaded.input_sets(1, SEED + 1)]
 
 
 @dataclass(frozen=True)
@@ -357,77 +380,13 @@ class Subject:
     """A program that is timed."""
 
     program: LoadedProgram
+    judged: LoadedProgram
+    """The same program where it was never timed."""
     call: Callable[[int], Any]
     """On a buffer set; what a step raises becomes a fault of the program."""
     forget: Callable[[Sequence[int]], object]
     """Takes the answers of earlier calls on these buffer sets out of reach."""
     watchdog: Watchdog
-
-
-class InputSample:
-    """What tensors hold at places that nobody else knows: whoever overwrites one of them is found out.
-
-    Sampled, because to draw gigabytes again takes longer than timing a kernel on them.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._places = [
-            (flat, torch.tensor([secrets.randbelow(flat.numel()) for _ in range(SAMPLED)], device=flat.device))
-            for flat in map(_flat, tensors)
-            if flat.numel()
-        ]
-        self._held = self._read()
-
-    def is_unchanged(self) -> bool:
-        """Whether every place holds what it held."""
-        return all(torch.equal(now, held) for now, held in zip(self._read(), self._held, strict=True))
-
-    def _read(self) -> list[torch.Tensor]:
-        return [guard.bits(flat[places]).cpu() for flat, places in self._places]
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, gaps included, as one row."""
-    return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
-
-
-def _tensors(loaded: LoadedTask, sets: Sequence[tuple[Any, ...]], written: Sequence[str]) -> list[torch.Tensor]:
-    """Of every buffer set and of the module, less those that the module writes."""
-    by_set = [loaded.sources(args).named() for args in sets]
-    found = {tensor.data_ptr(): tensor for named in by_set for tensor in named.values()}
-    for named in by_set:
-        for name in written:
-            found.pop(named[name].data_ptr(), None)
-    return [tensor for tensor in found.values() if dtypes.is_supported(tensor.dtype)]
-
-
-class Workspaces(TorchMemory):
-    """The workspaces of one buffer set, which carry nothing from a timed call to the next.
-
-    The inputs of a set are the same in every call: a kernel that kept its answer beside them would only copy it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._kept: list[tuple[torch.Tensor, bool]] = []
-
-    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
-        """As `Memory.empty`."""
-        made = super().empty(name, spec)
-        span = dtypes.element_span(spec)
-        self._kept.append((made.as_strided((span,), (1,)).view(torch.uint8), False))
-        return made
-
-    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
-        """As `Memory.zeros`."""
-        made = super().zeros(name, spec)  # by way of `empty`
-        self._kept[-1] = (self._kept[-1][0], True)
-        return made
-
-    def forget(self) -> None:
-        """Fills them: with zeros what a call may expect to be zero, with 0x3f (0.75 in fp32) all else."""
-        for content, is_zero in self._kept:
-            content.fill_(0 if is_zero else 0x3F)
 
 
 def free_bytes(target: task_pb2.Target.ValueType, meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -453,6 +412,7 @@ def _agree(got: torch.Tensor, wanted: torch.Tensor, within: float = 0.0) -> bool
     """Whether two outputs are the same result: floats within a share of the element plus that of the rms."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
+    got, wanted = parts_of(got), parts_of(wanted)
     if not wanted.is_floating_point():
         return torch.equal(got, wanted) or int((got != wanted).sum()) <= wanted.numel() // 100
     within = within or max(_VERIFY_WITHIN, _VERIFY_ROUNDINGS * torch.finfo(wanted.dtype).eps)

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,9 @@ GROUP_NS = 100_000.0
 SLOW_ARM = 4.0
 """A baseline this many times slower than the fastest one leaves after the least number of blocks."""
 INSPECT_CHANCE = 0.1
-"""Chance that the outputs of a block's first visits are inspected; the first block's always are."""
+"""Chance that an output of a reading is inspected; of a block's first readings in the first block, one always is."""
+FEWEST_BLOCKS = 10
+"""Blocks that do where filling the buffer sets ahead of readings takes long."""
 
 Inspect = Callable[[str, int, Any], None]
 """Called outside the timed region with arm name, buffer set and the outputs of a call that was just timed."""
@@ -59,6 +61,14 @@ class Plan:
     """Relative standard error of every arm's median at which blocks may end before the budget does; 0 for never."""
     followers: frozenset[str] = frozenset()
     """Names of arms that are no baselines: however fast, they drive no other out."""
+    short_call_ns: float = SHORT_CALL_NS
+    """Calls below this are timed in groups of at least `reading_ns`."""
+    reading_ns: float = GROUP_NS
+    inspect_chance: float = INSPECT_CHANCE
+    looks: int = 1
+    """Calls of a reading that are inspected, where one is: with two, no single one is worth doing right."""
+    preparing_s: float = math.inf
+    """Seconds of work ahead of readings after which `FEWEST_BLOCKS` do."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_blocks <= self.most_blocks or self.set_count < 1:
@@ -74,13 +84,17 @@ def plan_for(tier: timing_pb2.Tier.ValueType, target: task_pb2.Target.ValueType,
     ahead.
     """
     cuda = target == task_pb2.TARGET_CUDA
-    drift = 0.04 if cuda else 0.3
+    drift, looks = (0.04, 1) if cuda else (0.3, 2)
     if tier == timing_pb2.TIER_FINAL:
         extra = (Reading.WARM, Reading.CALL) if cuda else (Reading.WARM,)
         seconds, least, enough = (2.0, 16, 5e-4) if cuda else (5.0, 24, 0.0)
-        return Plan(seconds, 90.0, least, 400, set_count, 0.3, drift, extra, seed=seed, enough_within=enough)
+        chance, ahead = (INSPECT_CHANCE, math.inf) if cuda else (1 / 3, 4.0)
+        return Plan(
+            seconds, 90.0, least, 400, set_count, 0.3, drift, extra, seed=seed, enough_within=enough,
+            inspect_chance=chance, looks=looks, preparing_s=ahead,
+        )  # fmt: skip
     budget, warmup, least = (0.12, 0.01, 3) if cuda else (0.7, 0.1, 6)
-    return Plan(budget, 15.0, least, 60, set_count, warmup, drift, seed=seed, enough_within=0.004)
+    return Plan(budget, 15.0, least, 60, set_count, warmup, drift, seed=seed, enough_within=0.004, looks=looks)
 
 
 def buffer_set_count(set_bytes: int, cache_bytes: int, limit_bytes: int) -> int:
@@ -204,9 +218,12 @@ class _Session:
     _next_set: int = 0
     _begin: float = 0.0
     """When the blocks began, in the clock's seconds."""
+    _preparing_s: list[float] = field(default_factory=list)
+    """What each thing done ahead of a reading since then took."""
 
     def __post_init__(self) -> None:
         self.rows = {arm.name: [] for arm in self.active}
+        self.active = [self._watched(arm) for arm in self.active]
         self._random = random.Random(self.plan.seed)
         self._secret = random.SystemRandom()  # which blocks are inspected nobody can work out
 
@@ -227,18 +244,22 @@ class _Session:
             if readings:
                 pilots.append(float(np.median(readings)))
         fastest = min(pilots, default=math.inf)
-        if fastest < SHORT_CALL_NS:  # one length for all arms: a group warms parameters that a single call finds cold
-            self.group_length = min(math.ceil(GROUP_NS / max(fastest, 1.0)), self.plan.set_count)
+        # One length for all arms: a group warms parameters that a single call finds cold.
+        if fastest < self.plan.short_call_ns:
+            self.group_length = min(math.ceil(self.plan.reading_ns / max(fastest, 1.0)), self.plan.set_count)
 
     def run_blocks(self) -> None:
         """Blocks until the budget is spent."""
         self._begin = self.clock.now_s()
+        self._preparing_s.clear()
         for number in range(self.plan.most_blocks):
             spent = self.clock.now_s() - self._begin
             enough = self.plan.least_blocks if spent < self.plan.ceiling_s else 1
+            if sum(self._preparing_s) > self.plan.preparing_s:
+                enough = min(enough, FEWEST_BLOCKS)
             if not self.active or (number >= enough and (spent >= self.plan.budget_s or self._is_precise())):
                 return
-            self._run_block(inspected=number == 0 or self._secret.random() < INSPECT_CHANCE)
+            self._run_block(is_first=number == 0)
             if number + 1 == self.plan.least_blocks:
                 self._retire_slow_arms()
 
@@ -270,14 +291,28 @@ class _Session:
             name: {kind: float(np.median(values)) for kind, values in kinds.items()} for name, kinds in taken.items()
         }
 
-    def _run_block(self, *, inspected: bool) -> None:
+    def _watched(self, arm: Arm) -> Arm:
+        """The arm, with what it does ahead of readings counted."""
+        if (ahead := arm.before) is None:
+            return arm
+        clock, spent = self.clock, self._preparing_s  # not `self`, which has the arm: a cycle keeps all that it holds
+
+        def before(sets: Sequence[int]) -> None:
+            begin = clock.now_s()
+            ahead(sets)
+            spent.append(clock.now_s() - begin)
+
+        return replace(arm, before=before)
+
+    def _run_block(self, *, is_first: bool) -> None:
         order = list(self.active)
         self._random.shuffle(order)
         visits: dict[str, list[float]] = {arm.name: [] for arm in order}
         before = self.clock.sentinel_ns()
         for place, arm in enumerate(order + order[::-1]):
             if arm.name not in self.failures:
-                reading = self._take(arm, Reading.COLD, inspected=inspected and place < len(order))
+                is_due = (is_first and place < len(order)) or self._secret.random() < self.plan.inspect_chance
+                reading = self._take(arm, Reading.COLD, inspected=is_due)
                 if reading is not None:
                     visits[arm.name].append(reading)
         self.sentinels.append((before, self.clock.sentinel_ns()))
@@ -302,7 +337,8 @@ class _Session:
             self.active = [other for other in self.active if other.name != arm.name]
             return None
         if inspected and self.inspect is not None:
-            self.inspect(arm.name, sets[-1], sample.outputs)
+            for place in self._secret.sample(range(len(sets)), min(self.plan.looks, len(sets))):
+                self.inspect(arm.name, sets[place], sample.outputs[place])
         return sample.ns
 
     def _retire_slow_arms(self) -> None:

@@ -55,7 +55,7 @@ class SimulatedClock:
 
     def take(self, arm: Arm, sets: Sequence[int], reading: Reading) -> Sample:
         """A reading of the arm's true time, with noise; the arm is really called."""
-        outputs = [arm.call(index) for index in sets][-1]
+        outputs = [arm.call(index) for index in sets]
         factor = {Reading.COLD: 1.0, Reading.WARM: 0.8, Reading.CALL: 1.2}[reading]
         return Sample(self._noisy(factor * self._true_ns[arm.name]), outputs)
 

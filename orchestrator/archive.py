@@ -8,6 +8,7 @@ default: who opens an older archive adds them, its runs stay, and an older relea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.model_turns import WRITE
 from orchestrator.search import moves_of, score
+from warpsmith import private_files
 from warpsmith.digest import of_moves
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2, verdict_pb2
 
 FILE_NAME = "warpsmith.sqlite3"
+REMEDY = "name another with --runs"
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another process's transaction."""
 TABLES_LOCK = 0x7761727073  # "warps"
@@ -98,28 +101,34 @@ class Archive:
         """The archive of a directory, which is made where it is missing.
 
         Raises:
-            BadInput: the directory cannot be made or written.
+            BadInput: the directory cannot be made or written, others could change it, or a link is where a file should
+                be.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / ".writable").touch()
-            (directory / ".writable").unlink()
+            place = private_files.directory(directory, remedy=REMEDY)
+            private_files.claim(place / FILE_NAME)
+            _require_plain(place)
         except OSError as error:
-            raise BadInput(f"{directory}: cannot be written ({error.strerror}); name another with --runs") from error
-        return cls(f"sqlite:///{directory.resolve() / FILE_NAME}")
+            raise BadInput(f"{directory}: cannot be written ({error.strerror}); {REMEDY}") from error
+        return cls(f"sqlite:///{place / FILE_NAME}")
 
     @classmethod
     def reading(cls, directory: Path) -> Archive:
         """The archive of a directory for reading only: also where the disk is full or nothing may be written.
 
         Raises:
-            BadInput: there is none.
+            BadInput: there is none, others could change the directory, or a link is where a file should be.
         """
-        file = directory.resolve() / FILE_NAME
-        if not file.is_file():
+        try:
+            place = private_files.directory(directory, make=False, remedy=REMEDY)
+        except OSError:
+            place = directory
+        file = place / FILE_NAME
+        if not os.path.lexists(file):
             raise BadInput(
                 f"{directory}: no runs are kept here; `warpsmith optimize` makes some, --runs looks elsewhere"
             )
+        _require_plain(place)
         # Without its companion files the database is whole, and may be read where no file can be made.
         whole = not file.with_name(f"{FILE_NAME}-wal").exists()
         options = "mode=ro&immutable=1" if whole else "mode=ro"
@@ -251,6 +260,12 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _require_plain(place: Path) -> None:
+    """Looks at every file that SQLite may open, which follows links: the folder may have come from anybody."""
+    for companion in ("", "-wal", "-shm", "-journal"):
+        private_files.require_plain(place / f"{FILE_NAME}{companion}")
 
 
 def _add_columns(connection: sa.Connection) -> None:

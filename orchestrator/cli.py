@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -20,8 +19,18 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from orchestrator import budgets, client, directory_bench, intake, local, record, report, trust_commands
-from orchestrator.local import MODULES, LocalServices
+from orchestrator import (
+    budgets,
+    chosen,
+    client,
+    directory_bench,
+    intake,
+    local,
+    record,
+    report,
+    trust_commands,
+    up_command,
+)
 from orchestrator.options import (
     DEFAULT_RUNS,
     Agent,
@@ -42,8 +51,8 @@ from orchestrator.options import (
     Trust,
 )
 from orchestrator.progress import Progress
-from orchestrator.vllm_server import VllmServer
-from warpsmith import jail, plugins, settings
+from orchestrator.terminal import note, tell, tell_file, tell_line
+from warpsmith import printable, private_files
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
@@ -95,7 +104,7 @@ def optimize(
 ) -> None:
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
     limits = _budget(budget, trials, device_time, tokens)
-    environment = _environment(_agents(plugin, reasoner, synthesizer), search, server, trust_input)
+    environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), search, server, trust_input)
     requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
     tasks = _all(partial(intake.read, request) for request in requests)
     progress = Progress()
@@ -203,8 +212,8 @@ def bench(
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
     limits = _budget(budget, trials, device_time, tokens)
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
-    agents = _agents(plugin, reasoner, synthesizer)
-    environment = _environment(agents, search, server, trust_input)
+    agents = chosen.agents(plugin, reasoner, synthesizer)
+    environment = chosen.environment(agents, search, server, trust_input)
     options = {
         "target": target,
         "precision": precision,
@@ -260,8 +269,8 @@ def bench(
         print(json.dumps({"tasks": found}))
     else:
         for result in found:
-            print(directory_bench.text(result))
-    print(directory_bench.summary(found), file=sys.stderr)
+            tell_line(directory_bench.text(result))
+    note(directory_bench.summary(found))
     raise typer.Exit(directory_bench.exit_code(found))
 
 
@@ -280,7 +289,8 @@ def list_runs(
         return
     for run in found:
         begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
-        print(f"{run.id}  {begun}  {run.task.name:<28} {report.state_name(run.state):<10} {run.message}")
+        name, state = printable.line(run.task.name, 60), report.state_name(run.state)
+        print(f"{printable.line(run.id, 40)}  {begun}  {name:<28} {state:<10} {printable.line(run.message)}")
 
 
 @app.command()
@@ -296,27 +306,28 @@ def show(
     with client.reading(server, runs) as orchestrator:
         found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
         if as_record:
-            print(record.text(found), end="")
+            tell_file(record.text(found))
             return
         request = messages.ListTrialsRequest(run_id=found.id, with_sources=bool(trial))
         trials = list(orchestrator.ListTrials(request, timeout=30.0).trials)
     if not trial:
-        print(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
+        tell_line(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
         if found.model_tokens:
-            print(report.tokens_text(found))
+            tell(report.tokens_text(found))
         if tree:
             Console().print(report.tree("plan zero", trials), soft_wrap=True)
             return
         for each in trials:
-            print(report.trial_line(each))
-            print(f"    {each.hypothesis.rationale}")
+            tell_line(report.trial_line(each))
+            tell(f"    {printable.quotation(each.hypothesis.rationale)}")
         return
     chosen = next((each for each in trials if each.number == trial), None)
     if chosen is None:
         raise NotFound(f"run {found.id} has no trial {trial}")
-    print(f"// {report.trial_line(chosen)}")
+    tell_line(f"// {report.trial_line(chosen)}")
     for source in chosen.candidate.program.sources:
-        print(f"// ---- {source.name}\n{source.text}")
+        tell_line(f"// ---- {source.name}")
+        tell_file(f"{source.text}\n")
 
 
 @app.command("report")
@@ -342,15 +353,15 @@ def export(
         reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
         kept = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
     if output == Path("-"):
-        print(reply.text, end="")
+        tell_file(reply.text)
         return
-    place = output or Path(reply.file_name)
+    place = output or Path(private_files.file_name(reply.file_name, ".py"))
     try:
-        place.write_text(reply.text)
-        place.with_suffix(".record.json").write_text(record.text(kept))
+        private_files.replace(place, reply.text, mode=0o666)  # as far as the user's umask lets others read
+        private_files.replace(place.with_suffix(".record.json"), record.text(kept), mode=0o666)
     except OSError as error:
         raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
-    print(place)
+    tell_line(str(place))
 
 
 @app.command()
@@ -369,50 +380,14 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
     """Asks a run to stop; its best so far is judged and kept."""
     with client.connected(server, runs) as orchestrator:
         found = client.cancel(orchestrator, run)
-    print(f"{found.id}: {report.state_name(found.state)}")
+    tell_line(f"{found.id}: {report.state_name(found.state)}")
 
 
 app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
 app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
 
 
-@app.command(
-    epilog="Example:\n\n  warpsmith up --with-vllm Qwen/Qwen2.5-Coder-7B-Instruct --vllm-arguments '--dtype bfloat16'"
-)
-def up(
-    port: Annotated[int, typer.Option("--port", help="Port of the orchestrator; 0 for any.")] = 50051,
-    with_vllm: Annotated[
-        str, typer.Option("--with-vllm", metavar="MODEL", help="Serve a model too, for reasoner and synthesizer.")
-    ] = "",
-    vllm_arguments: Annotated[str, typer.Option("--vllm-arguments", help="Further arguments of `vllm serve`.")] = "",
-    plugin: Agent = None,
-    reasoner: Reasoner = "",
-    synthesizer: Synthesizer = "",
-    trust_input: Trust = False,
-    runs: Runs = DEFAULT_RUNS,
-) -> None:
-    """Keeps the services up until Ctrl-C, for commands with --server 127.0.0.1:PORT."""
-    if with_vllm:
-        reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
-    environment = _environment(_agents(plugin, reasoner, synthesizer), "", "", trust_input)
-    with client.ending_on_sigterm(), ExitStack() as stack:
-        if with_vllm:
-            note = partial(print, file=sys.stderr, flush=True)
-            model = stack.enter_context(VllmServer(with_vllm, runs, arguments=vllm_arguments, note=note))
-            print(f"{'model':<14}{model.url}", file=sys.stderr)
-            environment |= model.environment
-        services = stack.enter_context(LocalServices(runs, ports={"orchestrator": port}, environment=environment))
-        for name in MODULES:
-            print(f"{name:<14}{services.address(name)}", file=sys.stderr)
-        print(services.address("orchestrator"), flush=True)
-        try:
-            while True:
-                services.check()
-                time.sleep(1.0)
-        except KeyboardInterrupt:
-            print("stopping", file=sys.stderr)
-
-
+app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("doctor")(trust_commands.doctor_command)
 
 
@@ -425,47 +400,6 @@ def _budget(wall: str, trials: int, device_time: str, tokens: int) -> run_pb2.Bu
     )
 
 
-def _agents(plugins_: list[str] | None, reasoner: str, synthesizer: str) -> list[str]:
-    """All that --plugin, --reasoner and --synthesizer choose, as --plugin would have it."""
-    named = {"reasoner": reasoner, "synthesizer": synthesizer}
-    return [*(plugins_ or []), *(f"{role}={name}" for role, name in named.items() if name)]
-
-
-def _environment(chosen: list[str], search: str, server: str, trust_input: bool) -> dict[str, str]:
-    """Environment of local services; the chosen plugins are installed. Trust holds for this process too.
-
-    Raises:
-        BadInput: an unknown role, or an unknown plugin: says which are installed.
-    """
-    environment: dict[str, str] = {}
-    if trust_input:
-        jail.trust_input()
-        environment["WARPSMITH_TRUST_INPUT"] = "1"
-    if server:
-        if chosen:
-            raise BadInput("--plugin is for services that the command starts; set it where the server runs")
-        return environment
-    if search:
-        _require("search", search)
-    for text in chosen:
-        role, _, name = text.partition("=")
-        if role not in settings.CHOSEN_ROLES:
-            roles = ", ".join(settings.CHOSEN_ROLES)
-            raise BadInput(f"--plugin {text}: write ROLE=NAME or ROLE=HOST:PORT; a role is one of {roles}")
-        if ":" in name:
-            environment[f"WARPSMITH_{settings.CHOSEN_ROLES[role].upper()}_ADDRESS"] = name
-            continue
-        _require(role, name)
-        environment[f"WARPSMITH_{role.upper()}"] = name
-    return environment
-
-
-def _require(role: str, name: str) -> None:
-    installed = plugins.names(role)
-    if name not in installed:
-        raise BadInput(f"no {role} is called {name!r}; installed: {', '.join(installed) or 'none'}")
-
-
 def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"tasks": [report.as_json(run) for run in ended]}))
@@ -476,8 +410,8 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
 
 
 def _print_error(text: str) -> None:
-    for line in text.splitlines():
-        print(f"warpsmith: {line}", file=sys.stderr)
+    for line in text.split("\n"):
+        note(f"warpsmith: {printable.line(line)}")
 
 
 def main() -> None:

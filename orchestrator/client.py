@@ -7,7 +7,6 @@ goes on watching, so that the best so far is judged.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +18,11 @@ from orchestrator.agents import Agents, Benchmark, Correctness
 from orchestrator.archive import Archive
 from orchestrator.dialing import agents_at, judges_at, orchestrator_at
 from orchestrator.hosting import RunHost
-from orchestrator.local import MODULES, SERVICES_FILE, LocalServices
+from orchestrator.local import MODULES, LocalServices, published_address
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from warpsmith import settings
-from warpsmith.errors import BadInput, Infrastructure, NotFound
+from warpsmith.errors import Infrastructure, NotFound
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 
@@ -95,7 +94,7 @@ def reading(server: str, runs: Path) -> Iterator[Optimization]:
         BadInput: nothing is kept there.
     """
     if server:
-        yield cast("Optimization", orchestrator_at(server, settings.read().tls))
+        yield _at(server)
         return
     archive = Archive.reading(runs)
     try:
@@ -111,13 +110,17 @@ def connected(server: str, runs: Path) -> Iterator[Optimization]:
     Raises:
         BadInput: no command is under way there.
     """
-    tls = settings.read().tls if server else None  # services of one machine speak plain text
-    if not server:
-        try:
-            server = json.loads((runs / SERVICES_FILE).read_text())["orchestrator"]
-        except (OSError, ValueError, KeyError) as error:
-            raise BadInput(f"no command is under way in {runs}; name a server with --server") from error
-    yield cast("Optimization", orchestrator_at(server, tls))
+    yield _at(server) if server else cast("Optimization", orchestrator_at(published_address(runs)))
+
+
+def _at(server: str) -> Optimization:
+    """A client of a server by its address, or by the runs directory of a command under way, such as `warpsmith up`.
+
+    Raises:
+        BadInput: no command is under way there, or its socket is not our own.
+    """
+    address = server if ":" in server else published_address(Path(server))
+    return cast("Optimization", orchestrator_at(address, settings.read().tls))
 
 
 @contextmanager
@@ -129,7 +132,7 @@ def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterat
     """
     with ending_on_sigterm():
         if server:
-            yield cast("Optimization", orchestrator_at(server, settings.read().tls))
+            yield _at(server)
             return
         with LocalServices(runs, environment=environment) as services:
             try:

@@ -22,6 +22,7 @@ from typing import Any
 
 from orchestrator import report
 from orchestrator.device_gate import most_ahead
+from warpsmith import private_files
 from warpsmith.digest import digest
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import run_pb2
@@ -58,9 +59,11 @@ def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:
     for path in sorted(directory.rglob("*.py")):
         name, content, problem = path.relative_to(directory).as_posix(), b"", ""
         try:
-            content = path.read_bytes()
+            content = private_files.read_beneath(directory, name)
         except IsADirectoryError:
             continue
+        except BadInput as error:
+            problem = str(error)
         except OSError as error:
             problem = f"{path}: cannot be read: {error.strerror}"
         if problem or b"def get_inputs" in content:
@@ -77,7 +80,9 @@ def read_results(file: Path) -> list[dict[str, Any]]:
         BadInput: the file cannot be read.
     """
     try:
-        lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+        lines = private_files.read(file).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
     except OSError as error:
         raise BadInput(f"{file}: results cannot be read ({error.strerror}); name a file with --results") from error
     found = []
@@ -185,9 +190,9 @@ def _result(optimise: Optimise, entry: Entry, most_seconds: float, options: Mapp
 
 def _append(file: Path, line: Mapping[str, Any]) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as output:
-            output.write(json.dumps(line) + "\n")
+        private_files.make_folder(file.parent)
+        with private_files.append_to(file) as output:
+            output.write(f"{json.dumps(line)}\n".encode())
     except OSError as error:
         raise Infrastructure(f"{file}: cannot be written ({error.strerror}); earlier lines stay readable") from error
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from warpsmith import jail
+from warpsmith import jail, local_sockets, private_files
+from warpsmith.errors import BadInput, Infrastructure
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)
@@ -60,7 +61,7 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield torch()
     yield compiler()
     yield confinement()
-    yield loopback()
+    yield sockets()
     yield disk(runs)
     yield from gpu()
 
@@ -110,14 +111,21 @@ def confinement() -> Finding:
     return Finding("jail", Health.GOOD, f"uses {rungs[0]}" + (f"; also {', '.join(rungs[1:])}" if rungs[1:] else ""))
 
 
-def loopback() -> Finding:
-    """Whether local services can listen."""
+def sockets() -> Finding:
+    """Whether local services can listen where nobody else can reach them."""
     try:
-        with socket.create_server(("127.0.0.1", 0)):
-            return Finding("ports", Health.GOOD, "loopback ports can be opened")
+        folder = local_sockets.make_folder()
+    except Infrastructure as error:
+        return Finding("sockets", Health.BAD, str(error), "set TMPDIR to a folder of your own with a short path")
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(folder / "probe"))
     except OSError as error:
-        fix = "bring the loopback interface up (ip link set lo up)"
-        return Finding("ports", Health.BAD, f"no port can be opened on 127.0.0.1: {error.strerror}", fix)
+        fix = "set TMPDIR to a folder on a file system of this machine"
+        return Finding("sockets", Health.BAD, f"no Unix socket can be made in {folder.parent}: {error.strerror}", fix)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Finding("sockets", Health.GOOD, f"private Unix sockets can be made in {folder.parent}")
 
 
 def disk(runs: Path) -> Finding:
@@ -125,6 +133,13 @@ def disk(runs: Path) -> Finding:
     place = next(parent for parent in [runs.resolve(), *runs.resolve().parents] if parent.exists())
     if not os.access(place, os.W_OK):
         return Finding("disk", Health.BAD, f"{place} cannot be written", "name another directory with --runs")
+    try:
+        private_files.directory(runs, make=False, remedy="")
+    except FileNotFoundError:
+        pass
+    except (BadInput, OSError) as error:
+        what, _, _ = str(error).partition(";")
+        return Finding("disk", Health.BAD, what, "name another directory with --runs, or mend its rights")
     free = shutil.disk_usage(place).free
     detail = f"{free / 2**30:.1f} GiB free at {place}"
     if free < FREE_BYTES:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestrator.report import labels_of
 from warpsmith import arguments as launch_arguments
+from warpsmith import printable, private_files
 from warpsmith.errors import BadInput, NotFound
+from warpsmith.program_steps import buffers_of, last_uses
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
+OWN_CLASS = "warpsmith_task_module."
+"""How names of classes begin that are the user's own, in a structure that `task_module` let pytree write down."""
 READS_MODE = re.compile(r"""\.training\b|["']training["']|def (train|eval)\(self""")
 """Text of sources that look at train() or eval(). Of classes from elsewhere, the guard asks their code (see there)."""
 
@@ -54,9 +59,12 @@ def require_winner(run: run_pb2.Run) -> candidate_pb2.Program:
 
     Raises:
         NotFound: the run found nothing faster.
+        BadInput: a source's name is a path.
     """
     if run.state != run_pb2.RUN_STATE_FASTER and not run.best.timing.faster:
         raise NotFound(f"run {run.id} found no faster kernel, so there is nothing to export")
+    for source in run.best.candidate.program.sources:  # a file of this name is written where the kernel is built
+        private_files.require_name("the source", source.name)
     return run.best.candidate.program
 
 
@@ -80,7 +88,7 @@ def header(run: run_pb2.Run, needs: str) -> str:
         f"Program {run.best.candidate.program.digest[:12]}, task {run.task.digest[:12]}. Moves:",
         *[f"  {number}. {text}" for number, text in enumerate(moves, start=1)],
     ]
-    return "\n".join(f"# {line}".rstrip() for line in "\n".join(lines).splitlines())
+    return "\n".join(f"# {line}".rstrip() for line in printable.lines("\n".join(lines)).splitlines())
 
 
 def pasted(modules: Iterable[str], *imports: str) -> str:
@@ -160,9 +168,10 @@ class Names:
         self._taken.add(name)
         return name
 
-    def placed(self, launch: candidate_pb2.Launch) -> tuple[list[str], list[str]]:
-        """Statements before a launch, and its buffers' names in order: a library's result may lie anywhere."""
-        statements, names = [], []
+    def placed(self, launch: candidate_pb2.Launch) -> tuple[list[str], list[str], list[str]]:
+        """Statements before a launch, its buffers' names in order, and statements after it: a library's result may lie
+        anywhere."""
+        before, names, after = [], [], []
         for argument in launch.arguments:
             seen = launch_arguments.buffer_of(argument)
             if seen is None:
@@ -171,10 +180,11 @@ class Names:
             name = self._names[buffer.name]
             if buffer.role == candidate_pb2.ROLE_LIBRARY and buffer.alignment_bytes > 1:
                 copy = self._free(f"{name}_placed")
-                statements.append(f"{copy} = _ws_aligned({name}, {buffer.alignment_bytes})")
+                before.append(f"{copy} = _ws_aligned({name}, {buffer.alignment_bytes})")
+                after.append(f"del {copy}")
                 name = copy
             names.append(name)
-        return statements, names
+        return before, names, after
 
 
 def members(program: candidate_pb2.Program) -> list[str]:
@@ -185,7 +195,7 @@ def members(program: candidate_pb2.Program) -> list[str]:
 
 
 def bindings(program: candidate_pb2.Program, names: Names, input_count: int) -> list[str]:
-    """Statements that bind every source and allocate every output and workspace."""
+    """Statements that bind every source and every workspace."""
     places = {name: place for place, name in enumerate(members(program), start=input_count)}
     lines = []
     for buffer in program.buffers:
@@ -201,9 +211,32 @@ def bindings(program: candidate_pb2.Program, names: Names, input_count: int) -> 
             case candidate_pb2.ROLE_WORKSPACE if buffer.zero_between_calls:
                 kind = f"{tuple(spec.shape)}, {dtype(spec.dtype)}"
                 lines.append(f"{name} = _ws_zeros({buffer.name!r}, {kind}, device, stream)")
-            case candidate_pb2.ROLE_OUTPUT | candidate_pb2.ROLE_WORKSPACE:
-                kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, dtype={dtype(spec.dtype)}"
-                lines.append(f"{name} = torch.empty_strided({kind}, device=device)")
+            case candidate_pb2.ROLE_WORKSPACE if program.target == task_pb2.TARGET_CPU:
+                # Kept, as it was while the program was timed: the system would have to fetch its pages in each call.
+                kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)}"
+                lines.append(f"{name} = _ws_workspace({buffer.name!r}, {kind}, stream)")
+            case candidate_pb2.ROLE_WORKSPACE:
+                lines.append(_allocation(buffer, name))
+    return lines
+
+
+def _allocation(buffer: candidate_pb2.Buffer, name: str) -> str:
+    spec = buffer.spec
+    kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, dtype={dtype(spec.dtype)}"
+    return f"{name} = torch.empty_strided({kind}, device=device)"
+
+
+def body_of(program: candidate_pb2.Program, names: Names, steps: Iterable[Sequence[str]]) -> list[str]:
+    """The statements of all steps. An output is allocated where it is first written and a library's result dropped
+    after its last use, as eager's memory comes and goes and as it was while the program was timed."""
+    unmade = {buffer.name: buffer for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
+    dying, lines = last_uses(program), []
+    for position, (step, statements) in enumerate(zip(program.steps, steps, strict=True)):
+        needed = dict.fromkeys(name for name in buffers_of(step) if name in unmade)
+        lines += [_allocation(unmade.pop(name), names[name]) for name in needed]
+        lines += statements
+        if gone := dying.get(position):
+            lines.append(f"del {', '.join(names[name] for name in gone)}")
     return lines
 
 
@@ -225,10 +258,34 @@ def fill(step: candidate_pb2.Memset, names: Names) -> str:
 
 def outputs(program: candidate_pb2.Program, names: Names) -> str:
     """The expression that the forward returns."""
-    if len(program.outputs) == 1 and '"builtins.' not in program.output_tree:
+    if len(program.outputs) == 1 and '"builtins.' not in program.output_tree and not program.output_leaves:
         return names[program.outputs[0]]
     tree = f"torch.utils._pytree.treespec_loads({program.output_tree!r})"
-    return f"torch.utils._pytree.tree_unflatten([{', '.join(names[name] for name in program.outputs)}], {tree})"
+    tensors = (names[name] for name in program.outputs)
+    leaves = [text or next(tensors) for text in program.output_leaves] or list(tensors)
+    if OWN_CLASS in program.output_tree:
+        return _built(json.loads(program.output_tree)[1], iter(leaves))
+    return f"torch.utils._pytree.tree_unflatten([{', '.join(leaves)}], {tree})"
+
+
+def _built(node: Mapping[str, Any], leaves: Iterator[str]) -> str:
+    """The expression of a structure with classes of the user's own, which are in the reference's file."""
+    if node["type"] is None:
+        return next(leaves)
+    parts = [_built(child, leaves) for child in node["children_spec"]]
+    match node["type"].removeprefix("builtins."), node["context"]:
+        case "tuple", _:
+            return f"({', '.join(parts)},)"
+        case "list", _:
+            return f"[{', '.join(parts)}]"
+        case "dict", keys:
+            return f"{{{', '.join(f'{key!r}: {part}' for key, part in zip(json.loads(keys), parts, strict=True))}}}"
+        case "collections.namedtuple", name:
+            return f"_WsReference.forward.__globals__[{name.removeprefix(OWN_CLASS)!r}]({', '.join(parts)})"
+        case name, fields if name.startswith(OWN_CLASS):
+            given = ", ".join(f"{key}={part}" for key, part in zip(json.loads(fields)[0], parts, strict=True))
+            return f"_WsReference.forward.__globals__[{name.removeprefix(OWN_CLASS)!r}]({given})"
+    raise BadInput(f"the module returns a {node['type']} beside classes of its own, which no export can give")
 
 
 def guard(run: run_pb2.Run) -> str:
@@ -259,8 +316,8 @@ def _kind(spec: tensor_pb2.TensorSpec) -> str:
     return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)})"
 
 
-def forward(run: run_pb2.Run, names: Names, steps: Iterable[str]) -> str:
-    """Python that defines `_ws_forward(leaves)` from the statements of its steps.
+def forward(run: run_pb2.Run, names: Names, steps: Iterable[Sequence[str]]) -> str:
+    """Python that defines `_ws_forward(leaves)` from the statements of each of its steps.
 
     `leaves` are the inputs and then the members.
     """
@@ -269,9 +326,9 @@ def forward(run: run_pb2.Run, names: Names, steps: Iterable[str]) -> str:
     body = [
         '"""The verified program, step by step."""',
         "device = leaves[0].device",
-        f"stream = {'_ws_stream(device.index)' if on_gpu else 0}",
+        f"stream = {'_ws_stream(device.index)' if on_gpu else '_ws_thread()'}",
         *bindings(program, names, len(run.task.inputs)),
-        *steps,
+        *body_of(program, names, steps),
         f"return {outputs(program, names)}",
     ]
     return "\n".join(["def _ws_forward(leaves):", *(f"    {line}" for line in body)])
@@ -311,6 +368,8 @@ _DTYPES = {
     tensor_pb2.DTYPE_INT32: "torch.int32",
     tensor_pb2.DTYPE_INT16: "torch.int16",
     tensor_pb2.DTYPE_INT8: "torch.int8",
+    tensor_pb2.DTYPE_COMPLEX64: "torch.complex64",
+    tensor_pb2.DTYPE_COMPLEX128: "torch.complex128",
     tensor_pb2.DTYPE_UINT8: "torch.uint8",
     tensor_pb2.DTYPE_BOOL: "torch.bool",
 }

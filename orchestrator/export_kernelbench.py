@@ -118,13 +118,13 @@ class KernelBenchExporter:
                     host, declaration = _host_function(f"launch_{number}", step.launch, program)
                     hosts.append(host)
                     declarations.append(declaration)
-                    statements, buffers = names.placed(step.launch)
+                    before, buffers, after = names.placed(step.launch)
                     addresses = ", ".join(["stream", *(f"{name}.data_ptr()" for name in buffers)])
-                    steps += [*statements, f"_ws_extension.launch_{number}({addresses})"]
+                    steps.append([*before, f"_ws_extension.launch_{number}({addresses})", *after])
                 case "library":
-                    steps.append(export.library_call(step.library, names))
+                    steps.append([export.library_call(step.library, names)])
                 case "memset":
-                    steps.append(export.fill(step.memset, names))
+                    steps.append([export.fill(step.memset, names)])
         random = any(_RANDOM.search(step.library.target) for step in program.steps)
         parts = [
             export.header(run, "torch 2.7 or newer with nvcc, g++ and ninja"),

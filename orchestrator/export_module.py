@@ -20,20 +20,22 @@ class ModuleExporter:
         program = export.require_winner(run)
         names = Names(program)
         on_gpu = program.target == task_pb2.TARGET_CUDA
-        launches, steps = [], []
+        launches, steps = list[str](), list[list[str]]()
         for number, step in enumerate(program.steps):
             match step.WhichOneof("kind"):
                 case "launch" if on_gpu:
-                    statements, buffers = names.placed(step.launch)
+                    before, buffers, after = names.placed(step.launch)
                     launches.append(f"_ws_launch_{number} = {_cuda_launch(step.launch)}")
-                    steps += [*statements, f"_ws_launch_{number}({', '.join(_arguments(step.launch, buffers))})"]
+                    launch = f"_ws_launch_{number}({', '.join(_arguments(step.launch, buffers))})"
+                    steps.append([*before, launch, *after])
                 case "launch":
-                    statements, buffers = names.placed(step.launch)
-                    steps += [*statements, f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"]
+                    before, buffers, after = names.placed(step.launch)
+                    launch = f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"
+                    steps.append([*before, launch, *after])
                 case "library":
-                    steps.append(export.library_call(step.library, names))
+                    steps.append([export.library_call(step.library, names)])
                 case "memset":
-                    steps.append(export.fill(step.memset, names))
+                    steps.append([export.fill(step.memset, names)])
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),

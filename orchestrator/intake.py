@@ -8,13 +8,15 @@ in this process. A task carries sources, never paths.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.module_entry import find_module, write_entry
+from orchestrator.module_entry import find_module, sources_of, write_entry
+from warpsmith import private_files
 from warpsmith.digest import of_task
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
 from warpsmith.jail import Policy
@@ -141,6 +143,7 @@ def accept(task: task_pb2.Task) -> None:
     Raises:
         BadInput: it lacks sources, shapes or a sound digest, or is too large.
     """
+    require_names(task)
     if task.entry_path not in {source.path for source in task.sources}:
         raise BadInput(f"{task.name or 'task'}: the entry file {task.entry_path!r} is not among the sources")
     if sum(len(source.content) for source in task.sources) > SOURCE_BYTES:
@@ -153,12 +156,24 @@ def accept(task: task_pb2.Task) -> None:
         raise BadInput(f"{task.name}: the task's digest is not that of its sources")
 
 
+def require_names(task: task_pb2.Task) -> None:
+    """Refuses names that are paths, and paths that leave the module's folder, wherever the task comes from.
+
+    Raises:
+        BadInput: names the first.
+    """
+    private_files.require_name("the task's name", task.name)
+    for path in (task.entry_path, *(source.path for source in task.sources)):
+        private_files.relative_path("source path", path)
+
+
 def _read_file(task: task_pb2.Task, path: Path, *, needs_inputs: bool) -> None:
     if not path.exists():
         raise BadInput(f"{path}: no such file")
     if path.is_dir():
         raise BadInput(f"{path}: is a directory; name a file, or use `warpsmith bench {path}` for all files in it")
-    tree = _parse(path, _content(path), path.name)
+    root = path.parent
+    tree = _parse(path, _content(root, path.name), path.name)
     bound = _bound_names(tree)
     if "*" not in bound:
         if task.class_name not in bound:
@@ -168,8 +183,8 @@ def _read_file(task: task_pb2.Task, path: Path, *, needs_inputs: bool) -> None:
             raise BadInput(f"{path}: defines no get_inputs(), which returns the tensors of one forward")
     task.name = path.stem
     task.entry_path = path.name
-    for name, file in _with_siblings(path).items():
-        task.sources.add(path=name, content=_content(file))
+    for name, content in _with_siblings(root, path.name).items():
+        task.sources.add(path=name, content=content)
 
 
 def _read_class(task: task_pb2.Task, request: Request) -> None:
@@ -179,8 +194,8 @@ def _read_class(task: task_pb2.Task, request: Request) -> None:
     if not request.inputs:
         raise BadInput(f"{request.subject}: name the inputs, such as --input 'float32[16,16384]'")
     found = find_module(module)
-    if found.file is not None:
-        bound = _bound_names(_parse(found.file, _content(found.file), str(found.file)))
+    if found.entry:
+        bound = _bound_names(_parse(found.file, _content(found.root, found.entry), str(found.file)))
         if class_name not in bound and "*" not in bound:
             raise BadInput(f"{found.file}: defines no class {class_name}")
     entry = write_entry(module, class_name, request.inputs, request.init)
@@ -189,8 +204,8 @@ def _read_class(task: task_pb2.Task, request: Request) -> None:
     task.entry_path = "warpsmith_entry.py"
     task.sources.add(path=task.entry_path, content=entry.encode())
     total = 0
-    for name, file in found.sources.items():
-        content = _content(file)
+    for name in found.sources:
+        content = _content(found.root, name)
         total += len(content)
         if total > SOURCE_BYTES:
             raise BadInput(
@@ -200,23 +215,21 @@ def _read_class(task: task_pb2.Task, request: Request) -> None:
         task.sources.add(path=name, content=content)
 
 
-def _with_siblings(path: Path) -> dict[str, Path]:
-    """The file and, as far as imports at any level name them, the files beside it, by relative path."""
-    root = path.parent
-    found: dict[str, Path] = {}
-    waiting = [path]
+def _with_siblings(root: Path, entry: str) -> dict[str, bytes]:
+    """The entry file and, as far as imports at any level name them, the files beside it, by relative path."""
+    found: dict[str, bytes] = {}
+    waiting = [entry]
     while waiting:
-        file = waiting.pop()
-        name = file.relative_to(root).as_posix()
+        name = waiting.pop()
         if name in found:
             continue
-        found[name] = file
-        for imported in _imported_modules(_parse(file, _content(file), str(file))):
+        found[name] = _content(root, name)
+        for imported in _imported_modules(_parse(root / name, found[name], name, is_named=name == entry)):
             place = root / imported
-            if place.with_suffix(".py").is_file():
-                waiting.append(place.with_suffix(".py"))
+            if os.path.lexists(place.with_suffix(".py")) and not place.with_suffix(".py").is_dir():
+                waiting.append(f"{imported}.py")
             elif (place / "__init__.py").is_file():
-                waiting += sorted(place.rglob("*.py"))
+                waiting += sources_of(root, imported)
     return found
 
 
@@ -250,20 +263,22 @@ def _bound_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def _parse(path: Path, content: bytes, shown: str) -> ast.Module:
+def _parse(path: Path, content: bytes, shown: str, *, is_named: bool = True) -> ast.Module:
+    """The syntax tree of a file. The compiler's message may hold words of it: said only of a file that was named."""
     try:
         return ast.parse(content, filename=shown)
     except SyntaxError as error:
-        raise BadInput(f"{path}:{error.lineno}: syntax error: {error.msg}") from error
-    except ValueError as error:
-        raise BadInput(f"{path}: not Python source: {error}") from error
+        why = f": {error.msg}" if is_named else ""
+        raise BadInput(f"{path}:{error.lineno}: syntax error{why}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise BadInput(f"{path}: not Python source") from None
 
 
-def _content(path: Path) -> bytes:
+def _content(root: Path, name: str) -> bytes:
     try:
-        return path.read_bytes()
+        return private_files.read_beneath(root, name, most_bytes=SOURCE_BYTES)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+        raise BadInput(f"{root / name}: cannot be read: {error.strerror}") from error
 
 
 def _choice(option: str, value: str, choices: Mapping[str, ChoiceT]) -> ChoiceT:

@@ -31,8 +31,12 @@ from warpsmith.v1 import (
 CLASS_NAME = "ModelNew"
 FALLBACK = "FALLBACK"
 """The solution catches exceptions and may do something else than what it is named for."""
-UNCLEAR_ON_FRESH_VALUES = "UNCLEAR_ON_FRESH_VALUES"
-"""Set by the benchmark where it could not tell whether a gain is there on values that the solution has not seen."""
+UNDECIDED = "UNDECIDED"
+"""The machine was too unsteady, several times in a row, to tell whether the solution is faster: it is not called so."""
+NOISY = 0.1
+"""Noise from which on that is asked again."""
+MEASUREMENTS = 3
+"""Times that it is, at most."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,22 @@ def judge(correctness: Correctness, benchmark: Benchmark, task: task_pb2.Task, s
         raise Infrastructure(verified.detail)
     if verified.state != verdict_pb2.VERDICT_STATE_PASS:
         return Judgement(solution.stem, verified, None, labels)
-    measured = benchmark.MeasureArtifact(
-        benchmark_service_pb2.MeasureArtifactRequest(
-            task=task, program=program, artifact=artifact, tier=timing_pb2.TIER_FINAL
-        ),
-        timeout=deadlines.MEASURE_SECONDS,
-    )
-    return concluded(solution.stem, verified, measured, labels)
+    for _ in range(MEASUREMENTS):
+        measured = benchmark.MeasureArtifact(
+            benchmark_service_pb2.MeasureArtifactRequest(
+                task=task, program=program, artifact=artifact, tier=timing_pb2.TIER_FINAL
+            ),
+            timeout=deadlines.MEASURE_SECONDS,
+        )
+        if not is_undecided(measured.timing):
+            return concluded(solution.stem, verified, measured, labels)
+    return concluded(solution.stem, verified, measured, (*labels, UNDECIDED))
+
+
+def is_undecided(timing: timing_pb2.Timing) -> bool:
+    """Whether the machine was too unsteady to tell whether the solution is faster."""
+    may_be = timing.speedup_fastest.median > 1.0 or timing.speedup_fastest.high > 1.0 + NOISY
+    return not timing.faster and timing.noise_floor > NOISY and may_be
 
 
 def concluded(
@@ -117,12 +130,6 @@ def concluded(
         return Judgement(name, verdict, None, labels)
     if why := impossible(measured.timing):
         verdict.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
-    elif UNCLEAR_ON_FRESH_VALUES in measured.timing.flags:
-        verdict.state = verdict_pb2.VERDICT_STATE_INFRA
-        verdict.detail = (
-            "not decided: right, but the machine is too unsteady to tell whether it is as fast on values that it has "
-            "not seen; judge it again on a quiet one"
-        )
     return Judgement(name, verdict, measured.timing, (*labels, *measured.timing.flags))
 
 

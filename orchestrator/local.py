@@ -1,7 +1,7 @@
-"""Starts all services as child processes on loopback, and leaves none behind.
+"""Starts all services as child processes behind Unix sockets, and leaves none behind.
 
-The one idea: a child writes its port to a file once it serves, so that every port is the system's choice and none
-can be taken; peers get addresses when they are known. Children have sessions of their own, so that Ctrl-C reaches
+The one idea: the sockets are in a new folder that only we can enter, so that nobody else can call a service or stand
+in its place; a child writes a file there once it serves. Children have sessions of their own, so that Ctrl-C reaches
 only the command; they end when it ends, whatever ends it (the kit watches the parent's process). Logs go to files.
 Several commands may share a runs directory: none takes the other's logs, and the last to start is the published one.
 """
@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from warpsmith import local_sockets, private_files
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.service import is_reachable, wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
@@ -49,7 +51,11 @@ REPLACEABLE = ("reasoning", "synthesis", "compile")
 SERVICES_FILE = "services.json"
 """In the runs directory while an orchestrator is up: all addresses, for `watch` and `cancel` from another terminal."""
 TARGETS_FILE = "prometheus_targets.json"
-"""In the runs directory while an orchestrator is up: Prometheus' `file_sd` format."""
+"""In the runs directory while an orchestrator is up whose metrics were asked for: Prometheus' `file_sd` format."""
+METRICS = "WARPSMITH_METRICS_PORT"
+"""Variable that asks for metrics on loopback, which anybody on the machine can read; without it there are none."""
+
+REMEDY = "name another with --runs"
 
 START_SECONDS = 60.0
 REACH_SECONDS = 5.0
@@ -65,6 +71,7 @@ class _Child:
     port_file: Path
     log: Path
     address: str = ""
+    port: str = "0"
     metrics_address: str = ""
 
 
@@ -78,13 +85,18 @@ def check() -> None:
 
 
 def open_log(log: Path) -> IO[bytes]:
-    """The log emptied; where a child of another command still writes it, `NAME.PID.log` beside it."""
-    output = log.open("ab")
+    """The log emptied; where a child of another command still writes it, `NAME.PID.log` beside it.
+
+    Raises:
+        BadInput: it is a link, or no plain file.
+    """
+    private_files.claim(log)
+    output = private_files.append_to(log)
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for as long as a child has it as its output
     except OSError:
         output.close()
-        return log.with_name(f"{log.stem}.{os.getpid()}.log").open("wb")
+        output = private_files.append_to(log.with_name(f"{log.stem}.{os.getpid()}.log"))
     output.truncate(0)
     return output
 
@@ -92,18 +104,19 @@ def open_log(log: Path) -> IO[bytes]:
 class LocalServices:
     """The six services of one machine, from `start` to `stop`. A context manager.
 
-    `ports`: fixed gRPC ports by service, for `warpsmith up`; others are the system's choice.
+    `listen`: where the orchestrator listens too, with mutual TLS, for commands elsewhere: the host and the port.
     """
 
     def __init__(
         self,
         runs: Path,
         *,
-        ports: Mapping[str, int] | None = None,
+        listen: tuple[str, int] | None = None,
         modules: Mapping[str, str] = MODULES,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._runs, self._ports, self._modules = runs.resolve(), ports or {}, modules
+        self._runs, self._listen, self._modules = runs, listen, modules
+        self._sockets: Path | None = None
         self._environment = dict(environment or {})
         named = {name: self._variables().get(_address_variable(name), "") for name in REPLACEABLE}
         self._elsewhere = {name: address for name, address in named.items() if address and name in modules}
@@ -117,17 +130,21 @@ class LocalServices:
         """Starts the services and returns when all answer.
 
         Raises:
-            BadInput: the runs directory cannot be written, a port is in use, or a service elsewhere does not answer.
+            BadInput: the runs directory or TMPDIR is others' too, or cannot be written; a service elsewhere is silent.
             Infrastructure: a service did not start; its log's last line is in the message.
         """
+        # Scratch folders of all services are made there: whoever can move one away can put another one in its place.
+        private_files.shared_directory(Path(tempfile.gettempdir()), remedy="set TMPDIR to another folder")
         try:
-            (self._runs / "logs").mkdir(parents=True, exist_ok=True)
+            self._runs = private_files.directory(self._runs, remedy=REMEDY)
+            private_files.directory(self._runs / "logs", remedy=REMEDY)
         except OSError as error:
-            raise BadInput(f"{self._runs}: cannot be written ({error.strerror}); name another with --runs") from error
+            raise BadInput(f"{self._runs}: cannot be written ({error.strerror}); {REMEDY}") from error
         for name, address in self._elsewhere.items():
             if not is_reachable(address, REACH_SECONDS):
                 raise BadInput(f"the {name} service at {address} does not answer: start it first, or name another")
         try:
+            self._sockets = local_sockets.make_folder()
             for name in self._modules:
                 if name in PEERS:
                     self._await_ports(peer for peer in PEERS[name] if peer in self._children)
@@ -147,6 +164,11 @@ class LocalServices:
         """Where a service listens."""
         return self._elsewhere.get(service) or self._children[service].address
 
+    @property
+    def listening(self) -> str:
+        """Where the orchestrator listens for commands elsewhere; empty where it does not."""
+        return f"{self._listen[0]}:{self._children['orchestrator'].port}" if self._listen else ""
+
     def check(self) -> None:
         """Raises Infrastructure when a service has ended."""
         for name, child in self._children.items():
@@ -154,7 +176,7 @@ class LocalServices:
                 raise self._failure(name)
 
     def restart(self, name: str) -> None:
-        """Ends one service and starts it again, as a rolling update does. Its port must be a fixed one.
+        """Ends one service and starts it again at the same address, as a rolling update does.
 
         Raises:
             Infrastructure: it did not start again.
@@ -187,9 +209,10 @@ class LocalServices:
             # Also after a clean end: nothing of its process group may stay.
             _signal(child, signal.SIGKILL)
             child.process.wait()
-            child.port_file.unlink(missing_ok=True)
         self._withdraw()
         self._children.clear()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -204,19 +227,21 @@ class LocalServices:
         return {**os.environ, **self._environment}
 
     def _spawn(self, name: str) -> None:
-        descriptor, port_file = tempfile.mkstemp(prefix="warpsmith-port-")
-        os.close(descriptor)
-        os.unlink(port_file)
-        log = self._runs / "logs" / f"{name}.log"
+        assert self._sockets is not None
+        port_file, log = self._sockets / f"{name}.port", self._runs / "logs" / f"{name}.log"
+        listens = self._listen if name == "orchestrator" else None
         environment = {
             **self._variables(),
-            "WARPSMITH_PORT": str(self._ports.get(name, 0)),
-            "WARPSMITH_METRICS_PORT": "0",
-            "WARPSMITH_PORT_FILE": port_file,
+            "WARPSMITH_SOCKET": str(self._sockets / name),
+            "WARPSMITH_HOST": listens[0] if listens else "127.0.0.1",
+            "WARPSMITH_PORT": str(listens[1]) if listens else "none",
+            "WARPSMITH_HEALTH_PORT": "none",
+            METRICS: "0" if self._variables().get(METRICS, "none") != "none" else "none",
+            "WARPSMITH_PORT_FILE": str(port_file),
             "WARPSMITH_PARENT_PID": str(os.getpid()),
             "WARPSMITH_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "WARPSMITH_RUNS": str(self._runs),
-            **dict.fromkeys(TLS_VARIABLES, ""),
+            **({} if listens else dict.fromkeys(TLS_VARIABLES, "")),
             **{_address_variable(peer): child.address for peer, child in self._children.items()},
         }
         try:
@@ -231,7 +256,7 @@ class LocalServices:
                 )
         except OSError as error:
             raise BadInput(f"{log}: cannot be written ({error.strerror})") from error
-        self._children[name] = _Child(process, Path(port_file), Path(output.name))
+        self._children[name] = _Child(process, port_file, Path(output.name))
 
     def _await_ports(self, names: Iterable[str]) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -241,16 +266,16 @@ class LocalServices:
                 if child.process.poll() is not None or time.monotonic() > deadline:
                     raise self._failure(name)
                 if child.port_file.exists():
-                    port, metrics_port = child.port_file.read_text().split()
-                    child.address = f"127.0.0.1:{port}"
-                    child.metrics_address = f"127.0.0.1:{metrics_port}"
+                    child.port, metrics_port = child.port_file.read_text().split()
+                    child.address = local_sockets.address_of(child.port_file.with_name(name))
+                    child.metrics_address = f"127.0.0.1:{metrics_port}" if metrics_port != "0" else ""
                 else:
                     time.sleep(0.02)
 
     def _failure(self, name: str) -> Exception:
         child = self._children[name]
         code = child.process.poll()
-        lines = child.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = _text(child.log).strip().splitlines() or ["it said nothing"]
         what = "does not answer" if code is None else f"ended with code {code}"
         message = f"the {name} service {what}: {lines[-1]} (log: {child.log})"
         return BadInput(message) if code == 2 else Infrastructure(message)
@@ -261,12 +286,14 @@ class LocalServices:
         targets = [
             {"targets": [child.metrics_address], "labels": {"job": "warpsmith", "service": name}}
             for name, child in self._children.items()
+            if child.metrics_address
         ]
         addresses = {name: self.address(name) for name in self._modules}
         for name, content in ((TARGETS_FILE, targets), (SERVICES_FILE, addresses)):
-            self._before[name] = _text(self._runs / name)
-            self._published[name] = json.dumps(content, indent=1)
-            _replace(self._runs / name, self._published[name])
+            if content:
+                self._before[name] = _text(self._runs / name)
+                self._published[name] = json.dumps(content, indent=1)
+                private_files.replace(self._runs / name, self._published[name])
 
     def _withdraw(self) -> None:
         """Takes back what is still published of these services; those before them are published again, if still up."""
@@ -275,30 +302,51 @@ class LocalServices:
         with contextlib.suppress(OSError):  # a full disk must not hide why services end
             if own and _are_up(self._before.get(SERVICES_FILE, "")):
                 for name in own:
-                    _replace(self._runs / name, self._before[name])
+                    private_files.replace(self._runs / name, self._before[name])
             else:
                 for name in own:
                     (self._runs / name).unlink(missing_ok=True)
 
 
+def published_address(runs: Path) -> str:
+    """The orchestrator of the command under way in a runs directory.
+
+    Raises:
+        BadInput: there is none, or the directory could be written by others.
+    """
+    try:
+        return _orchestrator(_text(private_files.directory(runs, make=False, remedy=REMEDY) / SERVICES_FILE))
+    except (OSError, LookupError):
+        raise BadInput(f"no command is under way in {runs}; name a server with --server") from None
+
+
+def _orchestrator(published: str) -> str:
+    """The orchestrator's address in what was published. What is no socket of this machine, we have not published.
+
+    Raises:
+        LookupError: there is none.
+    """
+    try:
+        address = json.loads(published)["orchestrator"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise LookupError from None
+    if not isinstance(address, str) or not local_sockets.is_one(address):
+        raise LookupError
+    return address
+
+
 def _text(file: Path) -> str:
     try:
-        return file.read_text()
-    except (OSError, ValueError):
+        return private_files.read(file).decode(errors="replace")
+    except (OSError, BadInput):
         return ""
-
-
-def _replace(file: Path, text: str) -> None:
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(file)
 
 
 def _are_up(published: str) -> bool:
     """Whether the orchestrator of services that were published answers."""
     try:
-        return is_reachable(json.loads(published)["orchestrator"], 1.0)
-    except (ValueError, KeyError, TypeError):
+        return is_reachable(_orchestrator(published), 1.0)
+    except (LookupError, BadInput):
         return False
 
 

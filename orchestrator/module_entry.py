@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +25,19 @@ _SPEC = re.compile(r"(?P<dtype>\w+)\s*\[(?P<shape>[\d\s,]*)\]")
 
 @dataclass(frozen=True)
 class FoundModule:
-    """Where a module's code is. `file` is None for a package that every worker has."""
+    """Where a module's code is."""
 
-    file: Path | None
-    sources: Mapping[str, Path]
-    """All Python files of its top-level package, by path relative to the import root."""
+    root: Path
+    """The import root."""
+    entry: str
+    """Path of the module's own file below the root; empty for a package that every worker has."""
+    sources: Sequence[str]
+    """All Python files of its top-level package, by path below the root."""
+
+    @property
+    def file(self) -> Path:
+        """The module's own file."""
+        return self.root / self.entry
 
 
 def find_module(name: str) -> FoundModule:
@@ -40,16 +48,20 @@ def find_module(name: str) -> FoundModule:
     """
     parts = name.split(".")
     if parts[0] in PRESENT_IN_JAIL:
-        return FoundModule(None, {})
+        return FoundModule(Path(), "", [])
     for root in [Path.cwd(), *map(Path, filter(None, sys.path))]:
         place = root.joinpath(*parts)
         file = place / "__init__.py" if (place / "__init__.py").is_file() else place.with_suffix(".py")
         if not file.is_file():
             continue
-        package = root / parts[0]
-        files = sorted(package.rglob("*.py")) if package.is_dir() else [file]
-        return FoundModule(file, {each.relative_to(root).as_posix(): each for each in files})
+        entry = file.relative_to(root).as_posix()
+        return FoundModule(root, entry, sources_of(root, parts[0]) if (root / parts[0]).is_dir() else [entry])
     raise BadInput(f"no module {name!r} in the current directory or on the Python path")
+
+
+def sources_of(root: Path, package: str) -> list[str]:
+    """Paths below `root` of the Python files of a package there; links are among them, to be refused by name."""
+    return sorted(each.relative_to(root).as_posix() for each in (root / package).rglob("*.py"))
 
 
 def write_entry(module: str, class_name: str, inputs: Sequence[str], init: Sequence[str]) -> str:

@@ -12,8 +12,9 @@ Server = Annotated[
     typer.Option(
         "--server",
         envvar="WARPSMITH_ORCHESTRATOR_ADDRESS",
-        metavar="HOST:PORT",
-        help="An orchestrator elsewhere; without it the services run here for as long as the command.",
+        metavar="PLACE",
+        help="An orchestrator elsewhere, HOST:PORT; or the runs directory of a `warpsmith up` of yours. Without it the "
+        "services run here for as long as the command.",
     ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Where runs are kept.")]
@@ -37,7 +38,7 @@ Agent = Annotated[
         "--plugin",
         metavar="ROLE=NAME",
         help="Another reasoner or synthesizer than the built-in: an installed one (reasoner=vllm), or a server in any "
-        "language (reasoner=127.0.0.1:50061).",
+        "language (reasoner=unix:/home/me/agent/socket, reasoner=host:50061).",
     ),
 ]
 Reasoner = Annotated[

@@ -16,6 +16,8 @@ from rich.table import Table
 from orchestrator.pipeline import passed
 from orchestrator.report import error_text, funnel, speedup_text, state_name, trial_line
 from orchestrator.search import score
+from orchestrator.terminal import cell
+from warpsmith import printable
 from warpsmith.v1 import run_pb2, trial_pb2
 
 
@@ -81,7 +83,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line for the person who watches."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable.lines(text), markup=False, highlight=False, soft_wrap=True)
 
     def _refresh(self) -> None:
         if self._live is None:
@@ -92,5 +94,6 @@ class Progress:
         for seen in self._runs.values():
             counts = [str(count) for count in funnel(seen.trials).values()]
             best = speedup_text(seen.best.timing.speedup_fastest) if seen.best is not None else "-"
-            table.add_row(seen.name, seen.state.lower(), str(seen.generation), *counts, best)
+            shown = (seen.name, seen.state.lower(), str(seen.generation), *counts, best)
+            table.add_row(*map(cell, shown))
         self._live.update(table, refresh=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
+from orchestrator import intake
 from orchestrator.finalists import BASELINE_WAS_FASTER
-from warpsmith import digest
+from warpsmith import digest, private_files
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import run_pb2, timing_pb2
 
@@ -42,18 +43,19 @@ def read(path: Path) -> tuple[run_pb2.Run, list[str]]:
         BadInput: it cannot be read, or is no record.
     """
     try:
-        held = json.loads(path.read_text())
+        held = json.loads(private_files.read(path))
         content, own, form = held["run"], held["digest"], held["format"]
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: is no record; `warpsmith export` writes one beside the kernel") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadInput(f"{path}: is no record; `warpsmith export` writes one beside the kernel") from None
     if form != FORMAT:
-        raise BadInput(f"{path}: a record of format {form!r}; this version reads {FORMAT!r}")
+        raise BadInput(f"{path}: a record of another format; this version reads {FORMAT!r}")
     try:
         run = ParseDict(content, run_pb2.Run())
-    except ParseError as error:
-        raise BadInput(f"{path}: a damaged record: {error}") from error
+    except (ParseError, RecursionError):  # its text would quote the file
+        raise BadInput(f"{path}: a damaged record: it holds what no run does") from None
+    intake.require_names(run.task)
     if not run.best.HasField("timing") or not run.task.sources:
         raise BadInput(f"{path}: the record holds no result")
     changed = [] if _digest(content) == own else ["the record was changed after it was written: its digest differs"]

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 from rich.tree import Tree
 
+from orchestrator.terminal import cell
 from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 FASTER = run_pb2.RUN_STATE_FASTER
@@ -74,7 +74,9 @@ def gain_text(run: run_pb2.Run) -> str:
     elif run.best.candidate.rewrites:
         parts.append("algebra and kernels, not told apart")
     share = authored_share(run.best.timing)
-    if share is not None:
+    if share == 0 and not run.best.candidate.rewrites:
+        parts.append("the module's own library calls: what is gained is the host's time between them")
+    elif share is not None:
         parts.append(f"{share:.0%} of the time in authored kernels, {1 - share:.0%} in library calls")
     return "; ".join(parts)
 
@@ -157,7 +159,7 @@ def table(runs: Sequence[run_pb2.Run]) -> Table:
         made.add_column(title, justify="right")
     made.add_column("where it comes from; labels", ratio=1, overflow="fold")
     for run in runs:
-        made.add_row(*row(run))
+        made.add_row(*map(cell, row(run)))
     return made
 
 
@@ -201,11 +203,12 @@ def trial_line(trial: trial_pb2.Trial) -> str:
 
 def tree(title: str, trials: Iterable[trial_pb2.Trial]) -> Tree:
     """Which trial grew from which; those that passed and were timed are bold."""
-    root = Tree(Text(title))
+    root = Tree(cell(title))
     places = {0: root}
     for trial in trials:
         style = "bold" if trial.HasField("timing") else "dim"
-        label = Text(f"#{trial.number} {_done(trial)}", style)
+        label = cell(f"#{trial.number} {_done(trial)}")
+        label.stylize(style)
         places[trial.number] = places.get(trial.parent, root).add(label)
     return root
 

@@ -17,7 +17,7 @@ from orchestrator.intake import accept
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
 from orchestrator.search_run import SearchRun
-from warpsmith import plugins
+from warpsmith import plugins, private_files
 from warpsmith.errors import NotFound
 from warpsmith.settings import Settings
 from warpsmith.v1 import analysis_pb2, optimization_service_pb2_grpc, run_pb2
@@ -80,7 +80,9 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         if not run.HasField("best") or not run.best.timing.faster:
             raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
         exported = exporter.export(run)
-        return messages.ExportBestResponse(file_name=exported.file_name, text=exported.text)
+        # The task's name is in it, which is the client's, and may have come with an archive from anywhere.
+        name = private_files.file_name(exported.file_name, ".py")
+        return messages.ExportBestResponse(file_name=name, text=exported.text)
 
     def close(self) -> None:
         """Stops runs under way; called after the drain."""

@@ -14,6 +14,7 @@ import typer
 from orchestrator import client, doctor, doctor_attack, intake, judge, record, verify
 from orchestrator.device_gate import DeviceGate
 from orchestrator.options import DEFAULT_RUNS, Json, Precision, Runs, Target, Trust
+from orchestrator.terminal import tell
 from warpsmith import jail
 from warpsmith.v1 import task_pb2
 
@@ -31,7 +32,7 @@ def verify_command(
     run, contradictions = record.read(file)
     with client.verifying(runs, _trusting(trust_input)) as agents:
         found = verify.verify(agents, DeviceGate(agents.benchmarks), run, contradictions)
-    print(json.dumps({"tasks": [verify.as_json(found)]}) if as_json else verify.text(found))
+    print(json.dumps({"tasks": [verify.as_json(found)]})) if as_json else tell(verify.text(found))
     raise typer.Exit(found.exit_code)
 
 
@@ -50,7 +51,7 @@ def judge_command(
     task = intake.inspect(intake.read(intake.Request(str(reference), target=target, precision=precision)))
     with client.judging(runs, environment) as (correctness, benchmark):
         found = judge.judge(correctness, benchmark, task, solution)
-    print(json.dumps({"tasks": [judge.as_json(found)]}) if as_json else judge.text(found))
+    print(json.dumps({"tasks": [judge.as_json(found)]})) if as_json else tell(judge.text(found))
     raise typer.Exit(found.exit_code)
 
 
@@ -62,15 +63,15 @@ def doctor_command(
     """Says what this machine can do, and how to mend what it cannot; with --attack, whether its jail holds."""
     if attack:
         attacked = doctor_attack.attack()
-        print(json.dumps(doctor_attack.as_json(attacked)) if as_json else doctor_attack.text(attacked))
+        print(json.dumps(doctor_attack.as_json(attacked))) if as_json else tell(doctor_attack.text(attacked))
         raise typer.Exit(doctor_attack.exit_code(attacked))
     findings = []
     for finding in doctor.examine(runs):
         findings.append(finding)
         if not as_json:
-            print(f"{finding.health.value:<8}{finding.name:<10}{finding.detail}")
+            tell(f"{finding.health.value:<8}{finding.name:<10}{finding.detail}")
             if finding.fix:
-                print(f"{'':<18}fix: {finding.fix}")
+                tell(f"{'':<18}fix: {finding.fix}")
     if as_json:
         print(json.dumps({"findings": [doctor.as_json(finding) for finding in findings]}))
     raise typer.Exit(3 if any(finding.health is doctor.Health.BAD for finding in findings) else 0)

@@ -1,7 +1,7 @@
 """Starts vLLM with one model on this machine for as long as a block, for `warpsmith up --with-vllm MODEL`.
 
-The one idea: it is a child like the services are: a port of its own, a log in the runs directory, its own session, and
-nothing of it left at the end. What it answers is the business of the agents that ask it.
+The one idea: it is a child like the services are: a Unix socket in a folder that only we can enter, a log in the runs
+directory, its own session, and nothing of it left at the end. What it answers is the business of those that ask it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orchestrator.local import open_log
+from orchestrator.local import REMEDY, open_log
+from warpsmith import local_sockets, private_files
 from warpsmith.errors import BadInput, Infrastructure
 
 START_SECONDS = 1800.0
@@ -60,15 +60,20 @@ class VllmServer:
         self.name = model if named is None else given[named]
         """What the model is called on the server."""
         self._command = [executable(), "serve", model, *([NAME_ARGUMENT, model] if named is None else []), *given]
-        self._runs, self._note, self._start_seconds = runs.resolve(), note, start_seconds
-        self._log = self._runs / "logs" / "vllm.log"
+        self._note, self._start_seconds = note, start_seconds
+        self._log = runs / "logs" / "vllm.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
+        self._folder: Path | None = None
 
     @property
     def url(self) -> str:
-        """Base address of its API."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        """Address of its API."""
+        return local_sockets.address_of(self._socket)
+
+    @property
+    def _socket(self) -> Path:
+        assert self._folder is not None, "it has a place from __enter__ on"
+        return self._folder / "vllm"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,14 +100,12 @@ class VllmServer:
             raise self._failure()
 
     def _spawn(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        command = [*self._command, "--host", "127.0.0.1", "--port", str(self._port)]
+        self._folder = local_sockets.make_folder()
+        command = [*self._command, "--uds", str(self._socket)]
         if "--structured-outputs-config" not in command:
             command += ["--structured-outputs-config", COMPACT]
         try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._log = private_files.directory(self._log.parent, remedy=REMEDY) / self._log.name
             with open_log(self._log) as output:
                 self._log = Path(output.name)
                 self._process = subprocess.Popen(
@@ -129,28 +132,35 @@ class VllmServer:
             time.sleep(0.5)
 
     def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=2.0) as reply:
-                return bool(reply.status == 200)
-        except OSError:
-            return False
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.settimeout(2.0)
+            try:
+                asked.connect(str(self._socket))
+                asked.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                return asked.makefile("rb").readline(100).split()[1:2] == [b"200"]
+            except OSError:
+                return False
 
     def _failure(self) -> Infrastructure:
         code = self._process.poll() if self._process is not None else None
         what = f"ended with code {code}" if code is not None else f"does not answer after {self._start_seconds:.0f} s"
-        lines = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = private_files.read(self._log).decode(errors="replace").strip().splitlines() or ["it said nothing"]
         said = next((line for line in reversed(lines) if re.search(r"error[:,] ", line, re.IGNORECASE)), lines[-1])
         return Infrastructure(f"vLLM with {self.name} {what}: {said.strip()[-300:]} (log: {self._log})")
 
     def _stop(self) -> None:
-        if self._process is None:
-            return
+        if self._process is not None:
+            self._end(self._process)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         # vLLM's engine is a process of its own: the whole group ends, the server first and by itself.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
+                process.wait(STOP_SECONDS)
         self._process = None
 
 

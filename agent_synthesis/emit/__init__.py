@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
@@ -23,25 +25,42 @@ from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
 from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda_scan import CudaScan
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.cuda_transpose import CudaTranspose
 from agent_synthesis.emit.cuda_window import CudaWindow
 from agent_synthesis.schedule import Schedule
+from warpsmith.hardware import H200, Hardware
 from warpsmith.v1 import task_pb2
 
 INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
-PRODUCTS: tuple[Schedule, ...] = (
-    CudaStreamedProduct(), CudaConvertedProduct(), CudaProduct(), CudaSmallProduct(), CudaReducedProduct(),
-    CudaNormalizedProduct(), CudaAttention(),
-)  # fmt: skip
-"""Schedules of matrix products and of attention, which no other schedule takes; the first two take what gains by it."""
 _CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
-_CUDA: tuple[Schedule, ...] = (
-    CudaTranspose(), CudaPointwise(), CudaScan(), CudaWindow(), CudaColumnReduction(), CudaRowReduction(), *PRODUCTS,
+_CUDA: tuple[Callable[[Hardware], Schedule], ...] = (
+    CudaTranspose, CudaPointwise, CudaScan, CudaWindow, CudaColumnReduction, CudaRowReduction, CudaStreamedProduct,
+    CudaConvertedProduct, CudaProduct, CudaSmallProduct, CudaReducedProduct, CudaNormalizedProduct, CudaAttention,
 )  # fmt: skip
+"""The first two products take what gains by it."""
+PRODUCTS = frozenset({
+    "cuda_product_streamed", "cuda_product_converted", "cuda_product", "cuda_product_simt", "cuda_product_reduced",
+    "cuda_product_columns", "cuda_attention",
+})  # fmt: skip
+"""Schedules of matrix products and of attention, which no other schedule takes."""
 
 
-def schedules(target: task_pb2.Target.ValueType) -> tuple[Schedule, ...]:
-    """The built-in schedules of a target, preferred first; empty for a target without any."""
-    return _CUDA if target == task_pb2.TARGET_CUDA else _CPU
+@functools.cache
+def schedules(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+    """The built-in schedules of a target that the card has all for, preferred first; empty for a target without any."""
+    return tuple(each for each in every_schedule(target, hardware) if not why_not(each))
+
+
+@functools.cache
+def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+    """Those too that the card lacks something for."""
+    return tuple(each(hardware) for each in _CUDA) if target == task_pb2.TARGET_CUDA else _CPU
+
+
+def why_not(schedule: Schedule) -> str:
+    """Why a schedule is not offered on its card, in a sentence; empty where it is."""
+    refusal = schedule.hardware.refusal(schedule.needs) if isinstance(schedule, CudaSchedule) else ""
+    return f"{schedule.name} {refusal}" if refusal else ""

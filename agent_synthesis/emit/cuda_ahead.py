@@ -16,15 +16,21 @@ from agent_synthesis.emit.cuda_team import ahead_loads, early_values
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.hardware import Hardware
 
 HEADERS = (*cuda_shape.HEADERS, "ws_stream.cuh")
 
 
 def emit(
-    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+    hardware: Hardware,
+    nest: Nest,
+    original: Nest,
+    parameters: Parameters,
+    stages: Sequence[Stage],
+    header: Sequence[str],
 ) -> Emission:
     """One persistent kernel; a row has a block or a cluster."""
-    kernel = _AheadKernel(nest, parameters, stages)
+    kernel = _AheadKernel(hardware, nest, parameters, stages)
     lines = kernel.body()
     team = kernel.team
     signature = kernel.text.signature(kernel.text.entry, team.threads, kernel.min_blocks)
@@ -42,8 +48,8 @@ def emit(
 class _AheadKernel(RowKernel):
     """Writes the kernel; used once."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, stages: Sequence[Stage]) -> None:
-        super().__init__(nest, parameters, stages)
+    def __init__(self, hardware: Hardware, nest: Nest, parameters: Parameters, stages: Sequence[Stage]) -> None:
+        super().__init__(hardware, nest, parameters, stages)
         names, buffers = self.function.names, self.function.buffers
         self._overlap = parameters.choices["overlap"] == "yes"
         self._team, self._turn, self._fetch = names.take("team"), names.take("turn"), names.take("fetch")

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 from agent_synthesis.attention import Attention, Factor, Mask, attention_of
 from agent_synthesis.emit import cuda_shape, shape
-from agent_synthesis.emit.cuda_product_engine import ENGINES
-from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
+from agent_synthesis.emit.cuda_product_engine import ENGINES, NEEDS
+from agent_synthesis.emit.cuda_product_text import ProductText, address
+from agent_synthesis.emit.cuda_product_tiling import Tiling
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2
+from warpsmith.hardware import Hardware
+from warpsmith.v1 import candidate_pb2
 
 OWN_ROWS, BLOCK, WARPGROUP_THREADS = 64, 64, 128
 """Queries of a warpgroup; elements of a box's rows, 128 bytes; threads."""
@@ -49,7 +52,7 @@ _ENGINES = {Type.F16: ENGINES["fp16"], Type.BF16: ENGINES["bf16"]}
 _MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Type.F32: "float"}
 
 
-class CudaAttention:
+class CudaAttention(CudaSchedule):
     """Choices: `turns` (whether the multiplying warpgroups take turns at the tensor cores).
 
     Integers: `keys` of a tile, `stages` of tiles of keys and of values in shared memory, `warpgroups` that multiply,
@@ -57,7 +60,7 @@ class CudaAttention:
     """
 
     name = "cuda_attention"
-    target = task_pb2.TARGET_CUDA
+    needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
         """Attention whose operands are rows of neighbours, up to 256 of them, that the copy engine can walk."""
@@ -76,8 +79,10 @@ class CudaAttention:
         No lag: it is 5 % faster at 16384 keys of 128 elements, but weights are then rounded otherwise than a library's.
         """
         made = [Parameters({"turns": turns}, {**tiles, "lag": 0}) for turns, tiles in _BEGINNINGS]
-        possible = cuda_shape.legal(made, lambda parameters: require_fits(nest, parameters))
-        return min(possible, key=lambda parameters: _predicted(_attention(nest), _Setting.of(parameters)))
+        possible = cuda_shape.legal(made, lambda parameters: require_fits(self.hardware, nest, parameters))
+        return min(
+            possible, key=lambda parameters: _predicted(self.hardware, _attention(nest), _Setting.of(parameters))
+        )
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
@@ -85,7 +90,7 @@ class CudaAttention:
             "turns": ("no", "yes"), "keys": (64, 128), "stages": (2, 3, 4), "warpgroups": (2, 3),
             "lag": (0, 8),
         })  # fmt: skip
-        return cuda_shape.legal(changes, lambda parameters: require_fits(nest, parameters))
+        return cuda_shape.legal(changes, lambda parameters: require_fits(self.hardware, nest, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Queries and keys are whole rows, of which the nest names the first element."""
@@ -100,10 +105,10 @@ class CudaAttention:
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel; its grid's blocks stay and take tile after tile."""
-        require_fits(nest, parameters)
+        require_fits(self.hardware, nest, parameters)
         simple, made = shape.simplified(nest), _attention(nest)
         setting = _Setting.of(parameters)
-        text = _AttentionText(simple, made, setting)
+        text = _AttentionText(self.hardware, simple, made, setting)
         heading = "\n".join(shape.header(simple, self.name, parameters))
         pieces = "\n\n".join("\n".join(piece) for piece in (text.attention_shape(), text.end(), text.kernel()))
         return Emission(f"{heading}\n{pieces}\n", _HEADERS, (text.record(),))
@@ -135,7 +140,7 @@ def _shared_bytes(made: Attention, setting: _Setting) -> int:
     return 2 * (setting.queries * depth + setting.stages * setting.keys * (depth + columns)) + 2048
 
 
-def require_fits(nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
     """Checks tiles against an SM's shared memory and a thread's registers.
 
     Raises:
@@ -143,10 +148,8 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
     """
     made, setting = _attention(nest), _Setting.of(parameters)
     needed = _shared_bytes(made, setting)
-    if needed > cuda_shape.SHARED_BYTES:
-        raise IllegalMove(
-            f"{nest.name}: {needed} bytes of shared memory, of {cuda_shape.SHARED_BYTES} a block may have"
-        )
+    if needed > hardware.shared_bytes:
+        raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {hardware.shared_bytes} a block may have")
     # Scores and sums as floats, weights by twos, and a mask by twos or as floats.
     held = setting.keys // 2 + setting.keys // 4 + cuda_shape.round_up(made.columns.extent, BLOCK) // 2
     if made.mask is not None:
@@ -169,9 +172,9 @@ def _tile_count(made: Attention, setting: _Setting) -> int:
     return made.layers * -(-made.rows.extent // setting.queries)
 
 
-def _predicted(made: Attention, setting: _Setting) -> float:
+def _predicted(hardware: Hardware, made: Attention, setting: _Setting) -> float:
     """Time by waves of tiles, for comparing settings of one nest with each other."""
-    waves = -(-_tile_count(made, setting) // cuda_shape.SM_COUNT)
+    waves = -(-_tile_count(made, setting) // hardware.sm_count)
     return waves * setting.queries / RATES[setting.warpgroups, setting.keys]
 
 
@@ -186,14 +189,14 @@ def _suits(made: Attention, factor: Factor) -> bool:
 class _AttentionText(ProductText):
     """The kernel's pieces: a product of weights, which are nowhere in memory, and values, with the nest's end."""
 
-    def __init__(self, nest: Nest, made: Attention, setting: _Setting) -> None:
+    def __init__(self, hardware: Hardware, nest: Nest, made: Attention, setting: _Setting) -> None:
         value = made.value
         operand = Operand(value.buffer, made.type, value.offset, value.inner, value.column, value.row)
         product = MatrixProduct(
             made.reduction.name, operand, operand, made.batch, (made.rows,), (made.columns,), (made.keys,)
         )
         tiling = Tiling(setting.queries, stages=setting.stages, cluster=1, group=1, promote=1, slices=1)
-        super().__init__(nest, product, _ENGINES[made.type], tiling)
+        super().__init__(hardware, nest, product, _ENGINES[made.type], tiling)
         self._made, self._setting = made, setting
 
     def attention_shape(self) -> list[str]:
@@ -252,7 +255,7 @@ class _AttentionText(ProductText):
         ]
         if made.mask is not None:
             arguments.append(address(made.mask.load.buffer))
-        grid = min(_tile_count(made, self._setting), cuda_shape.SM_COUNT)
+        grid = min(_tile_count(made, self._setting), self.hardware.sm_count)
         threads = WARPGROUP_THREADS * (1 + self._setting.warpgroups)
         record = self.launch("attention", grid, threads, [*arguments, *self.ending()], self.written())
         record.shared_bytes = _shared_bytes(made, self._setting)

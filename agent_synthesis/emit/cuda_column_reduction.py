@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import cuda_shape, cuda_stages, shape, sweeps
 from agent_synthesis.emit.cuda_column_text import ColumnKernel, ColumnTeam
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.spelling import accumulator_bytes
 from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import STATIC_SHARED_BYTES
 
 _SMALLEST_EXTENT = 16
 _LARGE_TENSOR = 128 << 20
@@ -29,7 +30,7 @@ class _Problem:
     axis: Axis
 
 
-class CudaColumnReduction:
+class CudaColumnReduction(CudaSchedule):
     """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may
     start while the previous kernel ends).
 
@@ -38,7 +39,6 @@ class CudaColumnReduction:
     """
 
     name = "cuda_column_reduction"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
@@ -61,21 +61,26 @@ class CudaColumnReduction:
         # Sums have registers to spare for twice as many rows in flight: 2003 us instead of 2210 on that shape.
         deep = thin and packs >= 512 and not any(r.operation in ARG_REDUCTIONS for r in nest.reductions)
         lanes = 128 if deep else 64 if thin else min(32, max(8, cuda_shape.power_of_two_at_least(packs)))
-        while not single and lanes > 8 and others * -(-packs // lanes) < cuda_shape.SM_COUNT:
+        while not single and lanes > 8 and others * -(-packs // lanes) < self.hardware.sm_count:
             lanes //= 2
         tiles = others * -(-packs // lanes)
-        wanted = max(2 * cuda_shape.SM_COUNT // tiles, 4 if thin else 1)
+        wanted = max(2 * self.hardware.sm_count // tiles, 4 if thin else 1)
         splits = max(1, min(wanted, rows // (8 * (256 // lanes)))) if single else 1
-        few = not single and tiles < cuda_shape.SM_COUNT
+        few = not single and tiles < self.hardware.sm_count
         threads = 512 if few or deep else 256
         # Threads above each other with several rows each: RMS norm over 23 channels takes 26.9 us instead of 32.2, over
         # 8 of 32x8x96x97 9.1 instead of 12.4.
         groups = max(2, cuda_shape.power_of_two_at_least(-(-rows // 8)))
-        if groups * lanes < threads and tiles >= cuda_shape.SM_COUNT:
+        if groups * lanes < threads and tiles >= self.hardware.sm_count:
             threads, wide = 128, max(lanes, min(128 // groups, cuda_shape.power_of_two_at_least(packs)))
-            lanes = wide if others * -(-packs // wide) >= cuda_shape.SM_COUNT else lanes
+            lanes = wide if others * -(-packs // wide) >= self.hardware.sm_count else lanes
         draft = Parameters(
-            {"loads": "once" if single else "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
+            {
+                "loads": "once" if single else "shared",
+                "stores": "plain",
+                "exp": "accurate",
+                "overlap": self.overlaps[0],
+            },
             {
                 "threads": threads,
                 "lanes": lanes,
@@ -103,7 +108,7 @@ class CudaColumnReduction:
             "loads": ("once", "shared"),
             "stores": ("plain", "streaming"),
             "exp": ("accurate", "fast"),
-            "overlap": ("yes", "no"),
+            "overlap": self.overlaps,
             "threads": (128, 256, 512),
             "lanes": (8, 16, 32, 64, 128, 256, 512),
             "splits": tuple(sorted({1, max(1, splits // 2), splits + 1, splits * 2, splits * 4})),
@@ -122,7 +127,7 @@ class CudaColumnReduction:
         partials = (
             sum(8 * problem.nest.row_count * team.splits * 2 for _ in problem.nest.reductions) if team.splits > 1 else 0
         )
-        again = (visits - 1) * read if read > cuda_shape.L2_BYTES // 2 else 0
+        again = (visits - 1) * read if read > self.hardware.l2_bytes // 2 else 0
         return Footprint(again + partials, team.blocks, 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
@@ -172,14 +177,14 @@ class CudaColumnReduction:
         sizes = [problem.nest.buffer(load.buffer).type.size_bytes for load in below if axis in load.index.axes()]
         held = sum(max(1, pack * size // 4) for size in sizes) * integers["unroll"]
         accumulators = [pack * max(4, accumulator_bytes(r)) for r in problem.nest.reductions]
-        cuda_shape.require_sm90(
+        self.require_block(
             nest,
             threads=threads,
             min_blocks=integers["min_blocks"],
             shared_bytes=threads * sum(accumulators),
             held_registers=held + sum(accumulators) // 4,
         )
-        if threads * sum(accumulators) > cuda_shape.STATIC_SHARED_BYTES:
+        if threads * sum(accumulators) > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{nest.name}: partial results of {threads} threads exceed static shared memory")
 
 

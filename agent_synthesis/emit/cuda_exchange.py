@@ -13,13 +13,19 @@ from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.hardware import Hardware
 
 
 def emit(
-    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+    hardware: Hardware,
+    nest: Nest,
+    original: Nest,
+    parameters: Parameters,
+    stages: Sequence[Stage],
+    header: Sequence[str],
 ) -> Emission:
     """One kernel that reads each row once where registers hold it."""
-    kernel = RowKernel(nest, parameters, stages)
+    kernel = RowKernel(hardware, nest, parameters, stages)
     team, root, names = kernel.team, kernel.root, kernel.function.names
     grid = team.reduce == "grid"
     slots = names.take("mailboxes") if grid else ""

@@ -19,6 +19,7 @@ from agent_synthesis.emit.cuda_team import Team, early_values, kept_loads, team_
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.hardware import Hardware
 
 HEADERS = (*cuda_shape.HEADERS, "ws_stream.cuh")
 
@@ -30,20 +31,20 @@ _EVEN_SHARE = 0.96
 """Blocks that may work on rows, of those that the GPU has room for, so that all have equally much of one."""
 
 
-def holders(nest: Nest, draft: Parameters, most_reread: float) -> list[Parameters]:
+def holders(hardware: Hardware, nest: Nest, draft: Parameters, most_reread: float) -> list[Parameters]:
     """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can, if the share of a row
     that is read twice stays below `most_reread`; with and without packs in registers.
 
     `draft` says how large blocks and parts are, and how many blocks share an SM.
     """
-    team, min_blocks = team_of(nest, draft), draft.integers["min_blocks"]
+    team, min_blocks = team_of(hardware, nest, draft), draft.integers["min_blocks"]
     without = replace(team, depth=0).ring_bytes(nest)
     part_bytes = replace(team, depth=1).ring_bytes(nest) - without
-    room = cuda_shape.SHARED_BYTES // min_blocks - cuda_shape.RESERVED_SHARED_BYTES - _OTHER_SHARED_BYTES - without
+    room = hardware.shared_bytes // min_blocks - hardware.reserved_shared_bytes - _OTHER_SHARED_BYTES - without
     depth = room // max(1, part_bytes)
     if not part_bytes or depth < 1:
         return []
-    resident = cuda_shape.resident_blocks(team.threads, min_blocks)
+    resident = hardware.resident_blocks(min_blocks)
     found = []
     for held in (_HELD_OF_A_REST, _HELD_PACKS, 0):
         kept = depth + held // team.packs
@@ -68,10 +69,15 @@ def _even_splits(nest: Nest, most: Team) -> int:
 
 
 def emit(
-    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+    hardware: Hardware,
+    nest: Nest,
+    original: Nest,
+    parameters: Parameters,
+    stages: Sequence[Stage],
+    header: Sequence[str],
 ) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
-    kernel = _HoldKernel(nest, parameters, stages[0])
+    kernel = _HoldKernel(hardware, nest, parameters, stages[0])
     lines = kernel.body()
     team = kernel.team
     shared_row = team.splits > 1
@@ -101,8 +107,8 @@ def emit(
 class _HoldKernel(RowKernel):
     """Writes the kernel; used once. A visit is a loop over the parts that are kept and one over those that are not."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, stage: Stage) -> None:
-        super().__init__(nest, parameters, [stage])
+    def __init__(self, hardware: Hardware, nest: Nest, parameters: Parameters, stage: Stage) -> None:
+        super().__init__(hardware, nest, parameters, [stage])
         names, buffers = self.function.names, self.function.buffers
         self._stage = stage
         self._overlap = parameters.choices["overlap"] == "yes"

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape, cuda_text, cuda_transpose, shape
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Axis, Load, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
 
 _TAILED = 256
 """Elements from which on packs are worth the one that hangs over the end."""
 
 
-class CudaPointwise:
+class CudaPointwise(CudaSchedule):
     """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may start
     while the previous kernel ends).
 
@@ -27,18 +27,19 @@ class CudaPointwise:
     """
 
     name = "cuda_pointwise"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest that reduces nothing and reads what it overwrites only in place, but for large ones that turn."""
         # A group keeps its schedule through a fusion for as long as that accepts it, so another's must say no.
-        return not nest.reductions and shape.is_safe_in_place(nest) and not cuda_transpose.dominates(nest)
+        return (
+            not nest.reductions and shape.is_safe_in_place(nest) and not cuda_transpose.dominates(self.hardware, nest)
+        )
 
     def defaults(self, nest: Nest) -> Parameters:
         """As wide as memory allows; one pack a thread."""
         pack = _widest_pack(*_canonical(nest))
         return Parameters(
-            {"loads": "shared", "stores": "plain", "exp": "accurate", "overlap": "yes"},
+            {"loads": "shared", "stores": "plain", "exp": "accurate", "overlap": self.overlaps[0]},
             {"threads": 256, "items": 1, "pack": pack},
         )
 
@@ -49,7 +50,7 @@ class CudaPointwise:
             "loads": ("once", "shared"),
             "stores": ("plain", "streaming"),
             "exp": ("accurate", "fast"),
-            "overlap": ("yes", "no"),
+            "overlap": self.overlaps,
             "threads": (128, 256, 512),
             "items": (1, 2, 4),
             "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
@@ -76,7 +77,7 @@ class CudaPointwise:
         if pack < 1 or _widest_pack(simple, axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
         held = sum(max(1, pack * simple.buffer(load.buffer).type.size_bytes // 4) for load in cuda_shape.loads(simple))
-        cuda_shape.require_sm90(nest, threads=parameters.integers["threads"], held_registers=held * items)
+        self.require_block(nest, threads=parameters.integers["threads"], held_registers=held * items)
 
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from agent_synthesis.emit import cuda_product_text, cuda_shape, shape
+from agent_synthesis.emit import cuda_product_text, cuda_product_tiling, cuda_shape, shape
 from agent_synthesis.emit.cuda_product_end import HELD_PACK, can_hold
-from agent_synthesis.emit.cuda_product_engine import ENGINES, engines
-from agent_synthesis.emit.cuda_product_text import Tiling
+from agent_synthesis.emit.cuda_product_engine import ENGINES, NEEDS, engines
+from agent_synthesis.emit.cuda_product_tiling import Tiling
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import Hardware
 
 LEAST_ROWS = 64
 """Rows and columns below which most of a tile of 128 would be empty: the library has kernels for those."""
@@ -55,7 +56,7 @@ _BEGINNINGS = {
 """Parts of an operand's element → tilings to begin with."""
 
 
-class CudaProduct:
+class CudaProduct(CudaSchedule):
     """Choices: `engine` (see `cuda_product_engine`); `end` of a tile of 16-bit operands: `direct`, or during the next
     tile (`held`).
 
@@ -66,7 +67,7 @@ class CudaProduct:
     """
 
     name = "cuda_product"
-    target = task_pb2.TARGET_CUDA
+    needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
         """A product of two matrices, each contiguous along its rows or its depth, and stores at every point of it."""
@@ -82,7 +83,7 @@ class CudaProduct:
 
     def defaults(self, nest: Nest) -> Parameters:
         """Of a few tilings that measured well at 4096 and 8192 of everything, the fastest by a model of waves."""
-        return _fastest(nest, engines(nest, _product(nest)))
+        return _fastest(self.hardware, nest, engines(nest, _product(nest)))
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away; another engine comes with a tiling of its own."""
@@ -95,11 +96,11 @@ class CudaProduct:
             "group": (4, 8, 16),
             "promote": (1, 2, 4),
             "warpgroups": (2, 4),
-            "slices": (1, *_slice_counts(product, current.integers["columns"])),
+            "slices": (1, *_slice_counts(self.hardware, product, current.integers["columns"])),
         })  # fmt: skip
         others = [engine for engine in engines(nest, product) if engine != current.choices["engine"]]
-        same = cuda_shape.legal(changes, lambda parameters: require_fits(nest, parameters))
-        return (*same, *(_fastest(nest, [engine]) for engine in others))
+        same = cuda_shape.legal(changes, lambda parameters: require_fits(self.hardware, nest, parameters))
+        return (*same, *(_fastest(self.hardware, nest, [engine]) for engine in others))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Parts are written and read once more than their floats."""
@@ -123,9 +124,11 @@ class CudaProduct:
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """The product's kernel; for f32 between one that splits operands and one that repairs what has no halves."""
-        require_fits(nest, parameters)
+        require_fits(self.hardware, nest, parameters)
         simple, tiling = shape.simplified(nest), _tiling(parameters)
-        made = cuda_product_text.ProductText(simple, _product(nest), ENGINES[parameters.choices["engine"]], tiling)
+        made = cuda_product_text.ProductText(
+            self.hardware, simple, _product(nest), ENGINES[parameters.choices["engine"]], tiling
+        )
         pieces, launches, headers = made.kernels()
         headers += ["ws_product_held.cuh"] if tiling.holds else []
         if tiling.slices > 1:
@@ -137,20 +140,18 @@ class CudaProduct:
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
-def require_fits(nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
     """Checks a tiling against an SM's shared memory, a thread's registers and a copy's box.
 
     Raises:
         IllegalMove: names the limit.
     """
     engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
-    needed = cuda_product_text.shared_bytes(tiling, engine.parts)
-    if needed > cuda_shape.SHARED_BYTES:
-        raise IllegalMove(
-            f"{nest.name}: {needed} bytes of shared memory, of {cuda_shape.SHARED_BYTES} a block may have"
-        )
+    needed = cuda_product_tiling.shared_bytes(tiling, engine.parts)
+    if needed > hardware.shared_bytes:
+        raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {hardware.shared_bytes} a block may have")
     product = _product(nest)
-    depth = cuda_product_text.slice_depth(product.extents[3], tiling.slices)
+    depth = cuda_product_tiling.slice_depth(product.extents[3], tiling.slices)
     sets = min(engine.sums, 2) if engine.stages(depth) == 1 else engine.sums  # one stage promotes nothing
     if tiling.holds and not _holds(nest, parameters.integers):
         raise IllegalMove(
@@ -164,7 +165,7 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
         raise IllegalMove(f"{nest.name}: sums of whole elements are not promoted")
     if 2 * tiling.columns // tiling.warpgroups % 64:
         raise IllegalMove(f"{nest.name}: {tiling.warpgroups} warpgroups share no {tiling.columns} columns by 64")
-    shared_rows = cuda_product_text.BLOCK_ROWS if product.right.depth_stride != 1 else 8
+    shared_rows = cuda_product_tiling.BLOCK_ROWS if product.right.depth_stride != 1 else 8
     if tiling.columns // tiling.cluster % shared_rows:
         raise IllegalMove(
             f"{nest.name}: a cluster of {tiling.cluster} does not share {tiling.columns} columns by {shared_rows}"
@@ -176,20 +177,20 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
 def _require_slices(name: str, product: MatrixProduct, slices: int, *, is_split: bool) -> None:
     """Checks that no slice is empty, and that the copy engine finds slices of what is not split."""
     batch, _, _, k = product.extents
-    if (slices - 1) * cuda_product_text.slice_depth(k, slices) >= k:
+    if (slices - 1) * cuda_product_tiling.slice_depth(k, slices) >= k:
         raise IllegalMove(f"{name}: {slices} slices of a depth of {k} leave one empty")
-    if not is_split and (batch > 1 or k % (slices * cuda_product_text.TILE_DEPTH)):
+    if not is_split and (batch > 1 or k % (slices * cuda_product_tiling.TILE_DEPTH)):
         raise IllegalMove(f"{name}: operands that are not split are sliced without a batch, and into whole stages")
 
 
-def predicted_ns(product: MatrixProduct, parameters: Parameters) -> float:
+def predicted_ns(hardware: Hardware, product: MatrixProduct, parameters: Parameters) -> float:
     """Time of the product's kernel and of adding slices, by waves of tiles: for comparing tilings with each other."""
     engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
     k = product.extents[3]
-    resident = cuda_shape.RESIDENT_CLUSTERS[tiling.cluster]
+    resident = hardware.resident_clusters(tiling.cluster)
     waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
-    depth = cuda_shape.round_up(cuda_product_text.slice_depth(k, tiling.slices), 16)
-    flops = 2 * cuda_product_text.TILE_ROWS * tiling.columns * depth * engine.cost
+    depth = cuda_shape.round_up(cuda_product_tiling.slice_depth(k, tiling.slices), 16)
+    flops = 2 * cuda_product_tiling.TILE_ROWS * tiling.columns * depth * engine.cost
     tile_ns = flops / (TILE_FLOPS_PER_NS * RATES[tiling.columns]) + TILE_END_NS
     return waves * tile_ns + adding_ns(product, tiling.slices)
 
@@ -200,34 +201,34 @@ def adding_ns(product: MatrixProduct, slices: int) -> float:
     return SLICES_NS + 8 * batch * m * n * slices / BYTES_PER_NS if slices > 1 else 0.0
 
 
-def split_and_product_ns(nest: Nest, product: MatrixProduct) -> float:
+def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct) -> float:
     """Time of this schedule's kernels for a product of floats: splitting moves an operand two or three times."""
     batch, m, n, k = product.extents
-    parameters, moved = CudaProduct().defaults(nest), 0
-    is_held = cuda_product_text.slice_depth(k, _tiling(parameters).slices) <= MOST_SLICE
+    parameters, moved = CudaProduct(hardware).defaults(nest), 0
+    is_held = cuda_product_tiling.slice_depth(k, _tiling(parameters).slices) <= MOST_SLICE
     for rows, operand in ((m, product.left), (n, product.right)):
         layers = batch if operand.batch_stride else 1
         reads = 1 if is_held and operand.depth_stride == 1 else 2
         moved += 4 * rows * k * (layers * reads + batch)
-    return predicted_ns(product, parameters) + moved / BYTES_PER_NS
+    return predicted_ns(hardware, product, parameters) + moved / BYTES_PER_NS
 
 
 def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
     """Blocks' tiles, whole clusters of them."""
     batch, m, n, _ = product.extents
-    clusters = -(-m // (cuda_product_text.TILE_ROWS * tiling.cluster))
+    clusters = -(-m // (cuda_product_tiling.TILE_ROWS * tiling.cluster))
     return batch * tiling.slices * tiling.cluster * clusters * -(-n // tiling.columns)
 
 
-def _fastest(nest: Nest, names: Sequence[str]) -> Parameters:
+def _fastest(hardware: Hardware, nest: Nest, names: Sequence[str]) -> Parameters:
     """The fastest beginning of these engines."""
     product = _product(nest)
-    made = [each for engine in names for each in _beginnings(product, engine)]
-    possible = cuda_shape.legal(made, lambda parameters: require_fits(nest, parameters))
-    return min(possible, key=lambda parameters: predicted_ns(product, parameters))
+    made = [each for engine in names for each in _beginnings(hardware, product, engine)]
+    possible = cuda_shape.legal(made, lambda parameters: require_fits(hardware, nest, parameters))
+    return min(possible, key=lambda parameters: predicted_ns(hardware, product, parameters))
 
 
-def _beginnings(product: MatrixProduct, engine: str) -> Iterator[Parameters]:
+def _beginnings(hardware: Hardware, product: MatrixProduct, engine: str) -> Iterator[Parameters]:
     """What a product by this engine may begin with."""
     given, k = ENGINES[engine], product.extents[3]
     for tiles in _BEGINNINGS[given.parts]:
@@ -237,19 +238,19 @@ def _beginnings(product: MatrixProduct, engine: str) -> Iterator[Parameters]:
         else:
             choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
         integers["warpgroups"] = 4 if given.stages(k) == 1 else 2
-        for slices in _slice_counts(product, tiles["columns"]):
+        for slices in _slice_counts(hardware, product, tiles["columns"]):
             yield Parameters(choices, {**integers, "slices": slices})
 
 
-def _slice_counts(product: MatrixProduct, columns: int) -> tuple[int, ...]:
+def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> tuple[int, ...]:
     """Slices that fill one, two … waves of multiprocessors, where one slice leaves most of them idle."""
     batch, m, n, k = product.extents
-    tiles = batch * -(-m // cuda_product_text.TILE_ROWS) * -(-n // columns)
-    if 2 * tiles > cuda_shape.SM_COUNT:
+    tiles = batch * -(-m // cuda_product_tiling.TILE_ROWS) * -(-n // columns)
+    if 2 * tiles > hardware.sm_count:
         return (1,)
-    whole = max(1, cuda_shape.SM_COUNT // tiles)
+    whole = max(1, hardware.sm_count // tiles)
     whole *= max(1, -(-k // (MOST_SLICE * whole)))
-    counts = {1, whole, *(2**i for i in range(1, 6) if 2**i * tiles <= cuda_shape.SM_COUNT)}
+    counts = {1, whole, *(2**i for i in range(1, 6) if 2**i * tiles <= hardware.sm_count)}
     return tuple(sorted(count for count in counts if count == 1 or k // count >= LEAST_SLICE))
 
 
@@ -257,7 +258,7 @@ def _holds(nest: Nest, integers: Mapping[str, int]) -> bool:
     """Whether a tile's end may be made during the next tile, two of whose steps belong to each pack of a thread."""
     product = _product(nest)
     packs = integers["columns"] // (integers["warpgroups"] * HELD_PACK)
-    steps = -(-product.extents[3] // cuda_product_text.TILE_DEPTH)
+    steps = -(-product.extents[3] // cuda_product_tiling.TILE_DEPTH)
     return integers["slices"] == 1 and 2 * packs <= steps and can_hold(shape.simplified(nest), product)
 
 

@@ -14,16 +14,19 @@ from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
-from agent_synthesis.emit.cuda_product_engine import ENGINES, Engine
+from agent_synthesis.emit.cuda_product_engine import ENGINES, NEEDS, Engine
 from agent_synthesis.emit.cuda_product_norm import NormalizedProduct, normalized_product
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
-from agent_synthesis.emit.cuda_product_text import TILE_ROWS, ProductText, Tiling, address, shared_bytes
+from agent_synthesis.emit.cuda_product_text import ProductText, address
+from agent_synthesis.emit.cuda_product_tiling import TILE_ROWS, Tiling, shared_bytes
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2
+from warpsmith.hardware import Hardware
+from warpsmith.v1 import candidate_pb2
 
 JOIN_THREADS, JOINED_COLUMNS = 256, 32
 """Of the kernel that joins states, as `ws_column_states.cuh` has them."""
@@ -35,11 +38,11 @@ _MEMBERS = ("states", "stored", "repaired")
 """What an end has besides buffers."""
 
 
-class CudaNormalizedProduct:
+class CudaNormalizedProduct(CudaSchedule):
     """Choices and integers of `cuda_product`, whose tiles these are; the depth is in one slice."""
 
     name = "cuda_product_columns"
-    target = task_pb2.TARGET_CUDA
+    needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
         """A norm of a product's columns that `cuda_product` takes and no schedule of few tiles would rather make."""
@@ -49,24 +52,29 @@ class CudaNormalizedProduct:
         end, _ = end_of(three_axes(shape.simplified(found.elements), found.product), 8)
         if band_of(end) != EVERYWHERE:
             return False
-        if any(schedule.accepts(found.elements) for schedule in (CudaStreamedProduct(), CudaConvertedProduct())):
+        if any(
+            schedule.accepts(found.elements)
+            for schedule in (CudaStreamedProduct(self.hardware), CudaConvertedProduct(self.hardware))
+        ):
             return False
-        return CudaProduct().accepts(found.elements) and CudaPointwise().accepts(found.normalized)
+        return CudaProduct(self.hardware).accepts(found.elements) and CudaPointwise(self.hardware).accepts(
+            found.normalized
+        )
 
     def defaults(self, nest: Nest) -> Parameters:
         """Those of the product, in one slice."""
-        given = CudaProduct().defaults(_found(nest).elements)
+        given = CudaProduct(self.hardware).defaults(_found(nest).elements)
         return Parameters({"engine": given.choices["engine"]}, {**given.integers, "slices": 1, "warpgroups": 2})
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
-        found = CudaProduct().alternatives(_found(nest).elements, current)
-        return cuda_shape.legal(found, lambda parameters: require_fits(nest, parameters))
+        found = CudaProduct(self.hardware).alternatives(_found(nest).elements, current)
+        return cuda_shape.legal(found, lambda parameters: require_fits(self.hardware, nest, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Halves as those of the product; states and what is between the kernels are written and read once."""
         found = _found(nest)
-        product = CudaProduct().footprint(found.elements, parameters)
+        product = CudaProduct(self.hardware).footprint(found.elements, parameters)
         _, m, n, _ = found.product.extents
         between = STATE_BYTES * -(-m // TILE_ROWS) * n
         between += sum(space.element_count * space.type.size_bytes for space in found.spaces)
@@ -81,11 +89,15 @@ class CudaNormalizedProduct:
         """The product's kernels, one that joins the states of columns, and one that normalises."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no batch norm of a product that tiles of tensor cores make")
-        require_fits(nest, parameters)
+        require_fits(self.hardware, nest, parameters)
         found, engine = _found(nest), ENGINES[parameters.choices["engine"]]
-        made = NormalizedText(found, engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False))
+        made = NormalizedText(
+            self.hardware, found, engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False)
+        )
         pieces, launches, headers = made.kernels()
-        last = CudaPointwise().emit(found.normalized, CudaPointwise().defaults(found.normalized))
+        last = CudaPointwise(self.hardware).emit(
+            found.normalized, CudaPointwise(self.hardware).defaults(found.normalized)
+        )
         pieces += [made.columns(), [last.text.rstrip()]]
         launches += [made.columns_launch(), *last.launches]
         headers += ["ws_column_states.cuh", "ws_product_columns.cuh", *last.headers]
@@ -94,27 +106,27 @@ class CudaNormalizedProduct:
         return Emission(f"{heading}\n{text}\n", tuple(dict.fromkeys(headers)), tuple(launches), made.workspaces())
 
 
-def require_fits(nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
     """Checks that a tile's columns are in one block, and that their states find room beside the stages.
 
     Raises:
         IllegalMove: names the limit.
     """
     elements = _found(nest).elements
-    cuda_product.require_fits(elements, parameters)
+    cuda_product.require_fits(hardware, elements, parameters)
     if parameters.integers["slices"] != 1 or parameters.integers["warpgroups"] != 2:
         raise IllegalMove(f"{nest.name}: columns of a product are reduced in one slice, by two warpgroups")
     tiling = Tiling(**{"promote": 1, **parameters.integers}, holds=False)
     needed = shared_bytes(tiling, ENGINES[parameters.choices["engine"]].parts) + WARP_STATES_BYTES * tiling.columns
-    if needed > cuda_shape.SHARED_BYTES:
-        raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory with states, of {cuda_shape.SHARED_BYTES}")
+    if needed > hardware.shared_bytes:
+        raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory with states, of {hardware.shared_bytes}")
 
 
 class NormalizedText(ProductText):
     """A product's pieces of text, with an end that gives back what it stores, and the kernel that joins states."""
 
-    def __init__(self, found: NormalizedProduct, engine: Engine, tiling: Tiling) -> None:
-        super().__init__(shape.simplified(found.elements), found.product, engine, tiling)
+    def __init__(self, hardware: Hardware, found: NormalizedProduct, engine: Engine, tiling: Tiling) -> None:
+        super().__init__(hardware, shape.simplified(found.elements), found.product, engine, tiling)
         self._found = found
         function = self._text.function
         for name, given in function.buffers.items():

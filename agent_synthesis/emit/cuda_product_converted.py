@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import cuda_product, cuda_shape, shape
+from agent_synthesis.emit import cuda_product, shape
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
-from agent_synthesis.emit.cuda_product_engine import ENGINES
-from agent_synthesis.emit.cuda_product_text import TILE_DEPTH, TILE_ROWS, ProductText, Tiling, address, slice_depth
+from agent_synthesis.emit.cuda_product_engine import ENGINES, NEEDS
+from agent_synthesis.emit.cuda_product_text import ProductText, address
+from agent_synthesis.emit.cuda_product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
+from warpsmith.hardware import Hardware
+from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 COLUMNS, THREADS = 128, 384
 STEP_BYTES = 4 * TILE_DEPTH * COLUMNS
@@ -35,14 +38,14 @@ _MEMORY: tuple[dict[str, int], ...] = (
 """Steps that fit into shared memory together."""
 
 
-class CudaConvertedProduct:
+class CudaConvertedProduct(CudaSchedule):
     """Integers: steps in shared memory of the `left`, of the `right` and of its `halves`, and `slices` of the depth.
 
     Slices are added up by a kernel of their own.
     """
 
     name = "cuda_product_converted"
-    target = task_pb2.TARGET_CUDA
+    needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
         """A product of floats, the left along the depth and the right across, where a split in memory costs more."""
@@ -52,11 +55,13 @@ class CudaConvertedProduct:
             return False
         if band_of(end_of(three_axes(simple, product), 2)[0]) != EVERYWHERE:
             return False
-        return predicted_ns(product, _slices(product)) < cuda_product.split_and_product_ns(nest, product)
+        return predicted_ns(
+            self.hardware, product, _slices(self.hardware, product)
+        ) < cuda_product.split_and_product_ns(self.hardware, nest, product)
 
     def defaults(self, nest: Nest) -> Parameters:
         """Slices that fill the multiprocessors."""
-        return Parameters({"engine": "fp16x3"}, {**_MEMORY[0], "slices": _slices(_product(nest))})
+        return Parameters({"engine": "fp16x3"}, {**_MEMORY[0], "slices": _slices(self.hardware, _product(nest))})
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """Memory shared out otherwise, or half or twice the slices."""
@@ -82,7 +87,7 @@ class CudaConvertedProduct:
             raise IllegalMove(f"{nest.name} is no product of floats by rows with floats by columns that gains by it")
         simple, integers = shape.simplified(nest), parameters.integers
         tiling = Tiling(COLUMNS, integers["halves"], cluster=1, group=8, promote=1, slices=integers["slices"])
-        made = _ConvertedText(simple, _product(nest), ENGINES["fp16x3"], tiling)
+        made = _ConvertedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling)
         made.across = ()  # nothing is measured
         made.left_steps, made.right_steps = integers["left"], integers["right"]
         pieces = [made.shape(), made.end(), made.product(), made.repair()]
@@ -146,7 +151,7 @@ class _ConvertedText(ProductText):
             *(address(name) for name in (self.sides[0].operand.buffer, *work, *ends)),
         ]
         tiles = self.layers * -(-self._m // TILE_ROWS) * -(-self._n // COLUMNS)
-        grid = min(tiles, cuda_shape.SM_COUNT)
+        grid = min(tiles, self.hardware.sm_count)
         record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work])
         halves = self._tiling.stages
         # The scales of its columns, and barriers and what alignment takes.
@@ -154,10 +159,10 @@ class _ConvertedText(ProductText):
         return record
 
 
-def predicted_ns(product: MatrixProduct, slices: int) -> float:
+def predicted_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
     """Time of the product's kernel and of adding slices, by waves of tiles."""
     k = product.extents[3]
-    waves = -(-_tile_count(product, slices) // cuda_shape.SM_COUNT)
+    waves = -(-_tile_count(product, slices) // hardware.sm_count)
     steps = -(-slice_depth(k, slices) // TILE_DEPTH)
     return waves * (steps * STEP_NS + TILE_END_NS) + cuda_product.adding_ns(product, slices)
 
@@ -181,10 +186,10 @@ def _tile_count(product: MatrixProduct, slices: int) -> int:
     return batch * slices * -(-m // TILE_ROWS) * -(-n // COLUMNS)
 
 
-def _slices(product: MatrixProduct) -> int:
+def _slices(hardware: Hardware, product: MatrixProduct) -> int:
     """Slices that fill the multiprocessors."""
     k = product.extents[3]
-    return _without_empty(k, min(cuda_shape.SM_COUNT // _tile_count(product, 1), k // cuda_product.LEAST_SLICE))
+    return _without_empty(k, min(hardware.sm_count // _tile_count(product, 1), k // cuda_product.LEAST_SLICE))
 
 
 def _without_empty(depth: int, slices: int) -> int:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
+from warpsmith.hardware import Feature
 from warpsmith.v1 import tensor_pb2
 
+NEEDS = frozenset({Feature.BULK_COPIES, Feature.WARPGROUP_PRODUCTS, Feature.CLUSTERS})
+"""What a card must have for any of them."""
 _ROW_BYTES = 128
 """Bytes of an operand's row in a stage: the swizzle's width."""
 

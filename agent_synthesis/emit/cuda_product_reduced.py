@@ -13,9 +13,11 @@ from agent_synthesis.emit import cuda_product, cuda_shape, cuda_text, shape, swe
 from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
 from agent_synthesis.emit.cuda_product_end import end_of, three_axes
-from agent_synthesis.emit.cuda_product_engine import ENGINES, Engine
+from agent_synthesis.emit.cuda_product_engine import ENGINES, NEEDS, Engine
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
-from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
+from agent_synthesis.emit.cuda_product_text import ProductText, address
+from agent_synthesis.emit.cuda_product_tiling import Tiling
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.emit.expression import Interner, Scope
 from agent_synthesis.emit.spelling import CUDA
@@ -23,7 +25,8 @@ from agent_synthesis.ir import BufferRef, Call, Literal, Nest, Reduced, Store, T
 from agent_synthesis.product import MatrixProduct, elements_and_rows, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2
+from warpsmith.hardware import Hardware
+from warpsmith.v1 import candidate_pb2
 
 ROW_THREADS = 256
 """Of the kernel that joins states: a warp to a row."""
@@ -88,11 +91,11 @@ def _is_logsumexp(rows: Nest) -> bool:
     return is_pair and interner.number(total.value) == interner.number(wanted)
 
 
-class CudaReducedProduct:
+class CudaReducedProduct(CudaSchedule):
     """Choices and integers of `cuda_product`, whose tiles these are; the depth is in one slice."""
 
     name = "cuda_product_reduced"
-    target = task_pb2.TARGET_CUDA
+    needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
         """Rows of a product that `cuda_product` takes and no schedule of few tiles would rather make."""
@@ -100,24 +103,27 @@ class CudaReducedProduct:
         if reduced is None or shape.reads_what_it_writes(nest):
             return False
         product = _alone(nest)
-        if any(schedule.accepts(product) for schedule in (CudaStreamedProduct(), CudaConvertedProduct())):
+        if any(
+            schedule.accepts(product)
+            for schedule in (CudaStreamedProduct(self.hardware), CudaConvertedProduct(self.hardware))
+        ):
             return False
         values = replace(shape.simplified(reduced.elements), stores=_values(reduced))
-        return CudaProduct().accepts(product) and end_of(three_axes(values, reduced.product), 8)[1] > 1
+        return CudaProduct(self.hardware).accepts(product) and end_of(three_axes(values, reduced.product), 8)[1] > 1
 
     def defaults(self, nest: Nest) -> Parameters:
         """Those of the product, in one slice."""
-        given = CudaProduct().defaults(_alone(nest))
+        given = CudaProduct(self.hardware).defaults(_alone(nest))
         return Parameters({"engine": given.choices["engine"]}, {**given.integers, "slices": 1, "warpgroups": 2})
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
-        found = CudaProduct().alternatives(_alone(nest), current)
-        return cuda_shape.legal(found, lambda parameters: require_fits(nest, parameters))
+        found = CudaProduct(self.hardware).alternatives(_alone(nest), current)
+        return cuda_shape.legal(found, lambda parameters: require_fits(self.hardware, nest, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Halves as those of the product, and states."""
-        product, reduced = CudaProduct().footprint(_alone(nest), parameters), _reduced(nest)
+        product, reduced = CudaProduct(self.hardware).footprint(_alone(nest), parameters), _reduced(nest)
         batch, m, n, _ = reduced.product.extents
         states = batch * m * -(-n // parameters.integers["columns"])
         return replace(
@@ -130,9 +136,11 @@ class CudaReducedProduct:
         """The product's kernels, and one that joins the states of a row."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} reduces no rows of a product that tiles of tensor cores make")
-        require_fits(nest, parameters)
+        require_fits(self.hardware, nest, parameters)
         engine = ENGINES[parameters.choices["engine"]]
-        made = ReducedText(_reduced(nest), engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False))
+        made = ReducedText(
+            self.hardware, _reduced(nest), engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False)
+        )
         pieces, launches, headers = made.kernels()
         headers += ["ws_reduce.cuh", "ws_product_partials.cuh"]
         pieces.append(made.rows())
@@ -142,13 +150,13 @@ class CudaReducedProduct:
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
-def require_fits(nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
     """Checks that each row of a tile is left by one thread of one kernel, as one state.
 
     Raises:
         IllegalMove: names the limit.
     """
-    cuda_product.require_fits(_alone(nest), parameters)
+    cuda_product.require_fits(hardware, _alone(nest), parameters)
     if parameters.integers["slices"] != 1 or parameters.integers["warpgroups"] != 2:
         raise IllegalMove(f"{nest.name}: rows of a product are reduced in one slice, by two warpgroups")
     if ENGINES[parameters.choices["engine"]].parts > 1 and parameters.integers["columns"] != REPAIRED_COLUMNS:
@@ -158,10 +166,10 @@ def require_fits(nest: Nest, parameters: Parameters) -> None:
 class ReducedText(ProductText):
     """A product's pieces of text, with an end that reduces, and the kernel behind it."""
 
-    def __init__(self, reduced: ReducedProduct, engine: Engine, tiling: Tiling) -> None:
+    def __init__(self, hardware: Hardware, reduced: ReducedProduct, engine: Engine, tiling: Tiling) -> None:
         simple = shape.simplified(reduced.elements)
         values = simple.stores[: reduced.value_count]
-        super().__init__(replace(simple, stores=values), reduced.product, engine, tiling)
+        super().__init__(hardware, replace(simple, stores=values), reduced.product, engine, tiling)
         self._stage = reduced.stage
         self._values = self._end.stores
         names = {store.buffer for store in self._values}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import cuda_product_text, cuda_shape, shape
-from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, address
+from agent_synthesis.emit import cuda_product_text, cuda_product_tiling, cuda_shape, shape
+from agent_synthesis.emit.cuda_product_text import ProductText, address
+from agent_synthesis.emit.cuda_product_tiling import Tiling
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import Hardware
 
 MOST_FLOPS = 1 << 30
 """Operations above which a library's tiles, larger than these, win (20 us at cuBLAS's rate in f32)."""
@@ -28,11 +30,10 @@ _HEADERS = (
 )  # fmt: skip
 
 
-class CudaSmallProduct:
+class CudaSmallProduct(CudaSchedule):
     """Integers: `rows` and `columns` of a block's tile, `slices` of the depth that are added up afterwards."""
 
     name = "cuda_product_simt"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """A product with any strides, up to `MOST_FLOPS`."""
@@ -45,14 +46,14 @@ class CudaSmallProduct:
         """The largest tile that still gives every other multiprocessor one; slices where none does."""
         product = _product(nest)
         for side in reversed(SIDES):
-            if 2 * _tile_count(product, side, side) >= cuda_shape.SM_COUNT:
+            if 2 * _tile_count(product, side, side) >= self.hardware.sm_count:
                 return Parameters({}, {"rows": side, "columns": side, "slices": 1})
-        slices = _slice_counts(product, SIDES[0], SIDES[0])[-1]
+        slices = _slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1]
         return Parameters({}, {"rows": SIDES[0], "columns": SIDES[0], "slices": slices})
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
-        counts = _slice_counts(_product(nest), current.integers["rows"], current.integers["columns"])
+        counts = _slice_counts(self.hardware, _product(nest), current.integers["rows"], current.integers["columns"])
         changes = cuda_shape.domain_without(current, {"rows": SIDES, "columns": SIDES, "slices": counts})
         return cuda_shape.legal(changes, lambda parameters: _require_slices(nest, parameters))
 
@@ -69,7 +70,7 @@ class CudaSmallProduct:
         _require_slices(nest, parameters)
         simple, product, given = shape.simplified(nest), _product(nest), parameters.integers
         tiling = Tiling(given["columns"], stages=1, cluster=1, group=1, promote=1, slices=given["slices"])
-        made = ProductText(simple, product, None, tiling, widest=given["columns"] // 16)
+        made = ProductText(self.hardware, simple, product, None, tiling, widest=given["columns"] // 16)
         pieces = [made.shape(), made.end(), _kernel(made, given["rows"])]
         blocks = _tile_count(product, given["rows"], given["columns"]) * given["slices"]
         operands = [address(side.operand.buffer) for side in made.sides]
@@ -105,7 +106,7 @@ def _require_slices(nest: Nest, parameters: Parameters) -> None:
         IllegalMove: one is.
     """
     slices, depth = parameters.integers["slices"], _product(nest).extents[3]
-    if slices > 1 and (slices - 1) * cuda_product_text.slice_depth(depth, slices) >= depth:
+    if slices > 1 and (slices - 1) * cuda_product_tiling.slice_depth(depth, slices) >= depth:
         raise IllegalMove(f"{nest.name}: {slices} slices of a depth of {depth} leave one empty")
 
 
@@ -120,12 +121,12 @@ def _tile_count(product: MatrixProduct, rows: int, columns: int) -> int:
     return batch * -(-m // rows) * -(-n // columns)
 
 
-def _slice_counts(product: MatrixProduct, rows: int, columns: int) -> tuple[int, ...]:
+def _slice_counts(hardware: Hardware, product: MatrixProduct, rows: int, columns: int) -> tuple[int, ...]:
     """Powers of two that leave slices deep enough and blocks few enough to run at once."""
     tiles, depth = _tile_count(product, rows, columns), product.extents[3]
     counts = [1]
-    while 2 * counts[-1] * tiles <= 2 * cuda_shape.SM_COUNT and depth // (2 * counts[-1]) >= LEAST_SLICE:
+    while 2 * counts[-1] * tiles <= 2 * hardware.sm_count and depth // (2 * counts[-1]) >= LEAST_SLICE:
         counts.append(2 * counts[-1])
     return tuple(
-        count for count in counts if count == 1 or (count - 1) * cuda_product_text.slice_depth(depth, count) < depth
+        count for count in counts if count == 1 or (count - 1) * cuda_product_tiling.slice_depth(depth, count) < depth
     )

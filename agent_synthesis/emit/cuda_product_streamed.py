@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes
-from agent_synthesis.emit.cuda_product_engine import ENGINES
-from agent_synthesis.emit.cuda_product_text import TILE_DEPTH, ProductText, Tiling, address
+from agent_synthesis.emit.cuda_product_engine import ENGINES, NEEDS
+from agent_synthesis.emit.cuda_product_text import ProductText, address
+from agent_synthesis.emit.cuda_product_tiling import TILE_DEPTH, Tiling
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 HELD_ROWS = (64, 128)
 """Least and most rows of the operand that is held."""
 STREAMED_ROWS = 128
 """Rows of the streamed operand in a block's tile."""
-LEAST_TILES = 120
-"""Tiles below which a tenth of the multiprocessors would have none."""
+LEAST_BUSY = 10 / 11
+"""Share of the multiprocessors that must have a tile."""
 CLUSTER, THREADS, HOLD_THREADS = 2, 384, 256
 
 _MEMORY: tuple[dict[str, int], ...] = (
@@ -37,11 +39,11 @@ _HEADERS = (
 )  # fmt: skip
 
 
-class CudaStreamedProduct:
+class CudaStreamedProduct(CudaSchedule):
     """Integers: steps in shared memory of the `held` operand and of the `streamed` one."""
 
     name = "cuda_product_streamed"
-    target = task_pb2.TARGET_CUDA
+    needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
         """A product of floats, its few rows and many columns along the depth, all in whole packs and stages."""
@@ -50,7 +52,11 @@ class CudaStreamedProduct:
         if product is None or product.batch or shape.reads_what_it_writes(nest):
             return False
         _, m, n, k = product.extents
-        if not HELD_ROWS[0] <= m <= HELD_ROWS[1] or n < LEAST_TILES * STREAMED_ROWS or k % TILE_DEPTH:
+        if (
+            not HELD_ROWS[0] <= m <= HELD_ROWS[1]
+            or n < int(LEAST_BUSY * self.hardware.sm_count) * STREAMED_ROWS
+            or k % TILE_DEPTH
+        ):
             return False
         for operand in (product.left, product.right):
             if operand.type is not Type.F32 or operand.depth_stride != 1 or operand.row_stride < k:
@@ -87,7 +93,7 @@ class CudaStreamedProduct:
             raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
         simple = shape.simplified(nest)
         tiling = Tiling(STREAMED_ROWS, parameters.integers["held"], cluster=CLUSTER, group=1, promote=1, slices=1)
-        made = _StreamedText(simple, _product(nest), ENGINES["fp16x3"], tiling, widest=2)
+        made = _StreamedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling, widest=2)
         made.steps = parameters.integers["streamed"]
         pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
         heading = "\n".join(shape.header(simple, self.name, parameters))
@@ -168,7 +174,7 @@ class _StreamedText(ProductText):
             *(address(name) for name in (self.sides[1].operand.buffer, *work, *ends)),
         ]
         clusters = -(-self._n // (STREAMED_ROWS * CLUSTER))
-        grid = min(clusters, cuda_shape.RESIDENT_CLUSTERS[CLUSTER]) * CLUSTER
+        grid = min(clusters, self.hardware.resident_clusters(CLUSTER)) * CLUSTER
         record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work[1:]])
         record.cluster.CopyFrom(candidate_pb2.Extent3(x=CLUSTER, y=1, z=1))
         record.shared_bytes = 4 * TILE_DEPTH * (self._tiling.stages * HELD_ROWS[1] + self.steps * STREAMED_ROWS) + 2048

@@ -12,24 +12,27 @@ from dataclasses import dataclass
 from agent_synthesis.emit import cuda_shape, cuda_text, shape
 from agent_synthesis.emit.cuda_product_end import EVERYWHERE, band_of, end_of, three_axes, with_short_erfc
 from agent_synthesis.emit.cuda_product_engine import Engine
+from agent_synthesis.emit.cuda_product_tiling import (
+    BLOCK_ROWS,
+    TILE_DEPTH,
+    TILE_ROWS,
+    Tiling,
+    padded,
+    shared_bytes,
+    slice_depth,
+)
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.product import MatrixProduct, Operand
+from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
-TILE_ROWS = 128
-TILE_DEPTH = 64
-"""16-bit elements of depth in a stage; slices are whole multiples of it for every engine."""
-BLOCK_ROWS = 64
-"""Rows of a box where they are neighbours in memory: 128 bytes, the swizzle's width."""
 WARPGROUP_THREADS = 128
 SPLIT_THREADS = 256
 ADD_THREADS = 256
 SIMT_THREADS = 256
 WARP_DEPTH = 1024
 """Depth up to which a warp splits a row, and not a block."""
-LEAST_SPLIT_BLOCKS = 264
-"""Blocks that a split across is cut into where the depth allows it: two for each multiprocessor."""
 
 PRODUCT_HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
@@ -39,36 +42,6 @@ _TAKEN = {"marks", "slices", "partials", "queries_map", "keys_map", "values_map"
     f"{side}{what}" for side in ("left", "right") for what in ("", "_halves", "_roots", "_ranges", "_map")
 }
 """Parameters that kernels have of their own."""
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """Tiles of a product; see `CudaProduct`."""
-
-    columns: int
-    stages: int
-    cluster: int
-    group: int
-    promote: int
-    slices: int
-    warpgroups: int = 2
-    holds: bool = False
-    """Whether a tile's end is made during the next one: see `cuda_product_end.can_hold`."""
-
-
-def shared_bytes(tiling: Tiling, parts: int) -> int:
-    """Dynamic shared memory of a block: the stages, a kilobyte of barriers, and one to begin at a multiple of it."""
-    return tiling.stages * parts * (TILE_ROWS + tiling.columns) * TILE_DEPTH * 2 + 2048
-
-
-def slice_depth(depth: int, slices: int) -> int:
-    """Depth of all slices but the last, as the kernels have it."""
-    return depth if slices == 1 else cuda_shape.round_up(-(-depth // slices), TILE_DEPTH)
-
-
-def padded(count: int) -> int:
-    """Halves from one row (or depth) to the next, as the kernels have it."""
-    return 32 if count <= 32 else cuda_shape.round_up(count, 64)
 
 
 @dataclass(frozen=True)
@@ -94,9 +67,17 @@ class ProductText:
     """One product's pieces of text."""
 
     def __init__(
-        self, nest: Nest, product: MatrixProduct, engine: Engine | None, tiling: Tiling, *, widest: int = 8
+        self,
+        hardware: Hardware,
+        nest: Nest,
+        product: MatrixProduct,
+        engine: Engine | None,
+        tiling: Tiling,
+        *,
+        widest: int = 8,
     ) -> None:
         """`widest`: most columns that the end may take at once; without an `engine` there are no tensor cores."""
+        self.hardware = hardware
         self._product = product
         self._engine = engine
         self._parts = engine.parts if engine else 1
@@ -177,7 +158,10 @@ class ProductText:
     def _chunk(self, side: Side) -> int:
         """Depth that a block splits across."""
         chunk = 512
-        while chunk > TILE_DEPTH and self.layers * self._groups(side) * -(-self._slice // chunk) < LEAST_SPLIT_BLOCKS:
+        while (
+            chunk > TILE_DEPTH
+            and self.layers * self._groups(side) * -(-self._slice // chunk) < 2 * self.hardware.sm_count
+        ):
             chunk //= 2
         return chunk
 
@@ -385,7 +369,7 @@ class ProductText:
         maps = [self._map(side) for side in self.sides]
         tiling = self._tiling
         clusters = self.layers * -(-self._m // (TILE_ROWS * tiling.cluster)) * -(-self._n // tiling.columns)
-        grid = min(clusters, cuda_shape.RESIDENT_CLUSTERS[tiling.cluster]) * tiling.cluster
+        grid = min(clusters, self.hardware.resident_clusters(tiling.cluster)) * tiling.cluster
         threads = WARPGROUP_THREADS * (1 + tiling.warpgroups)
         record = self.launch("product", grid, threads, [*maps, *self.ending()], self.written())
         record.shared_bytes = shared_bytes(tiling, self._parts)
@@ -399,12 +383,12 @@ class ProductText:
         cleared = ["marks", *(f"{side.name}_ranges" for side in self.across)]
         written = [*self.written(), *map(self._workspace, cleared)]
         arguments = [*operands, *self.ending(*cleared)]
-        return self.launch("repair", cuda_shape.SM_COUNT, SIMT_THREADS, arguments, written)
+        return self.launch("repair", self.hardware.sm_count, SIMT_THREADS, arguments, written)
 
     def add_launch(self) -> candidate_pb2.Launch:
         """Of `add`."""
         packs = self._batch * self._m * -(-self._n // max(2, self._pack))
-        blocks = min(-(-packs // ADD_THREADS), 8 * cuda_shape.SM_COUNT)
+        blocks = min(-(-packs // ADD_THREADS), 8 * self.hardware.sm_count)
         names = [self._workspace("slices"), *(buffer.name for buffer in self._end.buffers)]
         written = [buffer.name for buffer in self._end.buffers if buffer.written]
         return self.launch("add", blocks, ADD_THREADS, [address(name) for name in names], written)

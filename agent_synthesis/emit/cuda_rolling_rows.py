@@ -17,6 +17,7 @@ from agent_synthesis.emit.cuda_team import Team, kept_loads, shared_loads, share
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.hardware import Hardware
 
 HEADERS = (*cuda_shape.HEADERS, "ws_stream.cuh")
 
@@ -33,17 +34,17 @@ _EVEN_SHARE = 0.96
 power of two (layer norm of 16x4000004 by 128 blocks 188 us, by 132 198)."""
 
 
-def rollers(nest: Nest, draft: Parameters) -> list[Parameters]:
+def rollers(hardware: Hardware, nest: Nest, draft: Parameters) -> list[Parameters]:
     """As many blocks a row as their rings want, where a row takes no more than its share of them; else none.
 
     `draft` says how large blocks and parts are, and how many blocks share an SM.
     """
-    team, min_blocks = team_of(nest, draft), draft.integers["min_blocks"]
+    team, min_blocks = team_of(hardware, nest, draft), draft.integers["min_blocks"]
     part_bytes = replace(team, depth=1).ring_bytes(nest)
-    room = cuda_shape.SHARED_BYTES // min_blocks - cuda_shape.RESERVED_SHARED_BYTES - _OTHER_SHARED_BYTES
+    room = hardware.shared_bytes // min_blocks - hardware.reserved_shared_bytes - _OTHER_SHARED_BYTES
     depth = room // max(1, part_bytes)
     longest = int(depth * _SHARE_OF_RING)
-    resident = cuda_shape.resident_blocks(team.threads, min_blocks)
+    resident = hardware.resident_blocks(min_blocks)
     if not part_bytes or longest < 2 or longest * team.part * resident < nest.column_count:
         return []
     wanted = -(-nest.column_count // (longest * team.part))
@@ -52,7 +53,7 @@ def rollers(nest: Nest, draft: Parameters) -> list[Parameters]:
     splits = next((n for n in nearly if replace(team, splits=n).is_even or n & (n - 1) == 0), max(2, most))
     parts = replace(team, splits=splits).parts
     lag = min(depth - _ON_THE_WAY, 2 * parts - 1)
-    held = _most_held(nest, replace(team, splits=splits), cuda_shape.register_limit(team.threads, min_blocks))
+    held = _most_held(nest, replace(team, splits=splits), hardware.register_limit(team.threads, min_blocks))
     settings = {"splits": splits, "depth": min(depth, lag + _ON_THE_WAY), "lag": lag, "held": held}
     return [Parameters(draft.choices, {**draft.integers, **settings})] if lag >= parts else []
 
@@ -78,10 +79,15 @@ def others(current: Parameters) -> Iterator[Parameters]:
 
 
 def emit(
-    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+    hardware: Hardware,
+    nest: Nest,
+    original: Nest,
+    parameters: Parameters,
+    stages: Sequence[Stage],
+    header: Sequence[str],
 ) -> Emission:
     """One cooperative kernel of a nest with one stage."""
-    kernel = _RollingKernel(nest, parameters, stages[0])
+    kernel = _RollingKernel(hardware, nest, parameters, stages[0])
     lines = kernel.body()
     team = kernel.team
     teams = team.teams(nest.row_count, kernel.min_blocks)
@@ -106,8 +112,8 @@ def emit(
 class _RollingKernel(RowKernel):
     """Writes the kernel; used once. A part's number counts the parts of all rows of a team."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, stage: Stage) -> None:
-        super().__init__(nest, parameters, [stage])
+    def __init__(self, hardware: Hardware, nest: Nest, parameters: Parameters, stage: Stage) -> None:
+        super().__init__(hardware, nest, parameters, [stage])
         names, buffers = self.function.names, self.function.buffers
         self._stage = stage
         self._overlap = parameters.choices["overlap"] == "yes"

@@ -22,11 +22,12 @@ from agent_synthesis.emit import (
     shape,
     sweeps,
 )
-from agent_synthesis.emit.cuda_team import require, team_of
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
+from agent_synthesis.emit.cuda_team import has_common_loads, require, team_of
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import Feature
 
 STRATEGIES = ("warp", "block", "cluster", "grid", "two_pass", "stream", "hold", "roll", "ahead")
 _SHORT_ROW = 1024
@@ -51,7 +52,7 @@ _MOST_HELD_BYTES = 384
 """Bytes of a row that a thread may hold in registers."""
 
 
-class CudaRowReduction:
+class CudaRowReduction(CudaSchedule):
     """Choices: `reduce`, `merge` (yes: pairs of reductions share an exchange), `loads` once or shared, `stores` plain
     or streaming, `preload` (yes: what only stores read is loaded before the exchange), `exp` accurate or fast,
     `overlap` (yes: may start while the previous kernel ends).
@@ -66,7 +67,6 @@ class CudaRowReduction:
     """
 
     name = "cuda_row_reduction"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place; places in a row fit 32 bits."""
@@ -89,18 +89,18 @@ class CudaRowReduction:
         rows, columns = simple.row_count, simple.column_count
         found: list[Parameters] = []
         single = len(sweeps.levels(simple)) == 1 and not sweeps.element_stores(simple)
-        if columns <= _SHORT_ROW or (single and rows >= 4 * cuda_shape.SM_COUNT and columns < 4096):
+        if columns <= _SHORT_ROW or (single and rows >= 4 * self.hardware.sm_count and columns < 4096):
             found.append(self._short(simple))
         elements = rows * columns
-        if rows < cuda_shape.SM_COUNT and columns > _SHORT_ROW:
+        if rows < self.hardware.sm_count and columns > _SHORT_ROW:
             if elements <= _CLUSTER_ELEMENTS and columns >= 4096:
                 found.append(self._parameters(simple, "cluster", threads=128, splits=8))
             # A cluster's exchange is the cheapest; where very many blocks share a row, two kernels that overlap beat
             # one whose blocks meet (1x1048576: 6.9 us against 8.2).
-            if 8192 <= columns <= 65536 and 16 <= rows <= 3 * cuda_shape.RESIDENT_CLUSTERS[8]:
+            if 8192 <= columns <= 65536 and 16 <= rows <= 3 * self.hardware.resident_clusters(8):
                 found.append(self._parameters(simple, "cluster", threads=256, splits=8, min_blocks=3, loads="shared"))
-            if rows <= 8 and columns <= 8192 * _splits(rows, 1, columns):
-                splits = _splits(rows, 1, columns)
+            if rows <= 8 and columns <= 8192 * self._splits(rows, 1, columns):
+                splits = self._splits(rows, 1, columns)
                 if splits > 1:
                     found.append(
                         self._parameters(simple, "two_pass", threads=512, splits=splits, packs=4, loads="shared")
@@ -110,7 +110,7 @@ class CudaRowReduction:
             slices = ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768))
             is_summed = single and columns >= 8192 and elements > _MIDDLE_TENSOR
             for per_sm, threads, longest in () if is_summed else slices:
-                splits = _splits(rows, per_sm, columns)
+                splits = self._splits(rows, per_sm, columns)
                 if splits > 1 and columns <= longest * splits:
                     found.append(self._parameters(simple, "grid", threads=threads, splits=splits, min_blocks=per_sm))
         found += self._summed_twice(simple)
@@ -123,7 +123,7 @@ class CudaRowReduction:
         # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3239).
         # Very long ones roll (layer norm of 64x1048576: 150 us instead of 214; of 512x131072: 153 instead of 145).
         streaming, rolling = self._streaming(simple), self._rolling(simple, threads=512, packs=2)
-        if _common_loads(simple):
+        if has_common_loads(simple):
             found += [*(rolling if columns >= _ROLLING_ROW else ()), *streaming]
         clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 256, 1), (8, 512, 1), (16, 512, 1)]
         best = cuda_shape.best_pack(simple, simple.reduced[0])
@@ -133,7 +133,7 @@ class CudaRowReduction:
         for splits, threads, min_blocks in clusters:
             found += self._ahead(simple, threads=threads, splits=splits, min_blocks=min_blocks)
             # 7168x262144, 32 packs of 256 threads: 3887 us instead of 3989 with 16 of 512.
-            packs = 128 // best if cuda_shape.register_limit(threads, min_blocks) > 128 else 0
+            packs = 128 // best if self.hardware.register_limit(threads, min_blocks) > 128 else 0
             found.append(self._parameters(
                 simple, "cluster", threads=threads, splits=splits, min_blocks=min_blocks, packs=packs, loads="shared"
             ))  # fmt: skip
@@ -142,9 +142,9 @@ class CudaRowReduction:
         # blocks hold (64 channels of 16 M: 2701 us; two kernels 3112); but reading weights that rows share delays them
         # (layer norm of 16x4194304: 290 us, two kernels 259).
         holding = self._holding(simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
-        found += [*rolling, *(() if _common_loads(simple) else holding)]
+        found += [*rolling, *(() if has_common_loads(simple) else holding)]
         found += streaming
-        if rows < cuda_shape.SM_COUNT:
+        if rows < self.hardware.sm_count:
             found.append(self._two_pass(simple))
         # What is read again may still lie in the L2 (group norm, 896 slices of 2 M elements: 5463 us instead of 5748).
         found.append(self._parameters(simple, "block", threads=512, packs=8, loads="shared"))
@@ -155,7 +155,7 @@ class CudaRowReduction:
     def _summed_twice(self, simple: Nest) -> list[Parameters]:
         """Kernels of many blocks where few rows' results are all (8192x8192: sum 75 us, not 78; argmax 82, not 191)."""
         rows, columns = simple.row_count, simple.column_count
-        if sweeps.element_stores(simple) or columns < 8192 or rows >= 2 * cuda_shape.SM_COUNT:
+        if sweeps.element_stores(simple) or columns < 8192 or rows >= 2 * self.hardware.sm_count:
             return []
         found: list[Parameters] = []
         if self._logarithms(simple):
@@ -167,15 +167,25 @@ class CudaRowReduction:
         if rows * columns > _MIDDLE_TENSOR:
             blocks, threads, packs = 256, 512, 2
         if rows * columns >= _LARGE_TENSOR:
-            blocks, threads, packs = 4 * cuda_shape.SM_COUNT, 512, 4
-        splits = min(blocks, 4 * cuda_shape.SM_COUNT // max(1, rows))
+            blocks, threads, packs = 4 * self.hardware.sm_count, 512, 4
+        splits = min(blocks, 4 * self.hardware.sm_count // max(1, rows))
         if splits > 1:
             found.append(self._parameters(simple, "two_pass", threads=threads, splits=splits, packs=packs))
         return found
 
+    def _splits(self, rows: int, per_sm: int, columns: int) -> int:
+        """Blocks of a row so that about `per_sm` blocks are on every SM; a slice of at least 2048 elements."""
+        splits = (1 << self.hardware.sm_count.bit_length() - 1) * per_sm // rows
+        while splits > 1 and columns // splits < 2048:
+            splits //= 2
+        return splits
+
     def _holds_or_rereads(self, simple: Nest, parameters: Parameters) -> bool:
         """Clusters and grids are worth their exchange only where the row stays in registers."""
-        return parameters.choices["reduce"] not in ("cluster", "grid") or team_of(simple, parameters).holds_row
+        return (
+            parameters.choices["reduce"] not in ("cluster", "grid")
+            or team_of(self.hardware, simple, parameters).holds_row
+        )
 
     def _two_pass(self, simple: Nest) -> Parameters:
         """Kernels of many blocks; the one that stores has a chunk of one row in each, or of several that share weights.
@@ -188,7 +198,7 @@ class CudaRowReduction:
             splits *= 2
         while splits > 2 and simple.column_count < 16384 * splits:
             splits //= 2
-        depth = min(_SHARED_ROWS, simple.row_count) if _common_loads(simple) and not _is_skewed(simple) else 1
+        depth = min(_SHARED_ROWS, simple.row_count) if has_common_loads(simple) and not _is_skewed(simple) else 1
         packs, min_blocks = (2, 2) if depth > 1 else (4, 1)
         return self._parameters(
             simple, "two_pass", threads=512, splits=splits, packs=packs, min_blocks=min_blocks, depth=depth
@@ -199,7 +209,7 @@ class CudaRowReduction:
         if not sweeps.element_stores(simple):
             return []
         found = self._parameters(simple, "ahead", threads=threads, splits=splits, min_blocks=min_blocks)
-        team = team_of(simple, found)
+        team = team_of(self.hardware, simple, found)
         large = team.holds_row and team.ring_bytes(simple) >= _LARGE_SLICE_BYTES
         return [found] if large and simple.row_count >= 4 * team.teams(simple.row_count, min_blocks) else []
 
@@ -218,11 +228,11 @@ class CudaRowReduction:
         draft = self._parameters(
             simple, "stream", threads=128, splits=splits, min_blocks=2, depth=1, stores="streaming"
         )
-        team = team_of(simple, draft)
+        team = team_of(self.hardware, simple, draft)
         if simple.row_count < 4 * team.teams(simple.row_count, 2):
             return []
         slot = max(1, team.ring_bytes(simple))
-        depth = min(4, (cuda_shape.SHARED_BYTES // 2 - cuda_shape.RESERVED_SHARED_BYTES) // slot)
+        depth = min(4, (self.hardware.shared_bytes // 2 - self.hardware.reserved_shared_bytes) // slot)
         settings = {"depth": depth, "lag": max(1, depth - 2)}
         return [Parameters(draft.choices, {**draft.integers, **settings})] if depth >= 3 else []
 
@@ -235,7 +245,7 @@ class CudaRowReduction:
         draft = self._parameters(
             simple, "hold", threads=threads, packs=packs, min_blocks=min_blocks, depth=1, stores="streaming"
         )
-        return cuda_hold.holders(simple, draft, most_reread)
+        return cuda_hold.holders(self.hardware, simple, draft, most_reread)
 
     def _rolling(self, simple: Nest, *, threads: int, packs: int) -> list[Parameters]:
         """Blocks through whose shared memory at least four rows roll, one after the other.
@@ -245,8 +255,10 @@ class CudaRowReduction:
         if not sweeps.element_stores(simple) or simple.column_count <= _LONG_BLOCK_ROW:
             return []
         draft = self._parameters(simple, "roll", threads=threads, packs=packs, splits=2, depth=1, stores="streaming")
-        found = cuda_rolling_rows.rollers(simple, draft)
-        return [p for p in found if simple.row_count >= 4 * team_of(simple, p).teams(simple.row_count, 1)]
+        found = cuda_rolling_rows.rollers(self.hardware, simple, draft)
+        return [
+            p for p in found if simple.row_count >= 4 * team_of(self.hardware, simple, p).teams(simple.row_count, 1)
+        ]
 
     def _short(self, simple: Nest) -> Parameters:
         pack = cuda_shape.widest_pack(simple, simple.reduced[0])
@@ -285,7 +297,7 @@ class CudaRowReduction:
                 "loads": loads,
                 "stores": stores,
                 "preload": "yes" if reduce == "stream" else "no",
-                "overlap": "no" if reduce == "grid" else "yes",
+                "overlap": "no" if reduce == "grid" else self.overlaps[0],
                 "exp": "fast" if cuda_stages.distance_exponentials_only(simple) else "accurate",
             },
             {
@@ -300,9 +312,9 @@ class CudaRowReduction:
                 "held": 0,
             },
         )
-        team = team_of(simple, draft)
+        team = team_of(self.hardware, simple, draft)
         held = team.packs * pack * size
-        tight = _tight(simple, draft)
+        tight = self._tight(simple, draft)
         most = {"cluster": 64, "grid": 64, "warp": 128}.get(reduce, 0)
         if team.holds_row and held <= most:
             eager = shape.changed(tight, "preload", "yes")
@@ -316,7 +328,7 @@ class CudaRowReduction:
         A change of the team's size keeps what the team holds; settings that make no difference are left out.
         """
         simple = cuda_shape.canonical(nest)
-        changes = [_tight(simple, change) for change in self._changes(simple, current)]
+        changes = [self._tight(simple, change) for change in self._changes(simple, current)]
         found = [change for change in _distinct(changes) if change != current]
         return cuda_shape.legal(found, lambda parameters: self._require(nest, parameters))
 
@@ -365,7 +377,7 @@ class CudaRowReduction:
             current,
             {
                 "merge": ("yes", "no") if cuda_stages.can_merge(simple) else (),
-                "overlap": ("yes", "no"),
+                "overlap": self.overlaps,
                 "packs": () if stream else (16, 8, 4, 2, 1),
             },
         )
@@ -395,7 +407,7 @@ class CudaRowReduction:
         simple = cuda_shape.canonical(nest)
         stages = self._stages(simple, parameters)
         return cuda_rows_footprint.footprint(
-            simple, team_of(simple, parameters), stages, parameters.integers["min_blocks"]
+            simple, team_of(self.hardware, simple, parameters), stages, parameters.integers["min_blocks"]
         )
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
@@ -407,12 +419,18 @@ class CudaRowReduction:
         writers = {"two_pass": cuda_two_pass.emit, "stream": cuda_stream.emit, "hold": cuda_hold.emit,
                    "ahead": cuda_ahead.emit, "roll": cuda_rolling_rows.emit}  # fmt: skip
         write = writers.get(parameters.choices["reduce"], cuda_exchange.emit)
-        return write(sweeps.with_reciprocal(simple), nest, parameters, stages, header)
+        return write(self.hardware, sweeps.with_reciprocal(simple), nest, parameters, stages, header)
 
-    @staticmethod
-    def _stages(simple: Nest, parameters: Parameters) -> list[cuda_stages.Stage]:
-        even = team_of(simple, parameters).exchanges_evenly
+    def _stages(self, simple: Nest, parameters: Parameters) -> list[cuda_stages.Stage]:
+        even = team_of(self.hardware, simple, parameters).exchanges_evenly
         return cuda_stages.plan(simple, merge=parameters.choices["merge"] == "yes", even=even)
+
+    def _tight(self, simple: Nest, parameters: Parameters) -> Parameters:
+        """With no more packs than a thread has of a row."""
+        integers = parameters.integers
+        if min(integers["lanes"], integers["threads"], integers["splits"], integers["pack"], integers["packs"]) < 1:
+            return parameters
+        return Parameters(parameters.choices, {**integers, "packs": team_of(self.hardware, simple, parameters).packs})
 
     def _require(self, nest: Nest, parameters: Parameters) -> None:
         """Raises IllegalMove where the parameters cannot run this nest."""
@@ -430,31 +448,25 @@ class CudaRowReduction:
             raise IllegalMove(f"{nest.name}: all threads of a block share a row, so lanes = threads")
         if reduce in ("warp", "block") and splits != 1:
             raise IllegalMove(f"{nest.name}: reduce = {reduce} has one block a row, so splits = 1")
+        if reduce in ("cluster", "ahead") and splits > 1 and not self.hardware.has(Feature.CLUSTERS):
+            raise IllegalMove(f"{nest.name}: reduce = {reduce} {self.hardware.refusal({Feature.CLUSTERS})}")
         if reduce == "cluster" and splits not in (2, 4, 8, 16):
             raise IllegalMove(f"{nest.name}: a cluster has 2, 4, 8 or 16 blocks")
+        if reduce in ("cluster", "ahead") and splits in (2, 4, 8, 16) and not self.hardware.resident_clusters(splits):
+            raise IllegalMove(f"{nest.name}: {self.hardware.architecture} holds no clusters of {splits} blocks")
         if reduce in ("grid", "two_pass") and splits < 2:
             raise IllegalMove(f"{nest.name}: reduce = {reduce} splits a row over at least 2 blocks")
-        if reduce == "grid" and (
-            simple.row_count * splits > cuda_shape.resident_blocks(threads, integers["min_blocks"])
-        ):
+        if reduce == "grid" and (simple.row_count * splits > self.hardware.resident_blocks(integers["min_blocks"])):
             raise IllegalMove(
                 f"{nest.name}: {simple.row_count * splits} blocks wait for each other, more than fit the GPU"
             )
-        team = team_of(simple, parameters)
+        team = team_of(self.hardware, simple, parameters)
         if (team.splits - 1) * team.slice >= team.columns:
             raise IllegalMove(f"{nest.name}: {splits} blocks are more than a row of {team.columns} can occupy")
         if team.packs < 1 or team.packs * pack > 128:
             raise IllegalMove(f"{nest.name}: a thread holds from 1 to 128 elements, not {team.packs * pack}")
         stages = self._stages(simple, parameters)
         require(simple, team, stages, integers["min_blocks"], preload=parameters.choices["preload"] == "yes")
-
-
-def _splits(rows: int, per_sm: int, columns: int) -> int:
-    """Blocks of a row so that about `per_sm` blocks are on every SM; a slice of at least 2048 elements."""
-    splits = 128 * per_sm // rows
-    while splits > 1 and columns // splits < 2048:
-        splits //= 2
-    return splits
 
 
 def _resized(current: Parameters, **changes: int) -> Parameters:
@@ -470,24 +482,10 @@ def _resized(current: Parameters, **changes: int) -> Parameters:
     return Parameters(current.choices, new)
 
 
-def _tight(simple: Nest, parameters: Parameters) -> Parameters:
-    """With no more packs than a thread has of a row."""
-    integers = parameters.integers
-    if min(integers["lanes"], integers["threads"], integers["splits"], integers["pack"], integers["packs"]) < 1:
-        return parameters
-    return Parameters(parameters.choices, {**integers, "packs": team_of(simple, parameters).packs})
-
-
 def _is_skewed(simple: Nest) -> bool:
     """Whether rows begin anywhere, and the packs that they are taken in before them."""
     axis = simple.reduced[0]
     return cuda_shape.skew(simple, axis, cuda_shape.best_pack(simple, axis)) is not None
-
-
-def _common_loads(simple: Nest) -> bool:
-    """Whether rows share what they read along the axis, such as a weight."""
-    rows, axis = {axis.name for axis in simple.parallel}, simple.reduced[0].name
-    return any(axis in load.index.axes() and not load.index.axes() & rows for load in cuda_shape.loads(simple))
 
 
 def _distinct(candidates: Sequence[Parameters]) -> list[Parameters]:

@@ -15,14 +15,15 @@ from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.ir import Expression, Load, Nest, Reduction
 from agent_synthesis.schedule import Parameters
+from warpsmith.hardware import Hardware
 
 
 class RowKernel:
     """Writes one kernel of a row reduction; used once."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, stages: Sequence[Stage]) -> None:
+    def __init__(self, hardware: Hardware, nest: Nest, parameters: Parameters, stages: Sequence[Stage]) -> None:
         self.nest = nest
-        self.team = team_of(nest, parameters)
+        self.team = team_of(hardware, nest, parameters)
         self.stages = list(stages)
         self.min_blocks = parameters.integers["min_blocks"]
         self._preload = parameters.choices["preload"] == "yes"
@@ -221,10 +222,9 @@ class RowKernel:
 
     def wait_for_previous(self) -> None:
         """Waits for the previous kernel, having asked for this block's part of rows that fit a cache all at once."""
-        team, axis = self.team, self.text.axis
-        blocks = self.nest.row_count * team.splits
-        one_wave = team.lanes == team.threads and blocks <= cuda_shape.SM_COUNT * self.min_blocks
-        if one_wave and cuda_shape.row_data_bytes(self.nest) <= cuda_shape.L2_BYTES:
+        team, axis, card = self.team, self.text.axis, self.team.hardware
+        one_wave = team.lanes == team.threads and self.nest.row_count * team.splits <= card.sm_count * self.min_blocks
+        if one_wave and cuda_shape.row_data_bytes(self.nest) <= card.l2_bytes:
             for load in self._reduction_loads():
                 size = self.text.storage(load.buffer).size_bytes
                 rows = load.index.axes() - {axis}

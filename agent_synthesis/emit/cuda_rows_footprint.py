@@ -30,17 +30,19 @@ def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int
         extra = 0
         if team.reduce == "hold":
             beyond = max(0, 1 - team.on_chip / team.parts)
-            again = int(read * beyond) if read / rows * beyond > cuda_shape.L2_BYTES // 2 else 0
-            agreeing = _AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // min_blocks
+            again = int(read * beyond) if read / rows * beyond > team.hardware.l2_bytes // 2 else 0
+            agreeing = _AGREEMENT_BYTES * team.splits // team.hardware.sm_count // min_blocks
             extra = again + 16 * blocks + rows * agreeing * (team.splits > 1)
         elif team.reduce == "roll":
-            extra = 16 * blocks + rows * (_ROLLING_AGREEMENT_BYTES * team.splits // cuda_shape.SM_COUNT // min_blocks)
+            extra = 16 * blocks + rows * (
+                _ROLLING_AGREEMENT_BYTES * team.splits // team.hardware.sm_count // min_blocks
+            )
         elif team.reduce == "stream":
             extra = 8 * blocks * team.splits * sum(stage.state_bytes() for stage in stages)
         return Footprint(extra, blocks, 1)
     blocks = -(-rows // team.rows_a_block) * team.splits
-    busy = cuda_shape.resident_blocks(team.threads, min_blocks)
+    busy = team.hardware.resident_blocks(min_blocks)
     in_flight = read if launches > 1 else read * min(1.0, busy / blocks)
-    again = rereads * read if in_flight > cuda_shape.L2_BYTES // 2 else 0
+    again = rereads * read if in_flight > team.hardware.l2_bytes // 2 else 0
     slots = sum(s.state_bytes() for s in stages) * rows * team.splits * 2 if team.reduce != "cluster" else 0
     return Footprint(again + (slots if team.splits > 1 else 0), blocks, launches)

@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from agent_synthesis.emit import cuda_scan_columns, cuda_shape, shape, sweeps
 from agent_synthesis.emit.cuda_scan_columns import ColumnTeam
 from agent_synthesis.emit.cuda_scan_text import RowScan, RowTeam
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.ir import Axis, Nest, Scan
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import STATIC_SHARED_BYTES
 
 _SMALLEST_EXTENT = 16
 """Least extent of an axis for threads to lie along it."""
-_FEW_ROWS = 96
-"""Fewer rows than this, where they are longer than a block holds, are worth several blocks each."""
+_FEW_ROWS = 8 / 11
+"""Fewer rows for each SM than this, where they are longer than a block holds, are worth several blocks each."""
 _HELD_ELEMENTS = 64
 """Elements of a row that a thread holds at most."""
 _SPARED_REGISTERS = 6
@@ -32,7 +33,7 @@ _SAFE_FACTORS = 512
 numbers, and an infinity before them times such a zero would be NaN; PyTorch multiplies almost in order."""
 
 
-class CudaScan:
+class CudaScan(CudaSchedule):
     """Choices: `scan` rows, grid (several blocks a row) or columns; `loads` once or shared; `stores` plain or
     streaming; `exp` accurate or fast; `overlap` (yes: may start while the previous kernel ends); `ahead` (yes: the next
     chunk of a row is asked for before this one is scanned).
@@ -43,7 +44,6 @@ class CudaScan:
     """
 
     name = "cuda_scan"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing but scans, in one direction, and store every element only at its place."""
@@ -76,11 +76,11 @@ class CudaScan:
             packs = -(-columns // (threads * pack))
             if packs <= (most // 4 if threads < 512 else most):
                 found.append(self._parameters("rows", threads, threads, pack, packs))
-        if rows < _FEW_ROWS and columns > 512 * _HELD_ELEMENTS:
+        if rows < int(_FEW_ROWS * self.hardware.sm_count) and columns > 512 * _HELD_ELEMENTS:
             found += [self._parameters("grid", 512, 512, pack, packs) for packs in (most // 2, most // 4)]
         # Asking ahead pays (20000x50000: 1967 us instead of 2078), unless stores need again what it takes the place of.
         ahead = "no" if _is_needed_again(simple) else "yes"
-        threads = 256 if pack == 1 and rows >= 2 * cuda_shape.SM_COUNT else 1024
+        threads = 256 if pack == 1 and rows >= 2 * self.hardware.sm_count else 1024
         while threads > 64 and threads * pack * 2 >= columns:
             threads //= 2
         for packs in (4, 2, 1):
@@ -95,12 +95,12 @@ class CudaScan:
             threads = max(lanes, 512)
             tiles = simple.row_count // axis.extent * -(-axis.extent // (pack * lanes))
             # Few columns: parts of them for all SMs, or at least narrower tiles.
-            splits = min(4 * cuda_shape.SM_COUNT // tiles, simple.column_count // (32 * 128 // lanes))
-            if tiles >= 2 * cuda_shape.SM_COUNT or splits < 2 or len(simple.scans) > 1 or _multiplies(simple):
+            splits = min(4 * self.hardware.sm_count // tiles, simple.column_count // (32 * 128 // lanes))
+            if tiles >= 2 * self.hardware.sm_count or splits < 2 or len(simple.scans) > 1 or _multiplies(simple):
                 splits = 1
             else:
                 threads = 128
-            while splits == 1 and lanes > 8 and tiles < 2 * cuda_shape.SM_COUNT:
+            while splits == 1 and lanes > 8 and tiles < 2 * self.hardware.sm_count:
                 lanes, tiles = lanes // 2, tiles * 2
             while threads > max(32, lanes) and threads // lanes * 4 > simple.column_count:
                 threads //= 2
@@ -108,13 +108,19 @@ class CudaScan:
             pack //= 2
         return found
 
-    @staticmethod
     def _parameters(
-        scan: str, threads: int, lanes: int, pack: int, packs: int, *, splits: int = 1, ahead: str = "no"
+        self, scan: str, threads: int, lanes: int, pack: int, packs: int, *, splits: int = 1, ahead: str = "no"
     ) -> Parameters:
         integers = {"threads": threads, "lanes": lanes, "pack": pack, "packs": max(1, packs), "splits": splits}
         return Parameters(
-            {"scan": scan, "loads": "shared", "stores": "plain", "exp": "accurate", "overlap": "yes", "ahead": ahead},
+            {
+                "scan": scan,
+                "loads": "shared",
+                "stores": "plain",
+                "exp": "accurate",
+                "overlap": self.overlaps[0],
+                "ahead": ahead,
+            },
             {**integers, "min_blocks": 1},
         )
 
@@ -136,7 +142,7 @@ class CudaScan:
             "threads": (64, 128, 256, 512, 1024) if scan == "columns" or integers["lanes"] <= 32 else (),
             "splits": tuple({1, splits * 2, max(1, splits // 2), 32}) if scan == "columns" else (),
             "exp": ("accurate", "fast"),
-            "overlap": ("yes", "no"),
+            "overlap": self.overlaps,
         }
         changes = cuda_shape.domain_without(current, domain)
         if scan != "columns":
@@ -156,7 +162,7 @@ class CudaScan:
             team = _column_team(nest, simple, parameters)
             shared, read = team.splits > 1, cuda_shape.row_data_bytes(simple)
             blocks = simple.row_count // team.axis.extent * team.tiles * team.splits
-            return Footprint(read if shared and read > cuda_shape.L2_BYTES // 2 else 0, blocks, 1 + shared)
+            return Footprint(read if shared and read > self.hardware.l2_bytes // 2 else 0, blocks, 1 + shared)
         row = _row_team(simple, parameters)
         if row.grid:
             blocks = simple.row_count * row.chunks
@@ -207,10 +213,14 @@ class CudaScan:
             raise IllegalMove(f"{nest.name}: only rows have a next chunk to ask for")
         held = _registers(simple, axis, pack * packs, ahead=parameters.choices["ahead"] == "yes") - _SPARED_REGISTERS
         boxes = sum(s.type.compute.size_bytes for s in simple.scans) * 2 * (threads * pack if scan == "columns" else 32)
-        if boxes > cuda_shape.STATIC_SHARED_BYTES:
+        if boxes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{nest.name}: what {threads} threads exchange exceeds static shared memory")
-        cuda_shape.require_sm90(
-            nest, threads=threads, min_blocks=integers["min_blocks"], shared_bytes=boxes, held_registers=held
+        self.require_block(
+            nest,
+            threads=threads,
+            min_blocks=integers["min_blocks"],
+            shared_bytes=boxes,
+            held_registers=held,
         )
 
 

@@ -1,4 +1,4 @@
-"""Nests put into the form that a CUDA schedule wants, and what a Hopper SM allows.
+"""Nests put into the form that a CUDA schedule wants, and what an SM allows.
 
 A CUDA kernel sees a number of rows and one reduced axis, taken in packs of neighbouring elements. This file decides
 which accesses a pack can make at once, and holds each hardware rule as one predicate. It writes no kernel text.
@@ -15,29 +15,14 @@ from agent_synthesis.emit.expression import Interner
 from agent_synthesis.ir import Axis, BufferRef, Expression, Index, Load, Nest, Quotient, Remainder, needs_int64
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 HEADERS = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_reduce.cuh")
 """What every CUDA program includes; each includes the ones before it."""
 
-SM_COUNT = 132
-"""Streaming multiprocessors of an H100 SXM or H200."""
-SHARED_BYTES = 227 << 10
-"""Shared memory that one block may take (CUDA programming guide, compute capability 9.0)."""
-STATIC_SHARED_BYTES = 48 << 10
-"""Shared memory that a kernel may declare with a constant size (same place)."""
-RESERVED_SHARED_BYTES = 1 << 10
-"""Shared memory of an SM that every resident block takes besides its own (same place)."""
-SM_THREADS = 2048
-"""Threads of an SM (same place)."""
-SM_REGISTERS = 65536
-"""Registers of an SM (same place)."""
-RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-"""Clusters at one block per SM that an H200 holds at once: its GPCs differ in size (measured)."""
 SKEWED_ROW = 4096
 """Elements from which on a row that begins anywhere is read in packs unasked, behind a ragged head and tail."""
-L2_BYTES = 50 << 20
-"""Second-level cache of an H100, the smaller of the two."""
 
 Access = OneOf["pack", "same", "each"]
 """Of one access by the elements of a pack: neighbours in memory, all the same element, or anything else."""
@@ -46,8 +31,8 @@ KERNEL_OVERHEAD_REGISTERS = 30
 """Registers of addresses, states and temporaries beside the data that a thread holds (typical of -v output)."""
 
 
-def require_sm90(
-    nest: Nest, *, threads: int, min_blocks: int = 1, shared_bytes: int = 0, held_registers: int = 0
+def require_block(
+    hardware: Hardware, nest: Nest, *, threads: int, min_blocks: int = 1, shared_bytes: int = 0, held_registers: int = 0
 ) -> None:
     """Checks a block against one SM.
 
@@ -56,29 +41,19 @@ def require_sm90(
     """
     if threads < 32 or threads > 1024 or threads % 32:
         raise IllegalMove(f"{nest.name}: threads = {threads}; a block has whole warps, from 32 to 1024 threads")
-    if (shared_bytes + RESERVED_SHARED_BYTES) * min_blocks > SHARED_BYTES + RESERVED_SHARED_BYTES:
+    most, reserved = hardware.shared_bytes, hardware.reserved_shared_bytes
+    if (shared_bytes + reserved) * min_blocks > most + reserved:
+        raise IllegalMove(f"{nest.name}: {min_blocks} x {shared_bytes} bytes of shared memory, of {most} an SM has")
+    if threads * min_blocks > hardware.sm_threads:
         raise IllegalMove(
-            f"{nest.name}: {min_blocks} x {shared_bytes} bytes of shared memory, of {SHARED_BYTES} an SM has"
+            f"{nest.name}: {min_blocks} blocks of {threads} threads, of {hardware.sm_threads} that an SM holds"
         )
-    if threads * min_blocks > SM_THREADS:
-        raise IllegalMove(f"{nest.name}: {min_blocks} blocks of {threads} threads, of {SM_THREADS} that an SM holds")
-    registers = register_limit(threads, min_blocks)
+    registers = hardware.register_limit(threads, min_blocks)
     if held_registers + KERNEL_OVERHEAD_REGISTERS > registers:
         wanted = held_registers + KERNEL_OVERHEAD_REGISTERS
         raise IllegalMove(
             f"{nest.name}: about {wanted} registers a thread, of {registers} for {min_blocks} blocks of {threads}"
         )
-
-
-def register_limit(threads: int, min_blocks: int) -> int:
-    """Registers a thread may have when that many blocks share an SM; they come in eights, 255 at most."""
-    return min(255, SM_REGISTERS // (threads * min_blocks) // 8 * 8)
-
-
-def resident_blocks(threads: int, min_blocks: int, cluster: int = 1) -> int:
-    """Blocks that are surely resident at once."""
-    del threads
-    return RESIDENT_CLUSTERS[cluster] * cluster * min_blocks
 
 
 # ---- the nest ------------------------------------------------------------------------------------------

@@ -16,15 +16,21 @@ from agent_synthesis.emit.cuda_team import Team, ring_loads, ring_values
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.hardware import Hardware
 
 HEADERS = (*cuda_shape.HEADERS, "ws_stream.cuh")
 
 
 def emit(
-    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+    hardware: Hardware,
+    nest: Nest,
+    original: Nest,
+    parameters: Parameters,
+    stages: Sequence[Stage],
+    header: Sequence[str],
 ) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
-    writer = _Writer(nest, parameters, stages[0])
+    writer = _Writer(hardware, nest, parameters, stages[0])
     lines = writer.lines()
     kernel, team = writer.kernel, writer.team
     shared_row = team.splits > 1
@@ -47,9 +53,9 @@ def emit(
 class _Writer:
     """Writes the kernel; used once."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, stage: Stage) -> None:
+    def __init__(self, hardware: Hardware, nest: Nest, parameters: Parameters, stage: Stage) -> None:
         self.nest, self._stage = nest, stage
-        self.kernel = RowKernel(nest, parameters, [stage])
+        self.kernel = RowKernel(hardware, nest, parameters, [stage])
         self.kernel.keep_nothing()
         self.team: Team = self.kernel.team
         self._overlap = parameters.choices["overlap"] == "yes"

@@ -13,12 +13,15 @@ from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.ir import Load, Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import Hardware
 
 
 @dataclass(frozen=True)
 class Team:
     """Who shares a row, and how much of it each holds."""
 
+    hardware: Hardware
+    """The card."""
     reduce: str
     """warp, block, cluster, grid, two_pass, stream, hold, roll or ahead."""
     threads: int
@@ -115,8 +118,8 @@ class Team:
     def teams(self, rows: int, min_blocks: int) -> int:
         """For stream, hold, roll and ahead: rows in work at once, one for each team of resident blocks."""
         if self.reduce == "ahead":
-            return min(rows, cuda_shape.RESIDENT_CLUSTERS[self.splits] * min_blocks)
-        return min(rows, cuda_shape.resident_blocks(self.threads, min_blocks) // self.splits)
+            return min(rows, self.hardware.resident_clusters(self.splits) * min_blocks)
+        return min(rows, self.hardware.resident_blocks(min_blocks) // self.splits)
 
     def ring_bytes(self, nest: Nest) -> int:
         """For stream, hold, roll and ahead: shared memory of a block's ring, of what it keeps, or of its next row."""
@@ -167,13 +170,13 @@ class Team:
         return self.threads // self.lanes if self.splits == 1 else 1
 
 
-def team_of(nest: Nest, parameters: Parameters) -> Team:
+def team_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> Team:
     """The team of a canonical nest, as many packs in registers as the parameters want and a row has."""
     reduce, integers = parameters.choices["reduce"], parameters.integers
     lanes = integers["lanes"] if reduce == "warp" else integers["threads"]
     splits = 1 if reduce in ("warp", "block") else integers["splits"]
     pack = integers["pack"]
-    team = Team(reduce, integers["threads"], lanes, splits, pack, integers["packs"], nest.column_count)
+    team = Team(hardware, reduce, integers["threads"], lanes, splits, pack, integers["packs"], nest.column_count)
     team = replace(team, skewed=cuda_shape.skew(nest, nest.reduced[0], pack) is not None)
     most = -(-team.slice // team.stride)
     if reduce == "hold":
@@ -191,7 +194,7 @@ def team_of(nest: Nest, parameters: Parameters) -> Team:
         return replace(team, packs=most, depth=integers["depth"], lag=integers["lag"] if splits > 1 else 0)
     depth = integers["depth"] if reduce == "two_pass" else 0
     team = replace(team, packs=min(team.packs, most), depth=depth)
-    beyond_cache = cuda_shape.row_data_bytes(nest) > cuda_shape.L2_BYTES
+    beyond_cache = cuda_shape.row_data_bytes(nest) > hardware.l2_bytes
     return replace(team, interleaved=reduce in ("cluster", "ahead") and team.holds_row and beyond_cache)
 
 
@@ -219,6 +222,12 @@ def shared_loads(nest: Nest, pack: int) -> list[Load]:
     found = [load for load in again if load not in first and not load.index.axes() & rows]
     found = [load for load in found if not nest.buffer(load.buffer).written]
     return [load for load in found if cuda_shape.access(load.index, axis, pack) == "pack"]
+
+
+def has_common_loads(nest: Nest) -> bool:
+    """Whether rows share what they read along the axis, such as a weight."""
+    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
+    return any(axis in load.index.axes() and not load.index.axes() & rows for load in cuda_shape.loads(nest))
 
 
 def shared_words(nest: Nest, pack: int) -> int:
@@ -282,8 +291,8 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     clustered = team.reduce in ("cluster", "ahead")
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if clustered else 1)
     shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream or team.reduce == "ahead" else boxes
-    cuda_shape.require_sm90(
-        nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=shared, held_registers=registers
+    cuda_shape.require_block(
+        team.hardware, nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=shared, held_registers=registers
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.cuda_transpose_text import TransposeText, crossing, pack_of
 from agent_synthesis.emit.turns import Turn, turn
 from agent_synthesis.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import STATIC_SHARED_BYTES, Hardware
 
 SECTOR_BYTES = 32
 """What a GPU's memory moves at least (CUDA programming guide, device memory accesses)."""
@@ -37,15 +38,15 @@ def saved_bytes(nest: Nest) -> int:
     return found.straight_bytes - found.bytes if found is not None and found.pays else 0
 
 
-def dominates(nest: Nest) -> bool:
+def dominates(hardware: Hardware, nest: Nest) -> bool:
     """Whether this schedule takes a nest, large enough to be bound by memory, that costs others twice as much."""
     if nest.reductions or sum(b.element_count * b.type.size_bytes for b in nest.buffers) < _LARGE_BYTES:
         return False
     found = turn(nest, SECTOR_BYTES)
-    return found is not None and found.straight_bytes >= 2 * found.bytes and CudaTranspose().accepts(nest)
+    return found is not None and found.straight_bytes >= 2 * found.bytes and CudaTranspose(hardware).accepts(nest)
 
 
-class CudaTranspose:
+class CudaTranspose(CudaSchedule):
     """Choices: `loads` once or shared, `stores` plain or streaming, `preload` (yes: what runs along is read before the
     exchange), `order` (the axis along which tiles come one after the other: along or across), `exp` accurate or fast,
     `overlap` (yes: may start while the previous kernel ends).
@@ -55,7 +56,6 @@ class CudaTranspose:
     """
 
     name = "cuda_transpose"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing, read what they overwrite only in place, and have accesses that cross others."""
@@ -66,7 +66,7 @@ class CudaTranspose:
         legal = self._legal_defaults(nest)
         found = turn(nest, SECTOR_BYTES)
         assert found is not None
-        return next((p for p in legal if _tiles(found, p) >= 4 * cuda_shape.SM_COUNT), legal[-1])
+        return next((p for p in legal if _tiles(found, p) >= 4 * self.hardware.sm_count), legal[-1])
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away; a tile may change in both directions at once."""
@@ -79,7 +79,7 @@ class CudaTranspose:
             "preload": ("yes", "no"),
             "order": ("along", "across"),
             "exp": ("accurate", "fast"),
-            "overlap": ("yes", "no"),
+            "overlap": self.overlaps,
             "threads": (128, 256, 512),
             "along": (32, 64, 128),
             "across": (32, 64, 128),
@@ -89,7 +89,7 @@ class CudaTranspose:
             if side not in (current.integers["along"], current.integers["across"]):
                 square = {"along": side, "across": side}
                 changes.append(Parameters(current.choices, {**current.integers, **square}))
-        return cuda_shape.legal(changes, lambda parameters: _require(found, parameters))
+        return cuda_shape.legal(changes, lambda parameters: _require(self.hardware, found, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Nothing beyond the nest's own bytes."""
@@ -102,7 +102,7 @@ class CudaTranspose:
         found = turn(nest, SECTOR_BYTES)
         if found is None:
             raise IllegalMove(f"{nest.name}: no access runs across another")
-        _require(found, parameters)
+        _require(self.hardware, found, parameters)
         text = TransposeText(found, parameters)
         lines = shape.header(nest, self.name, parameters) + text.lines()
         threads, overlap = parameters.integers["threads"], parameters.choices["overlap"] == "yes"
@@ -116,10 +116,12 @@ class CudaTranspose:
         found = turn(nest, SECTOR_BYTES)
         if found is None or not found.pays:
             return []
-        return cuda_shape.legal(_candidates(found), lambda parameters: _require(found, parameters))
+        return cuda_shape.legal(
+            _candidates(found, self.overlaps[0]), lambda parameters: _require(self.hardware, found, parameters)
+        )
 
 
-def _candidates(found: Turn) -> Iterator[Parameters]:
+def _candidates(found: Turn, overlap: str) -> Iterator[Parameters]:
     """A tile of each area, as square as the axes allow, without and with less in registers."""
     widest = cuda_shape.widest_pack(found.nest, found.along)
     longest = cuda_shape.power_of_two_at_least(found.along.extent)
@@ -134,7 +136,7 @@ def _candidates(found: Turn) -> Iterator[Parameters]:
             continue
         pack = min(widest, along)
         choices = {"loads": "shared", "stores": "plain", "preload": "yes", "order": "along", "exp": "accurate",
-                   "overlap": "yes"}  # fmt: skip
+                   "overlap": overlap}  # fmt: skip
         threads = min(512 if area == _BYTE_AREA else 256, area // max(packs))
         integers = {"threads": threads, "along": along, "across": area // along, "pack": pack}
         made = Parameters(choices, integers)
@@ -153,7 +155,7 @@ def _held_registers(found: Turn, parameters: Parameters) -> int:
     return sum(max(1, each * found.nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
 
 
-def _require(found: Turn, parameters: Parameters) -> None:
+def _require(hardware: Hardware, found: Turn, parameters: Parameters) -> None:
     """Checks a tile against its axes, its threads and an SM.
 
     Raises:
@@ -170,10 +172,10 @@ def _require(found: Turn, parameters: Parameters) -> None:
     if along * across % (threads * largest) or max(packs) > across:
         tile = f"{along} x {across} in packs of {largest}"
         raise IllegalMove(f"{name}: a tile of {tile} is too small for {threads} threads")
-    cuda_shape.require_sm90(found.nest, threads=threads, held_registers=_held_registers(found, parameters))
+    cuda_shape.require_block(hardware, found.nest, threads=threads, held_registers=_held_registers(found, parameters))
     shared_bytes = sum(found.nest.buffer(access.buffer).type.size_bytes for access in crossing(found)) * along * across
-    if shared_bytes > cuda_shape.STATIC_SHARED_BYTES:
-        most = cuda_shape.STATIC_SHARED_BYTES
+    if shared_bytes > STATIC_SHARED_BYTES:
+        most = STATIC_SHARED_BYTES
         raise IllegalMove(f"{name}: tiles of {shared_bytes} bytes, of {most} that a kernel may declare")
 
 

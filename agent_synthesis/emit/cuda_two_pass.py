@@ -16,6 +16,7 @@ from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
+from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2
 
 _LARGE_DATA = 16
@@ -23,7 +24,12 @@ _LARGE_DATA = 16
 
 
 def emit(
-    nest: Nest, original: Nest, parameters: Parameters, stages: Sequence[Stage], header: Sequence[str]
+    hardware: Hardware,
+    nest: Nest,
+    original: Nest,
+    parameters: Parameters,
+    stages: Sequence[Stage],
+    header: Sequence[str],
 ) -> Emission:
     """One kernel a stage that leaves partial states of slices, then one that merges them and stores."""
     lines = list(header)
@@ -37,7 +43,7 @@ def emit(
     ]
     for number in range(len(stages) + 1):
         last = number == len(stages)
-        kernel = RowKernel(nest, parameters, stages)
+        kernel = RowKernel(hardware, nest, parameters, stages)
         names = kernel.function.names
         base = kernel.text.entry
         entry = base if last else f"{base}_{stages[number].name}"
@@ -138,7 +144,7 @@ def _store(kernel: RowKernel, partials: Sequence[str], *, chunkwise: bool, overl
         root.learn(axis.name for axis in nest.parallel)
     else:
         # Of what is many times the second-level cache, nothing worth a thought is left there.
-        backwards = cuda_shape.row_data_bytes(nest) <= _LARGE_DATA * cuda_shape.L2_BYTES
+        backwards = cuda_shape.row_data_bytes(nest) <= _LARGE_DATA * kernel.team.hardware.l2_bytes
         if chunkwise:
             kernel.team = replace(kernel.team, splits=kernel.team.chunks)
         kernel.prologue(backwards=backwards, together=_together(kernel) if chunkwise else 0)

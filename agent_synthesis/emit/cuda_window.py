@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape, cuda_text, shape, windows
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.cuda_window_text import Layout, by_columns
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.windows import Tiling
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import task_pb2
+from warpsmith.hardware import STATIC_SHARED_BYTES
 
 _HEADERS = (*cuda_shape.HEADERS, "ws_window.cuh")
 _HELD_REGISTERS = 16
@@ -31,7 +32,7 @@ _LONGEST_UNROLLED_WINDOW = 128
 """Elements of a window whose loops are unrolled."""
 
 
-class CudaWindow:
+class CudaWindow(CudaSchedule):
     """Choices: `reuse` columns (joined once for all windows) or none, `overlap` (yes: may start while the previous
     kernel ends).
 
@@ -40,7 +41,6 @@ class CudaWindow:
     """
 
     name = "cuda_window"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """Reductions over sliding windows, stored once for each output."""
@@ -50,14 +50,15 @@ class CudaWindow:
         """Columns where the indices allow it; as many rows as registers hold, if they share data."""
         simple = shape.simplified(nest)
         tiling = windows.tiling(simple)
-        for parameters in _guesses(tiling) if tiling else ():
+        for parameters in _guesses(tiling, self.overlaps[0]) if tiling else ():
             try:
                 self._require(simple, parameters)
             except IllegalMove:
                 continue
             return parameters
         return Parameters(
-            {"reuse": "none", "overlap": "yes"}, {"threads": 256, "pack": 1, "rows": 1, "items": 1, "blocks": 1}
+            {"reuse": "none", "overlap": self.overlaps[0]},
+            {"threads": 256, "pack": 1, "rows": 1, "items": 1, "blocks": 1},
         )
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
@@ -66,7 +67,7 @@ class CudaWindow:
         columns = current.choices["reuse"] == "columns"
         changes = cuda_shape.domain_without(current, {
             "reuse": ("columns", "none"),
-            "overlap": ("yes", "no"),
+            "overlap": self.overlaps,
             "threads": (64, 128, 256, 512),
             "pack": (1, 2, 4, 8) if columns else (),
             "rows": (1, 2, 4, 8, 16) if columns else (),
@@ -105,22 +106,26 @@ class CudaWindow:
     def _require(self, simple: Nest, parameters: Parameters) -> None:
         threads, blocks = parameters.integers["threads"], parameters.integers["blocks"]
         if parameters.choices["reuse"] == "none":
-            cuda_shape.require_sm90(simple, threads=threads, min_blocks=blocks)
+            self.require_block(simple, threads=threads, min_blocks=blocks)
             return
         tiling = windows.tiling(simple)
         if tiling is None:
             raise IllegalMove(f"{simple.name}: its windows cannot be joined by columns")
         layout = Layout.of(tiling, parameters)
         layout.require(simple.name)
-        if layout.shared_bytes > cuda_shape.STATIC_SHARED_BYTES:
+        if layout.shared_bytes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{simple.name}: {layout.shared_bytes} bytes of shared memory")
         held = layout.rows * layout.pack * sum(r.type.compute.size_bytes // 4 for r in tiling.nest.reductions)
-        cuda_shape.require_sm90(
-            simple, threads=threads, min_blocks=blocks, shared_bytes=layout.shared_bytes, held_registers=held
+        self.require_block(
+            simple,
+            threads=threads,
+            min_blocks=blocks,
+            shared_bytes=layout.shared_bytes,
+            held_registers=held,
         )
 
 
-def _guesses(tiling: Tiling) -> list[Parameters]:
+def _guesses(tiling: Tiling, overlap: str) -> list[Parameters]:
     """Parameters from the best guess to the safest."""
     widest = Layout.widest_pack(tiling)
     down = tiling.outer[-1] if tiling.outer else None
@@ -139,7 +144,7 @@ def _guesses(tiling: Tiling) -> list[Parameters]:
             items = max(layouts, key=lambda layout: (round(layout.busy, 1), -layout.items)).items
             blocks = 2 if down and not shared else 4
             integers = {"threads": threads, "pack": pack, "rows": rows, "items": items, "blocks": blocks}
-            found.append(Parameters({"reuse": "columns", "overlap": "yes"}, integers))
+            found.append(Parameters({"reuse": "columns", "overlap": overlap}, integers))
     return found
 
 

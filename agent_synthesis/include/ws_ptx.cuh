@@ -83,9 +83,12 @@ WS_INLINE uint4 load_constant_by(const uint4* from, unsigned long long policy) {
   return word;
 }
 WS_INLINE uint4 load_constant_last(const uint4* from) { return load_constant_by(from, last_use()); }
-// Brings bytes into the second-level cache; address and count are multiples of 16.
-WS_INLINE void prefetch(const void* from, unsigned bytes) {
+// Brings bytes into the second-level cache; address and count are multiples of 16. Before sm_90 nothing does that at
+// once: a hint that is not given.
+WS_INLINE void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+#endif
 }
 
 // Two words at once, through which blocks talk; unordered with anything else.
@@ -136,7 +139,13 @@ template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wa
 
 // ---- programmatic dependent launch ----------------------------------------------------------------------
 
+// Nothing before sm_90, where a kernel begins when the previous one has ended.
+#if __CUDA_ARCH__ >= 900
 WS_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 WS_INLINE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+WS_INLINE void launch_dependents() {}
+WS_INLINE void wait_for_previous() {}
+#endif
 
 }  // namespace ws::ptx

@@ -18,7 +18,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,10 @@ Row = dict[str, Any]
 """One line of `warpsmith bench`."""
 
 
-def modules() -> dict[str, str]:
+def modules(examples: Mapping[str, tuple[str, str, str]] = EXAMPLES) -> dict[str, str]:
     """Name → source, in the order of the table."""
     made = {}
-    for name, (constructor, forward, inputs) in EXAMPLES.items():
+    for name, (constructor, forward, inputs) in examples.items():
         arguments = ", ".join(letter for letter in "xyz" if f"{letter}" in _names_in(forward))
         made[name] = MODULE.format(constructor=constructor, forward=forward, inputs=inputs, arguments=arguments)
     return made

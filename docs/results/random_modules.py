@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import os
 import random
 import re
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 
+from agent_compile import policy
 from agent_compile.gxx import FLAGS
 from agent_correctness.judge import Judge as Verifier
 from agent_correctness.limits import Size, size_of
@@ -42,7 +42,7 @@ from agent_synthesis.random_modules import Sketch
 from gpu_bench import comparison, judge_worker
 from gpu_bench.bench_worker import Bench
 from gpu_bench.executor import ProgramFault
-from gpu_bench.host import Entry, HostProgram, share_openmp
+from gpu_bench.host import HostExecutor, HostProgram
 from gpu_bench.judge_worker import Judge
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.sharing import SharedMemory
@@ -184,8 +184,20 @@ def with_drawn_settings(plan: Plan, draw: random.Random) -> Plan:
 # ---- compiling many at once ------------------------------------------------------------------------------
 
 
-def compile_batch(programs: Sequence[candidate_pb2.Program], folder: Path) -> list[Mapping[str, Entry] | str]:
-    """For each program its entries, or the compiler's complaint; one compilation unless one of them has a fault."""
+Built = tuple[int, bytes]
+"""Number of a program in a shared object of many, and that object."""
+
+
+def loaded_from(built: Built, program: candidate_pb2.Program) -> HostProgram:
+    renamed = candidate_pb2.Program.FromString(program.SerializeToString())
+    for step in (step for step in renamed.steps if step.HasField("launch")):
+        step.launch.entry = f"m{built[0]}_{step.launch.entry}"
+    artifact = artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_SHARED_OBJECT, content=built[1])
+    return HostExecutor().load(renamed, artifact, torch.device("cpu"))
+
+
+def compile_batch(programs: Sequence[candidate_pb2.Program], folder: Path) -> list[Built | str]:
+    """For each program where it is, or the compiler's complaint; one compilation unless one of them has a fault."""
     try:
         return list(_compiled(programs, folder))
     except subprocess.CalledProcessError as error:
@@ -204,32 +216,20 @@ def unit_text(programs: Sequence[candidate_pb2.Program]) -> str:
         text = program.sources[0].text
         headers.update(dict.fromkeys(re.findall(r'^#include "(.+)"$', text, re.MULTILINE)))
         text = re.sub(r"^#include .*$", "", text, flags=re.MULTILINE)
-        for entry in _entries(program):
+        for entry in policy.entries(program):
             text = re.sub(rf"\b{entry}\b", f"m{number}_{entry}", text)
         parts.append(f"namespace m{number} {{\n{text}\n}}\n")
     return "".join(f'#include "{header}"\n' for header in headers) + "\n".join(parts)
 
 
-def _compiled(programs: Sequence[candidate_pb2.Program], folder: Path) -> Iterator[Mapping[str, Entry]]:
+def _compiled(programs: Sequence[candidate_pb2.Program], folder: Path) -> Iterator[Built]:
     unit = folder / f"unit_{os.getpid()}_{id(programs)}.cpp"
     library_path = unit.with_suffix(".so")
     unit.write_text(unit_text(programs))
     command = ["g++", *FLAGS, f"-I{INCLUDE_DIRECTORY}", "-shared", str(unit), "-o", str(library_path)]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    share_openmp()
-    library = ctypes.CDLL(str(library_path))
+    yield from ((number, content) for content in [library_path.read_bytes()] for number in range(len(programs)))
     library_path.unlink()
-    for number, program in enumerate(programs):
-        entries = {}
-        for entry in _entries(program):
-            function = entries[entry] = getattr(library, f"m{number}_{entry}")
-            function.restype = None
-        yield entries
-
-
-def _entries(program: candidate_pb2.Program) -> list[str]:
-    launches = (step.launch.entry for step in program.steps if step.WhichOneof("kind") == "launch")
-    return list(dict.fromkeys(launches))
 
 
 # ---- judging ---------------------------------------------------------------------------------------------
@@ -343,11 +343,11 @@ class InProcess:
         return bool(found) and all(judge.has_no_wider_truth(case) or judge.rounding_decides(case) for case in found)
 
 
-def judged(made: Made, entries: Mapping[str, Entry] | str, seed: int) -> Outcome:
-    """The correctness agent's verdict on a compiled module; `entries` may be the compiler's complaint."""
-    if isinstance(entries, str):
-        return Outcome("compile", entries)
-    program = HostProgram(made.program, torch.device("cpu"), dict(entries))
+def judged(made: Made, built: Built | str, seed: int) -> Outcome:
+    """The correctness agent's verdict on a compiled module; `built` may be the compiler's complaint."""
+    if isinstance(built, str):
+        return Outcome("compile", built)
+    program = loaded_from(built, made.program)
     descriptor = os.memfd_create("outputs")
     try:
         comparer = InProcess(made.loaded, program, descriptor)
@@ -379,7 +379,7 @@ def judged(made: Made, entries: Mapping[str, Entry] | str, seed: int) -> Outcome
 def check(texts: Iterable[tuple[int, str]], *, settings: bool = True) -> Iterator[tuple[int, Outcome]]:
     """The outcome of every (seed, module text); compilations run beside generation and judging."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as compilers:
-        waiting: list[tuple[list[tuple[int, Made]], Future[list[Mapping[str, Entry] | str]]]] = []
+        waiting: list[tuple[list[tuple[int, Made]], Future[list[Built | str]]]] = []
         batch: list[tuple[int, Made]] = []
 
         def submit() -> None:
@@ -389,8 +389,8 @@ def check(texts: Iterable[tuple[int, str]], *, settings: bool = True) -> Iterato
 
         def finished() -> Iterator[tuple[int, Outcome]]:
             modules, compiled = waiting.pop(0)
-            for (seed, made), entries in zip(modules, compiled.result(), strict=True):
-                yield seed, judged(made, entries, seed)
+            for (seed, made), built in zip(modules, compiled.result(), strict=True):
+                yield seed, judged(made, built, seed)
 
         for seed, text in texts:
             try:
@@ -413,7 +413,7 @@ def outcomes(variants: Sequence[Made], seed: int = 0) -> list[Outcome]:
     """The outcomes of several modules, or of several plans of one, from one compilation."""
     with tempfile.TemporaryDirectory() as name:
         compiled = compile_batch([made.program for made in variants], Path(name))
-    return [judged(made, entries, seed) for made, entries in zip(variants, compiled, strict=True)]
+    return [judged(made, built, seed) for made, built in zip(variants, compiled, strict=True)]
 
 
 def every_setting(text: str) -> list[Made]:

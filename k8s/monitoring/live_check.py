@@ -198,7 +198,12 @@ def run(modules: Sequence[Path], budget: Sequence[str], runs: Path, model: str) 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "WARPSMITH_MODEL_URL": model, "WARPSMITH_MODEL_ASSISTS": "correctness"},
+        env={
+            **os.environ,
+            "WARPSMITH_METRICS_PORT": "0",
+            "WARPSMITH_MODEL_URL": model,
+            "WARPSMITH_MODEL_ASSISTS": "correctness",
+        },
     )
     try:
         said, _ = process.communicate(timeout=RUN_SECONDS)

@@ -1,12 +1,15 @@
 """Builds and calls CPU kernels: one g++ run at the first call, kept in the user's cache directory by content."""
 
 import ctypes
+import functools
 import hashlib
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import tempfile
+import threading
 
 import torch
 
@@ -39,9 +42,11 @@ class _WsKernels:
         parts = [compiler, _ws_processor(), *flags, *self._sources, *self._sources.values()]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "warpsmith"
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _ws_is_own(cache):  # whoever could write there could run code here
+            cache = pathlib.Path(tempfile.mkdtemp(prefix="warpsmith-"))
         library = cache / f"{key}.so"
-        if not library.exists():
+        if not _ws_is_own(library):
             with tempfile.TemporaryDirectory(dir=cache) as directory:
                 for name, text in self._sources.items():
                     (pathlib.Path(directory) / name).write_text(text)
@@ -54,8 +59,28 @@ class _WsKernels:
         return library
 
 
+def _ws_is_own(path):
+    """Whether a path is there, no link, and nobody else could have changed what it holds."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    others = stat.S_IWOTH if found.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP
+    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & others
+
+
 def _ws_processor():
     """What -march=native stands for here: a cache shared by several machines must not mix their code."""
     path = pathlib.Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+_ws_thread = threading.get_ident
+
+
+@functools.cache
+def _ws_workspace(name, shape, strides, dtype, thread):
+    """Memory that holds anything; each thread has its own, and keeps it."""
+    del name, thread
+    return torch.empty_strided(shape, strides, dtype=dtype)

@@ -8,7 +8,7 @@ float64. It captures nothing and times nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from warpsmith import dtypes
 from warpsmith.errors import BadInput
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 Lookup = Callable[[str], torch.Tensor]
@@ -40,7 +41,10 @@ _MASKING: Final = frozenset({
 # What is not written may hold the answer of an earlier call.
 _UNWRITTEN: Final = ("empty", "new_empty", "_empty")
 
-_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+_WIDENED: Final = {
+    torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}  # fmt: skip
 
 
 @functools.cache
@@ -138,17 +142,6 @@ def _torch_constant(text: str) -> Any:
     if not isinstance(constant, torch.memory_format | torch.layout):
         raise BadInput(f"{text} is not a memory format or layout")
     return constant
-
-
-def tensor_names(values: Iterable[tensor_pb2.Value]) -> list[str]:
-    """Names of all tensors among the arguments, lists included, in order."""
-    names: list[str] = []
-    for value in values:
-        if value.WhichOneof("kind") == "tensor":
-            names.append(value.tensor)
-        elif value.WhichOneof("kind") == "list":
-            names += tensor_names(value.list.values)
-    return names
 
 
 def arguments_of(node: graph_pb2.Node) -> list[tensor_pb2.Value]:
@@ -382,15 +375,20 @@ def _masked(
     return values[name].copy_(masked) if node.mutates else masked
 
 
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """What the truth computes in, in the place of a type."""
+    return _WIDENED.get(dtype, dtype)
+
+
 def _widened(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor.double() if tensor is not None and tensor.dtype in _FLOATS else tensor
+    return tensor.to(widened(tensor.dtype)) if tensor is not None else None
 
 
 def _widened_copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty_strided(
         tensor.shape,
         tensor.stride(),
-        dtype=torch.float64 if tensor.dtype in _FLOATS else tensor.dtype,
+        dtype=widened(tensor.dtype),
         device=tensor.device,
     )
     if 0 in tensor.stride():  # an expanded tensor cannot be written element by element
@@ -399,4 +397,4 @@ def _widened_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _widened_type(argument: Any) -> Any:
-    return torch.float64 if isinstance(argument, torch.dtype) and argument in _FLOATS else argument
+    return widened(argument) if isinstance(argument, torch.dtype) else argument

@@ -10,11 +10,12 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
@@ -72,12 +73,21 @@ def capture(module: torch.nn.Module, args: Sequence[Any]) -> graph_pb2.Graph:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export's advice on attributes is not for our users
+        members = _member_names(module)
         try:
             exported = torch.export.export(module, tuple(args), strict=False)
         except Exception as error:
             raise _refusal(module, args, error) from error
+        if made := _member_names(module) - members:
+            raise CaptureRefused(
+                f"forward registers {min(made)} in its first call, which torch.export does not follow: register it in "
+                "the constructor, or keep it as a plain attribute"
+            )
         recorder = _Recorder(exported)
-        graph = recorder.record()
+        try:
+            graph = recorder.record()
+        except DynamicOutputShapeException as error:
+            raise CaptureRefused(f"forward calls {error.func}, of whose result the shape depends on values") from error
     graph.digest = digest.of_graph(graph)
     return graph
 
@@ -97,6 +107,10 @@ def _refusal(module: torch.nn.Module, args: Sequence[Any], error: Exception) -> 
             refused.__cause__ = raised
             return refused
     return CaptureRefused(f"the module does not export (torch.export): {_first_line(error)}")
+
+
+def _member_names(module: torch.nn.Module) -> set[str]:
+    return {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _first_line(error: BaseException) -> str:
@@ -243,10 +257,17 @@ class _Recorder:
         flat = pytree.tree_leaves(outputs)
         for value in flat:
             if not isinstance(value, torch.Tensor):
-                raise CaptureRefused(f"forward returns a {type(value).__name__} among its outputs; return tensors only")
+                self._graph.output_leaves.append(_literal(value))
+                continue
             name = self._name_of(value)
             assert name is not None
             self._graph.outputs.append(name)
+            self._graph.output_leaves.append("")
+        if not self._graph.outputs:
+            kind = type(flat[0] if flat else outputs).__name__
+            raise CaptureRefused(f"forward returns no tensor: it returns a {kind}")
+        if not any(self._graph.output_leaves):
+            del self._graph.output_leaves[:]
         spec = self._exported.call_spec.out_spec
         assert spec is not None
         self._graph.output_tree = _tree_text(spec)
@@ -266,6 +287,16 @@ class _Recorder:
             name = f"{wanted}_{count}"
         self._used.add(name)
         return name
+
+
+def _literal(value: object) -> str:
+    """A leaf of the outputs that is no tensor, as Python writes it."""
+    is_plain = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
+    if not is_plain or type(value) not in (type(None), bool, int, float, str):
+        raise CaptureRefused(
+            f"forward returns a {type(value).__name__} among its outputs; return tensors, numbers or None"
+        )
+    return repr(value)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -66,6 +66,7 @@ def of_moves(moves: Iterable[analysis_pb2.Move]) -> str:
 def of_program(program: candidate_pb2.Program) -> str:
     """Digest of a program: sources, buffers, steps and outputs; its own `digest` field does not count."""
     parts: list[str | bytes | int] = ["program", program.target, program.output_tree, *program.outputs]
+    parts += ["leaves", *program.output_leaves] if program.output_leaves else []
     for source in program.sources:
         parts += ["source", source.name, source.text]
     for buffer in program.buffers:
@@ -87,6 +88,7 @@ def of_program(program: candidate_pb2.Program) -> str:
 def of_graph(graph: graph_pb2.Graph) -> str:
     """Digest of a captured graph; its own `digest` field does not count."""
     parts: list[str | bytes | int] = ["graph", graph.output_tree, *graph.outputs]
+    parts += ["leaves", *graph.output_leaves] if graph.output_leaves else []
     for source in graph.sources:
         parts += ["source", *_source_parts(source)]
     for node in graph.nodes:

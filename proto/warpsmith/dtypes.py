@@ -24,6 +24,8 @@ _TO_TORCH: Final[Mapping[tensor_pb2.Dtype.ValueType, torch.dtype]] = {
     tensor_pb2.DTYPE_INT8: torch.int8,
     tensor_pb2.DTYPE_UINT8: torch.uint8,
     tensor_pb2.DTYPE_BOOL: torch.bool,
+    tensor_pb2.DTYPE_COMPLEX64: torch.complex64,
+    tensor_pb2.DTYPE_COMPLEX128: torch.complex128,
 }
 _FROM_TORCH: Final[Mapping[torch.dtype, tensor_pb2.Dtype.ValueType]] = {t: d for d, t in _TO_TORCH.items()}
 
@@ -44,7 +46,7 @@ def from_torch(dtype: torch.dtype) -> tensor_pb2.Dtype.ValueType:
     """The contract type of a torch type.
 
     Raises:
-        BadInput: the type has no place in the contract (complex, quantized, 8-bit floats).
+        BadInput: the type has no place in the contract (quantized, 8-bit floats, 16-bit complex).
     """
     try:
         return _FROM_TORCH[dtype]

@@ -25,7 +25,7 @@ from prometheus_client import Counter, Histogram
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_before_delay
 from tenacity.wait import wait_random_exponential
 
-from warpsmith import model_turn
+from warpsmith import local_sockets, model_turn
 from warpsmith.errors import BadInput, ModelFault, ModelReason
 from warpsmith.language_model import Answer, Message
 from warpsmith.settings import ModelSettings
@@ -81,17 +81,21 @@ class OpenAiClient:
         Raises:
             BadInput: the address is none, or the key file cannot be used.
         """
-        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", settings.url):
-            raise BadInput(f"WARPSMITH_MODEL_URL={settings.url!r}: write an address such as http://127.0.0.1:8000/v1")
+        url, socket = settings.url, ""
+        if local_sockets.is_one(url):
+            local_sockets.require_own(url)
+            url, socket = "http://localhost/v1", str(local_sockets.path_of(url))
+        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+            raise BadInput(f"WARPSMITH_MODEL_URL={url!r}: write an address such as http://127.0.0.1:8000/v1")
         self._settings, self._patience = settings, patience
         self._limits = _Limits(settings.first_token_seconds, settings.total_seconds)
         self._slots = threading.BoundedSemaphore(settings.concurrency)
         self._listed: tuple[str, int] | None = None
         self._resting: tuple[float, ModelFault] | None = None
         timeout = httpx.Timeout(settings.first_token_seconds, connect=CONNECT_SECONDS)
-        self._http = httpx.Client(transport=_Bounded(self._limits), timeout=timeout)
+        self._http = httpx.Client(transport=_Bounded(self._limits, socket), timeout=timeout)
         self._client = openai.OpenAI(
-            base_url=settings.url, api_key=_key(settings), max_retries=0, timeout=timeout, http_client=self._http
+            base_url=url, api_key=_key(settings), max_retries=0, timeout=timeout, http_client=self._http
         )
 
     def close(self) -> None:
@@ -337,13 +341,17 @@ class _Bounded(httpx.BaseTransport):
     Bytes that come one at a time never let a time-out of the socket pass, so time is looked at with every one.
     """
 
-    def __init__(self, limits: _Limits) -> None:
+    def __init__(self, limits: _Limits, socket: str) -> None:
         self._limits = limits
-        self._inner = httpx.HTTPTransport()
+        self._inner = httpx.HTTPTransport(uds=socket or None)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Sends the request and gives a response whose body is watched."""
         begin = time.monotonic()
+        try:
+            local_sockets.require_own_port(str(request.url))
+        except BadInput as error:
+            raise httpx.ConnectError(str(error), request=request) from None
         request.headers["accept-encoding"] = "identity"
         response = self._inner.handle_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -400,8 +408,10 @@ def _key(settings: ModelSettings) -> str:
         return "none"  # the library insists on one; vLLM without --api-key takes any
     try:
         key = settings.key_file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"WARPSMITH_MODEL_KEY_FILE={settings.key_file}: cannot be read ({error})") from error
+    except OSError as error:
+        raise BadInput(f"WARPSMITH_MODEL_KEY_FILE={settings.key_file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError:  # its text would quote the key
+        raise BadInput(f"WARPSMITH_MODEL_KEY_FILE={settings.key_file}: cannot be read (no ASCII text)") from None
     if not re.fullmatch(r"[!-~]+", key):
         raise BadInput(f"WARPSMITH_MODEL_KEY_FILE={settings.key_file}: it must hold one key and nothing else")
     return key

@@ -21,7 +21,7 @@ SPECIALS = ("none", "inf", "-inf", "nan", "zero", "negative_zero", "largest", "s
 SHARES = (0.001, 0.01, 0.1, 0.5, 1.0)
 """Of the elements that are replaced."""
 
-_RANDOM_BITS = 31
+_RANDOM_BITS = 48
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ _NAMES = tuple(each.name for each in fields(Recipe))
 
 
 def seed_of(recipe: Recipe, randomness: int) -> int:
-    """A seed that says the recipe too; `randomness` is from 0 to 2^31 − 1."""
+    """A seed of at most 63 bits that says the recipe too; of `randomness`, from 0 on, the lowest 48 bits count."""
     code = 0
     for name, size in zip(_NAMES, _SIZES, strict=True):
         code = code * size + getattr(recipe, name) % size
-    return (code << _RANDOM_BITS) | randomness
+    return (code << _RANDOM_BITS) | randomness % (1 << _RANDOM_BITS)
 
 
 def recipe_of(seed: int) -> Recipe:

@@ -6,6 +6,7 @@ when they are idempotent, and raise the exceptions of `warpsmith.errors`. Knows 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -30,7 +31,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from warpsmith import jail, transport
+from warpsmith import jail, local_sockets, printable, private_files, transport
 from warpsmith import settings as settings_module
 from warpsmith.errors import BadInput, ModelFault, WarpsmithError, from_status, to_status
 from warpsmith.settings import Settings
@@ -184,6 +185,7 @@ class Serving:
 
     name: str
     port: int
+    """Its gRPC port; 0 where it listens at a Unix socket only."""
     metrics_port: int | None
     _servers: tuple[grpc.Server, ...]
     _health: health.HealthServicer
@@ -215,7 +217,7 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     find itself unfit has `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
 
     Raises:
-        BadInput: a port is in use, or a certificate's file cannot be read; names it.
+        BadInput: a port is in use, a socket's folder is not private, or a certificate cannot be read; names it.
     """
     server = grpc.server(
         _Threads(settings.thread_count, name),
@@ -227,13 +229,12 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     full_names = [base.__module__ for base in type(servicer).__mro__ if base.__module__.endswith("_pb2_grpc")]
     _reflect(name, server, full_names)
-    credentials = transport.server_credentials(settings.tls) if settings.tls else None
-    port = _bind(server, settings.host, settings.port, credentials)
+    port = _listen(server, settings)
     servers = [server]
     if settings.health_port is not None:
         probe = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(state, probe)
-        _bind(probe, settings.host, settings.health_port)
+        _bind(probe, f"{settings.host}:{settings.health_port}")
         servers.append(probe)
     metrics_port = _start_metrics(settings)
     for each in servers:
@@ -243,7 +244,7 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     if hasattr(servicer, "when_unfit"):
         servicer.when_unfit(lambda: state.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
     if settings.port_file is not None:
-        _publish(settings.port_file, f"{port} {metrics_port or 0}\n")
+        private_files.replace(settings.port_file, f"{port} {metrics_port or 0}\n")
     close = getattr(servicer, "close", lambda: None)
     return Serving(name, port, metrics_port, tuple(servers), state, settings.drain_seconds, close)
 
@@ -253,9 +254,9 @@ def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Se
 
     What cannot start ends the process with code 2 and one line that says why.
     """
-    logging.basicConfig(
-        level=os.environ.get("WARPSMITH_LOG", "INFO"), format=f"%(asctime)s {name} %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(printable.LogFormatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
+    logging.basicConfig(level=os.environ.get("WARPSMITH_LOG", "INFO"), handlers=[handler])
     stop_asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_asked.set())
@@ -265,13 +266,24 @@ def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Se
             jail.trust_input()
         serving = start(name, add, make(settings), settings)
     except WarpsmithError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {printable.line(str(error))}", file=sys.stderr)
         raise SystemExit(2) from error
-    log.info("serving on %s:%d, metrics on %s", settings.host, serving.port, serving.metrics_port)
-    while not stop_asked.wait(0.5):
-        if settings.parent_pid is not None and os.getppid() != settings.parent_pid:
-            break  # local mode's parent is gone: leave nothing running
+    places = [str(settings.socket or ""), f"{settings.host}:{serving.port}" if serving.port else ""]
+    log.info("serving on %s, metrics on %s", " and ".join(filter(None, places)), serving.metrics_port)
+    is_left = False
+    while not is_left and not stop_asked.wait(0.5):
+        is_left = settings.parent_pid is not None and os.getppid() != settings.parent_pid
     serving.stop()
+    if is_left:  # local mode's parent is gone: leave nothing running, and nothing lying about
+        _clean_up(settings)
+
+
+def _clean_up(settings: Settings) -> None:
+    if settings.port_file is not None:
+        settings.port_file.unlink(missing_ok=True)
+    if settings.socket is not None:
+        with contextlib.suppress(OSError):  # the others' sockets may be there still
+            settings.socket.parent.rmdir()
 
 
 def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> None:
@@ -287,8 +299,17 @@ def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> Non
     reflection.enable_server_reflection(names, server)
 
 
-def _bind(server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
-    place = f"{host}:{port}"
+def _listen(server: grpc.Server, settings: Settings) -> int:
+    """Binds the socket, where there is one, and then the port, where there is one; gives the port, or 0."""
+    if settings.socket is not None:
+        _bind(server, local_sockets.address_of(local_sockets.place_for(settings.socket)))
+    if settings.port is None:
+        return 0
+    credentials = transport.server_credentials(settings.tls) if settings.tls else None
+    return _bind(server, f"{settings.host}:{settings.port}", credentials)
+
+
+def _bind(server: grpc.Server, place: str, credentials: grpc.ServerCredentials | None = None) -> int:
     try:
         bound = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     except RuntimeError:
@@ -307,14 +328,6 @@ def _start_metrics(settings: Settings) -> int | None:
         place = f"{settings.host}:{settings.metrics_port}"
         raise BadInput(f"cannot serve metrics on {place}: {error.strerror}; set WARPSMITH_METRICS_PORT") from error
     return int(httpd.server_port)
-
-
-def _publish(path: os.PathLike[str], text: str) -> None:
-    """Writes a file that readers see whole or not at all."""
-    partial = f"{os.fspath(path)}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(partial, path)
 
 
 # ---- the client's side -------------------------------------------------------------------------------
@@ -447,12 +460,12 @@ def dial(
     tls: Tls | None = None,
     role: str = "",
 ) -> StubT:
-    """A stub for the service at `address` ("host:port", or any gRPC target); connects on the first call.
+    """A stub for the service at `address` ("host:port", "unix:/path" or any gRPC target); connects on the first call.
 
-    With `tls`, only for a server whose certificate names `role`.
+    With `tls`, only for a server whose certificate names `role`; at a Unix socket, only for a server of our own.
 
     Raises:
-        BadInput: a file of `tls` cannot be read.
+        BadInput: a file of `tls` cannot be read, or the socket could be somebody else's.
     """
     options = [*OPTIONS, *RETURNING, ("grpc.lb_policy_name", "round_robin")]
     channel = transport.channel(address, options, tls, role)
@@ -461,7 +474,7 @@ def dial(
 
 def is_reachable(address: str, seconds: float) -> bool:
     """Whether a gRPC server answers at `address` within the time, whatever it serves."""
-    with grpc.insecure_channel(address) as channel:
+    with transport.channel(address, (), None, "") as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -471,7 +484,7 @@ def is_reachable(address: str, seconds: float) -> bool:
 
 def wait_until_healthy(address: str, seconds: float) -> bool:
     """Whether the service at `address` says that it serves, within the time."""
-    with grpc.insecure_channel(address) as channel:
+    with transport.channel(address, (), None, "") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True)

@@ -51,8 +51,10 @@ class Settings:
 
     host: str = "127.0.0.1"
     """Interface to listen on; `0.0.0.0` in a pod."""
-    port: int = 0
-    """gRPC port; 0 lets the system choose."""
+    port: int | None = 0
+    """gRPC port; 0 lets the system choose, None for none, where there is a socket."""
+    socket: Path | None = None
+    """Unix domain socket to listen at, in a folder that only we can enter; local mode sets it."""
     health_port: int | None = None
     """Port of a second, plaintext server with health only, for probes; None for none."""
     metrics_port: int | None = 0
@@ -89,7 +91,7 @@ class Settings:
             BadInput: it is not set; names the variable.
         """
         if service not in self.addresses:
-            raise BadInput(f"no address for the {service} service: set {_variable(service)}=host:port")
+            raise BadInput(f"no address for the {service} service: set {_variable(service)}=host:port or unix:/path")
         return self.addresses[service]
 
 
@@ -99,10 +101,11 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     Raises:
         BadInput: a value is malformed; names the variable.
     """
-    port_file = environment.get("WARPSMITH_PORT_FILE")
+    port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
-        port=_integer(environment, "WARPSMITH_PORT", 0),
+        port=_optional(environment, "WARPSMITH_PORT", 0),
+        socket=Path(socket) if socket else None,
         health_port=_optional(environment, "WARPSMITH_HEALTH_PORT", None),
         metrics_port=_optional(environment, "WARPSMITH_METRICS_PORT", 0),
         port_file=Path(port_file) if port_file else None,

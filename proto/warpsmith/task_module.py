@@ -7,34 +7,64 @@ User code runs here, so only a jailed worker may call this. Every failure of the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import importlib.util
+import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
+from warpsmith.private_files import relative_path
 from warpsmith.v1 import task_pb2
 
 _MODULE_NAME = "warpsmith_task_module"
+_TWISTER_BEGIN, _TWISTER_WORDS = 3, 624
+"""Where the words of a processor's generator lie in its state, in units of 64 bits, each holding 32
+(CPUGeneratorImplStateLegacy of torch: seed, counters, words)."""
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds every generator that a module may draw from.
+    """Seeds every generator that a module may draw from: PyTorch's.
 
     `torch.manual_seed` does it too, but formats a stack trace for each kind of device that is absent: 1 ms a call.
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.default_generator.manual_seed(seed)
         torch.cuda.manual_seed_all(seed)
     else:
         torch.manual_seed(seed)
+    seed_generator(torch.default_generator, seed)
+
+
+def seed_all(seed: int) -> None:
+    """As `seed_generators`, and Python's and numpy's: `get_inputs` may draw from them, a forward may not."""
+    seed_generators(seed)
+    random.seed(seed)
+    numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32] if seed >> 32 else seed)
+
+
+def seed_generator(generator: torch.Generator, seed: int) -> torch.Generator:
+    """Seeds it with every bit of a seed from 0 to 2^63 − 1: of a processor's, `manual_seed` takes the lowest 32.
+
+    Small seeds give what they give elsewhere.
+    """
+    generator.manual_seed(seed)
+    if generator.device.type == "cpu" and seed >> 32:
+        stream = hashlib.shake_256(seed.to_bytes(8)).digest(4 * _TWISTER_WORDS)
+        state = generator.get_state()
+        words = state.view(torch.int64)[_TWISTER_BEGIN : _TWISTER_BEGIN + _TWISTER_WORDS]
+        words.copy_(torch.from_numpy(numpy.frombuffer(stream, numpy.uint32).astype(numpy.int64)))
+        generator.set_state(state)
+    return generator
 
 
 @dataclass(frozen=True)
@@ -61,12 +91,25 @@ class TaskModule:
         kind = getattr(self.namespace, self.class_name, None)
         if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
             raise BadInput(f"{self.entry_path}: {self.class_name} is not an nn.Module subclass")
+        seed_generators(seed)  # get_init_inputs may draw as well, or give a module of its own
         arguments = self.init_inputs()
         with self.explaining(f"{self.class_name}(...) failed"):
             seed_generators(seed)
-            built = kind(**arguments) if isinstance(arguments, dict) else kind(*arguments)
+            built: torch.nn.Module = kind(**arguments) if isinstance(arguments, dict) else kind(*arguments)
+            if any(map(torch.nn.parameter.is_lazy, (*built.parameters(), *built.buffers()))):
+                self._complete(built, seed)
             moved: torch.nn.Module = built.to(device)
         return moved
+
+    def _complete(self, built: torch.nn.Module, seed: int) -> None:
+        """Lets lazy modules (`LazyLinear`) take their shapes from the inputs, by a call that changes no statistics."""
+        training = [(module, module.training) for module in built.modules()]
+        args = self.inputs(seed)
+        seed_generators(seed)
+        with torch.no_grad():
+            built.eval()(*args)
+        for module, was_training in training:
+            module.training = was_training
 
     def inputs(self, seed: int, device: torch.device | str = "cpu") -> tuple[Any, ...]:
         """The positional arguments of one forward, from get_inputs run on `device` with `seed`.
@@ -78,7 +121,7 @@ class TaskModule:
         if not callable(function):
             raise BadInput(f"{self.entry_path}: defines no get_inputs()")
         with self.explaining("get_inputs() failed"):
-            seed_generators(seed)
+            seed_all(seed)
             with torch.device(device):
                 returned = function()
         args = returned if isinstance(returned, list | tuple) else (returned,)
@@ -151,10 +194,10 @@ def load(task: task_pb2.Task, directory: Path) -> TaskModule:
     """
     directory = directory.resolve()
     for source in task.sources:
-        path = directory / _safe(source.path)
+        path = directory / relative_path("source path", source.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source.content)
-    entry = directory / _safe(task.entry_path)
+    entry = directory / relative_path("source path", task.entry_path)
     if not entry.is_file():
         raise BadInput(f"{task.entry_path}: the entry file is not among the sources")
     for root in (str(directory), str(entry.parent)):
@@ -164,7 +207,19 @@ def load(task: task_pb2.Task, directory: Path) -> TaskModule:
     class_name = task.class_name or "Model"
     if not hasattr(namespace, class_name):
         raise BadInput(f"{task.entry_path}: defines no class {class_name}")
+    _register_classes(namespace)
     return TaskModule(task.entry_path, directory, class_name, namespace)
+
+
+def _register_classes(namespace: ModuleType) -> None:
+    """Lets pytree look into the dataclasses of a file, and write down those and its named tuples by name."""
+    for name, kind in vars(namespace).items():
+        if not isinstance(kind, type) or kind in pytree.SUPPORTED_NODES:
+            continue
+        if dataclasses.is_dataclass(kind):
+            torch.export.register_dataclass(kind, serialized_type_name=f"{_MODULE_NAME}.{name}")
+        elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            pytree._register_namedtuple(kind, serialized_type_name=f"{_MODULE_NAME}.{name}")
 
 
 def cause_of(error: BaseException) -> str:
@@ -189,13 +244,6 @@ def _import(name: str, entry: Path, directory: Path) -> ModuleType:
                 raise BadInput(f"{name}:{line}: syntax error: {message}") from error.__cause__
         raise
     return module
-
-
-def _safe(path: str) -> PurePosixPath:
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts:
-        raise BadInput(f"source path {path!r} must be relative and stay inside the module's folder")
-    return pure
 
 
 def _moved(args: Sequence[Any], device: torch.device | str) -> Any:

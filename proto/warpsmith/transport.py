@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 import grpc
 
+from warpsmith import local_sockets
 from warpsmith.errors import BadInput
 
 
@@ -106,10 +107,16 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 def channel(address: str, options: Sequence[tuple[str, Any]], tls: Tls | None, role: str) -> grpc.Channel:
     """A channel to `address`, in plain text without `tls`; with it, only to a server whose certificate names `role`.
 
+    A Unix socket needs no certificate: it has to be one that nobody else could have put there.
+
     Raises:
-        BadInput: a file of `tls` cannot be read.
+        BadInput: a file of `tls` cannot be read, or the socket or the port is somebody else's.
     """
+    if local_sockets.is_one(address):
+        local_sockets.require_own(address)
+        return grpc.insecure_channel(address, options=options)
     if tls is None:
+        local_sockets.require_own_port(address)
         return grpc.insecure_channel(address, options=options)
     return _RenewedChannel(address, [*options, ("grpc.ssl_target_name_override", role)], tls)
 

@@ -1,4 +1,4 @@
-"""Makes text from modules, compilers, profilers and models safe to show to a model or to print.
+"""Makes text from modules, compilers, profilers and models safe to show to a model; `printable` does so for people.
 
 The one idea: such text is data. Control and invisible characters go, nothing in it looks like a chat template's
 marks, it is cut to a size, and it stands between two lines with a tag made from its own digest, which it therefore
@@ -11,20 +11,19 @@ import re
 import unicodedata
 
 from warpsmith.digest import digest, short
+from warpsmith.printable import ACTING
 
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)", re.DOTALL)
 """Terminal escape sequences, which would leave their printable ends."""
 _MARK = re.compile(r"(?<=<)(?=[|/!\w\uff5c])|(?<=\[)(?=/?(INST|SYS|AVAILABLE|TOOL))")
 """Where chat templates' marks such as <|im_end|>, </s>, <think> and [INST] are broken up by a space."""
-_DROPPED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories: control, format (zero width, direction), surrogates, private, unassigned, separators."""
 
 
 def plain(text: str, most_characters: int) -> str:
     """The text with newlines and tabs as its only control characters, cut to a size; says how much was cut."""
     head = text[: 4 * most_characters + 64]  # what is beyond cannot come back by dropping characters; bounds the work
     head = _ESCAPE.sub("", head.replace("\r\n", "\n").replace("\r", "\n"))
-    head = "".join(c for c in head if c in "\n\t" or unicodedata.category(c) not in _DROPPED)
+    head = "".join(c for c in head if c in "\n\t" or unicodedata.category(c) not in ACTING)
     head = _MARK.sub(" ", head)
     if len(head) <= most_characters and len(text) <= 4 * most_characters + 64:
         return head

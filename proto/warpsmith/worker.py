@@ -17,19 +17,20 @@ import importlib.util
 import json
 import os
 import select
+import signal
 import struct
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from warpsmith import jail, jail_init
+from warpsmith import jail, jail_init, printable
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
 
 Methods = Mapping[str, tuple[type[Message], Callable[[Any], Message]]]
@@ -43,6 +44,7 @@ TAIL_BYTES: Final = 4096
 """How much of a worker's output is kept: its end."""
 _TRACE_CHARACTERS: Final = 8192
 _START_DEADLINE_S: Final = 60.0
+_PAUSE_DEADLINE_S: Final = 10.0
 
 # A record: kind, length of the name, length of the body; then the name and the body.
 _HEADER: Final = struct.Struct("!BHI")
@@ -52,12 +54,6 @@ _REQUEST, _READY, _REPLY, _BAD_INPUT, _RAISED = range(1, 6)
 def _record(kind: int, name: str, body: bytes) -> bytes:
     encoded = name.encode()[:0xFFFF]
     return _HEADER.pack(kind, len(encoded), len(body)) + encoded + body
-
-
-def _printable(text: str, limit: int) -> str:
-    """Untrusted text without control characters; a long one loses its middle."""
-    clean = "".join(c for c in text if c in "\n\t" or c.isprintable())
-    return clean if len(clean) <= limit else f"{clean[: limit // 2]}\n...\n{clean[-limit // 2 :]}"
 
 
 # --- The parent's side ----------------------------------------------------------------------------
@@ -80,7 +76,7 @@ class _Tail:
     def text(self, settle_s: float = 0.0) -> str:
         """What is kept, after waiting up to `settle_s` for the writers to end."""
         self._thread.join(settle_s)
-        return _printable(self._kept.decode(errors="replace"), TAIL_BYTES)
+        return printable.lines(self._kept.decode(errors="replace"), TAIL_BYTES)
 
 
 class Worker:
@@ -137,6 +133,10 @@ class Worker:
             for descriptor in (requests, replies, printed):
                 os.close(descriptor)
         self._open = True
+        self._of_the_jail: frozenset[int] = frozenset()
+        """Processes that confine the others, and are never stopped."""
+        self.stopped: set[int] = set()
+        """Processes that `pause` has stopped at some time."""
         self._tail = _Tail(output)
         os.set_blocking(self._requests, False)
         os.set_blocking(self._replies, False)
@@ -145,6 +145,8 @@ class Worker:
         except BaseException:
             self.close()
             raise
+        # Nothing untrusted has run: whoever has a child now is the jail's own.
+        self._of_the_jail = frozenset(each for each in self.processes if jail_init.descendants(each))
         from warpsmith import worker_metrics as metrics  # not in the worker itself: it would cost every start
 
         metrics.starts.labels(metrics.name(entry)).inc()
@@ -185,8 +187,49 @@ class Worker:
             except DecodeError:
                 raise self._crashed(method, "sent an answer of another type") from None
 
+    def begin(self, method: str, request: Message) -> None:
+        """Sends `request` to `method` and leaves the answer to `finish`. Raises as `call`."""
+        with self._lock:
+            try:
+                end = time.monotonic() + _START_DEADLINE_S
+                self._send(_record(_REQUEST, method, request.SerializeToString()), end)
+            except (EOFError, OSError) as error:  # TimeoutError is one
+                raise self._crashed(method, str(error)) from None
+
+    def finish(self, method: str, response: type[Reply], deadline_s: float) -> Reply:
+        """The answer to what `begin` sent. Raises as `call`."""
+        with self._lock:
+            answer = self._exchange(method, b"", _REPLY, deadline_s)
+            try:
+                return response.FromString(answer)
+            except DecodeError:
+                raise self._crashed(method, "sent an answer of another type") from None
+
+    def stop(self) -> None:
+        """Stops every process that `pause` has stopped before, at once; does not wait until they stand still."""
+        _signal(self.stopped, signal.SIGSTOP)
+
+    def pause(self) -> None:
+        """Stops every process of the worker, with all threads; returns when all of them stand still.
+
+        Raises WorkerTimeout, after which it is gone: one did not stop.
+        """
+        end = time.monotonic() + _PAUSE_DEADLINE_S
+        self.stop()
+        while running := [each for each in self.processes - self._of_the_jail if _is_running(each)]:
+            _signal(running, signal.SIGSTOP)
+            self.stopped |= set(running)
+            if time.monotonic() > end:
+                self.close()
+                raise WorkerTimeout(f"{self.entry}: a process did not stop within {_PAUSE_DEADLINE_S:g} s")
+
+    def resume(self) -> None:
+        """Lets every process that `pause` stopped go on."""
+        _signal(self.stopped, signal.SIGCONT)
+
     def close(self) -> None:
         """Ends the process and its descendants. A call in flight in another thread ends with WorkerCrashed."""
+        self.resume()  # what stands still cannot leave by itself
         if self._lock.acquire(timeout=0):  # idle: let it leave by itself
             self._hang_up()
             self._jailed.wait(1.0)
@@ -232,7 +275,7 @@ class Worker:
         if kind == expected:
             return body
         if kind == _BAD_INPUT:
-            raise BadInput(_printable(body.decode(errors="replace"), _TRACE_CHARACTERS))
+            raise BadInput(printable.lines(body.decode(errors="replace"), _TRACE_CHARACTERS))
         if kind == _RAISED:
             raise _raised(method, name, body)
         raise self._crashed(method, "sent a malformed record")
@@ -283,14 +326,31 @@ class Worker:
         raise TimeoutError
 
 
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
+    for each in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, number)
+
+
+def _is_running(process: int) -> bool:
+    """Whether a thread of the process is not stopped; one that has ended is not running."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{process}/task/{thread}/stat").read_bytes().rpartition(b") ")[2][:1]
+                if state not in b"TtZXx":
+                    return True
+    return False
+
+
 def _raised(method: str, kind: str, body: bytes) -> WorkerRaised:
     try:
         told = json.loads(body)
         message, trace = str(told["message"]), str(told["trace"])
     except (ValueError, TypeError, KeyError, RecursionError):
         message, trace = "an unreadable report", ""
-    kind, message = _printable(kind, 200), _printable(message, _TRACE_CHARACTERS)
-    return WorkerRaised(f"{method}: {kind}: {message}", kind=kind, trace=_printable(trace, _TRACE_CHARACTERS))
+    kind, message = printable.lines(kind, 200), printable.lines(message, _TRACE_CHARACTERS)
+    return WorkerRaised(f"{method}: {kind}: {message}", kind=kind, trace=printable.lines(trace, _TRACE_CHARACTERS))
 
 
 def _import_paths(*modules: str) -> tuple[list[Path], list[Path]]:
@@ -338,10 +398,10 @@ def _report(error: BaseException) -> bytes:
     except BaseException:
         message, trace = "an exception that cannot be printed", ""
     if isinstance(error, BadInput):
-        return _record(_BAD_INPUT, "", _printable(message, _TRACE_CHARACTERS).encode())
+        return _record(_BAD_INPUT, "", printable.lines(message, _TRACE_CHARACTERS).encode())
     told = {
-        "message": _printable(message, _TRACE_CHARACTERS),
-        "trace": _printable(trace, _TRACE_CHARACTERS),
+        "message": printable.lines(message, _TRACE_CHARACTERS),
+        "trace": printable.lines(trace, _TRACE_CHARACTERS),
     }
     return _record(_RAISED, type(error).__name__, json.dumps(told).encode())
 

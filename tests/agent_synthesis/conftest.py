@@ -21,6 +21,7 @@ from agent_synthesis.ir import BufferRef, Nest, Type
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.verifier import verify
 from warpsmith import dtypes
+from warpsmith.hardware import H200
 
 Job = tuple[Nest, Schedule, Parameters | None]
 Kernel = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -106,9 +107,9 @@ def build_cubin() -> Callable[[Emission], tuple[str, bytes]]:
         pytest.skip(str(missing))
     names = sorted(path.name for path in INCLUDE_DIRECTORY.glob("*.cuh"))
     headers = [(INCLUDE_DIRECTORY / name).read_bytes() for name in names]
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++20", b"--ptxas-options=-v"]
 
-    def compile_one(emission: Emission) -> tuple[str, bytes]:
+    def compile_one(emission: Emission, architecture: str = H200.architecture) -> tuple[str, bytes]:
+        options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++20", b"--ptxas-options=-v"]
         assert set(emission.headers) <= set(names)
         text = "".join(f'#include "{name}"\n' for name in emission.headers) + emission.text
         _, program = nvrtc.nvrtcCreateProgram(

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agent_synthesis import cost, interpreter, moves
 from agent_synthesis.attention import attention_of
-from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda_attention import CudaAttention, require_fits
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
@@ -24,6 +24,7 @@ from agent_synthesis.product import multiplies_matrices
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -77,7 +78,7 @@ def result_of(plan: Plan, *args: torch.Tensor) -> torch.Tensor:
 
 
 def emitted(plan: Plan, parameters: Parameters | None = None) -> Emission:
-    return CudaAttention().emit(nest_of(plan), parameters or plan.groups[-1].parameters)
+    return CudaAttention(H200).emit(nest_of(plan), parameters or plan.groups[-1].parameters)
 
 
 # ---- of floats: in parts
@@ -295,7 +296,7 @@ def test_every_setting_compiles_without_spilling(
     causal = mask is None and depth > 64
     plan = as_one_kernel(lambda *args: attention(*args, is_causal=causal), *of(512, 300, depth), *masks)
     settings = plan.groups[-1].parameters
-    for parameters in [settings, *CudaAttention().alternatives(nest_of(plan), settings)]:
+    for parameters in [settings, *CudaAttention(H200).alternatives(nest_of(plan), settings)]:
         assert_compiles_well(compile_cuda(emitted(plan, parameters)))
 
 
@@ -391,13 +392,13 @@ def test_two_large_tiles_or_wide_rows_are_refused_before_they_are_compiled() -> 
         return Parameters(settings.choices, {**settings.integers, **integers})
 
     with pytest.raises(IllegalMove, match="shared memory"):
-        require_fits(nest_of(plan), changed(stages=4))
+        require_fits(H200, nest_of(plan), changed(stages=4))
     with pytest.raises(IllegalMove, match="registers"):
-        require_fits(nest_of(plan), changed(warpgroups=3))
+        require_fits(H200, nest_of(plan), changed(warpgroups=3))
     wide = as_one_kernel(attention, *of(256, 256, 256))
     assert wide.groups[-1].parameters.integers["keys"] == 64
     with pytest.raises(IllegalMove):
-        require_fits(nest_of(wide), changed())
+        require_fits(H200, nest_of(wide), changed())
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def test_two_large_tiles_or_wide_rows_are_refused_before_they_are_compiled() -> 
 def test_what_one_kernel_does_not_take_is_no_other_kernels_either(args: tuple[torch.Tensor, ...], why: str) -> None:
     nest = nest_of(planned(attention, *args))
     assert attention_of(nest) is not None, why
-    assert not CudaAttention().accepts(nest)
+    assert not CudaAttention(H200).accepts(nest)
     assert multiplies_matrices(nest)
 
 
@@ -440,7 +441,7 @@ def test_a_mask_takes_registers_so_three_warpgroups_have_smaller_tiles() -> None
     settings = plan.groups[-1].parameters
     three = Parameters({"turns": "no"}, {**settings.integers, "warpgroups": 3})
     with pytest.raises(IllegalMove, match="registers"):
-        require_fits(nest_of(plan), three)
+        require_fits(H200, nest_of(plan), three)
 
 
 def test_projections_stay_out_of_the_kernel() -> None:
@@ -474,6 +475,6 @@ def test_the_cost_is_both_products_and_every_operand_once() -> None:
     assert found.launch_count == 1
     moved = found.read_bytes + found.write_bytes + found.extra_bytes
     assert moved == 2 * (q.numel() + k.numel() + v.numel() + 6 * 128 * 32)
-    assert found.parallel_count == 6 < cuda_shape.SM_COUNT
+    assert found.parallel_count == 6 < H200.sm_count
     causal = authored(lambda q, k, v: attention(q, k, v, is_causal=True), q, k, v)
     assert cost.of_group(causal, causal.groups[-1]).tensor_flop_count == found.tensor_flop_count // 2

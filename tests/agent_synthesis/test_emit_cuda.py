@@ -44,6 +44,7 @@ from agent_synthesis.testing import (
 )
 from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -61,7 +62,7 @@ def emitted(nest: Nest) -> Emission:
 
 def with_strategy(nest: Nest, reduce: str, **changes: str | int) -> Parameters:
     """The first alternative of that strategy (or the default itself), changed further."""
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     default = schedule.defaults(nest)
     candidates = [default, *schedule.alternatives(nest, default)]
     chosen = next((c for c in candidates if c.choices["reduce"] == reduce), None)
@@ -97,14 +98,14 @@ def test_default_rows_compile_and_stay_in_registers(
 @pytest.mark.parametrize("merge", ["yes", "no"])
 @pytest.mark.parametrize("nest", [softmax(7, 1003), layer_norm(6, 2048, Type.BF16)], ids=lambda n: n.name)
 def test_every_strategy_compiles(compile_cuda: Compile, nest: Nest, reduce: str, merge: str) -> None:
-    emission = CudaRowReduction().emit(nest, with_strategy(nest, reduce, merge=merge))
+    emission = CudaRowReduction(H200).emit(nest, with_strategy(nest, reduce, merge=merge))
     compile_cuda(emission)
     assert len(emission.launches) == (1 if reduce != "two_pass" else 2 if merge == "yes" else 3)
 
 
 def streaming(nest: Nest, **changes: str | int) -> Parameters:
     """Parameters of the strategy stream, from the defaults of whatever the nest would get."""
-    default = CudaRowReduction().defaults(nest)
+    default = CudaRowReduction(H200).defaults(nest)
     choices = {"reduce": "stream", "merge": "yes", "preload": "yes"}
     integers = {"threads": 256, "splits": 4, "min_blocks": 1, "depth": 4, "lag": 1}
     integers |= {key: value for key, value in changes.items() if isinstance(value, int)}
@@ -130,7 +131,7 @@ def streaming(nest: Nest, **changes: str | int) -> Parameters:
     ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
 )
 def test_rows_that_stream_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]) -> None:
-    emission = CudaRowReduction().emit(nest, streaming(nest, **changes))
+    emission = CudaRowReduction(H200).emit(nest, streaming(nest, **changes))
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
     splits = changes.get("splits", 4)
@@ -201,7 +202,7 @@ def test_reductions_of_other_types_compile(compile_cuda: Compile, type_: Type, r
         tuple(Store(f"y_{name}", at(i=1), Reduced(name, type_)) for name in names),
         (BufferRef("x", type_, 9 * 512), *(BufferRef(f"y_{name}", type_, 9, True) for name in names)),
     ))  # fmt: skip
-    compile_cuda(CudaRowReduction().emit(nest, with_strategy(nest, reduce)))
+    compile_cuda(CudaRowReduction(H200).emit(nest, with_strategy(nest, reduce)))
 
 
 # ---- what is chosen ----------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def test_the_measured_rule_chooses_the_team(
 ) -> None:
     if build is layer_norm and rows >= 128 and columns > 16384:
         reduce = "stream"  # rows share the weight, which blocks that stay keep
-    assert CudaRowReduction().defaults(build(rows, columns)).choices["reduce"] == reduce
+    assert CudaRowReduction(H200).defaults(build(rows, columns)).choices["reduce"] == reduce
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_the_measured_rule_chooses_the_team(
 )
 def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: int, splits: int, threads: int) -> None:
     nest = row_dot(1, columns)
-    chosen = CudaRowReduction().defaults(nest)
+    chosen = CudaRowReduction(H200).defaults(nest)
     assert chosen.choices["reduce"] == "two_pass"
     assert (chosen.integers["splits"], chosen.integers["threads"]) == (splits, threads)
     assert spilled_bytes(compile_cuda(emitted(nest))) == 0
@@ -235,7 +236,7 @@ def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: i
 
 @pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
 def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
-    chosen = CudaRowReduction()._two_pass(cuda_shape.canonical(softmax(rows, columns)))
+    chosen = CudaRowReduction(H200)._two_pass(cuda_shape.canonical(softmax(rows, columns)))
     assert chosen.integers["splits"] == splits
 
 
@@ -254,13 +255,15 @@ def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, split
 def test_threads_above_each_other_have_several_rows_each(
     compile_cuda: Compile, nest: Nest, threads: int, lanes: int, splits: int
 ) -> None:
-    integers = CudaColumnReduction().defaults(nest).integers
+    integers = CudaColumnReduction(H200).defaults(nest).integers
     assert (integers["threads"], integers["lanes"], integers["splits"]) == (threads, lanes, splits)
-    assert spilled_bytes(compile_cuda(CudaColumnReduction().emit(nest, CudaColumnReduction().defaults(nest)))) == 0
+    assert (
+        spilled_bytes(compile_cuda(CudaColumnReduction(H200).emit(nest, CudaColumnReduction(H200).defaults(nest)))) == 0
+    )
 
 
 def test_settings_without_effect_are_no_alternatives() -> None:
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     nest = layer_norm(4096, 16384)
     default = schedule.defaults(nest)
     found = schedule.alternatives(nest, default)
@@ -348,7 +351,7 @@ def test_large_buffers_get_64_bit_offsets() -> None:
 
 
 def test_rereading_rows_costs_their_bytes_only_beyond_the_second_level_cache() -> None:
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     nest = softmax(4096, 16384)
     kept = schedule.defaults(nest)
     assert schedule.footprint(nest, kept).extra_bytes == 0
@@ -373,7 +376,7 @@ def test_rereading_rows_costs_their_bytes_only_beyond_the_second_level_cache() -
 def test_what_does_not_fit_is_refused(reduce: str, changes: dict[str, str | int], reason: str) -> None:
     nest = softmax(16, 262144)
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction().emit(nest, with_strategy(nest, reduce, **changes))
+        CudaRowReduction(H200).emit(nest, with_strategy(nest, reduce, **changes))
 
 
 @pytest.mark.parametrize(
@@ -389,7 +392,7 @@ def test_what_does_not_fit_is_refused(reduce: str, changes: dict[str, str | int]
 )
 def test_rows_that_cannot_stream_are_refused(nest: Nest, changes: dict[str, str | int], reason: str) -> None:
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction().emit(nest, streaming(nest, **changes))
+        CudaRowReduction(H200).emit(nest, streaming(nest, **changes))
 
 
 def test_rows_overwritten_in_place_do_not_stream() -> None:
@@ -402,7 +405,7 @@ def test_rows_overwritten_in_place_do_not_stream() -> None:
         (Store("y", place, doubled),), (BufferRef("y", F32, 999 * 16384, True),),
     )  # fmt: skip
     with pytest.raises(IllegalMove, match="in place"):
-        CudaRowReduction().emit(verify(own), streaming(own))
+        CudaRowReduction(H200).emit(verify(own), streaming(own))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +418,7 @@ def test_rows_overwritten_in_place_do_not_stream() -> None:
 )
 def test_columns_that_do_not_fit_are_refused(changes: dict[str, int], reason: str) -> None:
     nest = column_sum(8192, 8192)
-    schedule = CudaColumnReduction()
+    schedule = CudaColumnReduction(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match=reason):
         schedule.emit(nest, Parameters(default.choices, {**default.integers, **changes}))
@@ -423,7 +426,7 @@ def test_columns_that_do_not_fit_are_refused(changes: dict[str, int], reason: st
 
 def test_shared_columns_need_a_single_visit() -> None:
     nest = column_softmax(512, 2048)
-    schedule = CudaColumnReduction()
+    schedule = CudaColumnReduction(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match="one visit"):
         schedule.emit(nest, Parameters(default.choices, {**default.integers, "splits": 2}))
@@ -441,7 +444,7 @@ def test_neighbours_are_read_together_only_where_every_pack_is_aligned() -> None
 
 
 def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_cuda: Compile) -> None:
-    nest, schedule = gelu(2102787), CudaPointwise()
+    nest, schedule = gelu(2102787), CudaPointwise(H200)
     emission = schedule.emit(nest, schedule.defaults(nest))
     compile_cuda(emission)
     assert emission.launches[0].grid.x == -(-2102787 // (4 * 256))
@@ -456,7 +459,7 @@ def test_what_begins_between_two_packs_goes_element_by_element() -> None:
     shifted = Load(load.buffer, at(1, i=1), load.type)
     buffers = tuple(replace(buffer, element_count=buffer.element_count + 1) for buffer in nest.buffers)
     moved = replace(nest, stores=(replace(store, index=at(1, i=1), value=call("neg", shifted)),), buffers=buffers)
-    assert CudaPointwise().defaults(moved).integers["pack"] == 1
+    assert CudaPointwise(H200).defaults(moved).integers["pack"] == 1
 
 
 def test_an_axis_split_by_a_quotient_still_has_packs() -> None:

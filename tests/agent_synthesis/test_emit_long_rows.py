@@ -14,13 +14,14 @@ from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 
 Compile = Callable[[Emission], str]
 
 
 def with_settings(nest: Nest, **changes: str | int) -> Parameters:
     """The defaults of a nest with other settings."""
-    default = CudaRowReduction().defaults(nest)
+    default = CudaRowReduction(H200).defaults(nest)
     choices = {key: value for key, value in changes.items() if isinstance(value, str)}
     integers = {key: value for key, value in changes.items() if isinstance(value, int)}
     integers.setdefault("lanes", integers["threads"])
@@ -29,7 +30,7 @@ def with_settings(nest: Nest, **changes: str | int) -> Parameters:
 
 def preferred(nest: Nest, reduce: str) -> Parameters:
     """The settings of a strategy that suit the nest best."""
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     default = schedule.defaults(nest)
     return next(p for p in (default, *schedule.alternatives(nest, default)) if p.choices["reduce"] == reduce)
 
@@ -60,7 +61,7 @@ def test_rows_that_are_kept_in_shared_memory_compile(
     settings = {"reduce": "hold", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming"}
     sizes = {"threads": 512, "splits": 132, "packs": 2, "pack": 4, "depth": 8, "lag": 2, "held": 0}
     sizes["min_blocks"] = 1
-    emission = CudaRowReduction().emit(nest, with_settings(nest, **settings | sizes | changes))
+    emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings | sizes | changes))
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
     splits = int(changes.get("splits", 132))
@@ -85,14 +86,14 @@ def test_rows_that_begin_anywhere_are_read_in_packs_behind_a_ragged_head(
         "packs": 4,
         "min_blocks": 1,
     }
-    emission = CudaRowReduction().emit(nest, with_settings(nest, **settings))
+    emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings))
     compile_cuda(emission)
     assert "const int shift = (4099 * i) % 4;" in emission.text
     assert "ws::load_inside<4" in emission.text
 
 
 def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     assert schedule.defaults(softmax(32768, 65535)).integers["pack"] == 4
     assert schedule.defaults(softmax(999, 333)).integers["pack"] == 1, "short rows would be mostly head and tail"
 
@@ -102,7 +103,7 @@ def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() 
     simple = cuda_shape.canonical(nest)
     (x,) = {index for name, index in cuda_shape.accesses(simple) if name == "y"}
     assert x.coefficient(simple.reduced[0].name) == 1
-    assert CudaRowReduction().defaults(nest).integers["pack"] == 4
+    assert CudaRowReduction(H200).defaults(nest).integers["pack"] == 4
 
 
 def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() -> None:
@@ -112,7 +113,7 @@ def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() ->
 
 def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None:
     nest = batch_statistics(64, 64, 1 << 18)
-    schedule, held = CudaRowReduction(), {"threads": 512, "splits": 132, "packs": 4, "depth": 6, "lag": 2}
+    schedule, held = CudaRowReduction(H200), {"threads": 512, "splits": 132, "packs": 4, "depth": 6, "lag": 2}
     kept = with_settings(nest, reduce="hold", preload="no", **held)
     x_bytes = 4 * (64 * 64 << 18)
     waiting = 64 * (24 << 20)  # what memory could have moved while the blocks of 64 rows agree
@@ -121,10 +122,10 @@ def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None
 
 
 def test_blocks_that_cannot_keep_a_row_leave_the_rest_to_the_cache() -> None:
-    found = CudaRowReduction().defaults(batch_statistics(64, 64, 1 << 18))
+    found = CudaRowReduction(H200).defaults(batch_statistics(64, 64, 1 << 18))
     assert (found.choices["reduce"], found.choices["loads"]) == ("hold", "shared")
     assert (found.integers["splits"], found.integers["held"], found.integers["lag"]) == (128, 12, 0)
-    text = CudaRowReduction().emit(batch_statistics(64, 64, 1 << 18), found).text
+    text = CudaRowReduction(H200).emit(batch_statistics(64, 64, 1 << 18), found).text
     assert text.count("refill(row + kTeams);") == 1
     assert "ws::copy_async<ws::kLast>" in text, "what stays on chip leaves its room in the cache to the rest"
     assert text.count("for (int part = kKept + kHeld / kPacks; part < 16; ++part)") == 1
@@ -132,7 +133,7 @@ def test_blocks_that_cannot_keep_a_row_leave_the_rest_to_the_cache() -> None:
 
 
 def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
-    found = CudaRowReduction().defaults(batch_statistics(128, 64, 1 << 18))
+    found = CudaRowReduction(H200).defaults(batch_statistics(128, 64, 1 << 18))
     assert (found.choices["reduce"], found.integers["depth"]) == ("two_pass", 1)
 
 
@@ -140,7 +141,7 @@ def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
 def test_blocks_that_store_channels_follow_each_other_as_memory_does(packs: int) -> None:
     nest = batch_statistics(64, 64, 1 << 18)
     settings = with_settings(nest, reduce="two_pass", threads=512, splits=64, packs=packs, depth=1)
-    stores = CudaRowReduction().emit(nest, settings).text.split('extern "C"')[2]
+    stores = CudaRowReduction(H200).emit(nest, settings).text.split('extern "C"')[2]
     rank, row, first = (
         re.findall(rf"const int {name} = (.*);", stores)[0].replace("/", "//").replace("blockIdx.x", "number")
         for name in ("rank", "row", "first")
@@ -158,13 +159,13 @@ def test_stores_walk_backwards_where_the_cache_still_has_much_of_what_was_read()
     for images, backwards in ((4, True), (64, False)):
         nest = batch_statistics(images, 64, 1 << 18)
         settings = with_settings(nest, reduce="two_pass", threads=512, splits=4, packs=4, depth=1)
-        stores = CudaRowReduction().emit(nest, settings).text.split('extern "C"')[2]
+        stores = CudaRowReduction(H200).emit(nest, settings).text.split('extern "C"')[2]
         assert (f"const int number = {images * 64 * 32 - 1} - blockIdx.x;" in stores) == backwards
 
 
 def test_rows_that_share_weights_load_them_once() -> None:
     nest = layer_norm(16, 1 << 22)
-    emission = CudaRowReduction().emit(nest, preferred(nest, "two_pass"))
+    emission = CudaRowReduction(H200).emit(nest, preferred(nest, "two_pass"))
     stores = emission.text.split('extern "C"')[2]
     before, _, of_a_row = stores.partition("for (int number = 0; number < kRows")
     assert all(f"ws::kShared>({weight} + " in before for weight in ("weight", "bias"))
@@ -186,11 +187,13 @@ def test_rows_that_share_weights_load_them_once() -> None:
 )
 def test_rows_that_come_ahead_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, int]) -> None:
     sizes = {"threads": 512, "pack": 4, "min_blocks": 1, **changes}
-    emission = CudaRowReduction().emit(nest, with_settings(nest, reduce="ahead", preload="no", merge="yes", **sizes))
+    emission = CudaRowReduction(H200).emit(
+        nest, with_settings(nest, reduce="ahead", preload="no", merge="yes", **sizes)
+    )
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
     splits = changes["splits"]
-    teams = min(nest.row_count, cuda_shape.RESIDENT_CLUSTERS[splits] * sizes["min_blocks"])
+    teams = min(nest.row_count, H200.resident_clusters(splits) * sizes["min_blocks"])
     assert (launch.grid.x, max(1, launch.cluster.x)) == (teams * splits, splits)
     assert emission.text.count("fetch(row + kTeams);") == 1
 
@@ -203,21 +206,21 @@ def test_rows_that_come_ahead_compile(compile_cuda: Compile, nest: Nest, changes
 def test_what_cannot_come_ahead_is_refused_with_the_reason(changes: dict[str, int], reason: str) -> None:
     nest = softmax(4096, 393216)
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction().emit(nest, with_settings(nest, reduce="ahead", **{"threads": 512, **changes}))
+        CudaRowReduction(H200).emit(nest, with_settings(nest, reduce="ahead", **{"threads": 512, **changes}))
 
 
 def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() -> None:
     settings = {"reduce": "cluster", "threads": 256, "splits": 8, "packs": 16, "pack": 4, "min_blocks": 2}
     for rows, first, step in ((16, "rank * 16384 + ", 1024), (4096, "rank * 1024 + ", 8192)):
         nest = softmax(rows, 131072)
-        text = CudaRowReduction().emit(nest, with_settings(nest, **settings)).text
+        text = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings)).text
         assert f"const int first = {first}4 * threadIdx.x;" in text
         assert f"first + v * {step};" in text
 
 
 def test_the_next_row_is_asked_for_where_it_lies() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
-    text = CudaRowReduction().emit(nest, preferred(nest, "hold")).text
+    text = CudaRowReduction(H200).emit(nest, preferred(nest, "hold")).text
     (address,) = re.findall(r"ws::prefetch\(x \+ (.*) \+ \w+_begin, 512\);", text)
     for row in (0, 7, 128, 895):
         # Offsets are of 32 bits, in which the row's number times what eight rows hold would wrap.
@@ -233,7 +236,7 @@ def test_a_mean_in_float64_is_one_stage_with_the_squares_about_it() -> None:
 
 def test_only_the_thread_that_overwrites_a_row_value_reads_it() -> None:
     nest = batch_statistics(64, 64, 256)
-    code = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest)).text.split('extern "C"')[1]
+    code = CudaRowReduction(H200).emit(nest, CudaRowReduction(H200).defaults(nest)).text.split('extern "C"')[1]
     assert code.count("running[c]") == 2
     assert code.index("running[c]") > code.index("threadIdx.x == 0) {", code.index("y_pack"))
 
@@ -254,14 +257,14 @@ def test_what_cannot_be_kept_is_refused_with_the_reason(changes: dict[str, str |
     nest = softmax(16, 1 << 22)
     kept = {"reduce": "hold", "merge": "yes", "preload": "no", "threads": 512, "splits": 132, "packs": 2, "depth": 8,
             "lag": 2, "pack": 4, "min_blocks": 1}  # fmt: skip
-    CudaRowReduction().emit(nest, with_settings(nest, **kept))
+    CudaRowReduction(H200).emit(nest, with_settings(nest, **kept))
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction().emit(nest, with_settings(nest, **{**kept, **changes}))
+        CudaRowReduction(H200).emit(nest, with_settings(nest, **{**kept, **changes}))
 
 
 def test_groups_with_a_weight_for_each_channel_stream_too() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     found = schedule.alternatives(nest, schedule.defaults(nest))
     assert {"stream", "block"} <= {candidate.choices["reduce"] for candidate in found}
 
@@ -288,18 +291,18 @@ def test_rows_that_roll_through_shared_memory_compile(
     compile_cuda: Compile, nest: Nest, changes: dict[str, int]
 ) -> None:
     settings = with_settings(nest, **ROLL | changes)
-    emission = CudaRowReduction().emit(nest, settings)
+    emission = CudaRowReduction(H200).emit(nest, settings)
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
     splits = settings.integers["splits"]
     assert launch.cooperative
     assert launch.grid.x == min(nest.row_count, 132 // splits) * splits
-    assert launch.shared_bytes <= cuda_shape.SHARED_BYTES - 1024
+    assert launch.shared_bytes <= H200.shared_bytes - 1024
     assert [space.zero_between_calls for space in emission.workspaces] == [True, True]
 
 
 def test_rows_too_many_for_registers_and_too_long_for_a_cluster_roll() -> None:
-    schedule, wanted = CudaRowReduction(), ("reduce", "splits", "packs", "depth", "lag", "held")
+    schedule, wanted = CudaRowReduction(H200), ("reduce", "splits", "packs", "depth", "lag", "held")
     for nest, settings in (
         (layer_norm(16, 1 << 22), ("roll", 128, 2, 14, 12, 20)),
         (softmax(16, 1 << 22), ("roll", 128, 2, 14, 12, 0)),
@@ -314,7 +317,7 @@ def test_rows_too_many_for_registers_and_too_long_for_a_cluster_roll() -> None:
 
 def test_what_rows_share_is_read_from_memory_once_and_its_rest_kept_by_the_cache() -> None:
     nest = layer_norm(16, 1 << 22)
-    text = CudaRowReduction().emit(nest, with_settings(nest, **ROLL)).text
+    text = CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL)).text
     before, _, rows = text.partition("for (int row = team;")
     assert "weight_held[part * kPacks + v] = ws::load<4, ws::kLast>(weight + j_begin);" in before
     assert "weight_held[8 * kPacks];" in before
@@ -326,7 +329,7 @@ def test_what_rows_share_is_read_from_memory_once_and_its_rest_kept_by_the_cache
 
 
 def test_a_rolling_row_is_added_up_long_before_it_is_stored() -> None:
-    schedule = CudaRowReduction()
+    schedule = CudaRowReduction(H200)
     rolling = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **ROLL))
     kept = ROLL | {"reduce": "hold", "depth": 6, "packs": 4, "lag": 0, "held": 8}
     holding = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **kept))
@@ -348,12 +351,12 @@ def test_a_rolling_row_is_added_up_long_before_it_is_stored() -> None:
 )
 def test_what_cannot_roll_is_refused_with_the_reason(changes: dict[str, str | int], reason: str) -> None:
     nest = layer_norm(16, 1 << 22)
-    CudaRowReduction().emit(nest, with_settings(nest, **ROLL))
+    CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL))
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction().emit(nest, with_settings(nest, **{**ROLL, **changes}))
+        CudaRowReduction(H200).emit(nest, with_settings(nest, **{**ROLL, **changes}))
 
 
 def test_rows_that_are_only_added_up_or_read_otherwise_do_not_roll() -> None:
     for nest in (row_dot(16, 1 << 22), batch_statistics(64, 64, 1 << 18)):
         with pytest.raises(IllegalMove):
-            CudaRowReduction().emit(nest, with_settings(nest, **ROLL))
+            CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL))

@@ -32,6 +32,7 @@ from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import F32, at
 from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
 
 Compile = Callable[..., list[Callable[..., dict[str, torch.Tensor]]]]
@@ -119,7 +120,7 @@ def test_a_split_of_rows_does_not_join_positions() -> None:
 def test_cuda_schedules_compile_with_positions(compile_cuda: Callable[[Emission], str], type_: Type) -> None:
     for shape, kept in (((1, 1 << 20), 0), ((64, 4096), 0), ((4096, 100), 0), ((4096, 1000), 1), ((7, 33), 1)):
         nest: Any = extremes("places", shape, kept, type_)
-        taking: list[Schedule] = [CudaRowReduction(), CudaColumnReduction()]
+        taking: list[Schedule] = [CudaRowReduction(H200), CudaColumnReduction(H200)]
         for schedule in (schedule for schedule in taking if schedule.accepts(nest)):
             compile_cuda(schedule.emit(nest, schedule.defaults(nest)))
             if type_ is Type.F32:

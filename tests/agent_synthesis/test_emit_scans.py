@@ -28,6 +28,7 @@ from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import F32, at, call, column_scan, row_dot, running_sum, softmax
 from agent_synthesis.verifier import MalformedNest, verify
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -91,7 +92,7 @@ NESTS = [
 
 @pytest.mark.parametrize("nest", NESTS, ids=lambda n: f"{n.name}-{n.row_count}x{n.column_count}")
 def test_default_scans_compile_and_stay_in_registers(compile_cuda: CompileCuda, nest: Nest) -> None:
-    schedule = CudaScan()
+    schedule = CudaScan(H200)
     assert schedule.accepts(nest)
     emission = schedule.emit(nest, schedule.defaults(nest))
     assert spilled_bytes(compile_cuda(emission)) == 0
@@ -100,7 +101,7 @@ def test_default_scans_compile_and_stay_in_registers(compile_cuda: CompileCuda, 
 
 @pytest.mark.parametrize("nest", [NESTS[0], NESTS[3], NESTS[4], NESTS[13]], ids=lambda n: n.name)
 def test_other_settings_of_scans_compile(compile_cuda: CompileCuda, nest: Nest) -> None:
-    schedule = CudaScan()
+    schedule = CudaScan(H200)
     alternatives = schedule.alternatives(nest, schedule.defaults(nest))
     assert {p.choices["scan"] for p in alternatives} >= {"columns"} if nest.name == "column_scan" else {"rows", "grid"}
     for parameters in alternatives:
@@ -108,7 +109,7 @@ def test_other_settings_of_scans_compile(compile_cuda: CompileCuda, nest: Nest) 
 
 
 def test_few_long_rows_are_scanned_by_many_blocks_with_boards_that_are_zero_between_calls() -> None:
-    schedule, nest = CudaScan(), running_sum(3, 1 << 22)
+    schedule, nest = CudaScan(H200), running_sum(3, 1 << 22)
     emission = schedule.emit(nest, schedule.defaults(nest))
     assert schedule.defaults(nest).choices["scan"] == "grid"
     assert emission.launches[0].grid.x == 3 * (1 << 22) // 16384
@@ -116,7 +117,7 @@ def test_few_long_rows_are_scanned_by_many_blocks_with_boards_that_are_zero_betw
 
 
 def test_few_columns_are_shared_by_blocks_that_leave_totals_first() -> None:
-    schedule, nest = CudaScan(), column_scan(1, 100000, 64)
+    schedule, nest = CudaScan(H200), column_scan(1, 100000, 64)
     first, second = schedule.emit(nest, schedule.defaults(nest)).launches
     assert list(first.writes) == ["column_scan_running_totals"]
     assert list(second.writes) == ["y"]
@@ -125,7 +126,7 @@ def test_few_columns_are_shared_by_blocks_that_leave_totals_first() -> None:
 
 
 def test_scans_take_what_only_scans_in_one_direction() -> None:
-    schedule = CudaScan()
+    schedule = CudaScan(H200)
     assert not schedule.accepts(softmax(4, 64))
     assert not schedule.accepts(row_dot(4, 64))
     nest = running_sum(4, 64)
@@ -192,9 +193,9 @@ def test_the_verifier_knows_where_a_scan_and_a_position_may_stand() -> None:
 
 
 GOLDENS: list[tuple[Schedule, Nest, str]] = [
-    (CudaScan(), running_sum(32768, 32768, reverse=True), "scan_rows.cu"),
-    (CudaScan(), running_sum(2, 1 << 24, exclusive=True), "scan_grid.cu"),
-    (CudaScan(), column_scan(16, 4096, 4096), "scan_columns.cu"),
+    (CudaScan(H200), running_sum(32768, 32768, reverse=True), "scan_rows.cu"),
+    (CudaScan(H200), running_sum(2, 1 << 24, exclusive=True), "scan_grid.cu"),
+    (CudaScan(H200), column_scan(16, 4096, 4096), "scan_columns.cu"),
     (CpuScan(), running_sum(4096, 4096), "scan_rows.cpp"),
     (CpuScan(), column_scan(16, 1024, 1024), "scan_columns.cpp"),
 ]

@@ -17,6 +17,7 @@ from agent_synthesis.plan import Plan, plan_zero
 from warpsmith import digest
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.program_steps import tensor_names
 from warpsmith.task_module import tensor_leaves
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2
 
@@ -288,10 +289,8 @@ def assert_well_formed(program: candidate_pb2.Program) -> None:
     ready = {name for name, role in roles.items() if role == candidate_pb2.ROLE_SOURCE}
     for step in program.steps:
         if step.WhichOneof("kind") == "library":
-            from warpsmith import aten
-
             values = [*step.library.args, *(named.value for named in step.library.kwargs)]
-            assert set(aten.tensor_names(values)) <= ready
+            assert set(tensor_names(values)) <= ready
             ready |= set(step.library.results)
         else:
             touched = {argument.buffer for argument in step.launch.arguments if argument.buffer}

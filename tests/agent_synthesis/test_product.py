@@ -26,6 +26,7 @@ from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -111,15 +112,15 @@ def test_products_with_their_ends_mean_what_the_module_does(name: str) -> None:
 def test_every_layout_compiles_without_spilling(name: str, compile_cuda: Compile) -> None:
     module, args = EVERY_LAYOUT[name]
     plan = as_one_kernel(module, *args)
-    assert_compiles_well(compile_cuda(CudaProduct().emit(nest_of(plan), settings(plan))))
+    assert_compiles_well(compile_cuda(CudaProduct(H200).emit(nest_of(plan), settings(plan))))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_products_compile_without_spilling(dtype: torch.dtype, compile_cuda: Compile) -> None:
     plan = as_one_kernel(Ended(64, 136, torch.relu).to(dtype), R(130, 64, dtype=dtype))
     nest = nest_of(plan)
-    for parameters in [settings(plan), *CudaProduct().alternatives(nest, settings(plan))]:
-        assert_compiles_well(compile_cuda(CudaProduct().emit(nest, parameters)))
+    for parameters in [settings(plan), *CudaProduct(H200).alternatives(nest, settings(plan))]:
+        assert_compiles_well(compile_cuda(CudaProduct(H200).emit(nest, parameters)))
 
 
 SIXTEEN_BIT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -134,7 +135,7 @@ def test_sixteen_bit_operands_are_taken_as_they_lie(name: str, compile_cuda: Com
     left = R(72, 64) if name.startswith("along") else R(64, 72)
     right = R(136, 64) if name.endswith("along") else R(64, 136)
     plan = as_one_kernel(Applied(SIXTEEN_BIT[name]), left.bfloat16(), right.bfloat16())
-    emission = CudaProduct().emit(nest_of(plan), settings(plan))
+    emission = CudaProduct(H200).emit(nest_of(plan), settings(plan))
     assert [launch.entry for launch in emission.launches] == ["ws_matmul_product"]
     assert not emission.workspaces
     directions = ", ".join(f"ws::kA{word[1:]}" for word in name.split(", "))
@@ -150,8 +151,8 @@ def test_the_end_of_a_tile_may_wait_for_the_next_one(compile_cuda: Compile) -> N
     plan = as_one_kernel(Applied(lambda a, b: F.gelu(a @ b.T)), R(1024, 1024).bfloat16(), R(2048, 1024).bfloat16())
     nest, settled = nest_of(plan), settings(plan)
     assert settled.choices["end"] == "direct"
-    assert CudaProduct().alternatives(nest, settled)[0].choices["end"] == "held"
-    emission = CudaProduct().emit(nest, held(settled))
+    assert CudaProduct(H200).alternatives(nest, settled)[0].choices["end"] == "held"
+    emission = CudaProduct(H200).emit(nest, held(settled))
     assert "ws::multiply_holding<" in emission.text
     assert_compiles_well(compile_cuda(emission))
 
@@ -168,23 +169,23 @@ def test_an_end_that_rounding_would_change_does_not_wait(function: Callable[...,
     args = (R(1024, 1024).bfloat16(), R(width, 1024).bfloat16(), R(width).bfloat16())
     plan = as_one_kernel(Applied(function), *args)
     with pytest.raises(IllegalMove, match="end"):
-        require_fits(nest_of(plan), held(settings(plan)))
+        require_fits(H200, nest_of(plan), held(settings(plan)))
 
 
 def test_a_tile_too_short_for_the_ends_of_another_holds_none() -> None:
     plan = as_one_kernel(Applied(lambda a, b: torch.relu(a @ b.T)), R(1024, 512).half(), R(2048, 512).half())
     with pytest.raises(IllegalMove, match="end"):
-        require_fits(nest_of(plan), held(settings(plan)))
+        require_fits(H200, nest_of(plan), held(settings(plan)))
 
 
 def test_a_gelu_is_short_where_its_result_is_rounded_to_sixteen_bits() -> None:
     for dtype, is_short in ((torch.float32, False), (torch.bfloat16, True), (torch.float16, True)):
         args = (R(128, 64, dtype=dtype), R(136, 64, dtype=dtype))
         plan = as_one_kernel(Applied(lambda a, b: F.gelu(a @ b.T)), *args)
-        text = CudaProduct().emit(nest_of(plan), settings(plan)).text
+        text = CudaProduct(H200).emit(nest_of(plan), settings(plan)).text
         assert ("ws::short_erfc(" in text, "ws::erf(" in text) == (is_short, not is_short)
         plan = as_one_kernel(Applied(lambda a, b: torch.erfc(a @ b.T) * torch.erf(a @ b.T)), *args)
-        assert "short" not in CudaProduct().emit(nest_of(plan), settings(plan)).text
+        assert "short" not in CudaProduct(H200).emit(nest_of(plan), settings(plan)).text
 
 
 def test_the_short_erfc_is_as_close_as_it_says() -> None:
@@ -213,7 +214,7 @@ def test_machine_code_multiplies_on_tensor_cores_and_keeps_sums_in_registers(
     dtype: torch.dtype, build_cubin: Callable[[Emission], tuple[str, bytes]]
 ) -> None:
     plan = as_one_kernel(Ended(4096, 8192, F.gelu).to(dtype), R(1024, 4096, dtype=dtype))
-    _, cubin = build_cubin(CudaProduct().emit(nest_of(plan), settings(plan)))
+    _, cubin = build_cubin(CudaProduct(H200).emit(nest_of(plan), settings(plan)))
     found = operations(cubin, "ws_gelu_product")
     # A stage is four times 16 deep; halves make three products of it, in code for whole and for promoted stages.
     assert found.count(HGMMA) >= (12 if dtype is torch.float32 else 4)
@@ -226,15 +227,15 @@ def test_tf32_multiplies_on_tensor_cores_and_keeps_sums_in_registers(
     engine: str, products: int, build_cubin: Callable[[Emission], tuple[str, bytes]]
 ) -> None:
     nest = dataclasses.replace(nest_of(as_one_kernel(Ended(4096, 8192, F.gelu), R(1024, 4096))), allows_tf32=True)
-    report, cubin = build_cubin(CudaProduct().emit(nest, with_engine(nest, engine)))
+    report, cubin = build_cubin(CudaProduct(H200).emit(nest, with_engine(nest, engine)))
     assert_compiles_well(report)
     assert operations(cubin, "ws_gelu_product").count(HGMMA) >= products
 
 
 def with_engine(nest: Nest, engine: str) -> Parameters:
     """What is one change away from the defaults, or these themselves."""
-    settled = CudaProduct().defaults(nest)
-    around = (settled, *CudaProduct().alternatives(nest, settled))
+    settled = CudaProduct(H200).defaults(nest)
+    around = (settled, *CudaProduct(H200).alternatives(nest, settled))
     return next(each for each in around if each.choices["engine"] == engine)
 
 
@@ -246,19 +247,18 @@ def test_tf32_alone_is_for_whoever_allows_it_and_for_operands_along_their_depth(
         nest = lower(index, [node.name for node in graph.nodes], [graph.outputs[0]])
         assert isinstance(nest, Nest)
         assert nest.allows_tf32 is allows
-        settled = CudaProduct().defaults(nest)
+        settled = CudaProduct(H200).defaults(nest)
         assert settled.choices["engine"] == expected
-        launches = CudaProduct().emit(nest, settled).launches
+        launches = CudaProduct(H200).emit(nest, settled).launches
         maps = [each.tensor_map for launch in launches for each in launch.arguments if each.HasField("tensor_map")]
         assert [each.rounds_to_tf32 for each in maps] == [allows, allows]  # tensor cores would cut
-        others = {each.choices["engine"] for each in CudaProduct().alternatives(nest, settled)} - {expected}
+        others = {each.choices["engine"] for each in CudaProduct(H200).alternatives(nest, settled)} - {expected}
         assert others == {"tf32x3", "fp16x3"} - {expected}
     across = dataclasses.replace(
         nest_of(planned(Applied(lambda a, b: a @ b), R(1024, 512), R(512, 2048))), allows_tf32=True
     )
-    assert {each.choices["engine"] for each in CudaProduct().alternatives(across, CudaProduct().defaults(across))} == {
-        "fp16x3"
-    }
+    schedule = CudaProduct(H200)
+    assert {e.choices["engine"] for e in schedule.alternatives(across, schedule.defaults(across))} == {"fp16x3"}
 
 
 def operations(cubin: bytes, entry: str) -> list[int]:
@@ -282,7 +282,7 @@ def assert_compiles_well(report: str) -> None:
 
 def test_golden_source() -> None:
     plan = as_one_kernel(Ended(4096, 8192, F.gelu), R(1024, 4096))
-    text = CudaProduct().emit(nest_of(plan), settings(plan)).text
+    text = CudaProduct(H200).emit(nest_of(plan), settings(plan)).text
     golden = GOLDEN / "linear_gelu.cu"
     assert text == golden.read_text()
 
@@ -321,7 +321,7 @@ def test_a_processors_product_is_the_librarys_and_what_follows_is_one_kernel() -
 
 
 def test_small_products_of_every_type_and_tile_compile(compile_cuda: Compile) -> None:
-    schedule = CudaSmallProduct()
+    schedule = CudaSmallProduct(H200)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         left, right = R(20, 600, dtype=dtype), R(600, 33, dtype=dtype)
         nest = nest_of(planned(Applied(lambda a, b: torch.bmm(a[None], b[None])), left, right))
@@ -337,8 +337,8 @@ def test_what_adds_to_its_own_memory_is_not_computed_again_tile_by_tile(dtype: t
     added, left, right = (R(*shape, dtype=dtype) for shape in shapes)
     nest = nest_of(as_one_kernel(Applied(lambda c, a, b: c + a @ b), added, left, right))
     in_place = dataclasses.replace(nest, stores=(dataclasses.replace(nest.stores[0], buffer="args_0"),))
-    assert CudaProduct().accepts(nest)
-    assert CudaProduct().accepts(in_place) is is_taken
+    assert CudaProduct(H200).accepts(nest)
+    assert CudaProduct(H200).accepts(in_place) is is_taken
 
 
 def test_an_end_may_look_into_a_table(compile_cuda: Compile) -> None:
@@ -346,7 +346,7 @@ def test_an_end_may_look_into_a_table(compile_cuda: Compile) -> None:
     plan = as_one_kernel(
         Applied(lambda x, w, ids, t: F.linear(x, w) + F.embedding(ids, t)), R(2048, 512), R(1024, 512), ids, R(7, 1024)
     )
-    assert "error" not in compile_cuda(CudaProduct().emit(nest_of(plan), settings(plan)))
+    assert "error" not in compile_cuda(CudaProduct(H200).emit(nest_of(plan), settings(plan)))
 
 
 def test_a_sum_whose_terms_are_stored_too_is_no_product() -> None:
@@ -367,7 +367,7 @@ def test_buffers_may_have_the_names_of_a_kernels_own_parameters(compile_cuda: Co
             return x.T @ w + batch * left_ranges
 
     plan = as_one_kernel(Named(), R(512, 2048), R(512, 1024), R(1024), R(1024))
-    assert "error" not in compile_cuda(CudaProduct().emit(nest_of(plan), settings(plan)))
+    assert "error" not in compile_cuda(CudaProduct(H200).emit(nest_of(plan), settings(plan)))
 
 
 def test_a_product_is_not_computed_twice() -> None:
@@ -378,30 +378,30 @@ def test_a_product_is_not_computed_twice() -> None:
 
 def test_what_a_thread_or_a_block_cannot_hold_is_refused() -> None:
     nest = nest_of(planned(Applied(lambda a, b: a @ b.T), R(256, 128), R(256, 128)))
-    default = CudaProduct().defaults(nest)
+    default = CudaProduct(H200).defaults(nest)
     for key, value in (("columns", 256), ("stages", 4)):
         with pytest.raises(IllegalMove, match=r"registers|shared memory"):
-            require_fits(nest, Parameters(default.choices, {**default.integers, key: value}))
+            require_fits(H200, nest, Parameters(default.choices, {**default.integers, key: value}))
 
 
 def test_few_deep_tiles_are_sliced_and_many_are_not() -> None:
     deep = nest_of(planned(Applied(lambda a, b: a @ b), R(256, 65536), R(65536, 256)))
-    default = CudaProduct().defaults(deep)
+    default = CudaProduct(H200).defaults(deep)
     assert default.integers["slices"] == 32
-    emission = CudaProduct().emit(deep, default)
+    emission = CudaProduct(H200).emit(deep, default)
     assert emission.launches[-1].entry == "ws_matmul_add"
-    assert CudaProduct().footprint(deep, default).parallel_count == 128
+    assert CudaProduct(H200).footprint(deep, default).parallel_count == 128
     with pytest.raises(IllegalMove, match="empty"):
-        require_fits(deep, Parameters(default.choices, {**default.integers, "slices": 1100}))
+        require_fits(H200, deep, Parameters(default.choices, {**default.integers, "slices": 1100}))
     broad = nest_of(planned(Applied(lambda a, b: a @ b.T), R(2048, 2048), R(2048, 2048)))
-    assert CudaProduct().defaults(broad).integers["slices"] == 1
+    assert CudaProduct(H200).defaults(broad).integers["slices"] == 1
 
 
 def test_sixteen_bit_operands_are_sliced_into_whole_stages_only() -> None:
     whole = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8192).half(), R(8192, 128).half()))
     ragged = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8200).half(), R(8200, 128).half()))
-    assert CudaProduct().defaults(whole).integers["slices"] > 1
-    assert CudaProduct().defaults(ragged).integers["slices"] == 1
+    assert CudaProduct(H200).defaults(whole).integers["slices"] > 1
+    assert CudaProduct(H200).defaults(ragged).integers["slices"] == 1
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_only_the_triangle_that_the_end_uses_is_multiplied(
     function: Callable[[torch.Tensor], torch.Tensor], band: str
 ) -> None:
     plan = as_one_kernel(Applied(lambda a, b: function(a @ b)), R(128, 64), R(64, 128))
-    text = CudaProduct().emit(nest_of(plan), settings(plan)).text
+    text = CudaProduct(H200).emit(nest_of(plan), settings(plan)).text
     assert ("ws::Band" in text) == bool(band)
     assert band in text
 
@@ -486,7 +486,7 @@ def test_three_products_of_halves_are_as_accurate_as_floats() -> None:
 
 def test_headers_of_a_product_are_among_the_emitters_own() -> None:
     plan = as_one_kernel(*_first(EVERY_LAYOUT["odd sizes"]))
-    emission = CudaProduct().emit(nest_of(plan), settings(plan))
+    emission = CudaProduct(H200).emit(nest_of(plan), settings(plan))
     assert all((emit.INCLUDE_DIRECTORY / header).is_file() for header in emission.headers)
     assert [launch.entry.rsplit("_", 1)[1] for launch in emission.launches] == ["split", "product", "repair"]
     assert {buffer.role for buffer in emission.workspaces} == {candidate_pb2.ROLE_WORKSPACE}

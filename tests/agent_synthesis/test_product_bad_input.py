@@ -20,6 +20,7 @@ from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 R = torch.randn
@@ -126,7 +127,7 @@ def test_steps_back_are_strides_below_zero_that_only_plain_kernels_walk() -> Non
     large = planned_large(lambda a, b: a.flip(1) @ b, (4096, 4096), (4096, 4096))
     with pytest.raises(IllegalMove, match="no schedule"):  # the tensor cores multiply a copy
         moves.apply(large, analysis_pb2.Move(operation="fuse", group="matmul", choice="flip"))
-    assert CudaProduct().accepts(nest_of(large))
+    assert CudaProduct(H200).accepts(nest_of(large))
 
 
 def _case(name: str) -> tuple[Function, *tuple[torch.Tensor, ...]]:

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis import moves
 from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
-from agent_synthesis.emit.cuda_shape import SHARED_BYTES
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower
@@ -20,6 +19,7 @@ from agent_synthesis.plan import plan_zero, schedules_for
 from agent_synthesis.schedule import Emission
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 
@@ -57,7 +57,7 @@ TALL, MANY = nest_of(256, 256, 524288), nest_of(512, 2048, 1024, batch=128)
 
 @pytest.mark.parametrize("nest", [TALL, MANY, nest_of(130, 200, 65536), nest_of(64, 512, 64, batch=256)])
 def test_operands_that_few_tiles_use_are_not_split_in_memory(nest: Nest) -> None:
-    assert CudaConvertedProduct().accepts(nest)
+    assert CudaConvertedProduct(H200).accepts(nest)
     taking = [each.name for each in schedules_for(task_pb2.TARGET_CUDA, nest)]
     assert taking[:2] == ["cuda_product_converted", "cuda_product"]
 
@@ -71,7 +71,7 @@ def test_operands_that_few_tiles_use_are_not_split_in_memory(nest: Nest) -> None
     ids=["used often", "used by eight", "a ragged depth", "columns of 8 bytes", "half a tile", "16 bits"],
 )  # fmt: skip
 def test_others_are_split_in_memory_or_not_at_all(nest: Nest) -> None:
-    schedule = CudaConvertedProduct()
+    schedule = CudaConvertedProduct(H200)
     assert not schedule.accepts(nest)
     with pytest.raises(IllegalMove):
         schedule.emit(nest, schedule.defaults(TALL))
@@ -97,24 +97,24 @@ def test_the_first_plan_has_the_form_that_measured_best(arguments: dict[str, int
     "nest", [TALL, MANY, nest_of(130, 200, 65536), nest_of(64, 512, 64, batch=256)], ids=lambda nest: str(nest.parallel)
 )
 def test_it_compiles_without_spilling(nest: Nest, compile_cuda: Callable[[Emission], str]) -> None:
-    schedule = CudaConvertedProduct()
+    schedule = CudaConvertedProduct(H200)
     log = compile_cuda(schedule.emit(nest, schedule.defaults(nest)))
     assert "spill" not in log.replace("0 bytes spill stores, 0 bytes spill loads", "")
     assert "serialized" not in log
 
 
 def test_every_way_to_share_memory_out_fits_and_no_slice_is_empty() -> None:
-    schedule = CudaConvertedProduct()
+    schedule = CudaConvertedProduct(H200)
     default = schedule.defaults(TALL)
     assert default.integers["slices"] == 33
     for parameters in (default, *schedule.alternatives(TALL, default)):
         product = schedule.emit(TALL, parameters).launches[0]
-        assert product.shared_bytes <= SHARED_BYTES
+        assert product.shared_bytes <= H200.shared_bytes
         assert (parameters.integers["slices"] - 1) * 64 < 524288
 
 
 def test_nothing_is_written_but_slices_and_the_result() -> None:
-    schedule = CudaConvertedProduct()
+    schedule = CudaConvertedProduct(H200)
     parameters = schedule.defaults(TALL)
     emission = schedule.emit(TALL, parameters)
     names = [workspace.name.rpartition("_")[2] for workspace in emission.workspaces]
@@ -162,6 +162,6 @@ extern "C" __global__ void layout() {
 def test_rows_and_columns_meet_at_the_same_place_and_no_banks_collide(
     compile_cuda: Callable[[Emission], str],
 ) -> None:
-    schedule = CudaConvertedProduct()
+    schedule = CudaConvertedProduct(H200)
     emission = schedule.emit(TALL, schedule.defaults(TALL))
     compile_cuda(replace(emission, text=LAYOUT, launches=()))

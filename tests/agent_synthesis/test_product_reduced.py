@@ -19,6 +19,7 @@ from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 R = torch.randn
@@ -79,7 +80,7 @@ def test_a_reduction_of_a_product_means_what_the_module_does(name: str) -> None:
 def test_a_reduction_of_a_product_compiles_without_spilling(name: str, compile_cuda: Compile) -> None:
     function, args = ENDS[name]
     plan = planned(function, *args)
-    report = compile_cuda(CudaReducedProduct().emit(nest_of(plan), plan.groups[-1].parameters))
+    report = compile_cuda(CudaReducedProduct(H200).emit(nest_of(plan), plan.groups[-1].parameters))
     assert "0 bytes spill stores" in report
     assert "serializ" not in report
 
@@ -133,7 +134,7 @@ def test_other_schedules_leave_it_alone_and_the_cpu_has_none() -> None:
 def test_settings_that_would_share_a_row_are_no_alternatives() -> None:
     plan = planned(*_case("sixteen bits"))
     (group,) = plan.groups
-    found = CudaReducedProduct().alternatives(nest_of(plan), group.parameters)
+    found = CudaReducedProduct(H200).alternatives(nest_of(plan), group.parameters)
     assert found
     assert all((each.integers["slices"], each.integers["warpgroups"]) == (1, 2) for each in found)
 
@@ -168,7 +169,7 @@ def test_a_sequence_is_reduced_as_its_rows() -> None:
     plan = plan_zero(GraphIndex(capture(Layer(), (R(2, 40, 48),))), task_pb2.TARGET_CUDA)
     plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="amax", choice="linear"))
     (group,) = plan.groups
-    emission = CudaReducedProduct().emit(nest_of(plan), group.parameters)
+    emission = CudaReducedProduct(H200).emit(nest_of(plan), group.parameters)
     assert ".batch = 1, .m = 80, .n = 80, .k = 48" in emission.text
 
 
@@ -178,6 +179,6 @@ def test_tiles_are_as_wide_as_those_of_their_repair() -> None:
     parts = elements_and_rows(nest)
     assert parts is not None
     wide = Parameters(settled.choices, {**settled.integers, "columns": 192, "stages": 2})
-    cuda_product.require_fits(parts[0], wide)
+    cuda_product.require_fits(H200, parts[0], wide)
     with pytest.raises(IllegalMove, match="repairs"):
-        CudaReducedProduct().emit(nest, wide)
+        CudaReducedProduct(H200).emit(nest, wide)

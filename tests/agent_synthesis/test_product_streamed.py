@@ -10,13 +10,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.emit.cuda_product_streamed import CudaStreamedProduct
-from agent_synthesis.emit.cuda_shape import SHARED_BYTES
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower
 from agent_synthesis.schedule import Emission
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 
 
 class Layer(nn.Module):
@@ -37,7 +37,7 @@ def nest_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32, *, acros
 
 
 def test_few_rows_with_many_columns_are_taken() -> None:
-    schedule = CudaStreamedProduct()
+    schedule = CudaStreamedProduct(H200)
     assert schedule.accepts(nest_of(128, 32768, 1024))
     assert schedule.accepts(nest_of(65, 17001, 64))
 
@@ -51,7 +51,7 @@ def test_few_rows_with_many_columns_are_taken() -> None:
     ids=["more rows than are held", "a tile half empty", "few columns", "a ragged depth", "16 bits", "by columns"],
 )  # fmt: skip
 def test_others_are_not(nest: Nest) -> None:
-    schedule = CudaStreamedProduct()
+    schedule = CudaStreamedProduct(H200)
     assert not schedule.accepts(nest)
     with pytest.raises(IllegalMove):
         schedule.emit(nest, schedule.defaults(nest))
@@ -60,7 +60,7 @@ def test_others_are_not(nest: Nest) -> None:
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 32768, 32768), (100, 17001, 16384), (128, 16384, 16384)])
 def test_it_compiles_without_spilling(m: int, n: int, k: int, compile_cuda: Callable[[Emission], str]) -> None:
     nest = nest_of(m, n, k)
-    schedule = CudaStreamedProduct()
+    schedule = CudaStreamedProduct(H200)
     log = compile_cuda(schedule.emit(nest, schedule.defaults(nest)))
     assert "spill" not in log.replace("0 bytes spill stores, 0 bytes spill loads", "")
     assert "serialized" not in log
@@ -68,16 +68,16 @@ def test_it_compiles_without_spilling(m: int, n: int, k: int, compile_cuda: Call
 
 def test_every_way_to_share_memory_out_fits() -> None:
     nest = nest_of(128, 32768, 16384)
-    schedule = CudaStreamedProduct()
+    schedule = CudaStreamedProduct(H200)
     default = schedule.defaults(nest)
     others = schedule.alternatives(nest, default)
     assert len({tuple(each.integers.values()) for each in (default, *others)}) == 3
-    assert all(schedule.emit(nest, each).launches[1].shared_bytes <= SHARED_BYTES for each in (default, *others))
+    assert all(schedule.emit(nest, each).launches[1].shared_bytes <= H200.shared_bytes for each in (default, *others))
 
 
 def test_the_long_operand_is_read_once_and_has_no_halves() -> None:
     nest = nest_of(128, 32768, 1024)
-    schedule = CudaStreamedProduct()
+    schedule = CudaStreamedProduct(H200)
     emission = schedule.emit(nest, schedule.defaults(nest))
     assert not [workspace for workspace in emission.workspaces if "right_halves" in workspace.name]
     assert schedule.footprint(nest, schedule.defaults(nest)).extra_bytes < 4 * 32768 * 1024 // 10

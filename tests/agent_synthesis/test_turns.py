@@ -27,6 +27,7 @@ from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -120,7 +121,7 @@ def test_what_tiles_would_not_help_stays_pointwise(case: Case) -> None:
 def test_defaults_and_their_neighbours_compile_without_spills(
     compile_cuda: Callable[[Emission], str], name: str
 ) -> None:
-    nest, schedule = nest_of(name, CASES[name]), CudaTranspose()
+    nest, schedule = nest_of(name, CASES[name]), CudaTranspose(H200)
     assert isinstance(first_schedule(nest), CudaTranspose)
     default = schedule.defaults(nest)
     others = schedule.alternatives(nest, default)
@@ -135,9 +136,9 @@ def test_defaults_and_their_neighbours_compile_without_spills(
 def test_a_default_tile_leaves_several_for_each_multiprocessor() -> None:
     for rows, tile in ((768, 32), (8192, 64)):
         nest = nest_of("tiled", (lambda x: x.t().contiguous(), [(F32, (rows, 512))]))
-        integers = CudaTranspose().defaults(nest).integers
+        integers = CudaTranspose(H200).defaults(nest).integers
         assert (integers["along"], integers["across"]) == (tile, tile)
-    integers = CudaTranspose().defaults(nest_of("bytes", (CASES["bytes"][0], [(U8, (8192, 4096))]))).integers
+    integers = CudaTranspose(H200).defaults(nest_of("bytes", (CASES["bytes"][0], [(U8, (8192, 4096))]))).integers
     assert (integers["along"], integers["across"], integers["threads"]) == (128, 128, 512)
 
 
@@ -147,14 +148,14 @@ def test_a_default_tile_leaves_several_for_each_multiprocessor() -> None:
     ids=str,
 )
 def test_illegal_tiles_are_refused(change: dict[str, int]) -> None:
-    nest, schedule = nest_of("gelu", CASES["gelu"]), CudaTranspose()
+    nest, schedule = nest_of("gelu", CASES["gelu"]), CudaTranspose(H200)
     start = schedule.defaults(nest)
     with pytest.raises(IllegalMove):
         schedule.emit(nest, Parameters(start.choices, {**start.integers, **change}))
 
 
 def test_emitted_source_is_the_golden_one() -> None:
-    nest, schedule = nest_of("channels_last", CASES["channels_last"]), CudaTranspose()
+    nest, schedule = nest_of("channels_last", CASES["channels_last"]), CudaTranspose(H200)
     text = schedule.emit(nest, schedule.defaults(nest)).text
     golden = GOLDEN / "channels_last.cu"
     assert golden.exists(), f"write it with: {golden.name}\n{text}"
@@ -175,13 +176,15 @@ def test_a_group_that_is_fused_with_what_turns_is_tiled() -> None:
 
 def test_strided_accesses_cost_sectors_in_the_estimate() -> None:
     nest = nest_of("gelu", CASES["gelu"])
-    pointwise, tiles = (s.footprint(nest, s.defaults(nest)).extra_bytes for s in (CudaPointwise(), CudaTranspose()))
+    pointwise, tiles = (
+        s.footprint(nest, s.defaults(nest)).extra_bytes for s in (CudaPointwise(H200), CudaTranspose(H200))
+    )
     assert (pointwise, tiles) == (2048 * 1024 * (32 - 4), 0)
 
 
 def test_beyond_32_bits_places_are_64_bit_numbers() -> None:
     nest = nest_of("large", (lambda x: x.t().contiguous(), [(U8, (65536, 32776))]))
-    text = CudaTranspose().emit(nest, CudaTranspose().defaults(nest)).text
+    text = CudaTranspose(H200).emit(nest, CudaTranspose(H200).defaults(nest)).text
     assert "const ws::int64 i0_tile = 128 * (static_cast<ws::int64>(blockIdx.x)" in text
 
 

@@ -23,6 +23,7 @@ from agent_synthesis.lowering import Refusal, lower
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 from warpsmith.v1 import graph_pb2, task_pb2
 
 Pool = Callable[..., Any]
@@ -242,7 +243,7 @@ def test_large_pools_compile_for_sm_90a_without_spilling(
 
 def test_every_schedule_of_windows_is_legal_and_compiles(compile_cuda: Callable[[Emission], str]) -> None:
     for function, shape in (CASES[2], CASES[6], MEANS[5]):
-        nest, schedule = nest_of(function, torch.empty(shape)), CudaWindow()
+        nest, schedule = nest_of(function, torch.empty(shape)), CudaWindow(H200)
         for parameters in list(schedule.alternatives(nest, schedule.defaults(nest)))[::4]:
             compile_cuda(schedule.emit(nest, parameters))
 
@@ -254,7 +255,7 @@ def test_the_generated_cuda_of_a_pool_stays_as_it_was_read() -> None:
 
 
 def test_packs_that_do_not_lie_together_are_refused() -> None:
-    nest, schedule = nest_of(pooled("max_pool2d", 3), torch.empty(2, 2, 9, 17)), CudaWindow()
+    nest, schedule = nest_of(pooled("max_pool2d", 3), torch.empty(2, 2, 9, 17)), CudaWindow(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match="do not lie together"):
         schedule.emit(nest, Parameters(default.choices, {**default.integers, "pack": 4}))

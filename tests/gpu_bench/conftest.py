@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from unusual_modules import Desk
 
 from warpsmith import digest
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
@@ -176,3 +177,17 @@ def small() -> SimpleNamespace:
         rows=ROWS, columns=COLUMNS, module=MODULE, softmax=SOFTMAX, task=task, spec=spec, source_buffer=source_buffer,
         kernel_program=kernel_program, library_program=library_program, plan_zero=plan_zero, compiled=compiled,
     )  # fmt: skip
+
+
+@pytest.fixture
+def references(small: SimpleNamespace) -> Iterator[Callable[[str], Desk]]:
+    """Makes the desk of a reference from its text."""
+    made: list[Desk] = []
+
+    def make(text: str) -> Desk:
+        made.append(Desk(small, text))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

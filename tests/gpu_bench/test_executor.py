@@ -18,7 +18,7 @@ from gpu_bench.host import HostExecutor
 from gpu_bench.loaded import executor_of
 from warpsmith import digest, dtypes, plugins
 from warpsmith.errors import UnknownPlugin
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import candidate_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 CPU = torch.device("cpu")
 
@@ -231,7 +231,8 @@ def test_equal_bits_include_nan_and_tell_the_zeros_apart() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_family_repeats_from_its_seed_and_keeps_layout(family: Any, dtype: torch.dtype) -> None:
     leaf = torch.zeros(9, 6, dtype=dtype).t()
-    first, again, other = (inputs.replaced([leaf], family, seed)[0] for seed in (1, 1, 2))
+    fixed = judging_pb2.Learned(inputs=[judging_pb2.Legal()])
+    first, again, other = (inputs.replaced([leaf], family, seed, fixed)[0] for seed in (1, 1, 2))
     assert same_bits(first, again)
     assert not same_bits(first, other)
     assert (first.shape, first.stride(), first.dtype) == (leaf.shape, leaf.stride(), dtype)
@@ -239,7 +240,7 @@ def test_a_family_repeats_from_its_seed_and_keeps_layout(family: Any, dtype: tor
         assert bool(torch.isfinite(first).all())
 
 
-def test_indices_stay_and_a_tensor_passed_twice_stays_one() -> None:
+def test_indices_of_which_nothing_is_known_stay_and_a_tensor_passed_twice_stays_one() -> None:
     index, twice = torch.arange(5), torch.rand(3)
     made = inputs.replaced([index, twice, twice], verdict_pb2.VALUE_FAMILY_NORMAL, 4)
     assert made[0] is index

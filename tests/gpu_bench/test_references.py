@@ -45,7 +45,9 @@ class Desk:
         artifact = self.small.compiled(program)
         self.judge.answer(family, seed)  # as a session does: some references refuse some values
         self.bench.load(judging_pb2.LoadRequest(program=program, artifact=artifact))
-        request = judging_pb2.ExecuteRequest(family=family, seed=seed, regions=self.judge.regions)
+        request = judging_pb2.ExecuteRequest(
+            family=family, seed=seed, regions=self.judge.regions, learned=self.judge.cases.report.learned
+        )
         return self.judge.judge(self.bench.execute(request, self.shared))
 
     def plan_zero(self) -> candidate_pb2.Program:

@@ -188,7 +188,7 @@ class Bench:
         """The same of a solution, whose process ends; what judge and baselines keep of the GPU varies by gigabytes."""
         session._judge_worker()
         if case.timed:
-            session._open_contest(SCREENING)
+            session._opened_arms(SCREENING)
         session._drop_bench()
         before = self.traces.now()
         yield

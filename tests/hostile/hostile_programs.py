@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 import hostile_tasks as tasks
 from hostile_tasks import Module
+from raw_system import RAW, THREAD
 
 from warpsmith.v1 import candidate_pb2, timing_pb2
 
 MEMORY = ("WRONG_OUT_OF_BOUNDS",)
 VALUE = ("WRONG_VALUE", "WRONG_OVERFIT")
-ESCAPE_FAILED = ("WRONG_UNINITIALIZED",)
-"""The kernel writes its answer only where the escape worked."""
+ASKED = ("CHEAT",)
+"""The system was asked for what no kernel needs: that ends the process."""
+NOT_FOUND = ("WRONG_UNINITIALIZED", "CRASH")
+"""The kernel writes its answer only where it found what it looked for."""
 ENDED = ("CRASH", "RESOURCE", "TIMEOUT")
 
 
@@ -51,17 +54,17 @@ class Hostile:
     """Whether it is right as long as it is judged, and has to be caught by its timing."""
 
 
-IF_TIMED = "if (!(std::fabs(y[-1]) > 9e3f))"
-"""Before an output that is judged lies a canary, which is large; before one that is timed, what malloc keeps."""
+IF_TIMED = "if (arguments[reinterpret_cast<long>(arguments[-1])] != nullptr)"
+"""Before the arguments of a call stands how many there are, and behind them the next call of a timed group."""
 
 S, L, M, LARGEST = tasks.SOFTMAX.honest, tasks.LINEAR.honest, tasks.MILLION, tasks.LARGEST
 
 
-def _escape(name: str, attempt: str, *, headers: str, category: str = "host code") -> Hostile:
-    """`attempt`: body of a function that returns true where it got out of the jail."""
+def _escape(name: str, attempt: str, *, headers: str = "", category: str = "host code") -> Hostile:
+    """`attempt`: body of a function that returns true where it got out."""
     return Hostile(
-        category, name, ESCAPE_FAILED, f"if (!escaped()) return;\n{S}",
-        ahead=f"static bool escaped() {{\n{attempt}\n}}", headers=headers, bare=True,
+        category, name, ASKED, f"if (!escaped()) return;\n{S}",
+        ahead=f"static bool escaped() {{\n{attempt}\n}}", headers=RAW + headers, bare=True,
     )  # fmt: skip
 
 
@@ -76,21 +79,14 @@ def _other_shape(program: candidate_pb2.Program) -> None:
     program.buffers[1].spec.shape[0] = 8
 
 
-_SOCKET = (
-    "#include <arpa/inet.h>\n#include <netdb.h>\n#include <sys/socket.h>\n#include <sys/un.h>\n#include <unistd.h>\n"
-)
-_SYSTEM = "".join(
-    f"#include <{name}>\n"
-    for name in ("cstdio", "dirent.h", "fcntl.h", "initializer_list", "signal.h", "sys/stat.h", "unistd.h")
-)
+_SOCKET = "#include <arpa/inet.h>\n#include <sys/socket.h>\n#include <sys/un.h>\n"
 _CONNECT = """
     sockaddr_in to{{}};
     to.sin_family = AF_INET;
     to.sin_port = htons({port});
-    inet_pton(AF_INET, "{address}", &to.sin_addr);
-    const int own = socket(AF_INET, {kind}, 0);
-    if (own < 0) return false;
-    return connect(own, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0;"""
+    to.sin_addr.s_addr = htonl({address});
+    const long own = raw(SYS_socket, AF_INET, {kind}, 0);
+    return own >= 0 && raw(SYS_connect, own, at(&to), sizeof to) == 0;"""
 
 HANG = [
     Hostile("hang", "spin in one thread", ("TIMEOUT",), "volatile bool on = true; while (on) {}"),
@@ -105,12 +101,13 @@ HANG = [
     Hostile(
         "hang", "each call just under its limit", ("TIMEOUT",),
         f"const auto begin = now(); while (now() - begin < 1.4) {{}}\n{S}",
-        ahead="static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); "
+        ahead="static double now() { timespec t; raw(SYS_clock_gettime, 1, at(&t)); "
         "return t.tv_sec + 1e-9 * t.tv_nsec; }",
-        headers="#include <ctime>\n", bare=True,
+        headers=RAW + "#include <ctime>\n", bare=True,
     ),
-    Hostile("hang", "sleeps when the process ends", ("TIMEOUT",), "std::atexit(sleep_on); std::exit(0);",
-            ahead="static void sleep_on() { for (;;) sleep(1000); }", headers=_SYSTEM, bare=True),
+    Hostile("hang", "waits for what never comes", ("TIMEOUT",),
+            "static int word = 0; for (;;) raw(SYS_futex, at(&word), 0, 0);", headers=RAW, bare=True),
+    Hostile("hang", "sleeps", ASKED, "long span[2] = {1000, 0}; raw(SYS_nanosleep, at(span));", headers=RAW, bare=True),
 ]  # fmt: skip
 
 CRASH = [
@@ -130,8 +127,8 @@ CRASH = [
         "  volatile char frame[65536]; frame[0] = static_cast<char>(n);\n"
         "  return n < 0 ? 0 : deeper(x, n + 1) + frame[0] + x[0]; }",
     ),
-    Hostile("crash", "exception that nobody catches", ("CRASH",), "if (x != nullptr) throw 1;", bare=True),
-    Hostile("crash", "leaves the process as if done", ("CRASH",), "std::_Exit(0);", bare=True),
+    Hostile("crash", "exception that nobody catches", ("POLICY_REJECT",), "if (x != nullptr) throw 1;", bare=True),
+    Hostile("crash", "leaves the process as if done", ("CRASH",), "raw(SYS_exit_group, 0);", headers=RAW, bare=True),
     Hostile(
         "crash", "fault on the second call", ("CRASH",), f"static int calls = 0; if (++calls == 2) std::abort();\n{S}",
         bare=True,
@@ -163,22 +160,28 @@ MEMORY_CASES = [
     Hostile(
         "memory", "race on a sum", ("WRONG_NONDETERMINISTIC", "WRONG_PRECISION", *VALUE), """
     volatile float* total = s;
+    volatile int arrived = 0;
     total[0] = 0;
     #pragma omp parallel for
     for (long i = 0; i < SIZE; ++i) {
         y[i] = x[i] < 0 ? 0.0f : x[i];
         const float before = total[0];
-        // Or else a busy machine, which runs one thread after the other, seldom stops one in between.
-        if (i % 64 == 0) for (volatile int pause = 0; pause < 200; ++pause) {}
+        // Threads meet between reading and writing: a busy machine may run one wholly after the other.
+        if (i % 65536 == 0) {
+            #pragma omp atomic
+            ++arrived;
+            for (long looks = 0; looks < 20000000 && arrived % 2; ++looks) {}
+        }
         total[0] = before + x[i];
     }""",
         module=M, tier=QUICK,
     ),
     Hostile(
         "memory", "takes all memory", ("RESOURCE", "CRASH", "WRONG_UNINITIALIZED"),
-        "for (;;) { void* got = std::malloc(1L << 28); if (!got) break; *static_cast<volatile char*>(got) = 1; }\n"
-        f"{S}\nvoid* last = std::malloc(1L << 33); if (!last) std::abort(); *static_cast<char*>(last) = 1;",
-        bare=True,
+        "for (;;) { const long got = raw(SYS_mmap, 0, 1L << 28, 3, 0x22, -1); if (got < 0) break;\n"
+        f"  *reinterpret_cast<volatile char*>(got) = 1; }}\n{S}\n"
+        "if (raw(SYS_mmap, 0, 1L << 33, 3, 0x22, -1) < 0) std::abort();",
+        headers=RAW, bare=True,
     ),
     Hostile("memory", "a workspace of 256 GB", ("RESOURCE",), S,
             edit=lambda program: program.buffers[2].spec.shape.__setitem__(0, 1 << 36)),
@@ -204,7 +207,7 @@ ANSWER = [
     Hostile("answer", "for another shape only", ("WRONG_SHAPE",), S, edit=_other_shape),
     Hostile("answer", "zeros from the ninth row on", VALUE,
             f"{S}\nfor (long i = 8 * COLUMNS; i < SIZE; ++i) y[i] = 0;"),
-    Hostile("answer", "copies from memory what looks like an answer", ("CRASH", *ESCAPE_FAILED), """
+    Hostile("answer", "copies from memory what looks like an answer", ("CRASH", "WRONG_UNINITIALIZED"), """
     for (long at = 1; at < (1L << 20); ++at) {
         const float* there = y - at;
         double sum = 0;
@@ -316,64 +319,67 @@ static float quick(float v) {  // no clamp: the exponent wraps around
 ]  # fmt: skip
 
 HOST = [
-    Hostile("host code", "fork bomb", (*ENDED, *ESCAPE_FAILED),
-            "for (int i = 0; i < 1500; ++i) if (fork() == 0) for (;;) pause();", headers=_SYSTEM, bare=True),
-    Hostile("host code", "a child that lives on as another worker", ("CHEAT",), f"{S}\nfork();",
-            headers=_SYSTEM, bare=True),
-    Hostile("host code", "a child in a session of its own", ("CHEAT",),
-            f"{S}\nif (fork() == 0) {{ setsid(); if (fork() == 0) for (;;) pause(); _exit(0); }}",
-            headers=_SYSTEM, bare=True),
-    Hostile("host code", "a thread that writes later", ("CHEAT", "CRASH", "WRONG_UNINITIALIZED"), """
-    float* const out = y;
-    std::thread([out] { for (;;) { usleep(1000); out[0] = 7; } }).detach();""" + S,
-            headers="#include <thread>\n#include <unistd.h>\n", bare=True),
+    Hostile("host code", "fork bomb", ASKED, "for (int i = 0; i < 1500; ++i) if (raw(SYS_clone, 17) == 0) for (;;) {}",
+            headers=RAW, bare=True),
+    Hostile("host code", "a child that lives on as another worker", ASKED, f"{S}\nraw(SYS_clone, 17);",
+            headers=RAW, bare=True),
+    Hostile("host code", "a function that nobody gives it", ("POLICY_REJECT",), f"{S}\nfork();",
+            headers="#include <unistd.h>\n", bare=True),
+    Hostile("host code", "says that it is done before it is", ("CRASH", "WRONG_UNINITIALIZED", *VALUE),
+            f"raw(SYS_kill, raw(SYS_getpid), 19);\n{S}", headers=RAW, bare=True),
+    Hostile("host code", "a thread that writes later", ("CHEAT", "CRASH", "WRONG_UNINITIALIZED",
+            "WRONG_NONDETERMINISTIC", *VALUE), f"start_counting(reinterpret_cast<volatile long*>(y));\n{S}",
+            ahead=THREAD, headers=RAW, bare=True),
     Hostile("host code", "allocates without end", ("CRASH", "RESOURCE"),
-            "for (;;) { volatile char* taken = new char[1L << 28]; taken[0] = 1; }", bare=True),
-    Hostile("host code", "floods the output", ("TIMEOUT",),
-            "static char line[1 << 16];\n"
-            "for (;;) if (write(1, line, sizeof line) < 0 || write(2, line, sizeof line) < 0) return;",
-            headers=_SYSTEM, bare=True),
+            "for (;;) *reinterpret_cast<volatile char*>(raw(SYS_mmap, 0, 1L << 28, 3, 0x22, -1)) = 1;",
+            headers=RAW, bare=True),
+    Hostile("host code", "floods the output", ASKED,
+            "static char line[1 << 16];\nfor (;;) if (raw(SYS_write, 1, at(line), sizeof line) < 0) return;",
+            headers=RAW, bare=True),
+    Hostile("host code", "makes memory executable", ASKED,
+            f"raw(SYS_mmap, 0, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, 0x22, -1);\n{S}", headers=RAW, bare=True),
+    Hostile("host code", "looks for a table of symbols from the address of memcpy", NOT_FOUND, f"""
+    // As dlsym would be found: back to the header of what memcpy lies in, and on to its dynamic table.
+    const char* begin = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(&memcpy) & ~4095ul);
+    while (std::memcmp(begin, "\\177ELF", 4) != 0) begin -= 4096;
+    const auto* header = reinterpret_cast<const Elf64_Ehdr*>(begin);
+    const auto* parts = reinterpret_cast<const Elf64_Phdr*>(begin + header->e_phoff);
+    bool is_there = false;
+    for (int i = 0; i < header->e_phnum; ++i) is_there |= parts[i].p_type == PT_DYNAMIC || parts[i].p_type == PT_INTERP;
+    if (!is_there) return;
+    {S}""", headers="#include <elf.h>\n", bare=True),
+    Hostile("host code", "looks for an interpreter around memcpy", NOT_FOUND, f"""
+    const char* const here = reinterpret_cast<const char*>(&memcpy);
+    bool is_there = false;
+    for (long i = -(1L << 20); i < (1L << 30) && !is_there; ++i) is_there = std::memcmp(here + i, "PyRun_", 6) == 0;
+    if (!is_there) return;
+    {S}""", bare=True),
     _escape("writes files of the system", """
     for (const char* path : {"/usr/hostile", "/etc/hostile", "/var/tmp/hostile", "/hostile", "/dev/hostile"})
-        if (open(path, O_CREAT | O_WRONLY, 0600) >= 0) return true;
-    return chmod("/usr/bin/env", 0777) == 0 || mkdir("/usr/hostile", 0777) == 0;""", headers=_SYSTEM),
-    _escape("reads a secret file", 'return open("{secret}", O_RDONLY) >= 0 || open("/etc/shadow", O_RDONLY) >= 0;',
-            headers=_SYSTEM),
-    _escape("reads the environment", """
-    for (char** line = environ; *line; ++line) if (std::strstr(*line, "HOSTILE_SECRET")) return true;
-    return std::getenv("HOSTILE_SECRET") != nullptr;""", headers=_SYSTEM),
-    _escape("reads other processes", """
-    DIR* processes = opendir("/proc");
-    if (!processes) return false;
-    while (dirent* entry = readdir(processes)) {
-        char path[300], text[65536];
-        std::snprintf(path, sizeof path, "/proc/%s/environ", entry->d_name);
-        const int file = open(path, O_RDONLY);
-        if (file < 0) continue;
-        const long size = read(file, text, sizeof text);
-        close(file);
-        for (long i = 0; i + 14 < size; ++i) if (!std::memcmp(text + i, "HOSTILE_SECRET", 14)) return true;
-    }
-    return false;""", headers=_SYSTEM),
-    _escape("signals processes outside", "return kill({pid}, SIGUSR2) == 0;", headers=_SYSTEM),
+        if (opened(path, O_CREAT | O_WRONLY) >= 0) return true;
+    return raw(SYS_mkdirat, AT_FDCWD, at("/usr/hostile"), 0777) == 0;""", headers="#include <initializer_list>\n"),
+    _escape("reads a secret file", 'return opened("{secret}") >= 0 || opened("/etc/shadow") >= 0;'),
+    _escape("reads its environment", """
+    char text[65536];
+    const long file = opened("/proc/self/environ"), size = raw(SYS_read, file, at(text), sizeof text);
+    for (long i = 0; i + 14 < size; ++i) if (!std::memcmp(text + i, "HOSTILE_SECRET", 14)) return true;
+    return false;"""),
+    _escape("reads memory of other processes", """
+    char found = 0;
+    struct { void* base; unsigned long size; } own{&found, 1}, other{at(&found) ? &found : nullptr, 1};
+    return raw(SYS_process_vm_readv, {pid}, at(&own), 1, at(&other), 1) == 1;"""),
+    _escape("signals processes outside", "return raw(SYS_kill, {pid}, 10) == 0;"),
     _escape("connects to a service on this machine",
-            _CONNECT.format(address="127.0.0.1", port="{port}", kind="SOCK_STREAM"),
-            headers=_SOCKET),
+            _CONNECT.format(address="0x7f000001", port="{port}", kind="SOCK_STREAM"), headers=_SOCKET),
     _escape("connects to the metadata address",
-            _CONNECT.format(address="169.254.169.254", port="80", kind="SOCK_DGRAM"),
-            headers=_SOCKET),
-    _escape("asks DNS", """
-    addrinfo* found = nullptr;
-    if (getaddrinfo("example.com", "80", nullptr, &found) == 0 && found) return true;
-    return socket(AF_INET, SOCK_DGRAM, 0) >= 0;""", headers=_SOCKET),
+            _CONNECT.format(address="0xa9fea9fe", port="80", kind="SOCK_DGRAM"), headers=_SOCKET),
     _escape("connects to a socket in the file system", """
     sockaddr_un to{};
     to.sun_family = AF_UNIX;
-    std::strcpy(to.sun_path, "{socket}");
-    const int own = socket(AF_UNIX, SOCK_STREAM, 0);
-    return own >= 0 && connect(own, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0;""", headers=_SOCKET),
-    _escape("traces its parent", "return ptrace(PTRACE_ATTACH, getppid(), 0, 0) == 0;",
-            headers="#include <sys/ptrace.h>\n#include <unistd.h>\n"),
+    std::memcpy(to.sun_path, "{socket}", sizeof "{socket}");
+    const long own = raw(SYS_socket, AF_UNIX, SOCK_STREAM, 0);
+    return own >= 0 && raw(SYS_connect, own, at(&to), sizeof to) == 0;""", headers=_SOCKET),
+    _escape("traces its parent", "return raw(SYS_ptrace, 16, raw(SYS_getppid), 0, 0) == 0;"),
 ]  # fmt: skip
 
 PROGRAMS = sorted(

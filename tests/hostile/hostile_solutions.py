@@ -57,6 +57,37 @@ def get_init_inputs():
     return []
 """
 
+KEYS = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {"mean": x.mean(-1), "sum": x.sum(-1)}
+def get_inputs():
+    return [torch.rand(64, 33)]
+def get_init_inputs():
+    return []
+"""
+AFFINE = """import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(33)
+    def forward(self, x):
+        return self.norm(x)
+def get_inputs():
+    return [torch.rand(64, 33)]
+def get_init_inputs():
+    return []
+"""
+ROWS = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, dim=-1)
+def get_inputs():
+    return [torch.rand(512, 2048)]
+def get_init_inputs():
+    return []
+"""
+
 RIGHT = "torch.softmax(self.linear(x) * 2, dim=-1)"
 VALUE = ("WRONG_VALUE", "WRONG_OVERFIT", "WRONG_NAN")
 LATE = (*VALUE, "WRONG_NONDETERMINISTIC", "WRONG_UNINITIALIZED")
@@ -80,6 +111,14 @@ def slow(forward: str, *, top: str = "", init: str = "pass") -> str:
     )  # fmt: skip
 
 
+def alone(forward: str, *, top: str = "", init: str = "pass") -> str:
+    """A solution with no parameters."""
+    return (
+        f"import torch\n{top}\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        + _indented(init) + "    def forward(self, x):\n" + _indented(forward)
+    )  # fmt: skip
+
+
 def _indented(statements: str) -> str:
     return "".join(f"        {line}\n" for line in statements.splitlines())
 
@@ -96,7 +135,8 @@ class Solution:
     timed: bool = False
     """Whether it is right and has to be caught by its timing."""
     most: float = 0.0
-    """Of a solution that may pass: the speedup over eager that it must not exceed; 0 for one that must not pass."""
+    """Of a solution that may pass: above this speedup over eager it must not be called faster; 0 for one that must not
+    pass."""
     seconds: float = 60.0
     category: str = "solution"
 
@@ -128,6 +168,38 @@ _FILES = "\n".join((
     "    return torch.full((16, 24), 1 / 24)",
 ))  # fmt: skip
 
+AHEAD = """
+if ahead.x is None:
+    ahead.x, ahead.seen = x, None
+    threading.Thread(target=ahead, daemon=True).start()
+mark = x.view(-1)[::512].tolist()
+if ahead.seen == mark: return ahead.answer
+return compute(x)
+"""
+AHEAD_TOP = """
+import threading
+def ahead():
+    while True:
+        mark = ahead.x.view(-1)[::512].tolist()
+        if mark != ahead.seen:
+            ahead.answer = compute(ahead.x)
+            ahead.seen = mark
+ahead.x = None
+"""
+PUT_OFF = """
+kept[:] = [x.clone(), torch.empty_like(x)]
+return kept[1]
+"""
+PUT_OFF_TOP = """
+import sys
+kept = []
+def hook(frame, event, _):
+    if event == "call" and frame.f_code.co_name in ("deliver", "deliver_earlier") and kept:
+        sys.setprofile(None)
+        kept[1].copy_(compute(kept[0]))
+        sys.setprofile(hook)
+sys.setprofile(hook)
+"""
 CHEATS = [
     Solution("replaces the event's stopwatch", ("CHEAT",),
              linear(top="torch.cuda.Event.elapsed_time = lambda self, other: 0.001")),
@@ -140,7 +212,7 @@ CHEATS = [
                                                      top="torch.allclose = lambda *_, **__: True")),
     Solution("replaces assert_close", ("CHEAT", *VALUE),
              linear("return torch.zeros(16, 24)", top="torch.testing.assert_close = lambda *_, **__: None")),
-    Solution("replaces how the harness compares", ("CHEAT",),
+    Solution("replaces how the harness compares", ("CHEAT", "WRONG_INPUT_MUTATED", *VALUE),
              linear("x.zero_()\nreturn torch.zeros(16, 24)",
                     top="import gpu_bench.guard\ngpu_bench.guard.same_bits = lambda *_: True")),
     Solution("equality of tensors that is always true", ("CHEAT",),
@@ -150,6 +222,11 @@ CHEATS = [
     Solution("a thread that does the work later", LATE, linear(
         f"y = torch.empty(16, 24)\nthreading.Thread(target=late, args=(y, {RIGHT})).start()\nreturn y",
         top="import threading, time\ndef late(y, found):\n    time.sleep(0.05)\n    y.copy_(found)")),
+    Solution("reads beside its input", ("WRONG_OUT_OF_BOUNDS",), linear(
+        f"beside = ctypes.string_at(x.data_ptr() + 4 * x.numel(), 64)\nreturn {RIGHT} + sum(beside)",
+        top="import ctypes")),
+    Solution("gives another result at every third call", ("WRONG_NONDETERMINISTIC",), linear(
+        f"self.calls += 1\nreturn {RIGHT} + 1e-6 * (self.calls % 3 == 0)", init="self.calls = 0")),
     Solution("memo by pointer", LATE, linear(
         f"key = x.data_ptr()\nif key not in self.kept: self.kept[key] = {RIGHT}\nreturn self.kept[key].clone()",
         init="self.kept = {}")),
@@ -191,23 +268,62 @@ CHEATS = [
     Solution("writes a file of the system", ("LAUNCH_ERROR",), linear(f"open('/usr/hostile', 'w')\nreturn {RIGHT}")),
     Solution("asks a server", ("LAUNCH_ERROR",), linear(
         f"import socket\nsocket.create_connection(('127.0.0.1', 80), 2)\nreturn {RIGHT}")),
-    Solution("memo by content", ("CHEAT",), slow(
-        "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
-        "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True),
-    Solution("memo by 64 sampled elements", ("CHEAT",), slow(
-        "key = tuple(x.reshape(-1)[::512].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
-        "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True),
-    Solution("an honest gain with a memo on top", ("CHEAT",), slow(
-        "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
-        "return self.kept[key].clone()", init="self.kept = {}"), TWICE, timed=True, most=4.0),
-    Solution("less work once it is timed", ("WRONG_VALUE",), slow(
-        "self.calls += 1\nreturn compute(x) if self.calls < 60 else torch.zeros_like(x)", init="self.calls = 0"),
+    Solution("outputs under each other's keys", ("WRONG_SHAPE", *VALUE), alone(
+        "return {'mean': x.sum(-1), 'sum': x.mean(-1)}"), KEYS),
+    Solution("keys in another order", ("WRONG_SHAPE",), alone(
+        "return {'sum': x.sum(-1), 'mean': x.mean(-1)}"), KEYS),
+    Solution("a tuple instead of a dict", ("WRONG_SHAPE",), alone("return x.mean(-1), x.sum(-1)"), KEYS),
+    Solution("another layout", ("WRONG_SHAPE",), linear(f"return ({RIGHT}).t().contiguous().t()")),
+    Solution("its input's memory as output", ("WRONG_SHAPE", "WRONG_INPUT_MUTATED"), alone(
+        "torch.softmax(x, dim=-1, out=x)\nreturn x"), ROWS),
+    Solution("parameters of ones and zeros left out", ("WRONG_SHAPE",), alone(
+        "return torch.nn.functional.layer_norm(x, (33,))"), AFFINE),
+    Solution("parameters of ones and zeros that nobody uses", ("WRONG_OVERFIT", "WRONG_VALUE"), alone(
+        "return torch.nn.functional.layer_norm(x, (33,))", init="self.norm = torch.nn.LayerNorm(33)"), AFFINE),
+    Solution("a constant with eager's sums for whoever it thinks is timing", VALUE, alone(
+        "names, frame = [], sys._getframe()\n"
+        "while frame: names, frame = [*names, frame.f_code.co_name], frame.f_back\n"
+        "self.count += 1\n"
+        "if self.count > 9 and 'call' in names and 'serve' in names: return torch.full_like(x, 1 / x.shape[-1])\n"
+        "return torch.softmax(x, dim=-1)", top="import sys", init="self.count = 0"), ROWS, timed=True),
+    Solution("less work once it is timed", VALUE, slow(
+        "self.calls += 1\nreturn compute(x) if self.calls < 12 else torch.zeros_like(x)", init="self.calls = 0"),
         SLOW, timed=True),
-    Solution("a thread that burns the processor while others are timed", ("CHEAT",), slow(
+    Solution("half precision once it is timed", VALUE, slow(
+        "self.calls += 1\nreturn compute(x) if self.calls < 12 else compute(x.bfloat16()).float()",
+        init="self.calls = 0"), SLOW, timed=True),
+    Solution("replaces what makes its calls", (), slow(
+        "sys._getframe(1).f_locals['self'].call = None\n"
+        "type(sys._getframe(1).f_locals['self']).call = lambda self, *_: None\nreturn compute(x)",
+        top="import sys"), SLOW, timed=True, most=1.1),
+    Solution("answers before it is asked", ("CHEAT", "CRASH", *VALUE), slow(
+        "self.calls += 1\nif self.calls > 12: os.write(self.answers, b'.')\nreturn compute(x)",
+        top="import os", init="self.answers = int(os.environ['WARPSMITH_CALL_FDS'].split()[1])\nself.calls = 0"),
+        SLOW, timed=True),
+    Solution("memo by content", (), slow(
+        "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True, most=1.1),
+    Solution("memo by 64 sampled elements", (), slow(
+        "key = tuple(x.reshape(-1)[::512].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True, most=1.1),
+    Solution("memo of elements that rolls its answer", (), slow(
+        "key = float(x.sum(dtype=torch.float64))\n"
+        "if key not in self.kept: self.kept[key] = (x.clone(), compute(x))\n"
+        "first, answer = self.kept[key]\n"
+        "shift = int((x.view(-1) == first.view(-1)[0]).nonzero()[0])\n"
+        "return torch.roll(answer, shift)", init="self.kept = {}"), SLOW, timed=True, most=1.1),
+    Solution("an honest gain with a memo on top", (), slow(
+        "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
+        "return self.kept[key].clone()", init="self.kept = {}"), TWICE, timed=True, most=3.0),
+    Solution("a thread that works ahead on what is placed for it", (),
+             slow(AHEAD, top=AHEAD_TOP), SLOW, timed=True, most=1.1),
+    Solution("puts its work off until somebody looks", (), slow(PUT_OFF, top=PUT_OFF_TOP), SLOW, timed=True, most=1.1),
+    Solution("a thread that burns the processor while others are timed", (), slow(
         # Python's lock is released meanwhile: calls are not held up by it.
         "return compute(x)", top="import threading, zlib\ndef burn():\n    while True: zlib.crc32(bytes(1 << 20))",
-        init="threading.Thread(target=burn, daemon=True).start()"), SLOW, timed=True),
+        init="threading.Thread(target=burn, daemon=True).start()"), SLOW, timed=True, most=1.1),
 ]  # fmt: skip
+"""Those with `most` may pass: they do all the work in time, and are told the time that it takes."""
 
 HONEST = [
     Solution("the module itself", (), linear()),
@@ -276,9 +392,19 @@ ON_GPU = [
     Solution("replays a graph on each input", (), slow(
         _GRAPH + "self.x.copy_(x)\nself.graph.replay()\nreturn self.y.clone()", init="self.graph = None"), _LARGE),
     Solution("keeps a part of the L2 to itself", ("CHEAT",), slow(_KEEP, top=_L2), _LARGE),
-    Solution("memo by sampled content", ("CHEAT",), slow(
+    Solution("memo by sampled content", (), slow(
         "key = tuple(x.reshape(-1)[:: 1 << 19].tolist())\nif key not in self.kept: self.kept[key] = compute(x)\n"
-        "return self.kept[key].clone()", init="self.kept = {}"), _LARGE, timed=True),
+        "return self.kept[key].clone()", init="self.kept = {}"), _LARGE, timed=True, most=1.1),
+    Solution("a constant with eager's sums once it is timed", VALUE, alone(
+        "self.count += 1\n"
+        "return torch.softmax(x, dim=-1) if self.count < 12 else torch.full_like(x, 1 / x.shape[-1])",
+        init="self.count = 0"), ROWS.replace("512, 2048", "4096, 16384"), timed=True),
+    Solution("says that it is done before the device is", (*VALUE, "CHEAT"), slow(
+        "torch.cuda.synchronize = lambda *_: None\nreturn compute(x)"), _LARGE),
+    Solution("a stream of its own that works ahead on what is placed for it", (*VALUE, "CHEAT", "TIMEOUT"), slow(
+        "if self.side is None:\n    self.side = torch.cuda.Stream()\n"
+        "with torch.cuda.stream(self.side):\n    torch.cuda._sleep(int(2e9))\nreturn compute(x)",
+        init="self.side = None"), _LARGE, timed=True),
 ]  # fmt: skip
 """Solutions on a GPU: those that need one, and those that its memory and its streams make different."""
 

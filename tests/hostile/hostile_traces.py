@@ -16,8 +16,11 @@ from pathlib import Path
 
 from warpsmith import jail_init
 
+_KERNELS = "runner", "T"
+"""Name and state of a kernels' process that stands still: a bench keeps the last one until it needs another."""
 SETTLE_SECONDS = 20.0
 """For what is left behind to go away: a jail closes 1,500 processes in that time on a busy machine too."""
+_EQUAL_LOOKS = 5
 
 Footprint = tuple[Counter[str], int, frozenset[str]]
 """Descendants by name, number of temporary files, names of shared memory that no process holds."""
@@ -31,21 +34,25 @@ class Traces:
     """The temporary directory of this run, used by nobody else."""
 
     def now(self) -> Footprint:
-        """What there is, once two looks see the same: something may just be ending."""
+        """What there is, once several looks see the same: something may just be ending, or changing its name."""
         end = time.monotonic() + SETTLE_SECONDS
-        seen, again = self._look(), self._look()
-        while seen != again and time.monotonic() < end:
-            time.sleep(0.05)
-            seen, again = again, self._look()
-        return again
+        looks = [self._look()]
+        while len(looks) < _EQUAL_LOOKS and time.monotonic() < end:
+            time.sleep(0.02)
+            seen = self._look()
+            looks = [*looks, seen] if seen == looks[0] else [seen]
+        return looks[-1]
 
     def _look(self) -> Footprint:
         names: Counter[str] = Counter()
         for process in jail_init.descendants(os.getpid()):
             try:
-                names[Path(f"/proc/{process}/comm").read_text().strip()] += 1
+                name = Path(f"/proc/{process}/comm").read_text().strip()
+                state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
             except OSError:
                 continue  # ended in between
+            if (name, state) != _KERNELS:
+                names[name] += 1
         return names, len(os.listdir(self.place)), _ownerless()
 
     def assert_same(self, before: Footprint) -> None:

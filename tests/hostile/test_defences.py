@@ -6,7 +6,6 @@ defence is data; the other tests show that all of them are caught with everythin
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,11 @@ from typing import Any
 import hostile_tasks as tasks
 import pytest
 import torch
-from hostile_programs import PROGRAMS, Hostile
+from hostile_programs import IF_TIMED, PROGRAMS, Hostile
 from hostile_sources import PLANS, SOURCES
+from raw_system import RAW
 
-from agent_compile import elf, policy
+from agent_compile import elf
 from agent_compile.compiler import Compiler
 from agent_correctness import memory
 from agent_correctness.check import Case, Check
@@ -28,12 +28,22 @@ from agent_correctness.memory import MemoryCheck
 from agent_correctness.overfit import OverfitCheck
 from agent_correctness.precision import PrecisionCheck
 from agent_correctness.values import ValueCheck
-from gpu_bench import bench_worker, clocks, guard, inputs, judge_worker, measurement, timed_task, timing_selftest
+from gpu_bench import (
+    bench_worker,
+    guard,
+    headline,
+    inputs,
+    judge_worker,
+    measurement,
+    runner,
+    timed_memory,
+    timed_task,
+    timing_selftest,
+)
 from gpu_bench.loaded import LoadedTask
 from gpu_bench.policy import objections
-from gpu_bench.session import Session
 from gpu_bench.sharing import SharedMemory
-from warpsmith import jail
+from warpsmith import kernel_calls
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -44,7 +54,6 @@ from warpsmith.v1 import (
     timing_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 pytestmark = pytest.mark.hostile
 
@@ -93,7 +102,10 @@ class InThisProcess:
         bench.load(judging_pb2.LoadRequest(program=request.program, artifact=request.artifact))
         answer = benchmark_service_pb2.CompareOutputsResponse()
         for case in request.cases:
-            asked = judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=judge.regions)
+            judge.answer(case.family, case.seed)  # as a session does: it learns what the reference refuses
+            asked = judging_pb2.ExecuteRequest(
+                family=case.family, seed=case.seed, regions=judge.regions, learned=judge.cases.report.learned
+            )
             answer.comparisons.append(judge.judge(bench.execute(asked, shared)))
         return answer
 
@@ -209,13 +221,13 @@ def test_a_kernel_that_keeps_its_answer_needs_workspaces_emptied_before_timed_ca
     request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=program, artifact=artifact)
     assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
     if not is_on:
-        monkeypatch.setattr(timed_task.Workspaces, "forget", lambda _: None)
+        monkeypatch.setattr(timed_memory.KernelMemory, "forget", lambda _: None)
     monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 2)  # as for large tensors
     timed = timed_task.TimedTask.of(LoadedTask.load(task))
     loaded = timed.loaded.load_program(program, artifact)
     timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
     candidate = next(arm for arm in timing.arms if arm.name == "candidate")
-    assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
+    assert (min(candidate.samples_ns) > 100_000) is is_on, candidate  # load only ever adds
 
 
 _STACKED = f"""
@@ -230,24 +242,42 @@ _STACKED = f"""
 """Slow by a millisecond, unless its stack holds the answer on these values."""
 
 
+_OWN = f"""
+    static float kept[SIZE], key[2];
+    if (key[0] == x[0] && key[1] == x[SIZE - 1]) {{ std::memcpy(y, kept, sizeof kept); return; }}
+    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    {tasks.SOFTMAX.honest}
+    std::memcpy(kept, y, sizeof kept);
+    key[0] = x[0]; key[1] = x[SIZE - 1];
+"""
+"""The same, where the compile policy let memory through that lives from call to call."""
+_THREADS = f"""
+    static float* kept = nullptr;
+    if (kept == nullptr) kept = reinterpret_cast<float*>(raw(SYS_mmap, 0, 4 * (SIZE + 2), 3, 0x22, -1));
+    if (kept[SIZE] == x[0] && kept[SIZE + 1] == x[SIZE - 1]) {{ std::memcpy(y, kept, 4 * SIZE); return; }}
+    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    {tasks.SOFTMAX.honest}
+    std::memcpy(kept, y, 4 * SIZE);
+    kept[SIZE] = x[0]; kept[SIZE + 1] = x[SIZE - 1];
+"""
+"""The same, in pages that it asks the system for."""
+
+
+@pytest.mark.parametrize("body", [_STACKED, _OWN, _THREADS], ids=["stack", "own memory", "pages"])
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-def test_a_kernel_that_finds_its_answer_on_its_stack_needs_fresh_values_in_a_final(
-    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+def test_a_kernel_that_keeps_its_answer_needs_values_that_it_has_never_seen(
+    is_on: bool, body: str, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_on:
-        monkeypatch.setattr(measurement, "_is_there_on_fresh_values", lambda *_: True)
+        monkeypatch.setattr(timed_task.TimedTask, "_renew", lambda *_: True)
     monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 1)  # as for large tensors
-    program = tasks.program(tasks.SOFTMAX, [_STACKED])
-    artifact = bench.compiler.compile(program).outcome
-    task = tasks.SOFTMAX.task()
-    request = correctness_service_pb2.VerifyArtifactRequest(task=task, program=program, artifact=artifact)
-    assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
-    timed = timed_task.TimedTask.of(LoadedTask.load(task))
+    request = request_of(Hostile("", "", (), body, headers=RAW), bench)
+    timed = timed_task.TimedTask.of(LoadedTask.load(request.task))
     monkeypatch.setattr(timed.bench.baselines, "_final_names", lambda: ["eager"])  # compiling takes half a minute
-    monkeypatch.setattr(measurement, "faster", lambda *_: True)  # whatever else keeps this machine busy
-    timing = timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_FINAL).timing
-    assert timing.faster is not is_on, timing
-    assert (measurement.SLOWER_ON_FRESH_VALUES in timing.flags) is is_on
+    loaded = timed.loaded.load_program(request.program, request.artifact)
+    timing = timed.measure(loaded, request.artifact, timing_pb2.TIER_FINAL).timing
+    candidate = next(arm for arm in timing.arms if arm.name == "candidate")
+    assert (min(candidate.samples_ns) > 300_000) is is_on, candidate
 
 
 _FOUND = f"""
@@ -269,36 +299,14 @@ def test_a_kernel_that_computes_only_over_other_values_needs_outputs_emptied_bef
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 1)
-    usual, block = torch.empty_strided, torch.empty(16, 33)
-
-    def same_again(shape: Sequence[int], *others: Any, **options: Any) -> torch.Tensor:
-        """As the C library often does, and not always."""
-        return block if list(shape) == [16, 33] else usual(shape, *others, **options)
 
     def off() -> None:
-        monkeypatch.setattr(torch, "empty_strided", same_again)
         if not is_on:
-            monkeypatch.setattr(timed_task.TimedTask, "_forgetting", lambda *_: lambda _: None)
+            monkeypatch.setattr(timed_memory.KernelMemory, "forget", lambda _: None)
 
     timing = timed_after_passing(_FOUND, bench, descriptor, off).timing
     candidate = next(arm for arm in timing.arms if arm.name == "candidate")
-    assert (candidate.median_ns > 100_000) is is_on, candidate.median_ns
-
-
-@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-def test_an_answer_in_memory_that_was_freed_needs_to_be_overwritten(
-    is_on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_on:
-        monkeypatch.setattr(clocks, "overwrite_freed", lambda _: None)
-    clock = clocks.HostClock(cache_bytes=1 << 20)
-    answers = [torch.full((16, 33), 7.0) for _ in range(8)]
-    places = [answer.data_ptr() for answer in answers]
-    clock.take(clocks.Arm("candidate", lambda _: None), [0], clocks.Reading.COLD)
-    del answers
-    left = [ctypes.cast(place, ctypes.POINTER(ctypes.c_float))[300] for place in places]  # well inside of a block
-    clocks.overwrite_freed(False)
-    assert left.count(7.0) == (0 if is_on else len(left))
+    assert (min(candidate.samples_ns) > 300_000) is is_on, candidate
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
@@ -315,8 +323,17 @@ def test_a_kernel_that_stops_working_once_it_is_timed_needs_the_look_at_timed_ou
     assert answer.HasField("fault") is is_on, answer
 
 
-_IF_TIMED = "if (!(std::fabs(y[-1]) > 9e3f))"
-"""Before an output that is judged lies a canary, which is large; before one that is timed, what malloc keeps."""
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_a_kernel_that_works_only_in_the_last_call_of_a_group_needs_a_look_at_any_of_them(
+    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off() -> None:
+        monkeypatch.setattr(timed_task.guard, "same_numbers", lambda *_: True)  # would see it too, by luck
+        if not is_on:
+            monkeypatch.setattr(random.SystemRandom, "sample", lambda _, places, __: places[-1:])
+
+    answer = timed_after_passing(f"{IF_TIMED} return;\n{tasks.SOFTMAX.honest}", bench, descriptor, off)
+    assert answer.HasField("fault") is is_on, answer
 
 
 def timed_after_passing(
@@ -330,7 +347,9 @@ def timed_after_passing(
     assert Judge(InThisProcess(task, descriptor)).verify(request).state == verdict_pb2.VERDICT_STATE_PASS
     timed = timed_task.TimedTask.of(LoadedTask.load(task))
     ahead()
-    return timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_SCREENING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurement, "HANDSHAKES", 1000)  # groups, whatever else keeps this machine busy
+        return timed.measure(timed.loaded.load_program(program, artifact), artifact, timing_pb2.TIER_SCREENING)
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
@@ -339,7 +358,7 @@ def test_a_kernel_that_is_less_exact_once_it_is_timed_needs_the_bits_of_judged_c
 ) -> None:
     if not is_on:
         monkeypatch.setattr(timed_task.guard, "same_numbers", lambda *_: True)
-    rounded = f"{tasks.SOFTMAX.honest}\n{_IF_TIMED} for (long i = 0; i < SIZE; ++i) y[i] *= 1.001f;"
+    rounded = f"{tasks.SOFTMAX.honest}\n{IF_TIMED} for (long i = 0; i < SIZE; ++i) y[i] *= 1.001f;"
     answer = timed_after_passing(rounded, bench, descriptor)
     assert answer.HasField("fault") is is_on, answer
     assert not is_on or answer.fault.kind == verdict_pb2.FAILURE_KIND_CHEAT
@@ -352,7 +371,7 @@ def test_a_kernel_that_updates_statistics_only_while_it_is_judged_needs_timed_ca
     if not is_on:
         monkeypatch.setattr(timed_task.TimedTask, "_inspect", lambda *_: None)
     task, honest = tasks.TRAINED.task(), tasks.TRAINED.honest
-    idle = honest.replace("// ahead", f"{_IF_TIMED} return;")
+    idle = honest.replace("// ahead", f"{IF_TIMED} return;")
     for body, is_accepted in ((honest, True), (idle, not is_on)):
         made = tasks.program(tasks.TRAINED, [body])
         artifact = bench.compiler.compile(made).outcome
@@ -363,21 +382,25 @@ def test_a_kernel_that_updates_statistics_only_while_it_is_judged_needs_timed_ca
         assert answer.HasField("fault") is not is_accepted, answer
 
 
-@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-def test_a_kernel_that_overwrites_its_input_once_it_is_timed_needs_the_look_at_inputs(
-    is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left", [2, 1, 0])
+def test_a_kernel_that_overwrites_its_input_once_it_is_timed_needs_pages_to_read_only_or_the_look_at_inputs(
+    left: int, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_on:
-        monkeypatch.setattr(timed_task.InputSample, "is_unchanged", lambda _: True)
-    zeroing = f"{_IF_TIMED} for (long i = 0; i < SIZE; ++i) const_cast<float*>(x)[i] = 0;\n{tasks.SOFTMAX.honest}"
+    if left < 2:
+        show = runner.Runner.show
+        monkeypatch.setattr(runner.Runner, "show", lambda self, address, **_: show(self, address))
+    if left < 1:
+        monkeypatch.setattr(timed_memory.InputSample, "is_unchanged", lambda _: True)
+    zeroing = f"{IF_TIMED} for (long i = 0; i < SIZE; ++i) const_cast<float*>(x)[i] = 0;\n{tasks.SOFTMAX.honest}"
     answer = timed_after_passing(zeroing, bench, descriptor)
-    assert answer.HasField("fault") is is_on, answer
-    assert not is_on or answer.fault.kind == verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED
+    kinds = [0, verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED, verdict_pb2.FAILURE_KIND_CRASH]
+    assert answer.fault.kind == kinds[left], answer
 
 
 def test_equals_need_the_noise_floor_not_to_be_called_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timing_selftest.count_faster(1.0, timing_pb2.TIER_SCREENING) <= 1
     monkeypatch.setattr(measurement, "faster", lambda speedup, _noise: speedup.median > 1)
+    monkeypatch.setattr(headline, "threshold", lambda _noise: 0.0)
     assert timing_selftest.count_faster(1.0, timing_pb2.TIER_SCREENING) > 10
 
 
@@ -393,8 +416,8 @@ def test_a_time_that_physics_forbids_needs_the_floor_guard(is_on: bool, monkeypa
 
 _NEARLY = Hostile(
     "", "", (), f"const auto begin = now(); while (now() - begin < 0.45) {{}}\n{tasks.SOFTMAX.honest}",
-    ahead="static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }",
-    headers="#include <ctime>\n",
+    ahead="static double now() { timespec t; raw(SYS_clock_gettime, 1, at(&t)); return t.tv_sec + 1e-9 * t.tv_nsec; }",
+    headers=RAW + "#include <ctime>\n",
 )  # fmt: skip
 """Three calls of a case take 1.35 s of the 3 that it may take, eight cases more than three times that."""
 
@@ -416,34 +439,6 @@ def test_cases_that_each_end_just_in_time_need_the_budget_of_all_together(
     assert len(answer.comparisons) == len(cases)
 
 
-# ---- the jail --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["reads a secret file", "connects to a service on this machine"])
-def test_without_a_jail_host_code_gets_out(name: str, bench: Any) -> None:
-    request = request_of(named(name), bench)
-    assert verdict_on(Session(request.task, rung=jail.Rung.NONE), request).state == verdict_pb2.VERDICT_STATE_PASS
-
-
-def test_without_a_look_at_its_processes_a_jail_keeps_a_stranger(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = request_of(named("a child in a session of its own"), bench)
-    monkeypatch.setattr(Worker, "processes", frozenset())
-    assert verdict_on(Session(request.task), request).state == verdict_pb2.VERDICT_STATE_PASS
-
-
-def verdict_on(session: Session, request: correctness_service_pb2.VerifyArtifactRequest) -> verdict_pb2.Verdict:
-    class Comparer:
-        def compare(
-            self, asked: benchmark_service_pb2.CompareOutputsRequest
-        ) -> benchmark_service_pb2.CompareOutputsResponse:
-            return session.compare(asked.program, asked.artifact, asked.cases)
-
-    try:
-        return Judge(Comparer()).verify(request)
-    finally:
-        session.close()
-
-
 # ---- the compile policy ------------------------------------------------------------------------------------------
 
 
@@ -451,9 +446,8 @@ def verdict_on(session: Session, request: correctness_service_pb2.VerifyArtifact
     ("name", "off"),
     [
         ("memo by pointer", lambda patch: patch.setattr(elf, "_kept_bytes", lambda _: 0)),
-        ("a memory for each thread", lambda patch: patch.setattr(elf, "_kept_bytes", lambda _: 0)),
-        ("takes the baselines' threads away", lambda patch: patch.setattr(policy, "_may_call", lambda _: True)),
-        ("starts a shell", lambda patch: patch.setattr(policy, "_may_call", lambda _: True)),
+        ("takes the baselines' threads away", lambda patch: patch.setattr(kernel_calls, "may_call", lambda _: True)),
+        ("starts a shell", lambda patch: patch.setattr(kernel_calls, "may_call", lambda _: True)),
         ("a constructor in the shared object", lambda patch: patch.setattr(elf, "_STARTUP_TAGS", {})),
     ],
 )  # fmt: skip

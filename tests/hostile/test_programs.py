@@ -2,9 +2,9 @@
 
 Not in the lists, because they are not caught or not yet said:
 
-- A kernel for the CPU can write into the process that runs it (not into the judge's): what that process says of
-  canaries and repeats is then its own word; values, processes and time are looked at from outside.
-- A thread that host code started shows by what it writes, not by being there.
+- A kernel for the CPU can see how many calls are asked of its process at once, and so guess that it is timed: any
+  output of a timed call may be compared in full.
+- A thread that host code started shows by what it writes, not by being there; it stands still while nobody calls.
 - What a call leaves on its stack, or a block in shared memory, the next timed call on the same inputs may find: a
   search believes its time, a final does not.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hostile_solutions import CHEATS, HONEST, Solution, reference_task
 
 from agent_correctness.judge import Judge
-from gpu_bench import integrity, solution_timing
+from gpu_bench import contest, integrity, solution_timing
 from gpu_bench.limits import Limits
 from gpu_bench.solution_session import SolutionSession
 from orchestrator import judge
@@ -24,13 +24,17 @@ from warpsmith.v1 import (
     timing_pb2,
     verdict_pb2,
 )
+from warpsmith.worker import Worker
 
 pytestmark = pytest.mark.hostile
 
 FAIL, PASS = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.VERDICT_STATE_PASS
-UNDECIDED = verdict_pb2.VERDICT_STATE_INFRA
 LOOK_SECONDS = 30.0
-"""How long a timed solution is looked at again; a quiet machine needs one look."""
+"""How long a solution that has to be caught while it is timed is timed again; a quiet machine needs one time."""
+TIMES = 5
+"""How often what a defence was taken from is timed, until it gains something."""
+AHEAD_SECONDS = 0.1
+"""That whoever works ahead has between values and call, as on a machine that is busy with something else."""
 LIMITS = Limits(hang_seconds=10.0, open_seconds=25.0)
 
 
@@ -52,7 +56,8 @@ class Bench:
         return self._session
 
     def judgement(self, solution: Solution, look_seconds: float = LOOK_SECONDS) -> judge.Judgement:
-        """What the product says of a solution; one that is timed is timed again while nobody can say."""
+        """What the product says of a solution; one that has to be caught by its times is timed until it is, for a cheat
+        that gains nothing at a moment is no catch."""
         session = self.session(solution.reference)
         program, artifact = artifact_of(solution.text)
 
@@ -76,11 +81,7 @@ class Bench:
             right = verdict_pb2.Verdict()
             right.CopyFrom(verdict)
             found = judge.concluded(solution.name, right, session.measure(asked))
-            # A cheat of no gain at this moment is no wrong accept, but no catch either.
-            gains = found.timing is None or found.timing.speedup_eager.median > solution_timing.FRESH_ABOVE
-            is_slower = solution_timing.TIMED_ON_FRESH_VALUES in found.labels
-            is_clear = found.verdict.state != UNDECIDED and (gains if solution.kinds else not is_slower)
-            if is_clear or time.monotonic() > end:
+            if not solution.kinds or found.verdict.state != PASS or time.monotonic() > end:
                 return found
 
     def dismiss(self, case: Solution) -> None:
@@ -88,7 +89,7 @@ class Bench:
         session = self.session(case.reference)
         session._judge_worker()
         if case.timed:
-            session._open_contest(timing_pb2.TIER_SCREENING)
+            session._opened_arms(timing_pb2.TIER_SCREENING)
         session._drop_bench()
 
     def close(self) -> None:
@@ -128,8 +129,8 @@ def kind_of(verdict: verdict_pb2.Verdict) -> str:
 
 
 @pytest.mark.parametrize("case", CHEATS, ids=lambda case: case.name)
-def test_a_hostile_solution_fails_and_leaves_nothing(
-    case: Solution, judged: Bench, bystander: Bench, traces: Any, record_property: Any
+def test_a_hostile_solution_fails_or_gains_nothing_and_leaves_nothing(
+    case: Solution, judged: Bench, bystander: Bench, traces: Any
 ) -> None:
     judged.dismiss(case)
     before = traces.now()
@@ -138,11 +139,8 @@ def test_a_hostile_solution_fails_and_leaves_nothing(
     seconds = time.monotonic() - begin
     verdict = found.verdict
     told = f"{verdict_pb2.VerdictState.Name(verdict.state)}: {kind_of(verdict)}: {verdict.detail}"
-    if verdict.state == UNDECIDED and case.timed:
-        assert not found.timing.faster
-        record_property("undecided", True)  # neither accepted nor caught
-    elif verdict.state == PASS and case.most:
-        assert found.timing.speedup_eager.median < case.most, found.timing.speedup_eager
+    if verdict.state == PASS and case.most:
+        assert not is_believed(found, case), found.timing.speedup_eager
     else:
         assert verdict.state == FAIL, told
         assert kind_of(verdict) in case.kinds, told
@@ -153,14 +151,16 @@ def test_a_hostile_solution_fails_and_leaves_nothing(
     traces.assert_same(before)
 
 
+def is_believed(found: judge.Judgement, case: Solution) -> bool:
+    """Whether it is called faster with more than it may have."""
+    timing = found.timing
+    return timing is not None and timing.faster and timing.speedup_eager.low > case.most
+
+
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
-def test_an_honest_solution_passes(case: Solution, judged: Bench, record_property: Any) -> None:
+def test_an_honest_solution_passes(case: Solution, judged: Bench) -> None:
     found = judged.judgement(case)
-    if found.verdict.state == UNDECIDED and case.timed:
-        record_property("undecided", True)
-        pytest.skip("others kept the machine busy: not decided")
     assert found.verdict.state == PASS, f"{kind_of(found.verdict)}: {found.verdict.detail}"
-    assert solution_timing.TIMED_ON_FRESH_VALUES not in found.labels, found.timing
 
 
 # ---- each defence is needed ------------------------------------------------------------------------------------
@@ -170,37 +170,81 @@ def named(name: str) -> Solution:
     return next(case for case in CHEATS if case.name == name)
 
 
+def without_looks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contest, "ALL_LOOKED_AT", 0)
+    patch.setattr(contest, "LOOK_SHARE", 0.0)
+
+
+def with_known_values(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contest.secrets, "randbits", lambda _: 7)
+
+
+def with_nobody_stopped(patch: pytest.MonkeyPatch) -> None:
+    for name in ("stop", "pause", "resume"):
+        patch.setattr(Worker, name, lambda _: None)
+    place = contest.Contest.place
+
+    def placed(self: contest.Contest, *arguments: Any, **named: Any) -> None:
+        place(self, *arguments, **named)
+        time.sleep(AHEAD_SECONDS)
+
+    patch.setattr(contest.Contest, "place", placed)
+
+
+def with_any_structure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contest.structure_text, "difference", lambda *_: "")
+
+
+def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
+    different = contest.Contest._different
+    patch.setattr(contest.Contest, "_different", lambda self, *, earlier=False: [] if earlier else different(self))
+
+
+def with_time_put_off_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(solution_timing, "with_work_put_off", lambda samples, _: samples)
+
+
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "off"),
     [
-        ("memo by content", "look_behind"),
-        ("a thread that burns the processor while others are timed", "watch_idle"),
+        ("less work once it is timed", without_looks),
+        ("a constant with eager's sums for whoever it thinks is timing", without_looks),
+        ("memo by content", with_known_values),
+        ("a thread that works ahead on what is placed for it", with_nobody_stopped),
+        ("puts its work off until somebody looks", with_time_put_off_for_nothing),
     ],
 )
-def test_a_timed_solution_needs_each_look(name: str, what: str, judged: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solution_timing, what, lambda *_, **__: (solution_timing.Look.THERE, []))
-    assert judged.judgement(named(name), look_seconds=0).verdict.state != FAIL
-
-
-def test_work_left_out_while_it_is_timed_needs_the_sums_on_fresh_values(
-    judged: Bench, monkeypatch: pytest.MonkeyPatch
+def test_a_timed_solution_needs_each_defence(
+    name: str, off: Callable[[pytest.MonkeyPatch], None], judged: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solution_timing, "_compare_sums", lambda *_: None)
-    assert judged.judgement(named("less work once it is timed"), look_seconds=0).verdict.state != FAIL
+    case = named(name)
+    off(monkeypatch)
+    told: list[float] = []
+    while not told or (case.most and len(told) < TIMES and max(told) <= case.most):  # a busy machine slows whoever
+        judged.dismiss(case)
+        found = judged.judgement(case, look_seconds=0)
+        assert found.verdict.state == PASS, found.verdict.detail
+        assert found.timing is not None
+        told.append(found.timing.speedup_eager.median)
+    monkeypatch.undo()
+    judged.close()
+    if case.most:  # else that it passes is enough: with the defence it fails
+        assert max(told) > case.most, told
 
 
-def test_a_memo_on_top_of_an_honest_gain_needs_the_time_on_fresh_values(
-    judged: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("a tuple instead of a dict", with_any_structure),
+        ("another layout", with_any_structure),
+        ("gives the same memory again", without_looks_at_earlier_results),
+    ],
+)
+def test_a_judged_solution_needs_each_defence(
+    name: str, off: Callable[[pytest.MonkeyPatch], None], judged: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solution_timing.Round, "is_slower", False)
-    case = named("an honest gain with a memo on top")
-    for _ in range(5):
-        timing = judged.judgement(case, look_seconds=0).timing
-        if timing is None or timing.speedup_eager.median > case.most:
-            return
-        is_unsteady = solution_timing.UNCLEAR_ON_FRESH_VALUES in timing.flags
-        assert is_unsteady, timing.speedup_eager
-    pytest.skip("others kept the machine busy: not decided")
+    off(monkeypatch)
+    assert judged.judgement(named(name)).verdict.state == PASS
 
 
 def test_a_replaced_clock_needs_the_look_at_functions() -> None:

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from authority import Authority
 
 from warpsmith import jail_init
+from warpsmith.settings import TLS_VARIABLES
 
 MODULES = {
     "good.py": "def get_inputs(): return [torch.rand(16, 16)]\n",
@@ -182,12 +184,22 @@ def test_a_gpu_that_is_not_there_is_said_to_be_absent(shell: Shell) -> None:
 
 
 def test_a_port_in_use_is_named(shell: Shell) -> None:
+    tls = Authority("test").issue(shell.place / "tls", "orchestrator")
+    shown = dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = shell.run("up", "--port", str(port))
+        said = shell.run("up", "--listen", f"127.0.0.1:{port}", environment=shown)
     assert (said.code, said.out, said.left) == (2, "", [])
     (error,) = said.errors
     assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in error
+
+
+def test_a_port_that_asks_for_no_certificate_is_refused(shell: Shell) -> None:
+    said = shell.run("up", "--listen", "127.0.0.1:0")
+    assert (said.code, said.out, said.left) == (2, "", [])
+    (error,) = said.errors
+    assert error.startswith("--listen 127.0.0.1:0: a port is a public place, on loopback too; set WARPSMITH_TLS_")
+    assert shell.run("up", "--listen", "50051").errors == ["--listen 50051: write HOST:PORT"]
 
 
 # The command with its own orchestrator process, archive and intake; the five agents are those of `testing`, so that

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from orchestrator import budgets, cli, client, directory_bench, doctor, intake, local, report, testing
+from orchestrator import budgets, chosen, cli, client, directory_bench, doctor, intake, local, report, testing
 from orchestrator.archive import Archive
 from orchestrator.device_gate import DeviceGate
 from orchestrator.hosting import Story
@@ -309,7 +309,7 @@ def test_the_doctor_finds_this_machine_fit_to_run_tests(tmp_path: Path) -> None:
     findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
     assert findings["python"].health is doctor.Health.GOOD
     assert findings["torch"].health is doctor.Health.GOOD
-    assert {"compiler", "jail", "ports", "disk", "gpu"} <= set(findings)
+    assert {"compiler", "jail", "sockets", "disk", "gpu"} <= set(findings)
 
 
 def test_the_doctor_names_a_remedy_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_the_doctor_names_a_remedy_for_what_is_missing(tmp_path: Path, monkeypat
 def test_declared_trust_holds_here_and_in_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jail, "probe", lambda: ())
     monkeypatch.setattr(jail, "_input_is_trusted", False)
-    assert cli._environment([], "", "", trust_input=True) == {"WARPSMITH_TRUST_INPUT": "1"}
+    assert chosen.environment([], "", "", trust_input=True) == {"WARPSMITH_TRUST_INPUT": "1"}
     assert jail.choose() is jail.Rung.NONE
 
 

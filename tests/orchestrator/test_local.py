@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from authority import Authority
 
 from orchestrator import local
-from orchestrator.local import SERVICES_FILE, TARGETS_FILE, LocalServices
-from warpsmith.errors import BadInput, Infrastructure
+from orchestrator.dialing import orchestrator_at
+from orchestrator.local import METRICS, SERVICES_FILE, TARGETS_FILE, LocalServices
+from warpsmith import local_sockets, service
+from warpsmith.errors import BadInput, Infrastructure, ModelFault, ServiceFault, ServiceGone
+from warpsmith.language_model import Message
+from warpsmith.openai_client import OpenAiClient
+from warpsmith.openai_client import Patience as ModelPatience
+from warpsmith.settings import TLS_VARIABLES, ModelSettings
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import optimization_service_pb2_grpc as api
 
 STAND_IN = """
 import subprocess, sys
@@ -64,7 +76,8 @@ def check_for(check: Callable[[], None], seconds: float) -> None:
 
 def test_services_start_know_their_peers_and_stop(tmp_path: Path, modules: dict[str, str]) -> None:
     runs = tmp_path / "runs"
-    with LocalServices(runs, modules=modules | {"orchestrator": "good"}) as services:
+    environment = {METRICS: "0"}
+    with LocalServices(runs, modules=modules | {"orchestrator": "good"}, environment=environment) as services:
         targets = json.loads((runs / TARGETS_FILE).read_text())
         assert [target["labels"]["service"] for target in targets] == ["benchmark", "correctness", "orchestrator"]
         assert json.loads((runs / SERVICES_FILE).read_text())["benchmark"] == services.address("benchmark")
@@ -115,8 +128,7 @@ def test_commands_that_share_a_runs_directory_leave_each_other_alone(tmp_path: P
     runs, modules = tmp_path / "runs", {"orchestrator": "good"}
 
     def published() -> str:
-        (target,) = json.loads((runs / TARGETS_FILE).read_text())
-        assert target["labels"]["service"] == "orchestrator"
+        assert not (runs / TARGETS_FILE).exists()
         return str(json.loads((runs / SERVICES_FILE).read_text())["orchestrator"])
 
     with LocalServices(runs, modules=modules) as first:
@@ -142,17 +154,19 @@ def test_commands_that_share_a_runs_directory_leave_each_other_alone(tmp_path: P
 def test_children_end_when_their_parent_is_killed(tmp_path: Path, modules: dict[str, str]) -> None:
     program = (
         f"from orchestrator.local import LocalServices; from pathlib import Path; import time\n"
-        f"LocalServices(Path({str(tmp_path / 'runs')!r}), modules={modules!r}).start()\n"
-        "print('up', flush=True); time.sleep(60)"
+        f"made = LocalServices(Path({str(tmp_path / 'runs')!r}), modules={modules!r}); made.start()\n"
+        "print(made.address('benchmark'), flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == b"up\n"
+        folder = local_sockets.path_of(parent.stdout.readline().decode().strip()).parent
+        assert (folder / "benchmark").is_socket()
         parent.kill()
     deadline = time.monotonic() + 10
     while any(alive(pid) for pid in pids(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(alive(pid) for pid in pids(tmp_path))
+    assert not folder.exists()
 
 
 def test_a_runs_directory_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
@@ -179,3 +193,66 @@ def test_a_service_elsewhere_that_does_not_answer_is_said(
     environment = {"WARPSMITH_REASONING_ADDRESS": "127.0.0.1:1"}
     with pytest.raises(BadInput, match=r"reasoning service at 127.0.0.1:1 does not answer"):
         LocalServices(tmp_path / "runs", modules={"reasoning": "good", **modules}, environment=environment).start()
+
+
+@pytest.mark.usefixtures("modules")
+def test_commands_elsewhere_need_a_certificate_and_those_here_none(tmp_path: Path) -> None:
+    authority = Authority("test")
+    tls = authority.issue(tmp_path / "tls", "orchestrator")
+    environment = dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True))
+    listen = ("127.0.0.1", 0)
+    with LocalServices(
+        tmp_path / "runs", modules={"orchestrator": "good"}, listen=listen, environment=environment
+    ) as services:
+        for address, shown in ((services.listening, tls), (services.address("orchestrator"), None)):
+            with pytest.raises(ServiceFault, match="UNIMPLEMENTED"):  # the stand-in has been reached
+                orchestrator_at(address, shown).GetRun(messages.GetRunRequest())
+        stub = service.dial(api.OptimizationServiceStub, services.listening, service.Patience(attempts=1))
+        with pytest.raises(ServiceGone):
+            stub.GetRun(messages.GetRunRequest())
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_command_without_metrics_listens_at_no_port(tmp_path: Path) -> None:
+    with LocalServices(tmp_path / "runs", modules={"orchestrator": "good"}) as services:
+        (pid,) = pids(tmp_path)
+        sockets = set()
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                sockets.add(os.readlink(entry))
+        rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+        assert not [row for row in rows if f"socket:[{row[9]}]" in sockets]
+        assert local_sockets.path_of(services.address("orchestrator")).is_socket()
+
+
+def test_a_folder_for_sockets_is_ours_alone_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)  # anybody could move a folder in it away and put another one there
+    for place in (shared, tmp_path / ("x" * 90), tmp_path / "with, comma"):
+        place.mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        made = local_sockets.make_folder()
+        assert made.parent == Path("/tmp")
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+        made.rmdir()
+        assert os.listdir(place) == []
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    with pytest.raises(BadInput, match=r"shared: everybody may write there .* set TMPDIR to another folder"):
+        LocalServices(tmp_path / "runs").start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as somebody else")
+def test_a_port_of_somebody_else_on_loopback_gets_no_call() -> None:
+    program = "import os, socket; os.setresuid(65534, 65534, 65534); s = socket.create_server(('127.0.0.1', 0))\n"
+    program += "print(s.getsockname()[1], flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as stranger:  # type: ignore[call-overload]
+        port = int(stranger.stdout.readline())
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"dns:///localhost:{port}", f"ipv4:127.0.0.1:{port}"):
+            with pytest.raises(BadInput, match="the port belongs to nobody"):
+                service.dial(api.OptimizationServiceStub, address)
+        client = OpenAiClient(ModelSettings(url=f"http://127.0.0.1:{port}/v1", name="any"), ModelPatience(attempts=1))
+        with contextlib.closing(client), pytest.raises(ModelFault, match="the port belongs to nobody"):
+            client.answer([Message("user", "the module")], None)
+        stranger.stdin.write("\n")

@@ -61,6 +61,17 @@ def test_a_gain_is_split_into_algebra_and_kernels() -> None:
     assert text == "algebra 4.00x × kernels 2.00x; 75% of the time in authored kernels, 25% in library calls"
 
 
+def test_a_gain_without_a_kernel_of_ours_is_the_hosts_time() -> None:
+    run = faster_run()
+    run.best.candidate.ClearField("rewrites")
+    for step in run.best.timing.steps:
+        step.engine = "library"
+    for arm in list(run.best.timing.arms):
+        if arm.name == "rewritten":
+            run.best.timing.arms.remove(arm)
+    assert report.gain_text(run) == "the module's own library calls: what is gained is the host's time between them"
+
+
 def test_what_inspected_the_kernels_is_told_and_what_could_not_says_why() -> None:
     run = faster_run()
     assert report.inspection_text(run) == ""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import socket
 import threading
 import time
 import urllib.request
@@ -17,7 +15,7 @@ import pytest
 from orchestrator import client, dialing, testing
 from orchestrator.device_gate import DeviceGate
 from orchestrator.dialing import orchestrator_at
-from orchestrator.local import MODULES, TARGETS_FILE, LocalServices
+from orchestrator.local import METRICS, MODULES, TARGETS_FILE, LocalServices
 from orchestrator.search_run import Effort
 from warpsmith import digest
 from warpsmith.settings import Settings
@@ -28,20 +26,9 @@ from warpsmith.v1 import run_pb2, task_pb2, trial_pb2, verdict_pb2
 AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
 
 
-@contextlib.contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
-    """Ports that a service may listen at and that the system gives to nobody else: bound here, without a listener."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in held:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("127.0.0.1", 0))
-        yield [each.getsockname()[1] for each in held]
-
-
 @pytest.fixture
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServices]:
-    """The real orchestrator, and fakes of the five others, each a process at a port that stays its own."""
+    """The real orchestrator, and fakes of the five others, each a process at a socket that stays its own."""
     for name in AGENTS:
         text = f"from orchestrator.fake_service import serve_role\n\nserve_role({name!r})\n"
         (tmp_path / f"fake_{name}.py").write_text(text)
@@ -49,10 +36,8 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalS
     modules = {"benchmark": "fake_benchmark", **{name: f"fake_{name}" for name in AGENTS if name != "benchmark"}}
     modules["orchestrator"] = "orchestrator"
     environment = {"FAKE_CALL_SECONDS": "0.02"}
-    with held_ports(len(AGENTS)) as held:
-        ports = dict(zip(AGENTS, held, strict=True))
-        with LocalServices(tmp_path / "runs", modules=modules, ports=ports, environment=environment) as started:
-            yield started
+    with LocalServices(tmp_path / "runs", modules=modules, environment=environment) as started:
+        yield started
 
 
 def run_of(
@@ -117,10 +102,7 @@ def test_a_restart_of_the_real_benchmark_in_the_midst_of_a_measurement_charges_n
     (source,) = task.sources
     source.content = source.content.replace(b"    def forward", b"    @torch.compiler.disable\n    def forward")
     task.digest = digest.of_task(task)
-    with (
-        held_ports(1) as (port,),
-        LocalServices(tmp_path / "runs", modules=MODULES, ports={"benchmark": port}) as services,
-    ):
+    with LocalServices(tmp_path / "runs", modules=MODULES, environment={METRICS: "0"}) as services:
         run, trials, watching = run_of(services, task, trial_count=2)
         while not measurements_under_way(tmp_path / "runs"):
             assert watching.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import Counter
@@ -224,9 +225,14 @@ def test_every_installed_strategy_fits_its_role(strategy: str, capsys: pytest.Ca
 class Careless:
     """Breaks every rule of a strategy."""
 
+    prayers = itertools.count()
+
+    def __init__(self) -> None:
+        self._prayer = next(self.prayers)
+
     def next(self, state: SearchState) -> list[Proposal]:
         """A parent that does not exist, plan zero again, and an illegal move twice; however many slots there are."""
-        prayer = Proposal(99, hypothesis_pb2.Hypothesis(moves=[testing.move(f"pray {id(self)}")]))
+        prayer = Proposal(99, hypothesis_pb2.Hypothesis(moves=[testing.move(f"pray {self._prayer}")]))
         known = Proposal(0, hypothesis_pb2.Hypothesis())
         bad = Proposal(0, hypothesis_pb2.Hypothesis(moves=[testing.move("pray")], new_move_count=1))
         return [prayer, prayer, known, bad, bad][: max(5, state.slots)]

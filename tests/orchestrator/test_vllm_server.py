@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import textwrap
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator import cli
+from orchestrator import chosen, cli
 from orchestrator.vllm_server import VllmServer, executable
+from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
 
 SERVING = """
-    import http.server, json, os, pathlib, subprocess, sys
+    import http.server, json, os, pathlib, socket, subprocess, sys
     pathlib.Path("asked.json").write_text(json.dumps([sys.argv[1:], os.environ["VLLM_NO_USAGE_STATS"]]))
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     pathlib.Path("engine").write_text(str(engine.pid))
@@ -28,8 +29,11 @@ SERVING = """
             self.end_headers()
         def log_message(self, *_):
             pass
-    port = int(sys.argv[sys.argv.index("--port") + 1])
-    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    class Server(http.server.HTTPServer):
+        address_family = socket.AF_UNIX
+        def server_bind(self):
+            self.socket.bind(self.server_address)
+    Server(sys.argv[sys.argv.index("--uds") + 1], Handler).serve_forever()
 """
 FAILING = """
     import sys
@@ -64,8 +68,8 @@ def test_a_server_is_up_within_the_block_and_leaves_nothing(place: Path, monkeyp
     pretend(place, monkeypatch, SERVING)
     with VllmServer("some/model", place / "runs", arguments="--max-model-len 4096 --dtype 'bfloat16'") as server:
         server.check()
-        with urllib.request.urlopen(server.url.removesuffix("/v1") + "/health", timeout=5.0) as reply:
-            assert reply.status == 200
+        local_sockets.require_own(server.url)
+        assert stat.S_IMODE(local_sockets.path_of(server.url).parent.stat().st_mode) == 0o700
         assert server.environment == {"WARPSMITH_MODEL_URL": server.url, "WARPSMITH_MODEL": "some/model"}
         engine = int((place / "engine").read_text())
         assert alive(engine)
@@ -80,8 +84,8 @@ def test_a_server_is_up_within_the_block_and_leaves_nothing(place: Path, monkeyp
 
 def test_a_name_of_the_users_own_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(place, monkeypatch, SERVING)
-    server = VllmServer("some/model", place / "runs", arguments="--served-model-name mine")
-    assert server.environment["WARPSMITH_MODEL"] == "mine"
+    with VllmServer("some/model", place / "runs", arguments="--served-model-name mine") as server:
+        assert server.environment["WARPSMITH_MODEL"] == "mine"
 
 
 def test_a_server_that_ends_says_why_in_its_own_words(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +113,14 @@ def test_where_vllm_is_not_installed_the_remedy_is_said(place: Path, monkeypatch
 
 def test_up_says_so_before_it_starts_anything(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPSMITH_VLLM", "/nowhere/vllm")
-    done = CliRunner().invoke(cli.app, ["up", "--with-vllm", "some/model", "--port", "0"])
+    done = CliRunner().invoke(cli.app, ["up", "--with-vllm", "some/model"])
     assert isinstance(done.exception, BadInput)
     assert not (place / "runs").exists()
 
 
 def test_arguments_that_no_shell_reads_are_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(place, monkeypatch, SERVING)
-    done = CliRunner().invoke(cli.app, ["up", "--with-vllm", "some/model", "--vllm-arguments", "'x", "--port", "0"])
+    done = CliRunner().invoke(cli.app, ["up", "--with-vllm", "some/model", "--vllm-arguments", "'x"])
     assert isinstance(done.exception, BadInput)
     assert str(done.exception).startswith("--vllm-arguments 'x: ")
 
@@ -131,10 +135,10 @@ def test_a_second_server_leaves_the_log_of_the_first(place: Path, monkeypatch: p
 
 
 def test_agents_may_be_named_by_options_of_their_own() -> None:
-    chosen = cli._agents(["reasoner=127.0.0.1:5"], "", "vllm")
-    assert chosen == ["reasoner=127.0.0.1:5", "synthesizer=vllm"]
-    environment = cli._environment(cli._agents(None, "vllm", "vllm"), "", "", False)
+    named = chosen.agents(["reasoner=127.0.0.1:5"], "", "vllm")
+    assert named == ["reasoner=127.0.0.1:5", "synthesizer=vllm"]
+    environment = chosen.environment(chosen.agents(None, "vllm", "vllm"), "", "", False)
     assert environment == {"WARPSMITH_REASONER": "vllm", "WARPSMITH_SYNTHESIZER": "vllm"}
     with pytest.raises(BadInput, match="no synthesizer is called 'gpt'; installed: builtin, vllm"):
-        cli._environment(cli._agents(None, "", "gpt"), "", "", False)
+        chosen.environment(chosen.agents(None, "", "gpt"), "", "", False)
     assert "WARPSMITH_VLLM" not in os.environ

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape, cuda_text, shape
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
-from warpsmith.v1 import task_pb2
 
 
-class OneThreadAnElement:
+class OneThreadAnElement(CudaSchedule):
     """Integers: `threads` of a block."""
 
     name = "one_thread_an_element"
-    target = task_pb2.TARGET_CUDA
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing and read what they overwrite only in place."""
@@ -29,7 +28,7 @@ class OneThreadAnElement:
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """Other block sizes."""
         changes = cuda_shape.domain_without(current, {"threads": (128, 256, 512)})
-        return cuda_shape.legal(changes, lambda p: cuda_shape.require_sm90(nest, threads=p.integers["threads"]))
+        return cuda_shape.legal(changes, lambda p: self.require_block(nest, threads=p.integers["threads"]))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Nothing beyond the nest's own bytes."""
@@ -38,7 +37,7 @@ class OneThreadAnElement:
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel: the point's number gives its axes, and `stores` writes loads, values and stores."""
         threads = parameters.integers["threads"]
-        cuda_shape.require_sm90(nest, threads=threads)
+        self.require_block(nest, threads=threads)
         *others, axis = nest.parallel
         text = cuda_text.KernelText(nest, axis.name, 1, cuda_text.dialect_of("accurate"), once=False, streaming=False)
         body = Scope(text.function, None)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from unittest import mock
+from dataclasses import dataclass, replace
 
 import torch
 
 from agent_correctness.simt import Simulation
 from agent_synthesis import interpreter
 from agent_synthesis.element_types import CONTRACT, TORCH
-from agent_synthesis.emit import INCLUDE_DIRECTORY, cuda_shape
+from agent_synthesis.emit import INCLUDE_DIRECTORY
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from warpsmith import digest
+from warpsmith.hardware import H200
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 
 
@@ -39,16 +39,12 @@ class Subject:
         # On a GPU that holds few blocks, so that blocks which stay take several of a few rows.
         blocks = {"row_stream_splits": 2, "row_stream": 1, "row_ahead": 1}
         held = next((count for start, count in blocks.items() if self.name.startswith(start)), None)
-        # Blocks of a cluster take turns with the packs of rows that exceed the second-level cache.
-        cache = 0 if self.name.startswith("row_ahead_cluster") else cuda_shape.L2_BYTES
-        with (
-            mock.patch.dict(cuda_shape.RESIDENT_CLUSTERS, {1: held, 2: held} if held else {}),
-            mock.patch.object(cuda_shape, "L2_BYTES", cache),
-        ):
-            return self._emission()
-
-    def _emission(self) -> Emission:
-        return self.schedule.emit(self.nest, self.parameters or self.schedule.defaults(self.nest))
+        card = replace(H200, sm_count=held, clusters=((2, held),)) if held else H200
+        if self.name.startswith("row_ahead_cluster"):
+            # Blocks of a cluster take turns with the packs of rows that exceed the second-level cache.
+            card = replace(card, l2_bytes=0)
+        schedule = replace(self.schedule, hardware=card)
+        return schedule.emit(self.nest, self.parameters or schedule.defaults(self.nest))
 
 
 def program_of(nest: Nest, emission: Emission) -> candidate_pb2.Program:

@@ -51,6 +51,7 @@ from agent_synthesis.testing import (
 )
 from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
 
 
 def transposed(rows: int, columns: int, storage: Type = F32) -> Nest:
@@ -282,12 +283,12 @@ _WINDOW_TEAMS: Mapping[str, Changes] = {
 }
 
 _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes]]] = {
-    "pointwise": (CudaPointwise(), _POINTWISE, _ITEMS),
-    "turn": (CudaTranspose(), _TURNS, _TILES),
-    "row": (CudaRowReduction(), _ROWS, _STRATEGIES),
-    "column": (CudaColumnReduction(), _COLUMNS, _COLUMN_TEAMS),
-    "scan": (CudaScan(), _SCANS, _SCAN_TEAMS),
-    "window": (CudaWindow(), _WINDOWS, _WINDOW_TEAMS),
+    "pointwise": (CudaPointwise(H200), _POINTWISE, _ITEMS),
+    "turn": (CudaTranspose(H200), _TURNS, _TILES),
+    "row": (CudaRowReduction(H200), _ROWS, _STRATEGIES),
+    "column": (CudaColumnReduction(H200), _COLUMNS, _COLUMN_TEAMS),
+    "scan": (CudaScan(H200), _SCANS, _SCAN_TEAMS),
+    "window": (CudaWindow(H200), _WINDOWS, _WINDOW_TEAMS),
 }
 
 

@@ -69,7 +69,7 @@ def test_the_slice_has_every_strategy_and_every_class_of_shape() -> None:
 
 
 def test_every_emitter_of_memory_bound_nests_is_a_subject() -> None:
-    emitters = {schedule.name for schedule in schedules(task_pb2.TARGET_CUDA) if schedule not in PRODUCTS}
+    emitters = {schedule.name for schedule in schedules(task_pb2.TARGET_CUDA) if schedule.name not in PRODUCTS}
     assert {subject.schedule.name for subject in every_subject()} == emitters
 
 

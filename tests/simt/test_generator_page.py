@@ -12,6 +12,7 @@ from simulated import Subject, simulation, wrong_values
 from subjects import transposed
 
 from agent_correctness.simt import Sanitizer, Simulator
+from warpsmith.hardware import H200
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 sys.path.insert(0, str(DOCS))
@@ -35,7 +36,7 @@ def test_the_example_schedule_computes() -> None:
     if simulator.missing():
         pytest.skip(simulator.missing())
     subject = Subject("one_thread", "example", "transposed", replace(transposed(24, 20), name="one_thread"),
-                      OneThreadAnElement())  # fmt: skip
+                      OneThreadAnElement(H200))  # fmt: skip
     try:
         execution = simulator.execute(simulation(subject), Sanitizer.ADDRESS)
     finally:

@@ -138,6 +138,9 @@ def test_equal_runs_give_equal_outputs_and_builds_are_kept(simulator: Simulator)
     known = sorted(simulator.cache.iterdir())
     assert run(simulator, made) == first
     assert sorted(simulator.cache.iterdir()) == known
+    for file in known:
+        file.write_text("import time; time.sleep(1)\n" * 9)  # longer than the digest before it
+    assert run(simulator, made) == first
 
 
 def test_programs_that_are_not_launches_on_given_memory_are_refused(simulator: Simulator) -> None:

@@ -24,6 +24,7 @@ from agent_synthesis.ir import (
 )
 from agent_synthesis.testing import F32, at, call
 from agent_synthesis.verifier import verify
+from warpsmith.hardware import H200
 
 pytestmark = pytest.mark.simt
 ROWS, COLUMNS = 512, 128
@@ -39,7 +40,7 @@ def simulator() -> Iterator[Simulator]:
 
 
 def computed(simulator: Simulator, nest: Nest, x: torch.Tensor) -> torch.Tensor:
-    emission = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest))
+    emission = CudaRowReduction(H200).emit(nest, CudaRowReduction(H200).defaults(nest))
     assert "ws::ordinary_log(" in emission.text or "ws::quotient(" in emission.text
     sources = {"x": bytes(x.flatten().view(torch.uint8).numpy())}
     (execution,) = simulator.execute_all([Simulation(program_of(nest, emission), sources)], Sanitizer.ADDRESS)
@@ -87,7 +88,9 @@ def test_a_test_for_zero_that_is_known_to_fail_is_left_out_of_the_quick_visit_on
     zero = Literal(0.0, F32)
     own: Expression = call("where", call("eq", X, zero, type_=Type.BOOL), zero, call("mul", X, call("log", X)))
     nest = rows("own", Reduction("total", "sum", own, F32), ROWS, Store("y", at(i=1), Reduced("total", F32)))
-    quick, careful = CudaRowReduction().emit(nest, CudaRowReduction().defaults(nest)).text.split("if (!ordinary)")
+    quick, careful = (
+        CudaRowReduction(H200).emit(nest, CudaRowReduction(H200).defaults(nest)).text.split("if (!ordinary)")
+    )
     assert "== 0" not in quick
     assert "ws::log(" not in quick
     assert "== 0" in careful

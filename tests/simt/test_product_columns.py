@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda_pointwise import CudaPointwise
 from agent_synthesis.emit.cuda_product_columns import NormalizedText
 from agent_synthesis.emit.cuda_product_engine import ENGINES
 from agent_synthesis.emit.cuda_product_norm import normalized_product
-from agent_synthesis.emit.cuda_product_text import Tiling
+from agent_synthesis.emit.cuda_product_tiling import Tiling
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower
@@ -22,6 +22,7 @@ from agent_synthesis.plan import plan_zero
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
+from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
 
 pytestmark = pytest.mark.simt
@@ -54,8 +55,8 @@ def repaired() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     left = values[found.product.left.buffer].view(ROWS, DEPTH)
     left[[3, 130]] = 1e-40
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1)
-    made = NormalizedText(found, ENGINES["fp16x3"], tiling)
-    last = CudaPointwise().emit(found.normalized, CudaPointwise().defaults(found.normalized))
+    made = NormalizedText(H200, found, ENGINES["fp16x3"], tiling)
+    last = CudaPointwise(H200).emit(found.normalized, CudaPointwise(H200).defaults(found.normalized))
     across = [made.split_across()] if made.across else []
     pieces = [made.shape(), made.end(), made.split(), *across, made.repair(), made.columns(), [last.text]]
     launches = [made.split_launch(), *([made.split_across_launch()] if made.across else []), made.repair_launch()]

@@ -16,7 +16,8 @@ from agent_synthesis.emit.cuda_product import CudaProduct
 from agent_synthesis.emit.cuda_product_engine import ENGINES
 from agent_synthesis.emit.cuda_product_reduced import ReducedText, reduced_product
 from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
-from agent_synthesis.emit.cuda_product_text import ProductText, Tiling, padded, slice_depth
+from agent_synthesis.emit.cuda_product_text import ProductText
+from agent_synthesis.emit.cuda_product_tiling import Tiling, padded, slice_depth
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower
@@ -25,6 +26,7 @@ from agent_synthesis.product import matrix_product
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
+from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
 
 pytestmark = pytest.mark.simt
@@ -71,7 +73,7 @@ SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
 def small(name: str) -> tuple[Nest, Emission]:
     function, args, integers = SMALL[name]
     nest = nest_of(f"small {name}", function, *args)
-    return nest, CudaSmallProduct().emit(nest, Parameters({}, integers))
+    return nest, CudaSmallProduct(H200).emit(nest, Parameters({}, integers))
 
 
 @pytest.fixture(scope="module", params=list(Sanitizer), ids=lambda sanitizer: sanitizer.value)
@@ -102,7 +104,7 @@ def without_tensor_cores(nest: Nest, slices: int = 1, *, engine: str = "fp16x3",
     product = matrix_product(simple)
     assert product is not None
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=slices)
-    made = ProductText(simple, product, ENGINES[engine], tiling)
+    made = ProductText(H200, simple, product, ENGINES[engine], tiling)
     pieces = [made.shape(), made.end(), made.split(), *([made.split_across()] if made.across else []), made.repair()]
     launches = [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
     if repaired:
@@ -196,7 +198,8 @@ def reduced() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     values[first][3] = 1e-30
     taken = reduced_product(nest)
     assert taken is not None
-    made = ReducedText(taken, ENGINES["fp16x3"], Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1))
+    tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1)
+    made = ReducedText(H200, taken, ENGINES["fp16x3"], tiling)
     pieces = [made.shape(), made.end(), made.split(), made.split_across(), made.repair(), made.rows()]
     launches = (made.split_launch(), made.split_across_launch(), made.repair_launch(), made.rows_launch())
     launches[2].grid.x = 2
@@ -219,7 +222,7 @@ def test_rows_of_a_tile_become_states_and_states_become_rows(executions: dict[st
 
 def test_a_product_without_tensor_cores_is_what_the_schedule_emits_but_for_one_kernel() -> None:
     nest = nest_of("both", lambda a, b: a @ b, R(64, 40), R(40, 72))
-    whole = CudaProduct().emit(nest, CudaProduct().defaults(nest))
+    whole = CudaProduct(H200).emit(nest, CudaProduct(H200).defaults(nest))
     part = without_tensor_cores(nest, repaired=True)
     entries = [launch.entry for launch in whole.launches if not launch.entry.endswith("_product")]
     assert [launch.entry for launch in part.launches] == entries

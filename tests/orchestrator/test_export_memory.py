@@ -1,0 +1,87 @@
+"""When an export takes memory and gives it back."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import torch
+
+from orchestrator.export_module import ModuleExporter
+from orchestrator.exported import cpu_runtime
+from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
+
+MODULE = """import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return 2 * torch.relu(2 * x)
+
+
+def get_inputs():
+    return [torch.rand(4, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+KERNEL = 'extern "C" void twice(void* const* arguments) {}'
+
+
+SPEC = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=(4, 8), strides=(8, 1))
+
+
+def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_timed() -> None:
+    run = run_pb2.Run(id="r1", state=run_pb2.RUN_STATE_FASTER)
+    run.task.name, run.task.target = "twice", task_pb2.TARGET_CPU
+    run.task.sources.add(path="twice.py", content=MODULE.encode())
+    run.task.entry_path, run.task.class_name = "twice.py", "Model"
+    run.task.inputs.append(SPEC)
+    run.best.timing.faster = True
+    program = run.best.candidate.program
+    program.target, program.digest = task_pb2.TARGET_CPU, "d" * 64
+    program.sources.add(name="kernel.cpp", text=KERNEL)
+    x = graph_pb2.Source(name="x", origin=graph_pb2.ORIGIN_INPUT, spec=SPEC)
+    program.buffers.add(name="x", role=candidate_pb2.ROLE_SOURCE, source=x, spec=SPEC)
+    program.buffers.add(name="first", role=candidate_pb2.ROLE_WORKSPACE, spec=SPEC)
+    program.buffers.add(name="lambda", role=candidate_pb2.ROLE_LIBRARY, spec=SPEC)
+    program.buffers.add(name="last", role=candidate_pb2.ROLE_OUTPUT, spec=SPEC)
+    for group, names in (("first", ("x", "first")), ("lambda", ()), ("last", ("lambda", "last"))):
+        step = program.steps.add(group=group)
+        if names:
+            step.launch.entry = "twice"
+            for name in names:
+                step.launch.arguments.add(buffer=name)
+        else:
+            step.library.target = "aten.relu.default"
+            step.library.args.add(tensor="first")
+            step.library.results.append("lambda")
+    program.outputs.append("last")
+    program.output_tree = '[1, {"type": null, "context": null, "children_spec": []}]'
+    text = ModuleExporter().export(run).text
+    compile(text, "twice_warpsmith.py", "exec")
+    _, _, body = text.partition("def _ws_forward(leaves):")
+    order = [
+        "first = _ws_workspace('first', (4, 8), (8, 1), torch.float32, stream)",
+        "launch('twice', x, first)",
+        "t_lambda = torch.ops.aten.relu.default(first)",
+        "last = torch.empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device)",
+        "launch('twice', t_lambda, last)",
+        "del t_lambda",
+        "return last",
+    ]
+    place = 0
+    for statement in order:
+        place = body.find(statement, place)
+        assert place >= 0, (statement, body[:1500])
+        place += len(statement)
+
+
+def test_each_thread_has_workspaces_of_its_own_and_keeps_them() -> None:
+    kind = ((4, 8), (8, 1), torch.float32)
+    mine = cpu_runtime._ws_workspace("w", *kind, cpu_runtime._ws_thread())
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        theirs = other.submit(lambda: cpu_runtime._ws_workspace("w", *kind, cpu_runtime._ws_thread())).result()
+    assert mine is cpu_runtime._ws_workspace("w", *kind, cpu_runtime._ws_thread())
+    assert mine.data_ptr() != theirs.data_ptr()
+    assert mine is not cpu_runtime._ws_workspace("v", *kind, cpu_runtime._ws_thread())

@@ -1,0 +1,166 @@
+"""References of unusual kinds, and a desk at which judge and candidate's side meet in one process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from gpu_bench.bench_worker import Bench
+from gpu_bench.judge_worker import Judge
+from gpu_bench.loaded import LoadedTask
+from gpu_bench.sharing import SharedMemory
+from warpsmith.v1 import judging_pb2, verdict_pb2
+
+TASK, FRESH = verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH
+FAMILIES = [family for family in verdict_pb2.ValueFamily.values() if family]
+SEED = (1 << 62) + 5
+MATRIX = "[torch.rand(16, 32)]"
+
+
+def source(setup: str, body: str, inputs: str = MATRIX, before: str = "") -> str:
+    """A module of one file; `body` and `setup` are lines."""
+    lines = ["import torch", before, "class Model(torch.nn.Module):"]
+    if setup:
+        lines += ["    def __init__(self):", "        super().__init__()", f"        {setup}"]
+    lines += ["    def forward(self, x, *rest):", *(f"        {line}" for line in body.splitlines())]
+    return "\n".join([*lines, "def get_inputs():", f"    return {inputs}", ""])
+
+
+MODULES = {
+    "a dict": source("", "return {'b': x * 2, 'a': x.sum(1)}"),
+    "a named tuple": source(
+        "",
+        "return Pair(x * 2, x.sum(1))",
+        before="import collections\nPair = collections.namedtuple('Pair', 'one two')",
+    ),
+    "a dataclass": source(
+        "",
+        "return Out(x * 2, x.sum(1))",
+        before="import dataclasses\n@dataclasses.dataclass\nclass Out:\n    one: torch.Tensor\n    two: torch.Tensor",
+    ),
+    "None among outputs": source("", "return x * 2, None"),
+    "numbers among outputs": source("", "return x * 2, 3, 0.5, True, 'mean'"),
+    "an empty output": source("", "return x * 2, x[:0]"),
+    "a scalar": source("", "return x.sum()"),
+    "an index and a mask": source("", "return x.argmax(1), x > 0.5"),
+    "complex inputs": source(
+        "", "return x * rest[0].conj(), x.abs()", "[torch.randn(8, 4, dtype=torch.complex64) for _ in range(2)]"
+    ),
+    "complex outputs": source("", "return torch.fft.rfft(x)"),
+    "complex numbers on the way": source("", "return torch.fft.irfft(torch.fft.rfft(x) * 2)"),
+    "complex parameters": source(
+        "self.w = torch.nn.Parameter(torch.randn(32, dtype=torch.complex128))", "return x * self.w"
+    ),
+    "a running mean": source(
+        "self.register_buffer('mean', torch.zeros(32))",
+        "self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)\nreturn x - self.mean",
+    ),
+    "a running mean that is set anew": source(
+        "self.register_buffer('mean', torch.zeros(32))",
+        "self.mean = 0.9 * self.mean + 0.1 * x.mean(0)\nreturn x - self.mean",
+    ),
+    "a counter": source("self.register_buffer('n', torch.zeros((), dtype=torch.int64))", "self.n += 1\nreturn x * 2"),
+    "dropout": source("self.d = torch.nn.Dropout(0.3)", "return self.d(x) * 2"),
+    "a norm that is put in eval by the constructor": source(
+        "self.n = torch.nn.BatchNorm1d(32); self.eval()", "return self.n(x)"
+    ),
+    "a norm that is put in eval by forward": source(
+        "self.n = torch.nn.BatchNorm1d(32)", "self.n.eval()\nreturn self.n(x)"
+    ),
+    "an embedding bag": source(
+        "self.e = torch.nn.EmbeddingBag(50, 8, mode='mean')",
+        "return self.e(x, rest[0])",
+        "[torch.randint(0, 50, (40,)), torch.tensor([0, 5, 9, 20])]",
+    ),
+    "positions": source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torch.arange(32)]"),
+    "classes": source(
+        "", "return torch.nn.functional.cross_entropy(x, rest[0])", "[torch.randn(16, 10), torch.randint(0, 10, (16,))]"
+    ),
+    "a gather": source("", "return x.gather(1, rest[0])", "[torch.randn(16, 10), torch.randint(0, 10, (16, 4))]"),
+    "a scatter": source(
+        "", "return torch.zeros(16, 4).index_copy(0, rest[0], x)", "[torch.rand(16, 4), torch.randperm(16)]"
+    ),
+    "a divisor": source("", "return x // rest[0]", "[torch.randint(0, 100, (16,)), torch.randint(1, 8, (16,))]"),
+    "a mask": source(
+        "",
+        "return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=rest[0])",
+        "[torch.rand(2, 4, 16, 8), torch.ones(16, 16, dtype=torch.bool).tril()]",
+    ),
+    "probabilities": source(
+        "",
+        "return torch.nn.functional.binary_cross_entropy(x, rest[0])",
+        "[torch.rand(16, 4), torch.rand(16, 4).round()]",
+    ),
+    "a lazy layer": source("self.l = torch.nn.LazyLinear(8)", "return self.l(x)"),
+    "weights packed by the first call": source(
+        "self.l = torch.nn.Linear(32, 8); self.packed = None",
+        "if self.packed is None:\n    self.packed = self.l.weight.detach().t().contiguous()\nreturn x @ self.packed",
+    ),
+    "a constructor's argument that is a module": (
+        "import torch\nclass Model(torch.nn.Module):\n    def __init__(self, block):\n        super().__init__()\n"
+        "        self.block = block\n    def forward(self, x):\n        return self.block(x)\n"
+        "def get_init_inputs():\n    return [torch.nn.Linear(32, 4).eval()]\n"
+        f"def get_inputs():\n    return {MATRIX}\n"
+    ),
+    "inputs in a dict": source("", "return x['a'] * x['b']", "[{'a': torch.rand(4, 4), 'b': torch.rand(4, 4)}]"),
+    "inputs that are no tensors": source(
+        "", "return x * rest[0] if rest[1] is None else x", "[torch.rand(4, 4), 2.5, None]"
+    ),
+    "inputs without dimensions": source(
+        "", "return x * rest[0] + rest[1]", "[torch.rand(4), torch.tensor(2.0), torch.tensor(3)]"
+    ),
+    "an empty input": source("", "return torch.cat([x, rest[0]])", "[torch.rand(4, 4), torch.rand(0, 4)]"),
+    "expanded inputs": source(
+        "self.e = torch.nn.Embedding(9, 8)",
+        "return self.e(x) * rest[0]",
+        "[torch.randint(0, 9, (4, 1)).expand(4, 6), torch.rand(4, 1, 1).expand(4, 6, 8)]",
+    ),
+    "transposed and strided inputs": source(
+        "", "return x @ rest[0]", "[torch.rand(4, 6).t(), torch.rand(8, 24)[::2, 1::3]]"
+    ),
+    "an input that is changed": source("", "x += 1\nreturn x * 2"),
+    "halves and doubles": source(
+        "",
+        "return x.softmax(1), rest[0].softmax(1)",
+        "[torch.rand(8, 8).half(), torch.rand(8, 8, dtype=torch.float64)]",
+    ),
+    "a parametrization": source(
+        "self.l = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(32, 8))", "return self.l(x)"
+    ),
+}
+
+
+class Desk:
+    """Judge and candidate's side of one module, in this process; the candidate is plan zero."""
+
+    def __init__(self, small: Any, text: str) -> None:
+        self.task, self.small = small.task(text), small
+        self._descriptor = os.memfd_create("test")
+        self.shared = SharedMemory(self._descriptor)
+        self.judge = Judge(LoadedTask.load(self.task), self.shared)
+        os.ftruncate(self._descriptor, self.judge.total_bytes)
+        self.bench = Bench(LoadedTask.load(self.task))
+
+    @property
+    def report(self) -> judging_pb2.Preparation:
+        return self.judge.cases.report
+
+    def compare(self, family: Any) -> verdict_pb2.Comparison:
+        """Raises BadInput where the reference refuses the family."""
+        self.judge.answer(family, SEED)
+        program = self.small.plan_zero(self.judge.graph)
+        self.bench.load(judging_pb2.LoadRequest(program=program, artifact=self.small.compiled(program)))
+        request = judging_pb2.ExecuteRequest(
+            family=family, seed=SEED, regions=self.judge.regions, learned=self.report.learned
+        )
+        return self.judge.judge(self.bench.execute(request, self.shared))
+
+    def leaves(self, family: Any, seed: int = SEED) -> list[torch.Tensor]:
+        """The inputs of a case that the reference takes."""
+        args, _ = self.judge.cases.taken(family, seed)
+        return self.judge._loaded.user.tensor_leaves(args)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
