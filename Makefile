@@ -67,7 +67,7 @@ agents-check: $(READY) ## the example agents (Python plugin, TypeScript server):
 	@VENV=$(VENV) bash .ci/agents_check.sh
 
 test-gpu: ## runs the tests that need a Hopper GPU, with the Python that has torch
-	@$(PYTHON) -m pytest -m gpu --ignore=tests/hostile
+	@$(PYTHON) -m pytest -m gpu $(shell grep -rl --include='*.py' mark.gpu tests | grep -v tests/hostile)
 
 ##@ Trust
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from gpu_bench import integers
+from gpu_bench import integers, sorting
 from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
 from warpsmith.task_module import seed_generator
 from warpsmith.v1 import judging_pb2, verdict_pb2
@@ -112,7 +112,7 @@ def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) 
         parts = [_likeness(part.contiguous(), generator, resembling) for part in (leaf.real, leaf.imag)]
         return torch.complex(*parts)
     flat = leaf.reshape(-1)
-    few: torch.Tensor = flat[:_LOOKED_AT].unique()  # type: ignore[no-untyped-call]
+    few = sorting.distinct(flat[:_LOOKED_AT])
     if len(few) == 1 and bool((flat == few[0]).all()):
         varied = few[0] * (1.0 + 0.25 * _uniform(leaf.shape, leaf.dtype, generator))
         return varied if bool(few[0] != 0) else 0.1 * _normal(leaf.shape, leaf.dtype, generator)
@@ -120,7 +120,7 @@ def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) 
         if not resembling:
             return flat[torch.randint(flat.numel(), leaf.shape, device=leaf.device, generator=generator)]
         if len(few) == 1:  # others come later
-            few = flat.unique()  # type: ignore[no-untyped-call]
+            few = sorting.distinct(flat)
         step = torch.randint(1, len(few), leaf.shape, device=leaf.device, generator=generator)
 
         def others(moved: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from gpu_bench import sorting
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 _SHARES: Mapping[int, float] = {
@@ -121,7 +122,7 @@ def _integers(leaf: torch.Tensor, family: int, legal: judging_pb2.Legal, generat
         case verdict_pb2.VALUE_FAMILY_NON_FINITE:
             return between(low, high, [_FEW])[between(0, _FEW - 1, shape)]
         case verdict_pb2.VALUE_FAMILY_MASKED if leaf.dim():
-            return between(low, high, shape).sort(dim=-1).values
+            return sorting.in_order(between(low, high, shape))
     return between(low, high, shape)
 
 
@@ -130,7 +131,7 @@ def _distinct(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Gen
     rows = list(leaf.shape[:-1])
     if span > width and leaf.numel() // width * span <= _MOST_KEYS:
         return _uniform([*rows, span], generator).argsort(dim=-1)[..., :width] + legal.lowest
-    return leaf.gather(-1, _uniform(list(leaf.shape), generator).argsort(dim=-1))
+    return sorting.permuted(leaf, generator)
 
 
 def _ordered(values: torch.Tensor, leaf: torch.Tensor, legal: judging_pb2.Legal) -> torch.Tensor:
@@ -139,4 +140,4 @@ def _ordered(values: torch.Tensor, leaf: torch.Tensor, legal: judging_pb2.Legal)
         made[..., 0] = leaf[..., 0]
     if legal.ends_fixed:
         made[..., -1] = leaf[..., -1]
-    return made.sort(dim=-1).values
+    return sorting.in_order(made)

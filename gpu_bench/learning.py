@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpu_bench import floor, guard
+from gpu_bench import floor, guard, sorting
 from warpsmith import task_module
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, verdict_pb2
 
@@ -130,7 +130,11 @@ def _has_no_pairs(own: Sequence[torch.Tensor], legal: judging_pb2.Legal) -> bool
     """Whether no row has a value twice, though some would by chance."""
     width, span = own[0].shape[-1], legal.highest - legal.lowest + 1
     by_chance = sum(each.numel() for each in own) * (width - 1) / 2 / span
-    return by_chance >= _CHANCE and all(bool((each.sort(dim=-1).values.diff(dim=-1) != 0).all()) for each in own)
+    return (
+        by_chance >= _CHANCE
+        and span >= width
+        and all(bool((sorting.in_order(each).diff(dim=-1) != 0).all()) for each in own)
+    )
 
 
 def _is_one(values: Sequence[torch.Tensor]) -> bool:

@@ -13,22 +13,18 @@ import functools
 import mmap
 import os
 import secrets
-import shutil
 import signal
-import subprocess
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from gpu_bench import faults, kernel_image, standing
+from gpu_bench import faults, kernel_image, native, standing
 from gpu_bench.arena import Arena, Block, arena
 from gpu_bench.clocks import aside, timed_ns
 from gpu_bench.executor import ProgramFault
 from warpsmith import kernel_calls
-from warpsmith.errors import Infrastructure
 from warpsmith.v1 import verdict_pb2
 
 _SOURCE = Path(__file__).with_name("kernel_runner.cpp")
@@ -64,23 +60,9 @@ class _Control(ctypes.Structure):
 
 @functools.cache
 def _built() -> str:
-    """The runner, built for this machine in a quarter of a second, and kept as long as this process lives.
-
-    Raises Infrastructure.
-    """
-    compiler = next((path for name in ("g++", "c++") if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise Infrastructure("kernels for the CPU need g++ where they are timed (Debian: apt-get install g++)")
-    directory = tempfile.mkdtemp(prefix="runner-")
-    weakref.finalize(_built, shutil.rmtree, directory, ignore_errors=True)
+    """The runner. Raises Infrastructure."""
     names = "".join(f"FUNCTION({name})\n" for name in kernel_calls.FUNCTIONS)
-    Path(directory, "kernel_functions.h").write_text(names)
-    output = str(Path(directory, "runner"))
-    command = [compiler, *_FLAGS, f"-I{directory}", "-x", "c++", str(_SOURCE), "-o", output]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if ran.returncode:
-        raise Infrastructure(f"the process for kernels does not build (it needs libc.a and libgomp.a): {ran.stderr}")
-    return output
+    return native.built(_SOURCE, _FLAGS, {"kernel_functions.h": names}, needs=" (it needs libc.a and libgomp.a)")
 
 
 class Runner:
@@ -167,12 +149,12 @@ class Runner:
         if not self._count and not self._windows:
             return
         with aside():
-            stood = standing.stand()
+            standing.begin()
         try:
             self._make_calls()
         finally:
             with aside():
-                standing.go_on(stood)
+                standing.end()
 
     def _make_calls(self) -> None:
         dropped = self.arena.dropped[self._dropped :]  # it may grow meanwhile

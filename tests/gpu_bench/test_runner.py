@@ -87,7 +87,7 @@ def test_calls_of_a_batch_are_made_when_it_ends(small: Any) -> None:
 
 
 def test_what_only_the_bench_has_to_do_within_a_call_is_not_timed(small: Any, monkeypatch: Any) -> None:
-    program, move, stand = loaded(small, small.softmax), ctypes.memmove, standing.stand
+    program, move, begin = loaded(small, small.softmax), ctypes.memmove, standing.begin
     copies: list[int] = []
 
     def slow_move(*arguments: Any) -> None:
@@ -95,12 +95,12 @@ def test_what_only_the_bench_has_to_do_within_a_call_is_not_timed(small: Any, mo
         time.sleep(0.5)
         move(*arguments)
 
-    def slow_stand() -> list[int]:
+    def slow_begin() -> int:
         time.sleep(0.5)
-        return stand()
+        return begin()
 
     monkeypatch.setattr(host.ctypes, "memmove", slow_move)
-    monkeypatch.setattr(standing, "stand", slow_stand)
+    monkeypatch.setattr(standing, "begin", slow_begin)
     call = program.bind(given(small))  # not in memory that the kernel sees: copied
     sample = HostClock(1 << 20).take(Arm("candidate", lambda _: call(), elsewhere=program.elsewhere), [0], Reading.CALL)
     assert set(copies) == {4 * small.rows * small.columns}

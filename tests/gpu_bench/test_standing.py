@@ -14,11 +14,13 @@ import pytest
 from gpu_bench import standing
 
 SPINNER = r"""
+#define _GNU_SOURCE
 #include <pthread.h>
 static volatile int over, turns;
 static pthread_t thread;
 static void* spin(void* _) { while (!over) ++turns; return _; }
 void begin(void) { over = 0; pthread_create(&thread, 0, spin, 0); }
+void rename_it(void) { pthread_setname_np(thread, "other"); }
 int turned(void) { return turns; }
 void end(void) { over = 1; pthread_join(thread, 0); }
 """
@@ -46,14 +48,22 @@ def changes(spinner: ctypes.CDLL, calls: int = 1_000_000) -> bool:
 
 def test_a_thread_that_looks_for_work_stands_until_it_may_go_on(spinner: ctypes.CDLL) -> None:
     for _ in range(20):
-        stood = standing.stand()
-        assert stood
+        assert standing.begin()
         assert not changes(spinner, 20_000)
-        standing.go_on(stood)
+        standing.end()
         assert changes(spinner)
 
 
-def test_pythons_own_threads_and_sleeping_ones_are_left_alone() -> None:
+def test_it_stands_until_the_last_of_those_who_hold_it_lets_go(spinner: ctypes.CDLL) -> None:
+    assert standing.begin()
+    standing.begin()
+    standing.end()
+    assert not changes(spinner, 20_000)
+    standing.end()
+    assert changes(spinner)
+
+
+def test_pythons_own_threads_and_others_by_name_are_left_alone() -> None:
     over = threading.Event()
     turns = [0]
 
@@ -63,32 +73,52 @@ def test_pythons_own_threads_and_sleeping_ones_are_left_alone() -> None:
 
     thread = threading.Thread(target=turn)
     thread.start()
+    standing.begin()
     try:
-        stood = standing.stand()
-        standing.go_on(stood)
-        assert thread.native_id not in stood
         before = turns[0]
         while turns[0] == before:
             pass
     finally:
+        standing.end()
         over.set()
         thread.join()
+
+
+def test_a_thread_with_a_name_of_its_own_is_left_alone(spinner: ctypes.CDLL) -> None:
+    spinner.rename_it()
+    assert standing.begin() == 0
+    standing.end()
 
 
 def test_a_thread_that_took_its_signal_late_goes_on_all_the_same(
     spinner: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine with other work, where nobody waits until it stands; both signals then come at once."""
+    """As on a machine with other work, where nobody waits until it stands."""
     monkeypatch.setattr(standing, "_PATIENCE_SECONDS", 0.0)
     for _ in range(200):
-        standing.go_on(standing.stand())
+        standing.begin()
+        standing.end()
         assert changes(spinner)
 
 
-def test_a_thread_that_has_ended_is_no_error(spinner: ctypes.CDLL) -> None:
-    stood = standing.stand()
-    standing.go_on(stood)
-    spinner.end()
-    standing.go_on(stood)
-    assert str(os.getpid()) in os.listdir("/proc/self/task")
-    spinner.begin()
+def test_a_thread_that_is_held_for_ever_goes_on_by_itself(spinner: ctypes.CDLL) -> None:
+    assert standing.begin()
+    try:
+        before = spinner.turned()
+        while spinner.turned() == before:
+            pass
+    finally:
+        standing.end()
+
+
+def test_a_forked_child_holds_nobody(spinner: ctypes.CDLL) -> None:
+    assert standing.begin()
+    child = os.fork()
+    if not child:
+        spinner.begin()
+        standing.begin()
+        standing.end()
+        os._exit(0 if changes(spinner) else 1)
+    standing.end()
+    _, status = os.waitpid(child, 0)
+    assert status == 0

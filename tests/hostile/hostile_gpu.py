@@ -231,7 +231,8 @@ def check_finalist(bench: Bench) -> str:
     begin = time.monotonic()
     assert judged(session, program, artifact, FINAL).state == PASS
     compared = time.monotonic()
-    inspections = session.inspect(program, artifact)
+    with session.inspecting(program, artifact) as inspecting:
+        inspections = inspecting.answer()
     inspected = time.monotonic()
     timing = measured(session, program, artifact, FINAL)
     seconds = time.monotonic() - begin

@@ -141,7 +141,8 @@ def sanitizers(bench: Bench) -> str:
     assert verdict.state == PASS, f"{kind_of(verdict)}: {verdict.detail}"
     program, artifact = bench.compiled(timed.LUCKY)
     assert isinstance(artifact, artifact_pb2.Artifact)
-    said = bench.session(timed.LUCKY.module).inspect(program, artifact)
+    with bench.session(timed.LUCKY.module).inspecting(program, artifact) as inspecting:
+        said = inspecting.answer()
     if any(each.skipped for each in said):
         return f"skipped: {next(each.skipped for each in said if each.skipped)}"
     found = sanitizer.fault(said)
