@@ -18,7 +18,8 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from agent_compile import diagnostics, policy, resources
-from warpsmith.v1 import artifact_pb2, compile_service_pb2, verdict_pb2
+from warpsmith import hardware
+from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, verdict_pb2
 
 VARIABLE = "COMPILER_SETTING"
 
@@ -75,9 +76,10 @@ def _compile(request: compile_service_pb2.CompileCandidateRequest) -> compile_se
         directory = Path(name)
         for source in request.program.sources:
             (directory / source.name).write_text(source.text)
-        build = _build_shared_object if setting.family == "gxx" else _build_cubin
         try:
-            return build(setting, directory, request.program.sources[0].name)
+            if setting.family == "gxx":
+                return _build_shared_object(setting, directory, request.program.sources[0].name)
+            return _build_cubin(setting, directory, request.program)
         except _TooMuchOutput:
             text = f"the compiler wrote more than {setting.output_bytes} bytes of messages"
             return _rejected(verdict_pb2.FAILURE_KIND_COMPILE_LIMIT, text, directory)
@@ -106,8 +108,11 @@ def _build_shared_object(
     return _compiled(artifact_pb2.BINARY_FORMAT_SHARED_OBJECT, (directory / "kernel.so").read_bytes(), "")
 
 
-def _build_cubin(setting: Setting, directory: Path, source: str) -> compile_service_pb2.CompileCandidateResponse:
-    command = [setting.compiler, *setting.flags, "-o", "kernel.cubin", source]
+def _build_cubin(
+    setting: Setting, directory: Path, program: candidate_pb2.Program
+) -> compile_service_pb2.CompileCandidateResponse:
+    architecture = f"-arch={hardware.architecture(program)}"
+    command = [setting.compiler, *setting.flags, architecture, "-o", "kernel.cubin", program.sources[0].name]
     ran = _run(command, directory, setting.output_bytes)
     if ran.code:
         return _rejected(_kind(ran), ran.log, directory)

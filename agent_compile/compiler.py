@@ -17,7 +17,7 @@ from prometheus_client import Counter
 from agent_compile import elf, policy
 from agent_compile.cache import Cache
 from agent_compile.toolchain import Compiled, Outcome, Rejected, Toolchain
-from warpsmith import digest
+from warpsmith import digest, hardware
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
@@ -46,7 +46,8 @@ class Compiler:
         """Compiles, or finds what an equal program gave.
 
         Raises:
-            BadInput: the program names no target, or no compiler for it is here; says what to install.
+            BadInput: the program names no target or an unknown architecture, or no compiler for it is here; says what
+                to install.
             Infrastructure: the compiler or its jail does not work.
         """
         program_digest = program.digest or digest.of_program(program)
@@ -57,13 +58,13 @@ class Compiler:
             return Answer(_library_only(program_digest), cached=False)
         if refused := policy.check_sources(program):
             return Answer(refused, cached=False)
+        hardware.of_architecture(hardware.architecture(program))
         toolchain = self.toolchain(program.target)
         # Buffers and grids do not change the binary: candidates that differ only there share one.
         texts = [part for source in program.sources for part in (source.name, source.text)]
         description = toolchain.describe()
-        key = digest.digest(
-            "artifact", program.target, description, _RULES, *policy.entries(program), "sources", *texts
-        )
+        entries, architecture = policy.entries(program), digest.of_architecture(program)
+        key = digest.digest("artifact", program.target, description, _RULES, *entries, *architecture, "sources", *texts)
         found = self._cache.find(key) if self._cache else None
         _lookups["miss" if found is None else "hit"].inc()
         if found is not None:

@@ -53,13 +53,13 @@ class JailedCompiler:
         return response.artifact.toolchain
 
     def compile(self, program: candidate_pb2.Program) -> Outcome:
-        """Compiles the sources of the program; nothing else of it enters the jail.
+        """Compiles the sources of the program for its architecture; nothing else of it enters the jail.
 
         Raises:
             Infrastructure: no worker starts, or its own code failed.
         """
         request = compile_service_pb2.CompileCandidateRequest()
-        request.program.target = program.target
+        request.program.target, request.program.architecture = program.target, program.architecture
         request.program.sources.extend(program.sources)
         try:
             response = self._call("compile", request)

@@ -17,7 +17,8 @@ from agent_compile.toolchain import Compiled, Limits, Outcome
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import candidate_pb2, task_pb2
 
-FLAGS = ("-std=c++20", "-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas", "-v", "-w")
+FLAGS = ("-std=c++20", "-cubin", "-Xptxas", "-v", "-w")
+"""And the program's architecture."""
 
 
 class Nvcc:

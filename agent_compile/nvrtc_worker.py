@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from agent_compile import diagnostics, resources
 from agent_compile.compile_worker import failure_kind
+from warpsmith import hardware
 from warpsmith.v1 import artifact_pb2, compile_service_pb2, verdict_pb2
 
 VARIABLE = "NVRTC_SETTING"
@@ -82,7 +83,8 @@ def _compile(request: compile_service_pb2.CompileCandidateRequest) -> compile_se
         len(headers), texts, names,
     )  # fmt: skip
     try:
-        options = [option.encode() for option in _setting().options]
+        architecture = f"--gpu-architecture={hardware.architecture(request.program)}"
+        options = [option.encode() for option in (architecture, *_setting().options)]
         code = _library().nvrtcCompileProgram(handle, len(options), (ctypes.c_char_p * len(options))(*options))
         raw = _fetch("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", handle, _setting().output_bytes)
         log = raw.rstrip(b"\0").decode(errors="replace")

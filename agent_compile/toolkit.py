@@ -16,9 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ARCHITECTURE = "sm_90a"
-"""Hopper with its own features (wgmma, setmaxnreg); binaries for it run on compute capability 9.0 only."""
-
 
 @dataclass(frozen=True)
 class NvrtcLibrary:

@@ -17,6 +17,7 @@ from agent_reasoning import wording
 from agent_reasoning.evidence import Evidence, candidate_ns
 from agent_reasoning.language_model_options import Option
 from agent_reasoning.roofline import bound, machine, time_ns, traffic_bytes
+from warpsmith import hardware
 from warpsmith.language_model import Message
 from warpsmith.untrusted import one_line, quoted
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2, tensor_pb2, trial_pb2, verdict_pb2
@@ -107,7 +108,8 @@ def _cut(lines: Sequence[str], shown: int, total: int, what: str) -> str:
 
 def _task(request: Request, size: Size) -> str:
     task, device, reference = request.task, request.device, request.reference
-    target = "CUDA, sm_90a" if task.target == task_pb2.TARGET_CUDA else "C++20 with OpenMP on this processor"
+    on_gpu = task.target == task_pb2.TARGET_CUDA
+    target = f"CUDA, {hardware.of(task.hardware).architecture}" if on_gpu else "C++20 with OpenMP on this processor"
     precision = task_pb2.Precision.Name(task.precision).removeprefix("PRECISION_").lower()
     known = machine(device, task.target)
     lines = [

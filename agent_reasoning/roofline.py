@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warpsmith.hardware import H200
+from warpsmith.hardware import H200_MEASURED
 from warpsmith.v1 import analysis_pb2, task_pb2, timing_pb2
 
 CACHE_RATE = 3.0
@@ -38,28 +38,30 @@ class Machine:
     """Last-level cache."""
     thread_share: float
     """See CPU_THREAD_SHARE; 1 on a GPU."""
-    tensor_flops: float = 600e12
-    """Matrix product operations a second on 16-bit operands; an H200's under load where it was not measured."""
+    tensor_flops: float = H200_MEASURED.tensor_flops
+    """Matrix product operations a second on 16-bit operands."""
 
 
-# Stand-ins for ceilings that were not measured: a laptop's processor and an H200 (device copy, cuBLAS fp32).
-_CPU = Machine(2e10, 1e11, 2e10, 3e3, 4, 16 << 20, CPU_THREAD_SHARE)
-_CUDA = Machine(4.28e12, 51e12, 20e12, 3.3e3, H200.sm_count, H200.l2_bytes, 1.0)
+_LAPTOP = timing_pb2.Device(
+    copy_bytes_per_second=2e10, product_flops=1e11, operation_flops=2e10, launch_ns=3e3,
+    unit_count=4, cache_bytes=16 << 20,
+)  # fmt: skip
+"""Stands in for what was not measured of a processor."""
 
 
 def machine(device: timing_pb2.Device, target: task_pb2.Target.ValueType) -> Machine:
     """The measured ceilings, with a stand-in for each that is zero."""
-    known = device.target or target
-    default = _CUDA if known == task_pb2.TARGET_CUDA else _CPU
+    on_gpu = (device.target or target) == task_pb2.TARGET_CUDA
+    default = H200_MEASURED if on_gpu else _LAPTOP
     return Machine(
-        bytes_per_second=device.copy_bytes_per_second or default.bytes_per_second,
+        bytes_per_second=device.copy_bytes_per_second or default.copy_bytes_per_second,
         product_flops=device.product_flops or default.product_flops,
-        tensor_flops=device.tensor_flops or default.tensor_flops,
+        tensor_flops=device.tensor_flops or H200_MEASURED.tensor_flops,
         operation_flops=device.operation_flops or default.operation_flops,
         launch_ns=device.launch_ns or default.launch_ns,
         unit_count=device.unit_count or default.unit_count,
         cache_bytes=device.cache_bytes or default.cache_bytes,
-        thread_share=default.thread_share,
+        thread_share=1.0 if on_gpu else CPU_THREAD_SHARE,
     )
 
 

@@ -52,7 +52,10 @@ class _Generator:
         self._index = plan.index
         graph = plan.index.graph
         self._program = candidate_pb2.Program(
-            target=plan.target, output_tree=graph.output_tree, output_leaves=graph.output_leaves
+            target=plan.target,
+            output_tree=graph.output_tree,
+            output_leaves=graph.output_leaves,
+            architecture=plan.hardware.architecture if plan.target == task_pb2.TARGET_CUDA else "",
         )
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from agent_synthesis import analysis, generator, moves
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import Plan, plan_zero
-from warpsmith import digest, jail
+from warpsmith import digest, hardware, jail
 from warpsmith.errors import BadInput, IllegalMove, NotFound, WorkerCrashed, WorkerTimeout
 from warpsmith.v1 import (
     analysis_pb2,
@@ -77,7 +77,7 @@ class BuiltInSynthesizer:
 
     def analyze(self, task: task_pb2.Task, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
         """See `Synthesizer`."""
-        key = digest.digest(_task_key(task), digest.of_moves(moves))
+        key = digest.digest(_task_key(task), digest.of_moves(moves), *digest.of_hardware(task.hardware))
         with self._lock:
             known = self._analyses.get(key)
         if known is None:
@@ -97,7 +97,12 @@ class BuiltInSynthesizer:
         key = _task_key(task)
         return candidate_pb2.Candidate(
             digest=digest.digest(
-                "candidate", key, digest.of_moves(hypothesis.moves), task.target, generator.emitter_digest()
+                "candidate",
+                key,
+                digest.of_moves(hypothesis.moves),
+                task.target,
+                generator.emitter_digest(),
+                *digest.of_hardware(task.hardware),
             ),
             task_digest=key,
             moves=hypothesis.moves,
@@ -136,10 +141,10 @@ class BuiltInSynthesizer:
         """The plan that moves give.
 
         Raises:
-            BadInput: the module cannot be captured.
+            BadInput: the module cannot be captured, or no kernels are made for the task's GPU.
             IllegalMove: a move does not apply; says which.
         """
-        plan = plan_zero(self._graph(task), task.target)
+        plan = plan_zero(self._graph(task), task.target, hardware.of(task.hardware))
         for number, move in enumerate(wanted, 1):
             try:
                 plan = moves.apply(plan, move)

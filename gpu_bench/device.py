@@ -13,25 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gpu_bench.clocks import new_event, spin
 from gpu_bench.nvml import gpu_state
+from warpsmith import hardware
 from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, task_pb2, timing_pb2
 
-_PHYSICAL_BANDWIDTH: tuple[tuple[str, float], ...] = (
-    ("GH200 144G", 4.9e12), ("GH200", 4.0e12), ("H200", 4.8e12), ("H100 NVL", 3.9e12), ("H100 PCIe", 2.04e12),
-    ("H100", 3.35e12), ("H800", 3.35e12), ("H20", 4.0e12),
-)  # fmt: skip
-"""Memory bandwidth by data sheet, by the first name that matches."""
-
-_HALF_TENSOR_PEAK = 989e12
-"""Dense fp16 rate of an H100 or H200 SXM by data sheet: the fastest way to any fp32 result is made of such products."""
-_HALF_FLOPS_PER_CYCLE = 4096
-"""Of one multiprocessor of compute capability 9.0. The data sheet's rate is at 1830 MHz; parts boost to 1980."""
-_FASTEST_CLOCK_KHZ = 1_980_000
+_OWN_FEATURES = 9
+"""Major number from which an architecture has features of its own, which compilers give for its name with an "a"."""
 _SPLIT_PRODUCTS = 3
 """Half-precision products that an fp32-accurate product needs (Ootomo and Yokota 2022)."""
 _CPU_GUARD_MARGIN = 1.5
@@ -183,11 +176,6 @@ def _cpu_clock_mhz() -> int:
     return int(file.read_text()) // 1000 if file.exists() else 0
 
 
-def physical_bandwidth(name: str) -> float:
-    """Memory bandwidth of a GPU by its name, in bytes a second; 0 when it is not known."""
-    return next((rate for part, rate in _PHYSICAL_BANDWIDTH if part in name), 0.0)
-
-
 def _describe_cpu() -> Ceilings:
     cache = last_level_cache_bytes()
     count = min(max(2 * cache, 64 << 20), 256 << 20) // 4
@@ -219,8 +207,8 @@ def _describe_cpu() -> Ceilings:
 
 def _describe_cuda() -> Ceilings:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    clock_khz = getattr(properties, "clock_rate", 0) or _FASTEST_CLOCK_KHZ  # older releases of torch do not tell
-    peak = half_tensor_peak(properties.multi_processor_count, clock_khz)
+    card = hardware_of(properties)
+    peak = half_tensor_peak(card, getattr(properties, "clock_rate", 0))  # older releases of torch do not tell
     free, _ = torch.cuda.mem_get_info()
     count = max(min(1 << 30, free // 4) // 4, 1 << 20)
     with torch.no_grad():
@@ -246,8 +234,9 @@ def _describe_cuda() -> Ceilings:
         unit_count=properties.multi_processor_count,
         cache_bytes=properties.L2_cache_size,
         shared_bytes=shared,
-        physical_bytes_per_second=physical_bandwidth(name) or 1.2 * max(read, copy),
+        physical_bytes_per_second=hardware.memory_bandwidth(name) or 1.2 * max(read, copy),
         environment=environment(task_pb2.TARGET_CUDA),
+        hardware=card.message(),
     )
     return Ceilings(
         device,
@@ -260,9 +249,23 @@ def _describe_cuda() -> Ceilings:
     )
 
 
-def half_tensor_peak(unit_count: int, clock_khz: int) -> float:
-    """Flops a second of 16-bit products that so many multiprocessors cannot exceed at their highest clock."""
-    return max(_HALF_TENSOR_PEAK, _HALF_FLOPS_PER_CYCLE * unit_count * clock_khz * 1e3)
+def hardware_of(properties: Any) -> hardware.Hardware:
+    """The card that kernels are made for, by what torch tells of a device. Raises BadInput: none are made for it."""
+    own = "a" if properties.major >= _OWN_FEATURES else ""
+    return hardware.of(
+        task_pb2.Hardware(
+            architecture=f"sm_{properties.major}{properties.minor}{own}",
+            sm_count=properties.multi_processor_count,
+            l2_bytes=properties.L2_cache_size,
+            shared_bytes=getattr(properties, "shared_memory_per_block_optin", 0),
+            sm_threads=properties.max_threads_per_multi_processor,
+        )
+    )
+
+
+def half_tensor_peak(card: hardware.Hardware, clock_khz: int) -> float:
+    """Flops a second of 16-bit products that it cannot exceed at that clock, or at the highest that is known of it."""
+    return card.half_flops_per_cycle * card.sm_count * max(clock_khz, card.boost_khz) * 1e3
 
 
 def _cuda_bandwidths(count: int) -> tuple[float, float, float]:

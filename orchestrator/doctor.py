@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from warpsmith import jail, local_sockets, private_files
+from warpsmith import hardware, jail, local_sockets, private_files
 from warpsmith.errors import BadInput, Infrastructure
 
 MINIMUM_PYTHON = (3, 11)
@@ -155,6 +155,7 @@ def gpu() -> Iterator[Finding]:
         yield Finding("gpu", Health.GOOD, detail)
         return
     yield Finding("gpu", Health.GOOD, f"driver for CUDA {driver[0]}.{driver[1]}")
+    yield from cards()
     try:
         toolkit = tuple(int(part) for part in version("nvidia-cuda-nvrtc").split(".")[:2])
     except PackageNotFoundError:
@@ -168,6 +169,28 @@ def gpu() -> Iterator[Finding]:
         yield Finding("toolkit", Health.BAD, f"NVRTC {shown} is newer than the driver's CUDA {driver[0]}", fix)
     else:
         yield Finding("toolkit", Health.GOOD, f"NVRTC {shown}")
+
+
+def cards() -> Iterator[Finding]:
+    """Each kind of GPU, and whether kernels are made for it and were ever run on one; none where the driver's
+    `nvidia-smi` does not tell."""
+    made_for = {".".join(map(str, card.capability)): card for card in hardware.CARDS.values()}
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return
+    for line in dict.fromkeys(said.strip().splitlines()):
+        name, _, capability = (part.strip() for part in line.rpartition(","))
+        known = made_for.get(capability)
+        if known is None:
+            fix = f"use --target cpu here; kernels are made for compute capabilities {', '.join(made_for)}"
+            yield Finding("card", Health.BAD, f"{name}: no kernels are made for compute capability {capability}", fix)
+        elif known.architecture in hardware.TRIED:
+            yield Finding("card", Health.GOOD, f"{name}: kernels for {known.architecture} are tried")
+        else:
+            detail = f"{name}: kernels for {known.architecture} compile, and were run on no such card yet"
+            yield Finding("card", Health.LIMITED, detail, "every kernel is judged on your card before it is believed")
 
 
 def driver_version() -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from orchestrator.report import labels_of
 from warpsmith import arguments as launch_arguments
-from warpsmith import printable, private_files
+from warpsmith import hardware, printable, private_files
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.program_steps import buffers_of, last_uses
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
@@ -308,6 +308,7 @@ def guard(run: run_pb2.Run) -> str:
     members={{
 {member_rows}    }},
     by_mode={reads_mode},
+    capability={hardware.of_architecture(hardware.architecture(program)).capability},
     units={run.device.unit_count if cooperative else 0},
 )'''
 

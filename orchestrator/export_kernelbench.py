@@ -12,6 +12,7 @@ import re
 from orchestrator import export
 from orchestrator.export import Exported, Names
 from orchestrator.export_module import extents
+from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.errors import BadInput
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
@@ -184,6 +185,7 @@ def _build(program: candidate_pb2.Program, hosts: list[str], declarations: list[
         support.append(_MAP)
     cuda = "\n".join([*headers, _without_word(inline_headers(program)), *support, *hosts])
     cpp = "\n".join(["#include <pybind11/pybind11.h>", "#include <cstdint>", *declarations])
+    real = hardware.architecture(program)
     return f"""_WS_CUDA = r'''{cuda}'''
 
 _WS_CPP = '''{cpp}
@@ -194,7 +196,7 @@ _ws_extension = load_inline(
     cpp_sources=_WS_CPP,
     cuda_sources=_WS_CUDA,
     functions={[f"launch_{number}" for number, step in enumerate(program.steps) if step.HasField("launch")]!r},
-    extra_cuda_cflags=["-O3", "-std=c++20", "-gencode=arch=compute_90a,code=sm_90a"],
+    extra_cuda_cflags=["-O3", "-std=c++20", "-gencode=arch={real.replace("sm", "compute")},code={real}"],
     with_cuda=True,
     with_pytorch_error_handling=False,
     no_implicit_headers=True,

@@ -6,6 +6,7 @@ import struct
 
 from orchestrator import export
 from orchestrator.export import Exported, Names
+from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
@@ -37,11 +38,12 @@ class ModuleExporter:
                 case "memset":
                     steps.append([export.fill(step.memset, names)])
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
+        built = ["_WS_SOURCES", *([repr(hardware.architecture(program))] if on_gpu else [])]
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),
             export.pasted(["cuda_runtime" if on_gpu else "cpu_runtime", "guard", "reference"]),
             export.reference(run.task).strip(),
-            "\n".join([f"_WS_SOURCES = {{\n{sources}}}", "_ws_kernels = _WsKernels(_WS_SOURCES)", *launches]),
+            "\n".join([f"_WS_SOURCES = {{\n{sources}}}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]),
             export.guard(run),
             export.forward(run, names, steps),
             export.model(),

@@ -16,6 +16,7 @@ from orchestrator import agents as deadlines
 from orchestrator import metrics
 from orchestrator.agents import Agents, Benchmark
 from orchestrator.device_gate import DeviceGate
+from warpsmith import hardware
 from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import (
     analysis_pb2,
@@ -117,7 +118,8 @@ def prepare(
 ) -> Prepared | None:
     """Makes these calls for a task whose target is set; None where `go_on` became false before they ended.
 
-    The first failure ends it at once: what still waits for the device is dropped.
+    The first failure ends it at once: what still waits for the device is dropped. The task is told the GPU that it
+    will run on, where that is not the one that kernels are made for otherwise.
 
     Raises:
         BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
@@ -168,10 +170,25 @@ def prepare(
                 future.result()
             if not go_on():
                 return None
-        return Prepared(device.result(), analysis.result(), reference.result())
+        return Prepared(device.result(), _for_card(agents, gate, task, device, analysis), reference.result())
     finally:
         dropped.set()
         pool.shutdown(wait=False)
+
+
+def _for_card(
+    agents: Agents,
+    gate: DeviceGate,
+    task: task_pb2.Task,
+    device: Future[timing_pb2.Device],
+    analysis: Future[analysis_pb2.Analysis],
+) -> analysis_pb2.Analysis:
+    """The plan for the device's GPU; what was captured meanwhile is remembered."""
+    card = device.result().hardware
+    if task.target != task_pb2.TARGET_CUDA or hardware.of(card) == hardware.of(task.hardware):
+        return analysis.result()
+    task.hardware.CopyFrom(card)
+    return analyze(agents, gate, task, [])
 
 
 def fastest_ns(reference: timing_pb2.ReferenceReport) -> float:

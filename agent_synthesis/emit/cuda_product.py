@@ -33,12 +33,8 @@ MOST_SLICE = 8192
 MULTIPLYING_REGISTERS = {2: 240, 4: 112}
 """Multiplying warpgroups → registers of their threads once the copying warpgroup has handed its own back."""
 
-TILE_FLOPS_PER_NS = 6100.0
-"""What an SM multiplies of 16-bit operands (H200, 8192 of everything in bf16, 4096 as halves of f32)."""
 RATES = {256: 1.0, 192: 1.0, 128: 0.96}
-"""Columns of a tile → share of that rate: narrow tiles copy more for each product (same place)."""
-TILE_END_NS, SLICES_NS, BYTES_PER_NS = 1500.0, 4000.0, 4000.0
-"""What a tile's end costs, what the launch that adds slices does, and how fast their sums move."""
+"""Columns of a tile → share of an SM's rate: narrow tiles copy more for each product."""
 HELD_REGISTERS = 64
 """Registers of a thread beside its sums where an end is made between products: a GELU of eight spills with fewer."""
 
@@ -191,14 +187,16 @@ def predicted_ns(hardware: Hardware, product: MatrixProduct, parameters: Paramet
     waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
     depth = cuda_shape.round_up(cuda_product_tiling.slice_depth(k, tiling.slices), 16)
     flops = 2 * cuda_product_tiling.TILE_ROWS * tiling.columns * depth * engine.cost
-    tile_ns = flops / (TILE_FLOPS_PER_NS * RATES[tiling.columns]) + TILE_END_NS
-    return waves * tile_ns + adding_ns(product, tiling.slices)
+    costs = hardware.costs
+    tile_ns = flops / (costs.tile_flops_per_ns * RATES[tiling.columns]) + costs.tile_end_ns
+    return waves * tile_ns + adding_ns(hardware, product, tiling.slices)
 
 
-def adding_ns(product: MatrixProduct, slices: int) -> float:
+def adding_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
     """Time of writing and adding up slices' sums."""
     batch, m, n, _ = product.extents
-    return SLICES_NS + 8 * batch * m * n * slices / BYTES_PER_NS if slices > 1 else 0.0
+    costs = hardware.costs
+    return costs.slices_ns + 8 * batch * m * n * slices / costs.bytes_per_ns if slices > 1 else 0.0
 
 
 def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct) -> float:
@@ -210,7 +208,7 @@ def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct)
         layers = batch if operand.batch_stride else 1
         reads = 1 if is_held and operand.depth_stride == 1 else 2
         moved += 4 * rows * k * (layers * reads + batch)
-    return predicted_ns(hardware, product, parameters) + moved / BYTES_PER_NS
+    return predicted_ns(hardware, product, parameters) + moved / hardware.costs.bytes_per_ns
 
 
 def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:

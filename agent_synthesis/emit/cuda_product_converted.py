@@ -25,8 +25,6 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 COLUMNS, THREADS = 128, 384
 STEP_BYTES = 4 * TILE_DEPTH * COLUMNS
 """Of a step of the left's rows, of the right's columns, or of the columns' halves."""
-STEP_NS, TILE_END_NS = 1800.0, 1500.0
-"""What a step and a tile's end cost (H200: 249 steps in 466 µs; 63 tiles of 16 steps in 1805)."""
 
 _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
@@ -164,7 +162,9 @@ def predicted_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> flo
     k = product.extents[3]
     waves = -(-_tile_count(product, slices) // hardware.sm_count)
     steps = -(-slice_depth(k, slices) // TILE_DEPTH)
-    return waves * (steps * STEP_NS + TILE_END_NS) + cuda_product.adding_ns(product, slices)
+    costs = hardware.costs
+    tile_ns = steps * costs.converted_step_ns + costs.tile_end_ns
+    return waves * tile_ns + cuda_product.adding_ns(hardware, product, slices)
 
 
 def _is_laid_out(product: MatrixProduct) -> bool:

@@ -1,6 +1,6 @@
 """What a row reduction on CUDA costs beside reading and writing everything once: bytes again, blocks, launches.
 
-The one idea: waiting is put in bytes too, those that memory could have moved meanwhile. Measured on an H200.
+The one idea: waiting is put in bytes too, those that memory could have moved meanwhile.
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.emit.cuda_team import Team
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Footprint
-
-_AGREEMENT_BYTES = 24 << 20
-"""What memory could have moved while all blocks of the GPU agree once, about 6 us."""
-_ROLLING_AGREEMENT_BYTES = 6 << 20
-"""The same where it moves on meanwhile: what is lost all the same, about 1.5 us."""
 
 
 def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> Footprint:
@@ -31,12 +26,11 @@ def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int
         if team.reduce == "hold":
             beyond = max(0, 1 - team.on_chip / team.parts)
             again = int(read * beyond) if read / rows * beyond > team.hardware.l2_bytes // 2 else 0
-            agreeing = _AGREEMENT_BYTES * team.splits // team.hardware.sm_count // min_blocks
+            agreeing = team.hardware.costs.agreement_bytes * team.splits // team.hardware.sm_count // min_blocks
             extra = again + 16 * blocks + rows * agreeing * (team.splits > 1)
         elif team.reduce == "roll":
-            extra = 16 * blocks + rows * (
-                _ROLLING_AGREEMENT_BYTES * team.splits // team.hardware.sm_count // min_blocks
-            )
+            agreeing = team.hardware.costs.overlapped_agreement_bytes * team.splits
+            extra = 16 * blocks + rows * (agreeing // team.hardware.sm_count // min_blocks)
         elif team.reduce == "stream":
             extra = 8 * blocks * team.splits * sum(stage.state_bytes() for stage in stages)
         return Footprint(extra, blocks, 1)

@@ -16,6 +16,8 @@ from agent_synthesis.ir import BufferRef, Expression, Index, Load, Nest, Store, 
 
 UNROLL = "#pragma unroll"
 
+_LINE_CHARACTERS = 112
+
 
 class KernelText:
     """Pieces of one kernel over a canonical nest whose packs lie along `axis`."""
@@ -259,12 +261,12 @@ class KernelText:
 
 def wrapped(arguments: Sequence[str]) -> list[str]:
     """A function's arguments in lines of readable length, closed with the body's brace."""
-    lines = [""]
+    lines, indent = [""], "    "
     for argument in arguments:
-        if lines[-1] and len(lines[-1]) + len(argument) > 108:
+        if lines[-1] and len(indent) + len(lines[-1]) + len(argument) > _LINE_CHARACTERS:
             lines.append("")
         lines[-1] += f"{argument}, "
-    lines = [f"    {line.rstrip()}" for line in lines]
+    lines = [f"{indent}{line.rstrip()}" for line in lines]
     lines[-1] = lines[-1].rstrip(",") + ") {"
     return lines
 

@@ -8,10 +8,12 @@ from cuda.bindings import nvrtc as _ws_nvrtc
 
 
 class _WsKernels:
-    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled."""
+    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled, for that GPU
+    architecture."""
 
-    def __init__(self, sources):
+    def __init__(self, sources, architecture):
         self._sources = sources
+        self._architecture = architecture
         self._code = b""
         self._modules = {}
 
@@ -29,7 +31,7 @@ class _WsKernels:
         headers, included = texts[1:], [name.encode() for name in names[1:]]
         made = _ws_nvrtc.nvrtcCreateProgram(texts[0], names[0].encode(), len(headers), headers, included)
         program = _ws_check(made)
-        options = [b"--gpu-architecture=sm_90a", b"--std=c++20"]
+        options = [f"--gpu-architecture={self._architecture}".encode(), b"--std=c++20"]
         error = _ws_nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
         if int(error):
             log = b" " * _ws_check(_ws_nvrtc.nvrtcGetProgramLogSize(program))

@@ -12,11 +12,12 @@ class _WsGuard:
 
     `reference` is the original class and `arguments` what it was constructed from. `leaves` are the flattened
     arguments of a call: a tensor's (shape, strides, dtype), or (value,); so are the values of `members`, parameters
-    and buffers by qualified name. `by_mode`: train and eval differ, whatever the classes of the parts say. `units`:
-    multiprocessors that a cooperative launch needs, 0 for any number. A look costs a few microseconds.
+    and buffers by qualified name. `by_mode`: train and eval differ, whatever the classes of the parts say.
+    `capability`: compute capability that the kernels are compiled for. `units`: multiprocessors that a cooperative
+    launch needs, 0 for any number. A look costs a few microseconds.
     """
 
-    def __init__(self, reference, arguments, *, device, leaves, members, by_mode, units):
+    def __init__(self, reference, arguments, *, device, leaves, members, by_mode, capability, units):
         self._signature = inspect.signature(reference)
         self._forward = inspect.signature(reference.forward)
         self._arguments = self._bound(*((), arguments) if isinstance(arguments, dict) else (arguments, {}))
@@ -25,6 +26,7 @@ class _WsGuard:
         self._members = tuple(members)
         self._kinds = [leaf for leaf in (*leaves, *members.values()) if len(leaf) == 3]
         self._by_mode = by_mode
+        self._capability = capability
         self._units = units
 
     def settings(self, module, args, kwargs):
@@ -81,7 +83,7 @@ class _WsGuard:
             return False
         if self._device == "cpu" or index < 0:
             return self._device == "cpu" and index < 0
-        return index == torch.cuda.current_device() and _ws_runs_on(index, self._units)
+        return index == torch.cuda.current_device() and _ws_runs_on(index, self._capability, self._units)
 
 
 class _WsSettings:
@@ -145,10 +147,10 @@ def _ws_plain(value):
 
 
 @functools.cache
-def _ws_runs_on(index, units):
-    """Whether a GPU runs machine code for sm_90a, and all blocks of a cooperative launch at once."""
+def _ws_runs_on(index, capability, units):
+    """Whether a GPU runs machine code for a compute capability, and all blocks of a cooperative launch at once."""
     properties = torch.cuda.get_device_properties(index)
-    return (properties.major, properties.minor) == (9, 0) and properties.multi_processor_count >= units
+    return (properties.major, properties.minor) == capability and properties.multi_processor_count >= units
 
 
 def _ws_wants_gradient(module, tensors):

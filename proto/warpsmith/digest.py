@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 SHORT = 12
@@ -67,6 +68,7 @@ def of_program(program: candidate_pb2.Program) -> str:
     """Digest of a program: sources, buffers, steps and outputs; its own `digest` field does not count."""
     parts: list[str | bytes | int] = ["program", program.target, program.output_tree, *program.outputs]
     parts += ["leaves", *program.output_leaves] if program.output_leaves else []
+    parts += of_architecture(program)
     for source in program.sources:
         parts += ["source", source.name, source.text]
     for buffer in program.buffers:
@@ -83,6 +85,18 @@ def of_program(program: candidate_pb2.Program) -> str:
     for step in program.steps:
         parts += ["step", step.group, step.WhichOneof("kind") or "", *_step_parts(step)]
     return digest(*parts)
+
+
+def of_architecture(program: candidate_pb2.Program) -> list[str | bytes | int]:
+    """Parts that tell programs of equal sources apart; none for sm_90a, as before programs named one."""
+    named = program.architecture not in ("", H200.architecture)
+    return ["architecture", program.architecture] if named else []
+
+
+def of_hardware(hardware: task_pb2.Hardware) -> list[str | bytes | int]:
+    """Parts that tell plans of one task for several GPUs apart; none where no card is named."""
+    sizes = [hardware.sm_count, hardware.l2_bytes, hardware.shared_bytes, hardware.sm_threads]
+    return ["hardware", hardware.architecture, *sizes] if hardware.architecture else []
 
 
 def of_graph(graph: graph_pb2.Graph) -> str:

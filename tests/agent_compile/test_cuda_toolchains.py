@@ -17,6 +17,7 @@ from agent_compile.nvrtc import Nvrtc
 from agent_compile.toolchain import Compiled, Limits, Rejected, Toolchain
 from agent_compile.toolkit import NvrtcLibrary, choose_nvrtc
 from warpsmith.errors import Infrastructure
+from warpsmith.hardware import CARDS, Hardware
 from warpsmith.v1 import artifact_pb2, verdict_pb2
 
 SOFTMAX = """#include "lanes.cuh"
@@ -72,6 +73,18 @@ def test_a_kernel_becomes_a_cubin_with_its_resources(either: Toolchain, program:
     assert kernel.entry == "kernel"
     assert 10 < kernel.register_count < 128
     assert (kernel.shared_bytes, kernel.spill_bytes, kernel.stack_bytes) == (32, 0, 0)
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.architecture)
+def test_it_compiles_for_the_programs_architecture(either: Toolchain, program: Any, card: Hardware) -> None:
+    major, minor = card.capability
+    made = program(f"""#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != {100 * major + 10 * minor}
+#error another architecture
+#endif
+extern "C" __global__ void kernel(float* a) {{ a[0] = 1.0f; }}
+""", target="cuda")  # fmt: skip
+    made.architecture = card.architecture
+    assert isinstance(either.compile(made), Compiled)
 
 
 def test_errors_are_located(either: Toolchain, program: Any) -> None:

@@ -320,7 +320,7 @@ def test_the_doctor_names_a_remedy_for_what_is_missing(tmp_path: Path, monkeypat
     monkeypatch.setattr(doctor, "driver_version", lambda: (12, 4))
     found = list(doctor.gpu())
     assert found[0].detail == "driver for CUDA 12.4"
-    assert "nvidia-cuda-nvrtc>=12.0,<13" in found[1].fix
+    assert "nvidia-cuda-nvrtc>=12.0,<13" in found[-1].fix
 
 
 def test_declared_trust_holds_here_and_in_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
