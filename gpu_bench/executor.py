@@ -8,7 +8,7 @@ policy (`policy`) and judges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -247,16 +247,10 @@ def straighten(
     Every name in its text is made here from a counter; the program's own strings never become code. `outputs`: where
     outputs are allocated here, once, in place of in each call.
     """
-    given = workspaces or memory or TorchMemory(device)
     writer = _Writer()
     tensors = source_tensors(program, sources, device)
+    tensors |= _kept_tensors(program, workspaces or memory or TorchMemory(device), outputs)
     specs = {buffer.name: buffer for buffer in program.buffers}
-    for buffer in program.buffers:
-        if buffer.role == candidate_pb2.ROLE_WORKSPACE:
-            make = given.zeros if buffer.zero_between_calls else given.empty
-            tensors[buffer.name] = make(buffer.name, buffer.spec)
-        elif buffer.role == candidate_pb2.ROLE_OUTPUT and outputs is not None:
-            tensors[buffer.name] = outputs.empty(buffer.name, buffer.spec)
     fixed = frozenset(tensors)
     for name, tensor in tensors.items():
         writer.objects[writer.variable(name)] = tensor
@@ -290,7 +284,11 @@ def straighten(
         writer.lines += [f"{writer.variable(name)} = None" for name in dying.get(position, ())]
     if queue is not None and launches:
         writer.lines.append(f"{writer.keep('q', queue.settle)}()")
-    returned = "".join(f"{writer.variable(name)}, " for name in program.outputs)
+    return _compiled(writer, program.outputs)
+
+
+def _compiled(writer: _Writer, outputs: Iterable[str]) -> Call:
+    returned = "".join(f"{writer.variable(name)}, " for name in outputs)
     body = "\n    ".join([*writer.lines, f"return ({returned})"])
     # Defaults make every object a local variable of the function: the fastest look-up that Python has.
     defaults = ", ".join(f"{name}={name}" for name in writer.objects)
@@ -299,6 +297,18 @@ def straighten(
     # Taken out: a function in its own globals is a cycle, which would keep the tensors until a garbage collection.
     call: Call = scope.pop("call")
     return call
+
+
+def _kept_tensors(program: candidate_pb2.Program, memory: Memory, outputs: Memory | None) -> dict[str, torch.Tensor]:
+    """Workspaces, and outputs where one memory is kept for them, by name."""
+    made = {}
+    for buffer in program.buffers:
+        if buffer.role == candidate_pb2.ROLE_WORKSPACE:
+            make = memory.zeros if buffer.zero_between_calls else memory.empty
+            made[buffer.name] = make(buffer.name, buffer.spec)
+        elif buffer.role == candidate_pb2.ROLE_OUTPUT and outputs is not None:
+            made[buffer.name] = outputs.empty(buffer.name, buffer.spec)
+    return made
 
 
 def _write_allocation(

@@ -194,12 +194,7 @@ def measure_candidate(
     arms += [item.arm for item in prepared if item.arm is not None]
     seconds, aa_of = 0.0, ""
     steps: list[timing_pb2.StepTime] = []
-    plan = replace(
-        plan_for(tier, bench.target, bench.set_count, bench.seed),
-        followers=NOT_BASELINES,
-        short_call_ns=max(SHORT_CALL_NS, HANDSHAKES * candidate.handshake_ns),
-        reading_ns=max(GROUP_NS, HANDSHAKES * candidate.handshake_ns),
-    )
+    plan = _plan(bench, candidate, tier)
     with preserved_state(bench.baselines.module):
         if candidate.rewritten is not None:
             arms.append(Arm(REWRITTEN, candidate.rewritten))
@@ -214,16 +209,9 @@ def measure_candidate(
 
     def composed(*, is_audited: bool = False) -> timing_pb2.Timing:
         return compose_timing(
-            samples,
-            prepared,
-            tier=tier,
-            work=bench.work,
-            ceilings=bench.ceilings,
-            algebra=candidate.rewritten is not None,
-            aa_of=aa_of,
-            seed=bench.seed,
-            is_audited=is_audited,
-        )
+            samples, prepared, tier=tier, work=bench.work, ceilings=bench.ceilings,
+            algebra=candidate.rewritten is not None, aa_of=aa_of, seed=bench.seed, is_audited=is_audited,
+        )  # fmt: skip
 
     timing = composed()
     if {floor.FLOOR_REJECT, floor.FLOOR_SUSPECT} & set(timing.flags):
@@ -237,19 +225,31 @@ def measure_candidate(
         seconds += audit_seconds
     if tier == timing_pb2.TIER_FINAL and timing.faster and not is_fresh:
         baseline = next(arm for arm in arms if arm.name == timing.fastest_baseline)
-        with preserved_state(bench.baselines.module):
-            is_there = _is_there_on_fresh_values(bench, candidate, baseline, timing, samples.group_length)
-        headline.settle(timing, [] if is_there else [headline.SLOWER_ON_FRESH_VALUES])
+        _settle_on_fresh_values(bench, candidate, baseline, timing, samples.group_length)
     timing.steps.extend(steps)
     timing.handshake_ns = candidate.handshake_ns
     timing.device_seconds += seconds
     timing.environment.CopyFrom(device.finished(before, bench.target))
-    if isinstance(bench.clock, CudaClock):
-        if bench.clock.host_bound & set(samples.arms):
-            timing.flags.append(HOST_BOUND)
-        if not bench.clock.resets_persisting:
-            timing.flags.append(PERSISTING_LINES_STAY)
+    timing.flags.extend(_of_the_clock(bench.clock, samples))
     return timing
+
+
+def _of_the_clock(clock: Clock, samples: Samples) -> list[str]:
+    """Flags that say what the clock could not keep out of the times."""
+    if not isinstance(clock, CudaClock):
+        return []
+    host_bound = [HOST_BOUND] if clock.host_bound & set(samples.arms) else []
+    return host_bound if clock.resets_persisting else [*host_bound, PERSISTING_LINES_STAY]
+
+
+def _plan(bench: Bench, candidate: Candidate, tier: timing_pb2.Tier.ValueType) -> Plan:
+    """Readings long enough for the candidate's handshakes not to show in them."""
+    return replace(
+        plan_for(tier, bench.target, bench.set_count, bench.seed),
+        followers=NOT_BASELINES,
+        short_call_ns=max(SHORT_CALL_NS, HANDSHAKES * candidate.handshake_ns),
+        reading_ns=max(GROUP_NS, HANDSHAKES * candidate.handshake_ns),
+    )
 
 
 def _audit(
@@ -271,6 +271,14 @@ def _audit(
     known = next(known.median_ns for known in timing.arms if known.name == CANDIDATE)
     within = max(AUDIT_WITHIN, 3.0 * timing.noise_floor)
     return abs(again.arms[CANDIDATE].median_ns / known - 1.0) <= within, again.seconds
+
+
+def _settle_on_fresh_values(
+    bench: Bench, candidate: Candidate, baseline: Arm, timing: timing_pb2.Timing, group_length: int
+) -> None:
+    with preserved_state(bench.baselines.module):
+        is_there = _is_there_on_fresh_values(bench, candidate, baseline, timing, group_length)
+    headline.settle(timing, [] if is_there else [headline.SLOWER_ON_FRESH_VALUES])
 
 
 def _is_there_on_fresh_values(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -31,6 +30,7 @@ from orchestrator import (
     trust_commands,
     up_command,
 )
+from orchestrator.module_runs import ModuleRuns
 from orchestrator.options import (
     DEFAULT_RUNS,
     Agent,
@@ -39,13 +39,17 @@ from orchestrator.options import (
     Fresh,
     Json,
     Precision,
+    PrepareAhead,
     Reasoner,
+    ResultsFile,
     RunId,
     Runs,
     Server,
+    Shard,
     Strategy,
     Synthesizer,
     Target,
+    TimeLimit,
     TokenLimit,
     TrialLimit,
     Trust,
@@ -175,25 +179,10 @@ def bench(
     trials: TrialLimit = 0,
     device_time: DeviceLimit = "",
     tokens: TokenLimit = 0,
-    shard: Annotated[
-        str, typer.Option("--shard", help="Only a part of the modules: 1/4 is the first of four.")
-    ] = "1/1",
-    time_limit: Annotated[str, typer.Option("--time-limit", help="Stop starting modules after 1h, 30m …")] = "",
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--results",
-            help="JSON lines; a module with a line of the same source and options is not run again, --fresh or not.",
-        ),
-    ] = None,
-    prepare_ahead: Annotated[
-        int,
-        typer.Option(
-            "--prepare-ahead",
-            min=-1,
-            help="Modules that are made ready while another has the GPU; -1 for as many as the processor allows.",
-        ),
-    ] = -1,
+    shard: Shard = "1/1",
+    time_limit: TimeLimit = "",
+    results: ResultsFile = None,
+    prepare_ahead: PrepareAhead = -1,
     target: Target = "auto",
     precision: Precision = "auto",
     search: Strategy = "",
@@ -228,50 +217,29 @@ def bench(
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with client.searching(server, runs, environment) as orchestrator:
-        under_way: set[str] = set()
-        stopping = threading.Event()
-
-        def optimise(path: Path, most_seconds: float) -> run_pb2.Run:
-            task = intake.inspect(intake.read(intake.Request(str(path), target=target, precision=precision)))
-            if stopping.is_set():
-                return run_pb2.Run(task=task, state=run_pb2.RUN_STATE_CANCELLED, message="stopped before it began")
-            spent = run_pb2.Budget()
-            spent.CopyFrom(limits)
-            spent.wall_seconds = most_seconds
-            run = client.create(orchestrator, task, spent, search, fresh=fresh)
-            progress.expect(run)
-            under_way.add(run.id)
-            try:
-                if stopping.is_set():  # since before the run was under way
-                    client.cancel(orchestrator, run.id)
-                return client.follow(orchestrator, run.id, partial(progress.take, run.id))
-            finally:
-                under_way.discard(run.id)
-
-        def stop() -> None:
-            stopping.set()
-            progress.note("stopping: the best so far is judged (Ctrl-C again drops it)")
-            for identifier in list(under_way):
-                client.cancel(orchestrator, identifier)
-
+        made = ModuleRuns(orchestrator, limits, target, precision, search, fresh, progress)
         found = directory_bench.bench(
             entries,
             file,
-            optimise,
+            made.optimise,
             options=options,
             ahead=directory_bench.ahead(prepare_ahead, target),
             seconds_left=lambda: end - time.monotonic(),
             note=progress.note,
-            stop=stop,
+            stop=made.stop,
             check=local.check,
         )
+    _tell_results(found, as_json)
+    raise typer.Exit(directory_bench.exit_code(found))
+
+
+def _tell_results(found: Sequence[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"tasks": found}))
     else:
         for result in found:
             tell_line(directory_bench.text(result))
     note(directory_bench.summary(found))
-    raise typer.Exit(directory_bench.exit_code(found))
 
 
 @app.command("runs")

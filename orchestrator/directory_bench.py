@@ -125,12 +125,7 @@ def bench(
         BadInput: the results file cannot be read.
         Infrastructure: a service is gone; what was found is in the file.
     """
-    lines = read_results(results_file)
-    named = {line["file"] for line in lines}
-    sources = {entry.name: entry.digest for entry in modules}
-    results = {line["file"]: line for line in lines if _is_known(line, sources.get(line["file"]), options)}
-    unknown = (entry for entry in modules if entry.name not in results)
-    waiting = deque(sorted(unknown, key=lambda entry: entry.name in named))
+    results, waiting = _known_and_waiting(modules, read_results(results_file), options)
     budget = options.get(BUDGET, float("inf"))
     running: dict[Future[dict[str, Any]], Entry] = {}
     stopped = False
@@ -166,6 +161,17 @@ def bench(
             stop()
         pool.shutdown(wait=False, cancel_futures=True)
     return [results[entry.name] for entry in modules if entry.name in results]
+
+
+def _known_and_waiting(
+    modules: Sequence[Entry], lines: Sequence[dict[str, Any]], options: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], deque[Entry]]:
+    """Results by module, and the modules without one, those first that no line names."""
+    named = {line["file"] for line in lines}
+    sources = {entry.name: entry.digest for entry in modules}
+    results = {line["file"]: line for line in lines if _is_known(line, sources.get(line["file"]), options)}
+    unknown = (entry for entry in modules if entry.name not in results)
+    return results, deque(sorted(unknown, key=lambda entry: entry.name in named))
 
 
 def _is_known(line: Mapping[str, Any], source: str | None, options: Mapping[str, Any]) -> bool:

@@ -53,5 +53,22 @@ Trust = Annotated[
         "--trust-input", help="Where this machine offers no jail: run the module unconfined instead of refusing."
     ),
 ]
+Shard = Annotated[str, typer.Option("--shard", help="Only a part of the modules: 1/4 is the first of four.")]
+TimeLimit = Annotated[str, typer.Option("--time-limit", help="Stop starting modules after 1h, 30m …")]
+ResultsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--results",
+        help="JSON lines; a module with a line of the same source and options is not run again, --fresh or not.",
+    ),
+]
+PrepareAhead = Annotated[
+    int,
+    typer.Option(
+        "--prepare-ahead",
+        min=-1,
+        help="Modules that are made ready while another has the GPU; -1 for as many as the processor allows.",
+    ),
+]
 
 DEFAULT_RUNS = Path("runs")

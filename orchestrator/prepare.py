@@ -128,9 +128,6 @@ def prepare(
     """
     dropped = threading.Event()
 
-    def describe() -> timing_pb2.Device:
-        return describe_device(gate, task.target)
-
     def open_task() -> None:
         device.result()
         benchmark = gate.only_benchmark
@@ -157,7 +154,7 @@ def prepare(
         # The plan first: a module that cannot be captured is known before anything is timed.
         analysis = pool.submit(analyze, agents, gate, task, [])
         compiler = pool.submit(require_compiler, agents, gate, task.target)
-        device = pool.submit(describe)
+        device = pool.submit(describe_device, gate, task.target)
         opened = pool.submit(open_task)
         reference = pool.submit(run_reference)
         futures: set[Future[Any]] = {analysis, compiler, device, opened, reference}

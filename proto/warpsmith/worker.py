@@ -103,13 +103,6 @@ class Worker:
         policy = dataclasses.replace(
             policy, readable=(*policy.readable, *packages), listable=(*policy.listable, *roots)
         )
-        environment = {
-            "PYTHONPATH": os.pathsep.join([*map(str, roots), *jail.package_paths()]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",  # a crash leaves its Python stack in the tail
-            **(env or {}),
-        }
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         output, printed = os.pipe()
@@ -120,7 +113,7 @@ class Worker:
                 command,
                 policy,
                 self.rung,
-                env=environment,
+                env=_environment(roots, env or {}),
                 pass_fds=(requests, replies, *shared_fds),
                 stdout=printed,
                 stderr=printed,
@@ -351,6 +344,17 @@ def _raised(method: str, kind: str, body: bytes) -> WorkerRaised:
         message, trace = "an unreadable report", ""
     kind, message = printable.lines(kind, 200), printable.lines(message, _TRACE_CHARACTERS)
     return WorkerRaised(f"{method}: {kind}: {message}", kind=kind, trace=printable.lines(trace, _TRACE_CHARACTERS))
+
+
+def _environment(roots: Iterable[Path], env: Mapping[str, str]) -> dict[str, str]:
+    """Of the process: where its packages are, and `env`."""
+    return {
+        "PYTHONPATH": os.pathsep.join([*map(str, roots), *jail.package_paths()]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a crash leaves its Python stack in the tail
+        **env,
+    }
 
 
 def _import_paths(*modules: str) -> tuple[list[Path], list[Path]]:
