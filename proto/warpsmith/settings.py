@@ -78,7 +78,7 @@ class Settings:
     model: ModelSettings = ModelSettings()
     """The language model of agents that use one."""
     model_assists: frozenset[str] = frozenset()
-    """Agents of `ASSISTED` that may ask it beside their own work."""
+    """Agents (`compile`, `correctness`) that may ask it beside their own work."""
     tls: Tls | None = None
     """Files of mutual TLS with peers; None for plain text."""
     trust_input: bool = False
