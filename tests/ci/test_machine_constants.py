@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 @pytest.fixture(scope="module")
-def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("machine_constants", ROOT / ".ci" / "machine_constants.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+def check(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("machine_constants")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -12,13 +12,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def quick() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quick", ROOT / ".ci" / "quick.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+def quick(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("quick")
 
 
 TESTS = {
