@@ -50,6 +50,8 @@ HANG_SECONDS, PATIENT_SECONDS = 5.0, 60.0
 """What programs get that hang, half of the product's; and all others, which a machine that stalls must not blame."""
 COMPILE_SECONDS = 6.0
 """What sources get that are to be given up."""
+TIMES = 10
+"""How often a kernel is timed that has to be caught by it."""
 
 
 @pytest.fixture(scope="session")
@@ -107,6 +109,11 @@ def _built_bare(text: str) -> bytes:
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-fopenmp", "-w", str(source), "-o", str(output)]
         subprocess.run(command, check=True, timeout=60)
         return output.read_bytes()
+
+
+def least_ns(timing: timing_pb2.Timing) -> float:
+    """The least sample of the candidate: load only ever adds."""
+    return min(sample for arm in timing.arms if arm.name == "candidate" for sample in arm.samples_ns)
 
 
 def bare_artifact(program: candidate_pb2.Program) -> artifact_pb2.Artifact:
@@ -176,7 +183,9 @@ class Bench:
         return bare_artifact(program)
 
     def hostile(self, case: hostile_programs.Hostile) -> verdict_pb2.Verdict:
-        """The verdict on a hostile kernel."""
+        """The verdict on a hostile kernel. One that has to be caught while it is timed is timed until it is: on a busy
+        machine it may be called one by one, where it does all the work; so it is let go on only where it took its time.
+        """
         headers = hostile_tasks.HEADERS + case.headers
         made = hostile_tasks.program(
             case.module, [self.filled(case.body)], ahead=self.filled(case.ahead), headers=headers
@@ -185,10 +194,15 @@ class Bench:
         verdict = self.verdict(case.module, made, bare=case.bare, edit=case.edit, tier=case.tier, hangs=hangs)
         if not case.timed or verdict.state != verdict_pb2.VERDICT_STATE_PASS:
             return verdict
-        measured = self.measured(case.module, made, bare=case.bare)
-        if measured.HasField("fault"):
-            verdict.state, verdict.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
-            verdict.detail = f"while timed: {measured.fault.detail}"
+        for _ in range(TIMES):
+            measured = self.measured(case.module, made, bare=case.bare)
+            if measured.HasField("fault"):
+                verdict.state, verdict.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
+                verdict.detail = f"while timed: {measured.fault.detail}"
+                break
+            if (least := least_ns(measured.timing)) < 0.9 * (usual := self.usual_ns(case.module)):
+                verdict.detail = f"timed at {least:.0f} ns, where all the work takes {usual:.0f}"
+                break
         return verdict
 
     def measured(
@@ -204,8 +218,7 @@ class Bench:
 
     def usual_ns(self, module: hostile_tasks.Module) -> float:
         """Time of a right program of the module: the least sample of a screening, for load only ever adds."""
-        timing = self.measured(module, self.honest(module)).timing
-        return min(sample for arm in timing.arms if arm.name == "candidate" for sample in arm.samples_ns)
+        return least_ns(self.measured(module, self.honest(module)).timing)
 
     def is_usual(self, module: hostile_tasks.Module, before_ns: float) -> bool:
         """Whether such a program takes no more than twice what it took before; others may keep the machine busy."""

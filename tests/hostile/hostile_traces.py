@@ -16,7 +16,7 @@ from pathlib import Path
 
 from warpsmith import jail_init
 
-_KERNELS = "runner", "T"
+_KERNELS = "kernel_runner", "T"
 """Name and state of a kernels' process that stands still: a bench keeps the last one until it needs another."""
 SETTLE_SECONDS = 20.0
 """For what is left behind to go away: a jail closes 1,500 processes in that time on a busy machine too."""
