@@ -1,6 +1,6 @@
 """Who shares a row on CUDA: some lanes, a block, a cluster or several blocks, and what each thread holds of it.
 
-Numbers only; `cuda_row_text` writes the kernel and `cuda_row_reduction` chooses the team.
+Numbers only; `cuda_row_text` writes the kernel and `cuda_row_defaults` chooses the team.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import cuda_shape
-from agent_synthesis.emit.cuda_stages import Stage
+from agent_synthesis.emit.cuda_stages import Stage, plan
 from agent_synthesis.ir import Load, Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
@@ -196,6 +196,12 @@ def team_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> Team:
     team = replace(team, packs=min(team.packs, most), depth=depth)
     beyond_cache = cuda_shape.row_data_bytes(nest) > hardware.l2_bytes
     return replace(team, interleaved=reduce in ("cluster", "ahead") and team.holds_row and beyond_cache)
+
+
+def stages_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> list[Stage]:
+    """The stages that a team exchanges, merged or not as the parameters say."""
+    even = team_of(hardware, nest, parameters).exchanges_evenly
+    return plan(nest, merge=parameters.choices["merge"] == "yes", even=even)
 
 
 def ring_loads(nest: Nest) -> list[Load]:

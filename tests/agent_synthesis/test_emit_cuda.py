@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_synthesis.emit import cuda_shape, cuda_stages, schedules
+from agent_synthesis.emit import cuda_row_defaults, cuda_shape, cuda_stages, schedules
 from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda_pointwise import CudaPointwise
-from agent_synthesis.emit.cuda_row_reduction import STRATEGIES, CudaRowReduction
+from agent_synthesis.emit.cuda_row_legal import STRATEGIES
+from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
 from agent_synthesis.ir import (
     OPERATIONS,
     Axis,
@@ -236,7 +237,7 @@ def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: i
 
 @pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
 def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
-    chosen = CudaRowReduction(H200)._two_pass(cuda_shape.canonical(softmax(rows, columns)))
+    chosen = cuda_row_defaults.two_pass(CudaRowReduction(H200), cuda_shape.canonical(softmax(rows, columns)))
     assert chosen.integers["splits"] == splits
 
 
