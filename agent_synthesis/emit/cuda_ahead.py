@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape, cuda_text
+from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
+from agent_synthesis.emit.cuda_row_prologue import declare_axes, declare_columns
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.emit.cuda_team import ahead_loads, early_values
@@ -71,13 +73,13 @@ class _AheadKernel(RowKernel):
             loop.define(load, name)
         self._take(loop)
         for number, stage in enumerate(self.stages):
-            own = self.accumulate(number)
+            own = accumulate(self, number)
             state = self.function.names.take(f"{stage.name}_state")
             box = f"{self._boxes[number]}[{self._turn} % 2]"
             over = f"ws::over_cluster<{self.team.warps}, kSplits>({own}, {box}, {self.rank})"
             exchange = over if cluster else f"ws::over_block<{self.team.warps}>({own}, {box})"
             loop.line(f"const {stage.state_type(self.dialect)} {state} = {exchange};")
-            self.learn(number, state)
+            learn(self, number, state)
         self.store()
         outer.line(f"int {self._turn} = 0;")
         outer.line(
@@ -105,8 +107,8 @@ class _AheadKernel(RowKernel):
             places *= team.splits
         else:
             root.line(f"const int {self._team} = blockIdx.x;")
-        if self._place is None:
-            self.columns(root)
+        if self.skew is None:
+            declare_columns(self, root)
         for stage, box in zip(self.stages, self._boxes, strict=True):
             root.line(f"__shared__ {stage.state_type(self.dialect)} {box}[2][{places}];  // rows take turns")
         root.line("extern __shared__ uint4 ahead[];")
@@ -127,10 +129,9 @@ class _AheadKernel(RowKernel):
 
     def _row_place(self, scope: Scope) -> None:
         """The row's axes; where rows begin anywhere, this thread's place in it too."""
-        for axis, value in cuda_shape.row_axes(self.nest, self.row).items():
-            scope.line(f"const {self.text.offset} {self.function.axes[axis]} = {value};")
-        if self._place is not None:
-            self.columns(scope)
+        declare_axes(self, scope)
+        if self.skew is not None:
+            declare_columns(self, scope)
 
     def _write_fetch(self, root: Scope) -> None:
         """Starts the copies of a thread's part of a row, as one group."""
@@ -144,14 +145,14 @@ class _AheadKernel(RowKernel):
             for load, place in self._next:
                 address = self.text.address(load.buffer, load, self.text.begin)
                 to = f"{place}{self._step(' + ')}"
-                if self._place is not None:
+                if self.skew is not None:
                     scope.line(
                         f"ws::copy_inside_async<kColumns>({to}, {address}, {self.text.begin}{self.text.is_whole});"
                     )
                 else:
                     scope.line(f"ws::copy_async({to}, {address});")
 
-        self._packs(body, self.first, copies)
+        self.each_pack(body, self.first, copies)
         inner.absorb(body)
         inner.line("}")
         inner.line("ws::commit_copies();")
@@ -174,11 +175,11 @@ class _AheadKernel(RowKernel):
             loop.line(f"for (int {self.v} = 0; {self.v} < kPacks; ++{self.v}) {{")
         indent = "  " if self.team.packs > 1 else ""
         for _, name, place in held:
-            loop.line(f"{indent}{name}{self._slot} = {place}[{self._step() or '0'}];")
+            loop.line(f"{indent}{name}{self.slot} = {place}[{self._step() or '0'}];")
         if self.team.packs > 1:
             loop.line("}")
         loop.line(f"{self._fetch}({self.row} + kTeams);")
-        self._held = [(load, f"{name}{self._slot}") for load, name, _ in held]
+        self.held = [(load, f"{name}{self.slot}") for load, name, _ in held]
         number = self.function.interner.number
         known = {number(load) for load, _ in self._next}
-        self._held += self.hold(loop, [load for load in self._row_loads() if number(load) not in known], self.first)
+        self.held += self.hold(loop, [load for load in self.row_loads() if number(load) not in known], self.first)

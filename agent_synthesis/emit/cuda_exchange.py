@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape
+from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
+from agent_synthesis.emit.cuda_row_prologue import prologue, wait_for_previous
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.ir import Nest
@@ -30,20 +32,20 @@ def emit(
     grid = team.reduce == "grid"
     slots = names.take("mailboxes") if grid else ""
     overlap = parameters.choices["overlap"] == "yes"
-    kernel.prologue()
+    prologue(kernel)
     if overlap:
-        kernel.wait_for_previous()
+        wait_for_previous(kernel)
     if team.reduce == "cluster":
         root.line("ws::cluster_arrive();  // every block runs before another writes to it")
     kernel.hold_row()
     offset = 0
     for number, stage in enumerate(stages):
-        own = kernel.accumulate(number)
+        own = accumulate(kernel, number)
         if overlap and number == len(stages) - 1:
             root.line("ws::launch_dependents();")
         if team.reduce == "cluster" and number == 0:
             root.line("ws::cluster_wait();")
-        kernel.learn(number, _exchange(kernel, stage, own, slots, offset))
+        learn(kernel, number, _exchange(kernel, stage, own, slots, offset))
         offset += slot_words(stage) * nest.row_count * team.splits**2
         root.line("")
     kernel.store()

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import cuda_shape
+from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.emit.cuda_team import Team, early_values, kept_loads, team_of
@@ -134,9 +135,9 @@ class _HoldKernel(RowKernel):
         self.root = loop
         self._axes(loop)
         self._read_values(loop)
-        own = self.accumulate(0)
+        own = accumulate(self, 0)
         self._ask_ahead(loop)
-        self.learn(0, self._exchange(loop, own))
+        learn(self, 0, self._exchange(loop, own))
         self._storing = True
         self.store()
         rows = self.nest.row_count
@@ -225,7 +226,7 @@ class _HoldKernel(RowKernel):
                 address = self.text.address(load.buffer, load, self.text.begin)
                 scope.line(f"ws::copy_async<ws::kLast>({kept} + {self._kept_place}, {address});")
 
-        self._packs(body, self._begin, copies)
+        self.each_pack(body, self._begin, copies)
         if self._values:
             body.line(f"if ({self._part} == 0) {{")
             for load, value in self._values:
@@ -252,10 +253,10 @@ class _HoldKernel(RowKernel):
 
         def ask(scope: Scope) -> None:
             for load, name in self._held_packs:
-                scope.line(f"{name}{self._slot} = {self.text.pack_load(load, self.text.begin, reuse='ws::kLast')};")
+                scope.line(f"{name}{self.slot} = {self.text.pack_load(load, self.text.begin, reuse='ws::kLast')};")
 
         with self._of_registers():
-            self._packs(body, self._held_begin, ask)
+            self.each_pack(body, self._held_begin, ask)
         inner.absorb(body)
         inner.line("}")
         root.absorb(inner)
@@ -264,10 +265,10 @@ class _HoldKernel(RowKernel):
     @contextlib.contextmanager
     def _of_registers(self) -> Iterator[None]:
         """Meanwhile a thread's packs are those that registers hold."""
-        team, self._pack_count = self.team, "kHeld"
+        team, self.pack_count = self.team, "kHeld"
         self.team = replace(team, packs=team.held, grain=team.packs)
         yield
-        self.team, self._pack_count = team, "kPacks"
+        self.team, self.pack_count = team, "kPacks"
 
     @property
     def _held_begin(self) -> str:
@@ -311,7 +312,7 @@ class _HoldKernel(RowKernel):
                 size = wide * self.text.storage(load.buffer).size_bytes
                 scope.line(f"ws::prefetch({self.function.buffers[load.buffer]} + {at}, {size});")
 
-        self._packs(inner, self._begin, ask)
+        self.each_pack(inner, self._begin, ask)
         ahead.absorb(inner)
         ahead.line("}")
         loop.absorb(ahead)
@@ -361,7 +362,7 @@ class _HoldKernel(RowKernel):
         inner.line(f"const int {self._begin} = {self._held_begin};")
         known = {load for load, _ in self._held_packs}
         with self._of_registers():
-            held = [(load, f"{name}{self._slot}") for load, name in self._held_packs]
+            held = [(load, f"{name}{self.slot}") for load, name in self._held_packs]
             others = [load for load in self.text.varying_loads(roots) if load not in known]
             write(inner, self._begin, held + self.hold(inner, others, self._begin))
         if self._storing:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from agent_synthesis.emit import cuda_shape, cuda_text
+from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
+from agent_synthesis.emit.cuda_row_prologue import declare_columns
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.emit.cuda_team import Team, kept_loads, shared_loads, shared_words, team_of
@@ -158,7 +161,7 @@ class _RollingKernel(RowKernel):
         state, kind = self.function.names.take(f"{self._stage.name}_state"), self._stage.state_type(self.dialect)
         heard = f"{self._box}[1], {self._set}({self._turn}), {self._turn} + 1"
         loop.line(f"const {kind} {state} = ws::hear_team<{self.team.warps}, kSplits>({heard});")
-        self.learn(0, state)
+        learn(self, 0, state)
         self._body = part = loop.child()
         part.line(f"const int {number} = {self._turn} * kParts + {self._part};")
         part.line(f"const int {self._begin} = {self.first} + {self._part} * kPart;")
@@ -200,7 +203,7 @@ class _RollingKernel(RowKernel):
         root.line(f"constexpr int kSplits = {team.splits};")
         root.line(f"const int {self.rank} = blockIdx.x % kSplits;")
         root.line(f"const int {self._team} = blockIdx.x / kSplits;")
-        self.columns(root)
+        declare_columns(self, root)
         root.line("extern __shared__ uint4 ring[];")
         offset = 0
         for load, ring in self._ring:
@@ -256,7 +259,7 @@ class _RollingKernel(RowKernel):
                 address = self.text.address(load.buffer, load, self.text.begin)
                 scope.line(f"ws::copy_async<ws::kLast>({ring} + {self._ring_place}, {address});")
 
-        self._packs(body, self._begin, copies)
+        self.each_pack(body, self._begin, copies)
         self._end(root, inner, body, "ws::commit_copies();")
 
     def _write_ask(self, root: Scope) -> bool:
@@ -280,7 +283,7 @@ class _RollingKernel(RowKernel):
                 inside = "" if whole else f"if ({self.text.begin} + {wide} <= kColumns) "
                 scope.line(f"{inside}ws::prefetch({self.text.address(load.buffer, load, self.text.begin)}, {size});")
 
-        self._packs(once, self._begin, ask)
+        self.each_pack(once, self._begin, ask)
         body.line("if (threadIdx.x % 32 == 0) {")
         body.absorb(once)
         body.line("}")
@@ -293,7 +296,7 @@ class _RollingKernel(RowKernel):
         inner, self._body = self._of_part(above, self._count)
         body = self._body
         body.line("ws::wait_copies<kDepth - kLead>();")
-        own = self.accumulate(0)
+        own = accumulate(self, 0)
         body.line(f"if ({self._number} % kParts == kParts - 1) {{")
         body.line(f"  const int {self._turn} = {self._number} / kParts;")
         told = f"{own}, {self._box}[0], {self._set}({self._turn}), {self.rank}, {self._turn} + 1"
@@ -319,7 +322,7 @@ class _RollingKernel(RowKernel):
                     text = self.text.pack_load(load, self.text.begin, reuse="ws::kLast")
                     scope.line(f"{name}[{self._of_all}] = {text};")
 
-                self._packs(inner, self._begin, fill)
+                self.each_pack(inner, self._begin, fill)
                 root.line(cuda_text.UNROLL)
                 root.line(f"for (int {self._part} = 0; {self._part} < {held}; ++{self._part}) {{")
                 root.absorb(inner)
@@ -327,7 +330,7 @@ class _RollingKernel(RowKernel):
             if load in self._next:
                 root.line(f"{pack} {self._next[load]}[kPacks];")
                 if not held:
-                    self._packs(root, self.first, lambda scope, load=load: self._load_next(scope, load, "false"))
+                    self.each_pack(root, self.first, partial(self._load_next, load=load, last="false"))
 
     @property
     def _of_all(self) -> str:
@@ -337,7 +340,7 @@ class _RollingKernel(RowKernel):
     def _load_next(self, scope: Scope, load: Load, last: str) -> None:
         address = self.text.address(load.buffer, load, self.text.begin)
         text = f"ws::load_again<{self.team.pack}>({address}, {last})"
-        scope.line(f"{self._next[load]}{self._slot} = {text};")
+        scope.line(f"{self._next[load]}{self.slot} = {text};")
 
     def _ask_shared(self, part: Scope) -> None:
         """Loads what the next part needs and registers do not hold."""
@@ -350,7 +353,7 @@ class _RollingKernel(RowKernel):
             begin = self.function.names.take("next_begin")
             inner.line(f"const int {begin} = {self.first} + {following} * kPart;")
             last = f"{self.row} + ({following} > 0 ? 1 : 2) * kTeams >= {self.nest.row_count}"
-            self._packs(inner, begin, lambda scope, load=load, last=last: self._load_next(scope, load, last))
+            self.each_pack(inner, begin, partial(self._load_next, load=load, last=last))
             if held:
                 part.line(f"if ({following} >= {held}) {{")
             part.absorb(inner)
@@ -376,13 +379,13 @@ class _RollingKernel(RowKernel):
         if load not in self._next:
             return load, f"{self._held_names[load]}[{self._of_all}]"
         if not held:
-            return load, f"{self._next[load]}{self._slot}"
+            return load, f"{self._next[load]}{self.slot}"
         packs = self.function.names.take(f"{name}_row")
         self._body.line(f"{self.text.pack_type(self.text.storage(load.buffer))} {packs}[kPacks];")
         held_pack = f"{self._held_names[load]}[{self._part} < {held} ? {self._of_all} : 0]"
 
         def choose(scope: Scope) -> None:
-            scope.line(f"{packs}{self._slot} = {self._part} < {held} ? {held_pack} : {self._next[load]}{self._slot};")
+            scope.line(f"{packs}{self.slot} = {self._part} < {held} ? {held_pack} : {self._next[load]}{self.slot};")
 
-        self._packs(self._body, self._begin, choose)
-        return load, f"{packs}{self._slot}"
+        self.each_pack(self._body, self._begin, choose)
+        return load, f"{packs}{self.slot}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import cuda_shape
+from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.emit.cuda_team import Team, ring_loads, ring_values
@@ -175,7 +176,7 @@ class _Writer:
                 place = f"{ring} + {self._slot} * (kPacks * kThreads){self._step(' + ')}"
                 scope.line(f"ws::copy_async({place}, {kernel.text.address(load.buffer, load, kernel.text.begin)});")
 
-        kernel.each_pack(body, copies)
+        kernel.each_pack(body, kernel.first, copies)
         for load, ring in self._values:
             address = f"{kernel.function.buffers[load.buffer]} + {kernel.function.index(load.index)}"
             body.line(f"ws::copy_async({ring} + {self._slot} * kThreads, {address});")
@@ -229,7 +230,7 @@ class _Writer:
         self.kernel.root = scope
         scope.line(f"ws::wait_copies<kDepth - 1{' - kLag' if self.team.lag else ''}>();")
         self._read_values(scope, self._newest)
-        own = self.kernel.accumulate(0)
+        own = accumulate(self.kernel, 0)
         mine = self.kernel.function.names.take("mine")
         scope.line(f"const {self._kind} {mine} = {self._kind}::over_lanes<32>({own});")
         scope.line(f"if (threadIdx.x % 32 == 0) {self._box}[{turn} % 2][{warp}] = {mine};")
@@ -262,7 +263,7 @@ class _Writer:
         self.kernel.root = scope
         self._read_values(scope, self._oldest)
         scope.line(f"const {self._kind} {self._state} = {self._result};")
-        self.kernel.learn(0, self._state)
+        learn(self.kernel, 0, self._state)
         self.kernel.store()
         scope.line(f"{self._fetch}({self._past} + kDepth, {self._oldest});")
         scope.line(f"{self._oldest} = {self._oldest} + 1 == kDepth ? 0 : {self._oldest} + 1;")

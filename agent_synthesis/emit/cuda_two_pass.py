@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import cuda_shape
+from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
+from agent_synthesis.emit.cuda_row_prologue import declare_axes, declare_columns, prologue, wait_for_previous
 from agent_synthesis.emit.cuda_row_text import RowKernel
 from agent_synthesis.emit.cuda_stages import Stage
 from agent_synthesis.ir import Nest
@@ -83,14 +85,14 @@ def _leave_partial(kernel: RowKernel, partials: Sequence[str], *, overlap: bool,
     """The kernel of a stage: the state of each block's slice goes to the workspace, the last of the partials."""
     number, root, names = len(partials) - 1, kernel.root, kernel.function.names
     stage = kernel.stages[number]
-    kernel.prologue(together=1 if columns_first else _together(kernel))
+    prologue(kernel, together=1 if columns_first else _together(kernel))
     if number > 0:
         root.line("ws::wait_for_previous();")
     elif overlap:
-        kernel.wait_for_previous()
+        wait_for_previous(kernel)
     _learn(kernel, partials[:-1], "kSplits")
     kernel.hold_row()
-    own = kernel.accumulate(number)
+    own = accumulate(kernel, number)
     root.line("ws::launch_dependents();")
     kind = stage.state_type(kernel.dialect)
     box, block = names.take(f"{stage.name}_box"), names.take(f"block_{stage.name}")
@@ -119,7 +121,7 @@ def _learn(kernel: RowKernel, partials: Sequence[str], count: str, *, shared: bo
         merged = boxes
     for number, (kind, state, text) in enumerate(zip(kinds, states, merged, strict=False)):
         root.line(f"const {kind} {state} = {text};")
-        kernel.learn(number, state)
+        learn(kernel, number, state)
 
 
 def _together(kernel: RowKernel) -> int:
@@ -139,15 +141,14 @@ def _store(kernel: RowKernel, partials: Sequence[str], *, chunkwise: bool, overl
     if not kernel.element_stores:
         kernel.team = replace(kernel.team, splits=1, threads=32, lanes=32)
         root.line(f"const {kernel.text.offset} {kernel.row} = blockIdx.x;")
-        for axis, value in cuda_shape.row_axes(nest, kernel.row).items():
-            root.line(f"const {kernel.text.offset} {kernel.function.axes[axis]} = {value};")
+        declare_axes(kernel, root)
         root.learn(axis.name for axis in nest.parallel)
     else:
         # Of what is many times the second-level cache, nothing worth a thought is left there.
         backwards = cuda_shape.row_data_bytes(nest) <= _LARGE_DATA * kernel.team.hardware.l2_bytes
         if chunkwise:
             kernel.team = replace(kernel.team, splits=kernel.team.chunks)
-        kernel.prologue(backwards=backwards, together=_together(kernel) if chunkwise else 0)
+        prologue(kernel, backwards=backwards, together=_together(kernel) if chunkwise else 0)
     if count == "kStates":
         root.line(f"constexpr int kStates = {states};  // of a row")
     root.line("ws::wait_for_previous();")
@@ -176,7 +177,7 @@ def _store_several(kernel: RowKernel, partials: Sequence[str], depth: int, *, ov
     part = f"blockIdx.x / {groups}" if groups > 1 else "blockIdx.x"
     outer.line(f"const int {kernel.rank} = {team.splits - 1} - {part};  // what was read last comes first")
     outer.line(f"const int {first_row} = {f'blockIdx.x % {groups} * kRows' if groups > 1 else '0'};")
-    kernel.columns(outer)
+    declare_columns(kernel, outer)
     outer.line("ws::wait_for_previous();")
     kinds = [stage.state_type(kernel.dialect) for stage in stages]
     states = [names.take(f"{stage.name}_states") for stage in stages]
@@ -198,13 +199,12 @@ def _store_several(kernel: RowKernel, partials: Sequence[str], depth: int, *, ov
     loop = outer.child([axis.name for axis in nest.parallel])
     kernel.root = loop
     loop.line(f"const {kernel.text.offset} {kernel.row} = {first_row} + {number};")
-    for axis, value in cuda_shape.row_axes(nest, kernel.row).items():
-        loop.line(f"const {kernel.text.offset} {kernel.function.axes[axis]} = {value};")
+    declare_axes(kernel, loop)
     kernel.hold_stores((True,))
     for index, (kind, state) in enumerate(zip(kinds, states, strict=True)):
         name = names.take(f"{stages[index].name}_state")
         loop.line(f"const {kind} {name} = {state}[{number}];")
-        kernel.learn(index, name)
+        learn(kernel, index, name)
     kernel.store()
     outer.line(f"for (int {number} = 0; {number} < kRows{inside}; ++{number}) {{")
     outer.absorb(loop)
