@@ -14,7 +14,7 @@ from functools import partial
 from agent_synthesis.emit import cuda_shape, cuda_text
 from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
 from agent_synthesis.emit.cuda_row_prologue import declare_columns
-from agent_synthesis.emit.cuda_row_text import RowKernel
+from agent_synthesis.emit.cuda_row_text import RowKernel, Write
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.emit.cuda_team import Team, kept_loads, shared_loads, shared_words, team_of
 from agent_synthesis.emit.expression import Scope
@@ -362,9 +362,8 @@ class _RollingKernel(RowKernel):
 
     # -- a part
 
-    def chunks(self, roots: Sequence[Expression], write: object) -> None:
+    def chunks(self, roots: Sequence[Expression], write: Write) -> None:
         """Runs `write(scope, base, held)` on the part at hand."""
-        assert callable(write)
         number = self.function.interner.number
         self.text.places = {number(load): f"{ring}[{self._ring_place}]" for load, ring in self._ring}
         shared = {load: (name, held) for load, name, held in self._shared}

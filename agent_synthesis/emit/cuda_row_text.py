@@ -20,6 +20,8 @@ from warpsmith.hardware import Hardware
 
 Held = list[tuple[Load, str]]
 """Loads whose packs are on chip, each with the text of the pack `v`."""
+Write = Callable[[Scope, str, Held], None]
+"""Adds to a scope what is done to the packs from a thread's element on, some of which are held."""
 
 
 class RowKernel:
@@ -157,7 +159,7 @@ class RowKernel:
             self.held += self.hold(self.root, wanted, self.first)
         self.to_keep = {}
 
-    def chunks(self, roots: Sequence[Expression], write: Callable[[Scope, str, Held], None]) -> None:
+    def chunks(self, roots: Sequence[Expression], write: Write) -> None:
         """Runs `write(scope, base, held)` on the held row, or on chunk after chunk of it."""
         if self.team.holds_row:
             write(self.root, self.first, self.held)
