@@ -13,7 +13,7 @@ from functools import partial
 
 from agent_synthesis.emit import cuda_shape, cuda_text
 from agent_synthesis.emit.cuda_row_accumulate import accumulate, learn
-from agent_synthesis.emit.cuda_row_prologue import declare_columns
+from agent_synthesis.emit.cuda_row_prologue import declare_axes, declare_columns
 from agent_synthesis.emit.cuda_row_text import RowKernel, Write
 from agent_synthesis.emit.cuda_stages import Stage, slot_words
 from agent_synthesis.emit.cuda_team import Team, kept_loads, shared_loads, shared_words, team_of
@@ -127,15 +127,7 @@ class _RollingKernel(RowKernel):
         self._box, self._set = names.take(f"{stage.name}_box"), names.take("slots_of")
         pack = self.team.pack
         self._ring = [(load, names.take(f"{buffers[load.buffer]}_ring")) for load in kept_loads(nest, pack)]
-        self._shared: list[tuple[Load, str, int]] = []
-        """What rows share, with its name, and the parts of it that registers hold."""
-        spare = self.team.held // self.team.packs
-        for load in shared_loads(nest, pack):
-            parts = min(spare, self.team.parts)
-            self._shared.append((load, buffers[load.buffer], parts))
-            spare -= parts
-        self._next = {load: names.take(f"next_{name}") for load, name, held in self._shared if held < self.team.parts}
-        self._held_names = {load: names.take(f"{name}_held") for load, name, held in self._shared if held}
+        self._shared = _SharedRow(self, self._part, self._begin)
         self._body = self.root
 
     def body(self) -> list[str]:
@@ -147,7 +139,7 @@ class _RollingKernel(RowKernel):
         self._write_count(outer)
         if self._overlap:
             outer.line("ws::wait_for_previous();")
-        self._hold_shared(outer)
+        self._shared.load_first(outer)
         number = self._number
         outer.line(f"for (int {number} = 0; {number} < kDepth - kLead; ++{number}) {self._fetch}({number});")
         outer.line(f"for (int {number} = 0; {number} < kLead; ++{number}) {{")
@@ -157,7 +149,7 @@ class _RollingKernel(RowKernel):
         outer.line(f"int {self._turn} = 0;")
         loop = outer.child([axis.name for axis in self.nest.parallel])
         self.root = loop
-        self._axes(loop)
+        declare_axes(self, loop)
         state, kind = self.function.names.take(f"{self._stage.name}_state"), self._stage.state_type(self.dialect)
         heard = f"{self._box}[1], {self._set}({self._turn}), {self._turn} + 1"
         loop.line(f"const {kind} {state} = ws::hear_team<{self.team.warps}, kSplits>({heard});")
@@ -169,7 +161,7 @@ class _RollingKernel(RowKernel):
         part.line(f"{self._fetch}({number} + kDepth);")
         if asks:
             part.line(f"{self._ask}({number} + kDepth + 1);")
-        self._ask_shared(part)
+        self._shared.load_next(part)
         part.line(f"{self._count}({number} + kLead);")
         loop.line(cuda_text.UNROLL)
         loop.line(f"for (int {self._part} = 0; {self._part} < kParts; ++{self._part}) {{")
@@ -218,10 +210,6 @@ class _RollingKernel(RowKernel):
         root.line(f"  return reinterpret_cast<ws::Slot<{kind}>*>({self.slots}) + {place};")
         root.line("};")
 
-    def _axes(self, scope: Scope) -> None:
-        for axis, value in cuda_shape.row_axes(self.nest, self.row).items():
-            scope.line(f"const {self.text.offset} {self.function.axes[axis]} = {value};")
-
     @property
     def _ring_place(self) -> str:
         """Where a thread's pack `v` of a part lies from the thread's first place."""
@@ -237,7 +225,7 @@ class _RollingKernel(RowKernel):
         inner.line(f"const {kind} {self.row} = {self._team} + {turn} * kTeams;")
         inner.line(f"if ({self.row} < {self.nest.row_count}) {{")
         body = inner.child([axis.name for axis in self.nest.parallel])
-        self._axes(body)
+        declare_axes(self, body)
         body.line(f"const int {self._begin} = {self.first} + {self._number} % kParts * kPart;")
         return inner, body
 
@@ -306,23 +294,52 @@ class _RollingKernel(RowKernel):
         self._end(above, inner, body)
         root.absorb(above)
 
-    # -- what rows share
+    # -- a part
 
-    def _hold_shared(self, root: Scope) -> None:
+    def chunks(self, roots: Sequence[Expression], write: Write) -> None:
+        """Runs `write(scope, base, held)` on the part at hand."""
+        number = self.function.interner.number
+        self.text.places = {number(load): f"{ring}[{self._ring_place}]" for load, ring in self._ring}
+        wanted = self.text.varying_loads(roots)
+        known = [self._shared.pack_of(load, self._body) for load in wanted if load in self._shared.held]
+        others = self.hold(self._body, [load for load in wanted if load not in self._shared.held], self._begin)
+        write(self._body, self._begin, known + others)
+        self.text.places = {}
+
+
+class _SharedRow:
+    """What rows share, such as a weight: registers hold its first parts, the others come a part ahead."""
+
+    def __init__(self, kernel: RowKernel, part: str, begin: str) -> None:
+        self._kernel, self._part, self._begin = kernel, part, begin
+        names, buffers, team = kernel.function.names, kernel.function.buffers, kernel.team
+        self.held: dict[Load, int] = {}
+        """What rows share → parts of it that registers hold."""
+        spare = team.held // team.packs
+        for load in shared_loads(kernel.nest, team.pack):
+            self.held[load] = min(spare, team.parts)
+            spare -= self.held[load]
+        coming = [load for load, held in self.held.items() if held < team.parts]
+        self._next = {load: names.take(f"next_{buffers[load.buffer]}") for load in coming}
+        self._held_names = {
+            load: names.take(f"{buffers[load.buffer]}_held") for load, held in self.held.items() if held
+        }
+
+    def load_first(self, root: Scope) -> None:
         """Loads what registers hold, and of the rest what the first part needs."""
-        for load, _, held in self._shared:
-            pack = self.text.pack_type(self.text.storage(load.buffer))
+        kernel, text = self._kernel, self._kernel.text
+        for load, held in self.held.items():
+            pack = text.pack_type(text.storage(load.buffer))
             if held:
                 name = self._held_names[load]
                 root.line(f"{pack} {name}[{held} * kPacks];")
                 inner = root.child()
-                inner.line(f"const int {self._begin} = {self.first} + {self._part} * kPart;")
+                inner.line(f"const int {self._begin} = {kernel.first} + {self._part} * kPart;")
 
                 def fill(scope: Scope, load: Load = load, name: str = name) -> None:
-                    text = self.text.pack_load(load, self.text.begin, reuse="ws::kLast")
-                    scope.line(f"{name}[{self._of_all}] = {text};")
+                    scope.line(f"{name}[{self._place}] = {text.pack_load(load, text.begin, reuse='ws::kLast')};")
 
-                self.each_pack(inner, self._begin, fill)
+                kernel.each_pack(inner, self._begin, fill)
                 root.line(cuda_text.UNROLL)
                 root.line(f"for (int {self._part} = 0; {self._part} < {held}; ++{self._part}) {{")
                 root.absorb(inner)
@@ -330,61 +347,51 @@ class _RollingKernel(RowKernel):
             if load in self._next:
                 root.line(f"{pack} {self._next[load]}[kPacks];")
                 if not held:
-                    self.each_pack(root, self.first, partial(self._load_next, load=load, last="false"))
+                    kernel.each_pack(root, kernel.first, partial(self._write_load, load=load, last="false"))
 
     @property
-    def _of_all(self) -> str:
+    def _place(self) -> str:
         """The number of a pack among those of a thread's row."""
-        return f"{self._part} * kPacks + {self.v}" if self.team.packs > 1 else self._part
+        kernel = self._kernel
+        return f"{self._part} * kPacks + {kernel.v}" if kernel.team.packs > 1 else self._part
 
-    def _load_next(self, scope: Scope, load: Load, last: str) -> None:
-        address = self.text.address(load.buffer, load, self.text.begin)
-        text = f"ws::load_again<{self.team.pack}>({address}, {last})"
-        scope.line(f"{self._next[load]}{self.slot} = {text};")
+    def _write_load(self, scope: Scope, load: Load, last: str) -> None:
+        text = self._kernel.text
+        value = f"ws::load_again<{text.pack}>({text.address(load.buffer, load, text.begin)}, {last})"
+        scope.line(f"{self._next[load]}{self._kernel.slot} = {value};")
 
-    def _ask_shared(self, part: Scope) -> None:
+    def load_next(self, part: Scope) -> None:
         """Loads what the next part needs and registers do not hold."""
-        for load, _, held in self._shared:
-            if load not in self._next:
-                continue
-            following = self.function.names.take("following")
+        kernel, names = self._kernel, self._kernel.function.names
+        for load in self._next:
+            held = self.held[load]
+            following = names.take("following")
             part.line(f"const int {following} = ({self._part} + 1) % kParts;")
             inner = part.child(deeper=bool(held))
-            begin = self.function.names.take("next_begin")
-            inner.line(f"const int {begin} = {self.first} + {following} * kPart;")
-            last = f"{self.row} + ({following} > 0 ? 1 : 2) * kTeams >= {self.nest.row_count}"
-            self.each_pack(inner, begin, partial(self._load_next, load=load, last=last))
+            begin = names.take("next_begin")
+            inner.line(f"const int {begin} = {kernel.first} + {following} * kPart;")
+            last = f"{kernel.row} + ({following} > 0 ? 1 : 2) * kTeams >= {kernel.nest.row_count}"
+            kernel.each_pack(inner, begin, partial(self._write_load, load=load, last=last))
             if held:
                 part.line(f"if ({following} >= {held}) {{")
             part.absorb(inner)
             if held:
                 part.line("}")
 
-    # -- a part
-
-    def chunks(self, roots: Sequence[Expression], write: Write) -> None:
-        """Runs `write(scope, base, held)` on the part at hand."""
-        number = self.function.interner.number
-        self.text.places = {number(load): f"{ring}[{self._ring_place}]" for load, ring in self._ring}
-        shared = {load: (name, held) for load, name, held in self._shared}
-        wanted = self.text.varying_loads(roots)
-        known = [self._shared_part(load, *shared[load]) for load in wanted if load in shared]
-        others = self.hold(self._body, [load for load in wanted if load not in shared], self._begin)
-        write(self._body, self._begin, known + others)
-        self.text.places = {}
-
-    def _shared_part(self, load: Load, name: str, held: int) -> tuple[Load, str]:
-        """A load with the text of its pack `v`."""
+    def pack_of(self, load: Load, body: Scope) -> tuple[Load, str]:
+        """A load with the text of its pack `v` of the part at hand."""
+        kernel, held = self._kernel, self.held[load]
         if load not in self._next:
-            return load, f"{self._held_names[load]}[{self._of_all}]"
+            return load, f"{self._held_names[load]}[{self._place}]"
+        coming = f"{self._next[load]}{kernel.slot}"
         if not held:
-            return load, f"{self._next[load]}{self.slot}"
-        packs = self.function.names.take(f"{name}_row")
-        self._body.line(f"{self.text.pack_type(self.text.storage(load.buffer))} {packs}[kPacks];")
-        held_pack = f"{self._held_names[load]}[{self._part} < {held} ? {self._of_all} : 0]"
+            return load, coming
+        packs = kernel.function.names.take(f"{kernel.function.buffers[load.buffer]}_row")
+        body.line(f"{kernel.text.pack_type(kernel.text.storage(load.buffer))} {packs}[kPacks];")
+        held_pack = f"{self._held_names[load]}[{self._part} < {held} ? {self._place} : 0]"
 
         def choose(scope: Scope) -> None:
-            scope.line(f"{packs}{self.slot} = {self._part} < {held} ? {held_pack} : {self._next[load]}{self.slot};")
+            scope.line(f"{packs}{kernel.slot} = {self._part} < {held} ? {held_pack} : {coming};")
 
-        self.each_pack(self._body, self._begin, choose)
-        return load, f"{packs}{self.slot}"
+        kernel.each_pack(body, self._begin, choose)
+        return load, f"{packs}{kernel.slot}"
