@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -32,9 +33,7 @@ _VARIED = frozenset({
     verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
 })  # fmt: skip
 """Families on which parameters vary (`inputs.PLAIN`, which needs torch)."""
-EAGER = "eager"  # as in `baselines`, which needs torch
-HANDSHAKE = 255
-"""Number of the arm that does nothing (`solution_worker`, which needs torch)."""
+EAGER, AA_COPY = "eager", "aa_copy"  # as in `baselines`, which needs torch
 LOOK_SHARE = 0.5
 """Of the timed calls, drawn one by one, whose results are looked at in full."""
 ALL_LOOKED_AT = 8
@@ -61,8 +60,8 @@ class Visit:
 
     answer: Answer
     taken: judging_pb2.Taken
-    deliver_seconds: float = 0.0
-    """Of putting the results where they are looked at; 0 where nobody looked."""
+    delivered: Answer
+    """Of putting the results where they are looked at."""
 
 
 @dataclass
@@ -76,8 +75,8 @@ class Contest:
     eager_seconds: float
     """Of one call of the reference."""
     solution: Called | None = None
-    deliver_seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of the candidate's timed calls and eager's that were delivered, by name."""
+    eager_deliver_seconds: list[float] = field(default_factory=list)
+    """Of putting eager's results where they are looked at, after each timed call."""
     _company: frozenset[int] = frozenset()
     """Processes of the solution's jail as it was opened."""
     _members: tuple[int, int] | None = None
@@ -142,11 +141,10 @@ class Contest:
         family: verdict_pb2.ValueFamily.ValueType,
         seed: int,
         *,
-        look: Callable[[], bool] = lambda: True,
         sweep_bytes: int = 0,
         same_beside: bool = False,
     ) -> Visit:
-        """A call of the solution on values placed for it; where `look` then says so, its results are delivered.
+        """A call of the solution on values placed for it; then its results are delivered.
 
         Raises SolutionFault.
         """
@@ -160,14 +158,11 @@ class Contest:
         self._has_members = True
         self.place(family, seed, sweep_bytes, same_beside=same_beside)
         answer = self._timed(lambda at_once: self._word(CALL, seconds, self._generator_seed(seed), at_once))
-        is_looked_at = look()
-        taken = self.ask_judge("take", judging_pb2.TakeRequest(look=is_looked_at), judging_pb2.Taken)
-        if not is_looked_at:
-            return Visit(answer, taken)
+        taken = self.ask_judge("take", judging_pb2.TakeRequest(), judging_pb2.Taken)
         with _Stopped(self.judge):
             delivered = self._word(DELIVER, seconds)
         self._look_at_structure(delivered.carried)
-        return Visit(answer, taken, delivered.seconds)
+        return Visit(answer, taken, delivered)
 
     def _timed(self, ask: Callable[[Callable[[], object]], Answer]) -> Answer:
         """A call, as long as it keeps a processor or the device at work.
@@ -295,25 +290,19 @@ class Contest:
         if self._called:
             self._seed = secrets.randbits(63)
         self._called = {name}
-        visit = self.visit(
-            _FRESH,
-            self._seed,
-            look=lambda: is_early or secrets.randbelow(1000) < 1000 * LOOK_SHARE,
-            sweep_bytes=sweep_bytes,
-        )
+        visit = self.visit(_FRESH, self._seed, sweep_bytes=sweep_bytes)
         for names, what in ((visit.taken.broken, "memory just outside "), (visit.taken.mutated, "")):
             if names:
                 raise SolutionFault(
                     verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED, f"{what}{names[0]} was changed by a timed call"
                 )
-        if visit.deliver_seconds:
-            self.deliver_seconds.setdefault(name, []).append(visit.deliver_seconds)
+        if is_early or secrets.randbelow(1000) < 1000 * LOOK_SHARE:
             if wrong := self.ask_judge("look", judging_pb2.LookRequest(), judging_pb2.Look).wrong:
                 raise SolutionFault(verdict_pb2.FAILURE_KIND_WRONG_VALUE, wrong)
             self._keep(is_next=True)
         else:
             self._has_kept = False
-        return visit.answer
+        return with_work_put_off(visit.answer, visit.delivered, self.eager_deliver_seconds)
 
     def time_arm(self, name: str, arm: Called, number: int, sweep_bytes: int) -> Answer:
         """A call of a baseline, on values that it has not seen."""
@@ -327,13 +316,14 @@ class Contest:
         self.place(_FRESH, self._seed, sweep_bytes)
         drawn = self._generator_seed(self._seed)
         answer = self._timed(lambda at_once: arm.ask(CALL, number, drawn, deadline_s=seconds, at_once=at_once))
-        if name == EAGER and number != HANDSHAKE and secrets.randbelow(1000) < 1000 * LOOK_SHARE:
-            # In the way that a solution's are: what was put there is not read.
-            self.ask_judge("take", judging_pb2.TakeRequest(look=True), judging_pb2.Taken)
-            with _Stopped(self.judge):
-                delivered = arm.ask(DELIVER, deadline_s=seconds)
-            self.deliver_seconds.setdefault(name, []).append(delivered.seconds)
-        return answer
+        if name not in (EAGER, AA_COPY):
+            return answer
+        # In the way that a solution's are: what was put there is not read.
+        self.ask_judge("take", judging_pb2.TakeRequest(), judging_pb2.Taken)
+        with _Stopped(self.judge):
+            delivered = arm.ask(DELIVER, deadline_s=seconds)
+        self.eager_deliver_seconds.append(delivered.seconds)
+        return with_work_put_off(answer, delivered, self.eager_deliver_seconds)
 
 
 class _Stopped:
@@ -347,6 +337,18 @@ class _Stopped:
 
     def __exit__(self, *_: object) -> None:
         self._worker.resume()
+
+
+def with_work_put_off(answer: Answer, delivered: Answer, eager_seconds: Sequence[float]) -> Answer:
+    """A call that takes longer by what delivering its results does beyond what it mostly does for eager's."""
+    if not eager_seconds:
+        return answer
+    late_seconds = max(0.0, delivered.seconds - statistics.median(eager_seconds))
+    return replace(
+        answer,
+        seconds=answer.seconds + late_seconds,
+        waited_seconds=answer.waited_seconds + min(delivered.waited_seconds, late_seconds),
+    )
 
 
 def _is_far(error: verdict_pb2.OutputError) -> bool:

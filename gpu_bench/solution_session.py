@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from gpu_bench import faults
 from gpu_bench.caller import Answer, Called
 from gpu_bench.compiler_cache import CompilerCache
-from gpu_bench.contest import EAGER, HANDSHAKE, Contest, SolutionFault
+from gpu_bench.contest import AA_COPY, EAGER, Contest, SolutionFault
 from gpu_bench.machine import worker_environment, worker_policy
 from gpu_bench.outbox import PASSAGE_VARIABLE, Outbox
 from gpu_bench.session import Reply, Session
@@ -39,8 +39,10 @@ from warpsmith.worker import Worker
 WITNESS = "gpu_bench.witness:METHODS"
 SOLUTION = "gpu_bench.solution_worker:METHODS"
 BASELINES = "gpu_bench.baseline_worker:METHODS"
-CANDIDATE, AA_COPY = "candidate", "aa_copy"  # as in `baselines`, which needs torch
+CANDIDATE = "candidate"  # as in `baselines`, which needs torch
 HANDSHAKE_NAME = "handshake"  # as in `solution_timing`, which needs torch
+HANDSHAKE = 255
+"""Number of the arm that does nothing (`solution_worker`, which needs torch)."""
 OTHERS = "others"
 _TASK = verdict_pb2.VALUE_FAMILY_TASK
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin"])
@@ -158,9 +160,7 @@ class SolutionSession(Session):
                 return contest.time_arm(name, *arms.process_of(name), swept)
 
             try:
-                timing = solution_timing.contend(
-                    arms.yardstick, arms.offered, self.task.precision, request.tier, call, contest.deliver_seconds
-                )
+                timing = solution_timing.contend(arms.yardstick, arms.offered, self.task.precision, request.tier, call)
             except SolutionFault as failed:
                 self._drop_bench()
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=failed.fault)

@@ -2,15 +2,14 @@
 
 The one idea: every reading is one call on values that nobody has seen before, in a process that stood still until then;
 `contest` makes it. What surrounds it, a wake-up and an answer, is part of every arm's time and is measured by a call
-that does nothing. Putting results where they are looked at is timed too: what a solution takes longer for than eager,
-for work that it put off until somebody looks, is added to its time.
+that does nothing.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from gpu_bench.baselines import AA_COPY, CANDIDATE, EAGER, Prepared
 from gpu_bench.caller import Answer
 from gpu_bench.clocks import RETAKE_BELOW_NS, RETAKE_COUNT, Arm, Reading, Sample
 from gpu_bench.measurement import NOT_BASELINES, compose_timing
-from gpu_bench.timing import Samples, measure, plan_for
+from gpu_bench.timing import measure, plan_for
 from warpsmith.v1 import judging_pb2, task_pb2, timing_pb2
 
 Call = Callable[[str], Answer]
@@ -87,20 +86,15 @@ def contend(
     precision: task_pb2.Precision.ValueType,
     tier: timing_pb2.Tier.ValueType,
     call: Call,
-    deliver_seconds: Mapping[str, Sequence[float]],
 ) -> timing_pb2.Timing:
-    """Times the solution against eager and what else is `offered`. What `call` raises of the solution passes through.
-
-    `deliver_seconds`: of the calls of candidate and eager whose results were put where they are looked at; filled by
-    `call`.
-    """
+    """Times the solution against eager and what else is `offered`. What `call` raises passes through."""
     running = [EAGER, *(arm.name for arm in offered if not arm.failure)]
     names, aa_of = ([*running, AA_COPY], EAGER) if tier == timing_pb2.TIER_FINAL else (running, "")
     arms = [Arm(CANDIDATE, lambda index: index, required=True), *(Arm(name, lambda index: index) for name in names)]
     handshake = statistics.median(call(HANDSHAKE).seconds for _ in range(HANDSHAKES))
     plan = plan_for(tier, task_pb2.TARGET_CPU, 1)  # the host's whatever the device, for it is the host's clock
     plan = replace(plan, warmup_s=0.05 * len(arms), followers=NOT_BASELINES, extra_readings=())
-    samples = with_work_put_off(measure(arms, OutsideClock(call), plan), deliver_seconds)
+    samples = measure(arms, OutsideClock(call), plan)
     timing = compose_timing(
         samples,
         [Prepared(arm.name, None, arm.failure) for arm in offered if arm.failure],
@@ -113,14 +107,3 @@ def contend(
     timing.environment.CopyFrom(yardstick.report.environment)
     timing.handshake_ns = handshake * 1e9
     return timing
-
-
-def with_work_put_off(samples: Samples, deliver_seconds: Mapping[str, Sequence[float]]) -> Samples:
-    """The samples with the solution's time longer by what it takes to deliver beyond what eager does."""
-    ours, eager = deliver_seconds.get(CANDIDATE), deliver_seconds.get(EAGER)
-    if not ours or not eager:
-        return samples
-    put_off_ns = max(0.0, statistics.median(ours) - statistics.median(eager)) * 1e9
-    candidate = samples.arms[CANDIDATE]
-    longer = replace(candidate, blocks=candidate.blocks + put_off_ns)
-    return replace(samples, arms={**samples.arms, CANDIDATE: longer})

@@ -155,8 +155,9 @@ class Witness:
 
     # ---- after a call --------------------------------------------------------------------------------------
 
-    def take(self, request: judging_pb2.TakeRequest) -> judging_pb2.Taken:
-        """Says what became of inputs and of the memory beside them, and takes the inputs away before a look."""
+    def take(self) -> judging_pb2.Taken:
+        """Says what became of inputs and of the memory beside them, and takes the inputs away before results are put
+        where they are looked at: what is still to be computed then has lost them."""
         named = self._loaded.sources(self._args).named()
         inputs = [each for each in self._sources if each.name.startswith("input ")]
         written = self._judge.written
@@ -165,20 +166,17 @@ class Witness:
         for region, place in zip(inputs, self._shared.tensors(inputs), strict=True):
             if region.name in written:
                 self._after[region.name] = place.clone()
-                self._is_spoiled = True
             elif not guard.same_bits(place, named[region.name]):
                 taken.mutated.append(region.name)
-                self._is_spoiled = True
         gaps = self._shared.tensors(self._gaps)
         for region, gap, part in zip(self._gaps, gaps, torch.split(self._canaries, GAP_BYTES), strict=True):
             if not torch.equal(gap, part):
                 taken.broken.append(region.name)
-        if request.look:
-            self._is_spoiled = True
-            # Not those that are results too: views of an input, or one that is changed and given back.
-            gone = [region for region in inputs if region.name not in self._returned]
-            for place in (*self._shared.tensors(gone), *self._shared.tensors(self._judge.regions)):
-                _flat(place).zero_()
+        self._is_spoiled = True
+        # Not those that are results too: views of an input, or one that is changed and given back.
+        gone = [region for region in inputs if region.name not in self._returned]
+        for place in (*self._shared.tensors(gone), *self._shared.tensors(self._judge.regions)):
+            _flat(place).zero_()
         return taken
 
     def look(self, request: judging_pb2.LookRequest) -> judging_pb2.Look:
@@ -325,7 +323,8 @@ def _probe(request: judging_pb2.ProbeRequest) -> judging_pb2.Probed:
 
 
 def _take(request: judging_pb2.TakeRequest) -> judging_pb2.Taken:
-    return _witnesses[0].take(request)
+    del request
+    return _witnesses[0].take()
 
 
 def _look(request: judging_pb2.LookRequest) -> judging_pb2.Look:

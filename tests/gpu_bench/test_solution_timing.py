@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from gpu_bench.caller import Answer
 from gpu_bench.clocks import RETAKE_COUNT, Arm, Reading
-from gpu_bench.solution_timing import HANDSHAKE, OutsideClock, contend, with_work_put_off
-from gpu_bench.timing import ArmSamples, Samples
+from gpu_bench.contest import with_work_put_off
+from gpu_bench.solution_timing import HANDSHAKE, OutsideClock, contend
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2
 
 READING = (Arm("candidate", lambda index: index), [0], Reading.COLD)
@@ -40,22 +39,13 @@ def test_where_every_call_waits_the_last_one_counts() -> None:
     assert OutsideClock(lambda _: next(answers)).take(*READING).ns == pytest.approx(last * 1e9)
 
 
-def samples(candidate_ns: float, eager_ns: float) -> Samples:
-    arms = {
-        name: ArmSamples(name, np.full((3, 2), ns)) for name, ns in (("candidate", candidate_ns), ("eager", eager_ns))
-    }
-    return Samples(arms, 1, 3, 0, False, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("ours", "eager", "longer"), [([0.005, 0.006, 0.005], [0.001] * 3, 0.004), ([0.001], [0.002], 0.0), ([], [], 0.0)]
-)
+@pytest.mark.parametrize(("eager_seconds", "late_seconds"), [([0.001, 0.001, 0.009], 0.004), ([0.006], 0.0), ([], 0.0)])
 def test_what_is_put_off_until_somebody_looks_is_part_of_the_time(
-    ours: list[float], eager: list[float], longer: float
+    eager_seconds: list[float], late_seconds: float
 ) -> None:
-    found = with_work_put_off(samples(1e6, 9e6), {"candidate": ours, "eager": eager})
-    assert found.arms["candidate"].median_ns == pytest.approx(1e6 + longer * 1e9)
-    assert found.arms["eager"].median_ns == 9e6
+    found = with_work_put_off(answer(0.002), answer(0.005, waited=0.0001), eager_seconds)
+    assert found.seconds == pytest.approx(0.002 + late_seconds)
+    assert found.waited_seconds == (0.0001 if late_seconds else 0.0)
 
 
 @pytest.mark.parametrize(("ours_s", "is_faster"), [(0.001, True), (0.004, False)])
@@ -66,7 +56,7 @@ def test_a_contest_tells_what_asking_costs_and_who_is_faster(ours_s: float, is_f
     offered = [timing_pb2.Arm(name="compile", failure="no compiler")]
     seconds = {"candidate": ours_s, "eager": 0.004, HANDSHAKE: 0.0001}
     timing = contend(
-        yardstick, offered, task_pb2.PRECISION_FP32, timing_pb2.TIER_SCREENING, lambda name: answer(seconds[name]), {}
+        yardstick, offered, task_pb2.PRECISION_FP32, timing_pb2.TIER_SCREENING, lambda name: answer(seconds[name])
     )
     assert timing.handshake_ns == pytest.approx(1e5)
     assert timing.faster is is_faster

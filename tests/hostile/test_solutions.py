@@ -10,7 +10,7 @@ import pytest
 from hostile_solutions import CHEATS, HONEST, Solution, reference_task
 
 from agent_correctness.judge import Judge
-from gpu_bench import contest, integrity, solution_timing
+from gpu_bench import contest, integrity
 from gpu_bench.limits import Limits
 from gpu_bench.solution_session import SolutionSession
 from orchestrator import judge
@@ -31,6 +31,8 @@ pytestmark = pytest.mark.hostile
 FAIL, PASS = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.VERDICT_STATE_PASS
 LOOK_SECONDS = 30.0
 """How long a solution that has to be caught while it is timed is timed again; a quiet machine needs one time."""
+CHANCES = 2
+"""How often one that is believed is timed again: an interval leaves one time in forty to chance, a gain comes again."""
 TIMES = 5
 """How often what a defence was taken from is timed, until it gains something."""
 AHEAD_SECONDS = 0.1
@@ -137,11 +139,14 @@ def test_a_hostile_solution_fails_or_gains_nothing_and_leaves_nothing(
     begin = time.monotonic()
     found = judged.judgement(case)
     seconds = time.monotonic() - begin
+    for _ in range(CHANCES):
+        if not is_believed(found, case):
+            break
+        found = judged.judgement(case)
     verdict = found.verdict
     told = f"{verdict_pb2.VerdictState.Name(verdict.state)}: {kind_of(verdict)}: {verdict.detail}"
-    if verdict.state == PASS and case.most:
-        assert not is_believed(found, case), found.timing.speedup_eager
-    else:
+    assert not is_believed(found, case), found.timing.speedup_eager
+    if verdict.state != PASS or not case.most:
         assert verdict.state == FAIL, told
         assert kind_of(verdict) in case.kinds, told
     assert seconds < case.seconds + (LOOK_SECONDS if case.timed else 0.0)
@@ -152,9 +157,9 @@ def test_a_hostile_solution_fails_or_gains_nothing_and_leaves_nothing(
 
 
 def is_believed(found: judge.Judgement, case: Solution) -> bool:
-    """Whether it is called faster with more than it may have."""
+    """Whether it is called faster with more than it may have, if it may have any."""
     timing = found.timing
-    return timing is not None and timing.faster and timing.speedup_eager.low > case.most
+    return bool(case.most and timing and timing.faster and timing.speedup_eager.low > case.most)
 
 
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
@@ -201,7 +206,7 @@ def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_time_put_off_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(solution_timing, "with_work_put_off", lambda samples, _: samples)
+    patch.setattr(contest, "with_work_put_off", lambda answer, *_: answer)
 
 
 @pytest.mark.parametrize(
