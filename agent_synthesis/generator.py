@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form import compose as free_form
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Group, Plan

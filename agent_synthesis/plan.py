@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agent_synthesis import emit
+from agent_synthesis.emit import registry
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import Refusal, lower
@@ -167,7 +167,7 @@ def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Ha
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Schedule, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
     multiplies = multiplies_matrices(nest)
-    offered = [each for each in emit.schedules(target, hardware) if (each.name in emit.PRODUCTS) == multiplies]
+    offered = [each for each in registry.schedules(target, hardware) if (each.name in registry.PRODUCTS) == multiplies]
     return tuple(each for each in offered if each.accepts(nest))
 
 
@@ -177,9 +177,9 @@ def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardw
     Raises:
         IllegalMove: the target has none, or the card lacks what it needs.
     """
-    for schedule in emit.every_schedule(target, hardware):
+    for schedule in registry.every_schedule(target, hardware):
         if schedule.name == name:
-            if reason := emit.why_not(schedule):
+            if reason := registry.why_not(schedule):
                 raise IllegalMove(reason)
             return schedule
     raise IllegalMove(f"the target has no schedule {name!r}")

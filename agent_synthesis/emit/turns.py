@@ -11,7 +11,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from agent_synthesis.emit import cuda_shape, shape
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.ir import Axis, BufferRef, Index, Nest, Quotient, Remainder
 
 WORTH = 1.25
@@ -52,7 +53,7 @@ def turn(nest: Nest, granularity: int) -> Turn | None:
     whole = shape.simplified(nest)
     whole = shape.reindexed(whole, lambda index: index, whole.parallel + whole.reduced, ())
     whole = shape.simplified(_taken_apart(whole))
-    accesses = [(whole.buffer(name), index) for name, index in cuda_shape.accesses(whole)]
+    accesses = [(whole.buffer(name), index) for name, index in geometry.accesses(whole)]
     extents, axes = whole.extents, whole.parallel
     points = [math.prod(extents[name] for name in index.axes()) for _, index in accesses]
 
@@ -85,7 +86,7 @@ def _bytes_each(index: Index, buffer: BufferRef, axis: Axis, granularity: int) -
     written so goes to memory in parts.
     """
     step, size = index.coefficient(axis.name), buffer.type.size_bytes
-    if step == 0 or cuda_shape.is_contiguous(index, axis.name):
+    if step == 0 or geometry.is_contiguous(index, axis.name):
         return size
     if step is None or abs(step) * size >= granularity:
         return granularity

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form.definition import signature
 from agent_synthesis.free_form.kernel import Complaint, Extent, Kernel, Workspace, from_text, name_of
 from agent_synthesis.ir import Nest

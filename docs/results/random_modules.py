@@ -34,7 +34,7 @@ from agent_compile.gxx import FLAGS
 from agent_correctness.judge import Judge as Verifier
 from agent_correctness.limits import Size, size_of
 from agent_synthesis import fusion, generator, moves, random_modules
-from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Group, Plan, plan_zero

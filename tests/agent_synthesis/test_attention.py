@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from agent_synthesis import cost, interpreter, moves
 from agent_synthesis.attention import attention_of
 from agent_synthesis.emit import shape
-from agent_synthesis.emit.cuda_attention import CudaAttention, require_fits
+from agent_synthesis.emit.cuda.attention import CudaAttention, require_fits
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Plan, plan_zero

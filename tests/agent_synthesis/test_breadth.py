@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from agent_synthesis import moves
-from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 MODULE = """

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent_synthesis.emit import cuda_row_defaults, cuda_shape, cuda_stages, schedules
-from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
-from agent_synthesis.emit.cuda_pointwise import CudaPointwise
-from agent_synthesis.emit.cuda_row_legal import STRATEGIES
-from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda import geometry, reduction_stages
+from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
+from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.rows.settings import row_defaults
+from agent_synthesis.emit.cuda.rows.settings.row_legal import STRATEGIES
+from agent_synthesis.emit.registry import schedules
 from agent_synthesis.ir import (
     OPERATIONS,
     Axis,
@@ -237,7 +239,7 @@ def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: i
 
 @pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
 def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
-    chosen = cuda_row_defaults.two_pass(CudaRowReduction(H200), cuda_shape.canonical(softmax(rows, columns)))
+    chosen = row_defaults.two_pass(CudaRowReduction(H200), geometry.canonical(softmax(rows, columns)))
     assert chosen.integers["splits"] == splits
 
 
@@ -301,9 +303,9 @@ def test_emission_does_not_depend_on_what_was_emitted_before() -> None:
 
 
 def test_a_running_pair_of_reductions_is_one_stage() -> None:
-    assert [stage.kind for stage in cuda_stages.plan(softmax(4, 64), merge=True)] == ["shifted"]
-    assert [stage.kind for stage in cuda_stages.plan(layer_norm(4, 64), merge=True)] == ["moments"]
-    assert [stage.kind for stage in cuda_stages.plan(softmax(4, 64), merge=False)] == ["folds", "folds"]
+    assert [stage.kind for stage in reduction_stages.plan(softmax(4, 64), merge=True)] == ["shifted"]
+    assert [stage.kind for stage in reduction_stages.plan(layer_norm(4, 64), merge=True)] == ["moments"]
+    assert [stage.kind for stage in reduction_stages.plan(softmax(4, 64), merge=False)] == ["folds", "folds"]
 
 
 def test_a_weighted_sum_of_exponentials_merges_with_its_maximum() -> None:
@@ -311,7 +313,7 @@ def test_a_weighted_sum_of_exponentials_merges_with_its_maximum() -> None:
     power = call("mul", call("exp", call("sub", x, Reduced("top", F32))), Load("w", at(j=1), F32))
     reductions = (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32))
     nest = rows_of("weighted", 4, 64, reductions, Reduced("total", F32), loads=("w",))
-    assert [stage.kind for stage in cuda_stages.plan(nest, merge=True)] == ["shifted"]
+    assert [stage.kind for stage in reduction_stages.plan(nest, merge=True)] == ["shifted"]
 
 
 def test_squares_about_something_else_than_the_mean_stay_apart() -> None:
@@ -319,7 +321,7 @@ def test_squares_about_something_else_than_the_mean_stay_apart() -> None:
     distance = call("sub", x, call("div", Reduced("total", F32), number(63.0)))
     reductions = (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32))
     nest = rows_of("apart", 4, 64, reductions, Reduced("squares", F32))
-    assert [stage.kind for stage in cuda_stages.plan(nest, merge=True)] == ["folds", "folds"]
+    assert [stage.kind for stage in reduction_stages.plan(nest, merge=True)] == ["folds", "folds"]
 
 
 def test_blocks_that_wait_for_each_other_launch_cooperatively_with_clean_mailboxes() -> None:
@@ -437,11 +439,11 @@ def test_shared_columns_need_a_single_visit() -> None:
 
 
 def test_neighbours_are_read_together_only_where_every_pack_is_aligned() -> None:
-    assert cuda_shape.access(at(i=64, j=1), "j", 4) == "pack"
-    assert cuda_shape.access(at(2, i=64, j=1), "j", 4) == "each"
-    assert cuda_shape.access(at(i=63, j=1), "j", 4) == "each"
-    assert cuda_shape.access(at(i=64), "j", 4) == "same"
-    assert cuda_shape.access(at(j=2), "j", 4) == "each"
+    assert geometry.access(at(i=64, j=1), "j", 4) == "pack"
+    assert geometry.access(at(2, i=64, j=1), "j", 4) == "each"
+    assert geometry.access(at(i=63, j=1), "j", 4) == "each"
+    assert geometry.access(at(i=64), "j", 4) == "same"
+    assert geometry.access(at(j=2), "j", 4) == "each"
 
 
 def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_cuda: Compile) -> None:
@@ -456,7 +458,7 @@ def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_c
 def test_what_begins_between_two_packs_goes_element_by_element() -> None:
     nest = gelu(2102787)
     (store,) = nest.stores
-    load = next(iter(cuda_shape.loads(nest)))
+    load = next(iter(geometry.loads(nest)))
     shifted = Load(load.buffer, at(1, i=1), load.type)
     buffers = tuple(replace(buffer, element_count=buffer.element_count + 1) for buffer in nest.buffers)
     moved = replace(nest, stores=(replace(store, index=at(1, i=1), value=call("neg", shifted)),), buffers=buffers)
@@ -465,12 +467,12 @@ def test_what_begins_between_two_packs_goes_element_by_element() -> None:
 
 def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
     channel = Index(0, ((Quotient(at(j=1), 16), 1),))
-    assert cuda_shape.access(channel, "j", 4) == "same"
-    assert cuda_shape.access(Index(0, ((Quotient(at(j=1), 6), 1),)), "j", 4) == "each"
-    nest = cuda_shape.canonical(batch_norm(8, 64, 784))
-    assert cuda_shape.widest_pack(nest, nest.reduced[0]) == 4
-    odd = cuda_shape.canonical(batch_norm(8, 64, 49))
-    assert cuda_shape.widest_pack(odd, odd.reduced[0]) == 1
+    assert geometry.access(channel, "j", 4) == "same"
+    assert geometry.access(Index(0, ((Quotient(at(j=1), 6), 1),)), "j", 4) == "each"
+    nest = geometry.canonical(batch_norm(8, 64, 784))
+    assert geometry.widest_pack(nest, nest.reduced[0]) == 4
+    odd = geometry.canonical(batch_norm(8, 64, 49))
+    assert geometry.widest_pack(odd, odd.reduced[0]) == 1
 
 
 # ---- how it reads ------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from agent_synthesis.emit import cuda_shape, cuda_stages
-from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda import geometry, reduction_stages
+from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
@@ -100,8 +100,8 @@ def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
 
 def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() -> None:
     nest = group_norm(35, 8, 3, 11449)
-    simple = cuda_shape.canonical(nest)
-    (x,) = {index for name, index in cuda_shape.accesses(simple) if name == "y"}
+    simple = geometry.canonical(nest)
+    (x,) = {index for name, index in geometry.accesses(simple) if name == "y"}
     assert x.coefficient(simple.reduced[0].name) == 1
     assert CudaRowReduction(H200).defaults(nest).integers["pack"] == 4
 
@@ -229,7 +229,7 @@ def test_the_next_row_is_asked_for_where_it_lies() -> None:
 
 
 def test_a_mean_in_float64_is_one_stage_with_the_squares_about_it() -> None:
-    (stage,) = cuda_stages.plan(batch_statistics(4, 8, 64), merge=True)
+    (stage,) = reduction_stages.plan(batch_statistics(4, 8, 64), merge=True)
     assert stage.kind == "moments"
     assert stage.state_bytes() == 16
 

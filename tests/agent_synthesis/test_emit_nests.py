@@ -13,10 +13,10 @@ import torch
 
 from agent_synthesis import interpreter
 from agent_synthesis.element_types import TORCH
-from agent_synthesis.emit import schedules
-from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
-from agent_synthesis.emit.cpu_pointwise import CpuPointwise
-from agent_synthesis.emit.cpu_row_reduction import CpuRowReduction
+from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
+from agent_synthesis.emit.cpu.pointwise import CpuPointwise
+from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
+from agent_synthesis.emit.registry import schedules
 from agent_synthesis.ir import (
     Axis,
     AxisValue,

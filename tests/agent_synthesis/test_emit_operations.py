@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_synthesis.element_types import TORCH
-from agent_synthesis.emit.cpu_pointwise import CpuPointwise
+from agent_synthesis.emit.cpu.pointwise import CpuPointwise
 from agent_synthesis.ir import (
     OPERATIONS,
     Axis,

@@ -11,11 +11,11 @@ import torch
 
 from agent_synthesis import interpreter
 from agent_synthesis.element_types import TORCH
-from agent_synthesis.emit import schedules
-from agent_synthesis.emit.cpu_column_reduction import CpuColumnReduction
-from agent_synthesis.emit.cpu_row_reduction import CpuRowReduction
-from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
-from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
+from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
+from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.registry import schedules
 from agent_synthesis.ir import (
     Axis,
     AxisValue,

@@ -12,9 +12,9 @@ import torch
 
 from agent_synthesis import interpreter
 from agent_synthesis.element_types import TORCH
-from agent_synthesis.emit import schedules
-from agent_synthesis.emit.cpu_scan import CpuScan
-from agent_synthesis.emit.cuda_scan import CudaScan
+from agent_synthesis.emit.cpu.scan import CpuScan
+from agent_synthesis.emit.cuda.scans.scan import CudaScan
+from agent_synthesis.emit.registry import schedules
 from agent_synthesis.ir import (
     Load,
     Nest,

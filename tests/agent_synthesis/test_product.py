@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent_synthesis import cost, emit, generator, interpreter, moves
-from agent_synthesis.emit.cuda_product import CudaProduct, require_fits
-from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
+from agent_synthesis import cost, generator, interpreter, moves
+from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
+from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct, require_fits
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.lowering import lower
@@ -189,9 +190,7 @@ def test_a_gelu_is_short_where_its_result_is_rounded_to_sixteen_bits() -> None:
 
 
 def test_the_short_erfc_is_as_close_as_it_says() -> None:
-    header = (
-        (emit.INCLUDE_DIRECTORY / "ws_math.cuh").read_text().partition("short_erfc(float x) {")[2].partition("}")[0]
-    )
+    header = (INCLUDE_DIRECTORY / "ws_math.cuh").read_text().partition("short_erfc(float x) {")[2].partition("}")[0]
     factors = [float(found) for found in re.findall(r"(-?\d\S*?)f[,)]", header)]
     size = torch.linspace(0, 12, 200001)
     power = torch.zeros_like(size)
@@ -487,7 +486,7 @@ def test_three_products_of_halves_are_as_accurate_as_floats() -> None:
 def test_headers_of_a_product_are_among_the_emitters_own() -> None:
     plan = as_one_kernel(*_first(EVERY_LAYOUT["odd sizes"]))
     emission = CudaProduct(H200).emit(nest_of(plan), settings(plan))
-    assert all((emit.INCLUDE_DIRECTORY / header).is_file() for header in emission.headers)
+    assert all((INCLUDE_DIRECTORY / header).is_file() for header in emission.headers)
     assert [launch.entry.rsplit("_", 1)[1] for launch in emission.launches] == ["split", "product", "repair"]
     assert {buffer.role for buffer in emission.workspaces} == {candidate_pb2.ROLE_WORKSPACE}
     product = matrix_product(nest_of(plan))

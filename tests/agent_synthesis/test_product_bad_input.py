@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis import generator, interpreter, moves
-from agent_synthesis.emit.cuda_product import CudaProduct
+from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Plan, plan_zero, schedules_for

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from agent_synthesis import cost, generator, interpreter, moves
-from agent_synthesis.emit.cuda_product_columns import CudaNormalizedProduct
-from agent_synthesis.emit.cuda_product_norm import normalized_product
+from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
+from agent_synthesis.emit.cuda.products.product_norm import normalized_product
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.plan import Plan, plan_zero, schedules_for

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis import moves
-from agent_synthesis.emit.cuda_product_converted import CudaConvertedProduct
+from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from agent_synthesis import cost, generator, interpreter, moves
-from agent_synthesis.emit import cuda_product
-from agent_synthesis.emit.cuda_product_reduced import CudaReducedProduct
+from agent_synthesis.emit.cuda.products import tensor_core_product
+from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Plan, plan_zero, schedules_for
@@ -179,6 +179,6 @@ def test_tiles_are_as_wide_as_those_of_their_repair() -> None:
     parts = elements_and_rows(nest)
     assert parts is not None
     wide = Parameters(settled.choices, {**settled.integers, "columns": 192, "stages": 2})
-    cuda_product.require_fits(H200, parts[0], wide)
+    tensor_core_product.require_fits(H200, parts[0], wide)
     with pytest.raises(IllegalMove, match="repairs"):
         CudaReducedProduct(H200).emit(nest, wide)

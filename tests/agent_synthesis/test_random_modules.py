@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agent_synthesis import random_modules
-from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.random_modules import Sketch, Source, Step
 from warpsmith.v1 import task_pb2
 

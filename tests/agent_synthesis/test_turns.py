@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis import generator, interpreter, moves
 from agent_synthesis.element_types import TORCH
-from agent_synthesis.emit import schedules
-from agent_synthesis.emit.cpu_pointwise import CpuPointwise
-from agent_synthesis.emit.cuda_pointwise import CudaPointwise
-from agent_synthesis.emit.cuda_transpose import CudaTranspose
+from agent_synthesis.emit.cpu.pointwise import CpuPointwise
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
+from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
+from agent_synthesis.emit.registry import schedules
 from agent_synthesis.emit.turns import turn
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest

@@ -14,9 +14,9 @@ from torch import nn
 
 from agent_synthesis import interpreter
 from agent_synthesis.element_types import TORCH
-from agent_synthesis.emit import schedules
-from agent_synthesis.emit.cpu_window import CpuWindow
-from agent_synthesis.emit.cuda_window import CudaWindow
+from agent_synthesis.emit.cpu.window import CpuWindow
+from agent_synthesis.emit.cuda.windows.window import CudaWindow
+from agent_synthesis.emit.registry import schedules
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest, Windowed
 from agent_synthesis.lowering import Refusal, lower

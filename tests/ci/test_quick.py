@@ -18,7 +18,7 @@ def quick(script: Callable[[str], ModuleType]) -> ModuleType:
 
 TESTS = {
     Path("tests/a/test_full.py"): "from agent_synthesis.emit.shape import header\n",
-    Path("tests/a/test_short.py"): "import torch\nfrom agent_synthesis.emit import cuda_shape, shape\n",
+    Path("tests/a/test_short.py"): "import torch\nfrom agent_synthesis.emit import expression, shape\n",
     Path("tests/a/test_kit.py"): "from warpsmith import digest\n",
     Path("tests/a/test_other.py"): "from agent_synthesis.emit import reshape\n# import shape\n",
 }

@@ -67,13 +67,13 @@ def schedules() -> list[candidate_pb2.Program]:
     import simulated
     import subjects
 
-    from agent_synthesis.emit import cuda_shape
+    from agent_synthesis.emit.cuda import geometry
 
     programs = []
     for subject in subjects.a_slice():
         program = simulated.program_of(subject.nest, subject.emission())
         program.outputs.extend(each.name for each in program.buffers if each.role == candidate_pb2.ROLE_OUTPUT)
-        read = {load.buffer for load in cuda_shape.loads(subject.nest)}  # also what is updated in place
+        read = {load.buffer for load in geometry.loads(subject.nest)}  # also what is updated in place
         for position, buffer in enumerate(each for each in program.buffers if each.name in read):
             buffer.role = candidate_pb2.ROLE_SOURCE
             buffer.source.origin, buffer.source.input_index = graph_pb2.ORIGIN_INPUT, position

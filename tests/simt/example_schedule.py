@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import cuda_shape, cuda_text, shape
-from agent_synthesis.emit.cuda_schedule import CudaSchedule
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry, kernel_text
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -27,8 +28,8 @@ class OneThreadAnElement(CudaSchedule):
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """Other block sizes."""
-        changes = cuda_shape.domain_without(current, {"threads": (128, 256, 512)})
-        return cuda_shape.legal(changes, lambda p: self.require_block(nest, threads=p.integers["threads"]))
+        changes = geometry.domain_without(current, {"threads": (128, 256, 512)})
+        return geometry.legal(changes, lambda p: self.require_block(nest, threads=p.integers["threads"]))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Nothing beyond the nest's own bytes."""
@@ -39,11 +40,13 @@ class OneThreadAnElement(CudaSchedule):
         threads = parameters.integers["threads"]
         self.require_block(nest, threads=threads)
         *others, axis = nest.parallel
-        text = cuda_text.KernelText(nest, axis.name, 1, cuda_text.dialect_of("accurate"), once=False, streaming=False)
+        text = kernel_text.KernelText(
+            nest, axis.name, 1, kernel_text.dialect_of("accurate"), once=False, streaming=False
+        )
         body = Scope(text.function, None)
         body.line(f"const {text.offset} point = static_cast<{text.offset}>(blockIdx.x) * {threads} + threadIdx.x;")
         body.line(f"if (point >= {nest.row_count}) return;")
-        places = cuda_shape.row_axes(nest, "point")
+        places = geometry.row_axes(nest, "point")
         for other in others:
             body.line(f"const {text.offset} {text.function.axes[other.name]} = {places[other.name]};")
         body.line(f"const {text.offset} {text.begin} = {places[axis.name]};")
@@ -51,5 +54,5 @@ class OneThreadAnElement(CudaSchedule):
         text.stores(body, nest.stores)
         lines = [*shape.header(nest, self.name, parameters), *text.signature(text.entry, threads, 1), *body.lines]
         grid = -(-nest.row_count // threads)
-        record = cuda_shape.launch(nest, grid=grid, threads=threads)
-        return Emission("\n".join([*lines, "}", ""]), cuda_shape.HEADERS, (record,))
+        record = geometry.launch(nest, grid=grid, threads=threads)
+        return Emission("\n".join([*lines, "}", ""]), geometry.HEADERS, (record,))

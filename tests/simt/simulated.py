@@ -11,7 +11,7 @@ import torch
 from agent_correctness.simt import Simulation
 from agent_synthesis import interpreter
 from agent_synthesis.element_types import CONTRACT, TORCH
-from agent_synthesis.emit import INCLUDE_DIRECTORY
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from warpsmith import digest

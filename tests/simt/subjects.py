@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from simulated import Subject
 
-from agent_synthesis.emit.cuda_column_reduction import CudaColumnReduction
-from agent_synthesis.emit.cuda_pointwise import CudaPointwise
-from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
-from agent_synthesis.emit.cuda_scan import CudaScan
-from agent_synthesis.emit.cuda_transpose import CudaTranspose
-from agent_synthesis.emit.cuda_window import CudaWindow
+from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
+from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.scans.scan import CudaScan
+from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
+from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.ir import (
     Axis,
     Bound,

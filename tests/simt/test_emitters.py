@@ -14,7 +14,7 @@ from subjects import a_slice, every_subject
 
 from agent_correctness.simt import INCLUDE_DIRECTORY as SIMT_INCLUDE
 from agent_correctness.simt import Execution, Sanitizer, Simulator
-from agent_synthesis.emit import INCLUDE_DIRECTORY, PRODUCTS, schedules
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY, PRODUCTS, schedules
 from warpsmith.v1 import task_pb2
 
 pytestmark = pytest.mark.simt

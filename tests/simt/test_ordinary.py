@@ -9,7 +9,7 @@ import torch
 from simulated import program_of
 
 from agent_correctness.simt import Sanitizer, Simulation, Simulator
-from agent_synthesis.emit.cuda_row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.ir import (
     Axis,
     BufferRef,

@@ -10,11 +10,11 @@ import torch
 from simulated import draw, program_of
 
 from agent_correctness.simt import Sanitizer, Simulation, Simulator
-from agent_synthesis.emit.cuda_pointwise import CudaPointwise
-from agent_synthesis.emit.cuda_product_columns import NormalizedText
-from agent_synthesis.emit.cuda_product_engine import ENGINES
-from agent_synthesis.emit.cuda_product_norm import normalized_product
-from agent_synthesis.emit.cuda_product_tiling import Tiling
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
+from agent_synthesis.emit.cuda.products.normalized_product import NormalizedText
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES
+from agent_synthesis.emit.cuda.products.product_norm import normalized_product
+from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower

@@ -12,12 +12,12 @@ from simulated import draw, program_of, wrong_values
 from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
 from agent_correctness.simt_findings import Kind
 from agent_synthesis.emit import shape
-from agent_synthesis.emit.cuda_product import CudaProduct
-from agent_synthesis.emit.cuda_product_engine import ENGINES
-from agent_synthesis.emit.cuda_product_reduced import ReducedText, reduced_product
-from agent_synthesis.emit.cuda_product_simt import CudaSmallProduct
-from agent_synthesis.emit.cuda_product_text import ProductText
-from agent_synthesis.emit.cuda_product_tiling import Tiling, padded, slice_depth
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES
+from agent_synthesis.emit.cuda.products.product_text import ProductText
+from agent_synthesis.emit.cuda.products.product_tiling import Tiling, padded, slice_depth
+from agent_synthesis.emit.cuda.products.reduced_product import ReducedText, reduced_product
+from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
+from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.lowering import lower

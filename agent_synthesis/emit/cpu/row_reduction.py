@@ -1,0 +1,139 @@
+"""CPU schedule of reductions along contiguous rows, such as softmax and the norms.
+
+The one idea: a row is taken in blocks, a block in interleaved lanes, and the blocks' results are joined in order, in
+double for f32 sums. So the bits do not depend on the vector width, on the number of threads, or on whether a
+thread has a row of its own (`rows`) or all threads share one (`split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent_synthesis.element_types import CONTRACT
+from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit.cpu.row_text import RowWriter
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
+
+KEPT_ROW_BYTES = 256 << 10
+"""What kept values of a row may take of a thread's stack and of its core's second-level cache."""
+_SPLIT_ROWS = 8
+"""Fewer rows than this are shared by all threads when they are long."""
+_SPLIT_COLUMNS = 1 << 16
+_MOST_PIECES = 4096
+"""Blocks of a split row: their results lie on the stack and are joined by one thread."""
+
+
+class CpuRowReduction:
+    """Choices: `reduce` rows or split; `sweeps` cached, recompute or online; `stores` plain or streaming.
+
+    Integers: `lanes` (partial results of a block, a power of two), `block` (elements), `threads` (0: all).
+    """
+
+    name = "cpu_row_reduction"
+    target = task_pb2.TARGET_CPU
+
+    def accepts(self, nest: Nest) -> bool:
+        """Any nest with reductions that reads what it overwrites only in place."""
+        return bool(nest.reductions) and not (nest.windows or nest.scans) and shape.is_safe_in_place(nest)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """Keeps exponentials where a row of them fits the cache, goes online where even the input does not."""
+        simple = shape.simplified(nest)
+        inner = simple.reduced[-1].extent
+        long_rows = simple.row_count < _SPLIT_ROWS and simple.column_count >= _SPLIT_COLUMNS
+        split = long_rows and self._pieces(simple, 4096) <= _MOST_PIECES
+        keeps = self._kept_bytes(simple)
+        if 0 < keeps <= KEPT_ROW_BYTES:
+            visits = "cached"
+        elif sweeps.online_pair(simple) and simple.column_count * 4 > shape.PRIVATE_CACHE_BYTES // 2:
+            visits = "online"
+        else:
+            visits = "recompute"
+        lanes = 64 if inner >= 256 else 16
+        while lanes > 1 and lanes // 2 >= inner:
+            lanes //= 2
+        in_output = visits == "cached" and sweeps.output_that_keeps(simple) is not None
+        streamable = inner >= 256 and bool(sweeps.element_stores(simple)) and not in_output
+        streams = shape.default_stores(simple) if streamable else "plain"
+        return Parameters(
+            {"reduce": "split" if split else "rows", "sweeps": visits, "stores": streams},
+            {"lanes": lanes, "block": 4096, "threads": shape.default_threads(nest)},
+        )
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away."""
+        domain: Mapping[str, Sequence[str | int]] = {
+            "reduce": ("rows", "split"),
+            "sweeps": ("cached", "recompute", "online"),
+            "stores": ("plain", "streaming"),
+            "lanes": (16, 32, 64, 128),
+            "block": (1024, 2048, 4096),
+            "threads": (0, 1),
+        }
+        changes = shape.variations(current, domain)
+        return [change for change in changes if not self._objection(nest, change)]
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Sweeps after the first leave the core's own cache only when a row is longer than that."""
+        simple = shape.simplified(nest)
+        visits = len(sweeps.levels(simple)) + bool(sweeps.element_stores(simple))
+        visits -= parameters.choices["sweeps"] == "online"
+        row_bytes = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written) // max(
+            1, nest.row_count
+        )
+        again = (visits - 1) * row_bytes * nest.row_count if row_bytes > shape.PRIVATE_CACHE_BYTES else 0
+        split = parameters.choices["reduce"] == "split"
+        busy = shape.thread_count(nest, parameters)
+        return Footprint(again + shape.fill_bytes(nest, parameters), busy if split else min(busy, nest.row_count), 1)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One function; a split row's kept values are a workspace."""
+        if objection := self._objection(nest, parameters):
+            raise IllegalMove(f"{nest.name}: {objection}")
+        writer = RowWriter(sweeps.with_reciprocal(shape.simplified(nest)), parameters)
+        lines, workspaces = writer.write(shape.header(nest, self.name, parameters))
+        buffers = [
+            candidate_pb2.Buffer(
+                name=name,
+                role=candidate_pb2.ROLE_WORKSPACE,
+                spec=tensor_pb2.TensorSpec(dtype=CONTRACT[type_], shape=[count], strides=[1]),
+                alignment_bytes=64,
+            )
+            for name, type_, count in workspaces
+        ]
+        launch = shape.launch(nest, [buffer.name for buffer in buffers])
+        return Emission("\n".join([*lines, "}", ""]), shape.HEADERS, (launch,), tuple(buffers))
+
+    def _objection(self, nest: Nest, parameters: Parameters) -> str:
+        """Why the parameters cannot run this nest; empty when they can."""
+        simple = shape.simplified(nest)
+        lanes, block = parameters.integers["lanes"], parameters.integers["block"]
+        if lanes < 1 or lanes & (lanes - 1) or lanes > 256:
+            return f"lanes = {lanes} is not a power of two up to 256"
+        if not lanes <= block <= 4096 or block % lanes:
+            return f"block = {block} is not a multiple of {lanes} lanes up to 4096"
+        visits, keeps = parameters.choices["sweeps"], self._kept_bytes(simple)
+        if visits == "online" and sweeps.online_pair(simple) is None:
+            return "online sweeps need a maximum and the sum of exponentials less that maximum"
+        if visits == "cached" and not 0 < keeps <= KEPT_ROW_BYTES:
+            return f"cached sweeps would keep {keeps} bytes a row, of {KEPT_ROW_BYTES} that fit"
+        if parameters.choices["reduce"] == "split" and self._pieces(simple, block) > _MOST_PIECES:
+            return f"a split row has more than {_MOST_PIECES} blocks"
+        if parameters.choices["stores"] == "streaming" and not sweeps.element_stores(simple):
+            return "nothing to stream: every store is made once a row"
+        return ""
+
+    @staticmethod
+    def _kept_bytes(nest: Nest) -> int:
+        kept = [part for parts in sweeps.worth_keeping(nest).values() for part in parts]
+        if any(part.type not in (Type.F32, Type.F64) for part in kept):
+            return 0
+        return nest.column_count * sum(part.type.size_bytes for part in kept)
+
+    @staticmethod
+    def _pieces(nest: Nest, block: int) -> int:
+        inner = nest.reduced[-1].extent
+        return nest.column_count // inner * -(-inner // block)

@@ -1,0 +1,277 @@
+"""The text that all CUDA kernels share: the signature, and one aligned pack of elements loaded, computed and stored.
+
+The one idea: everything below a pack's first element is an unrolled loop over its elements, and an access that the
+elements make to neighbours becomes one wide access. Nothing here knows rows, threads or exchanges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.expression import Function, Scope
+from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
+from agent_synthesis.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
+
+UNROLL = "#pragma unroll"
+
+_LINE_CHARACTERS = 112
+
+
+class KernelText:
+    """Pieces of one kernel over a canonical nest whose packs lie along `axis`."""
+
+    def __init__(
+        self,
+        nest: Nest,
+        axis: str,
+        pack: int,
+        dialect: Dialect,
+        *,
+        once: bool,
+        streaming: bool,
+        skew: Index | None = None,
+    ) -> None:
+        self.nest = nest
+        self.axis = axis
+        self.pack = pack
+        self.function = Function(dialect, nest)
+        self.entry = shape.name_everything(self.function)
+        self.offset = geometry.offset_type(nest)
+        self.streaming = streaming
+        names = self.function.names
+        self.j = self.function.axes[axis] if axis else ""
+        self.begin = names.take(f"{self.j}_begin") if axis else ""
+        self.e = names.take("e")
+        self._once = once
+        self._skew = skew
+        """Where rows begin whose packs hang over their ends; the element number tells who is inside."""
+        self._loaded = {load.buffer for load in geometry.loads(nest)}
+        self._rows = {a.name for a in nest.parallel if a.name != axis}
+        self.places: dict[int, str] = {}
+        """Number of a load → text of the place on chip where its pack lies."""
+        self.whole = ""
+        """Where rows begin anywhere: text of whether the pack at hand surely lies inside its row."""
+
+    # -- signature
+
+    def signature(
+        self,
+        entry: str,
+        threads: int,
+        min_blocks: int,
+        buffers: Iterable[BufferRef] | None = None,
+        workspaces: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """The head of a kernel; workspaces are name → pointer type."""
+        passed = list(self.nest.buffers if buffers is None else buffers)
+        arguments = [self._argument(buffer) for buffer in passed]
+        arguments += [f"{kind}* {name}" for name, kind in (workspaces or {}).items()]
+        bounds = f"__launch_bounds__({threads}, {min_blocks})"
+        head = f'extern "C" __global__ void {bounds} {entry}('
+        one_line = f"{head}{', '.join(arguments)}) {{"
+        return [one_line] if len(one_line) <= 120 else [head, *wrapped(arguments)]
+
+    def _argument(self, buffer: BufferRef) -> str:
+        kind = self.function.dialect.storage[buffer.type]
+        name = self.function.buffers[buffer.name]
+        if not buffer.written:
+            return f"const {kind}* __restrict__ {name}"
+        return f"{kind}* {name}" if buffer.name in self._loaded else f"{kind}* __restrict__ {name}"
+
+    # -- one access
+
+    @property
+    def is_whole(self) -> str:
+        """That text as a last argument."""
+        return f", {self.whole}" if self.whole else ""
+
+    def storage(self, buffer: str) -> Type:
+        """Type of a buffer's elements."""
+        return self.nest.buffer(buffer).type
+
+    def varies_by_row(self, load: Load) -> bool:
+        """Whether rows differ in what they load."""
+        return bool(load.index.axes() & self._rows)
+
+    def pack_type(self, type_: Type) -> str:
+        """A pack of stored elements."""
+        return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.pack}>"
+
+    def pack_load(self, load: Load, begin: str, reuse: str = "") -> str:
+        """The pack that begins at element `begin` of the axis; `reuse`: how it treats the caches."""
+        if place := self.places.get(self.function.interner.number(load)):
+            return place
+        if self.nest.buffer(load.buffer).written:
+            reuse = "ws::kWritten"
+        elif self._once and (load.index.axes() & self._rows or not self._rows):
+            reuse = reuse or "ws::kOnce"
+        else:
+            reuse = reuse or "ws::kShared"
+        address = self.address(load.buffer, load, begin)
+        if self._skew is not None:
+            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin}{self.is_whole})"
+        return f"ws::load<{self.pack}, {reuse}>({address})"
+
+    def address(self, buffer: str, access: Load | Store, begin: str) -> str:
+        """The address of an access by the element `begin`."""
+        index = self.function.index(access.index, {self.axis: begin})
+        # One sum, so that packs a constant apart share one address: 0 instead of 16 spilled bytes at 4096x16384.
+        return f"{self.function.buffers[buffer]} + {f'({index})' if ' + ' in index else index}"
+
+    def element(self, load: Load, pack: str) -> str:
+        """One element of a loaded pack, widened."""
+        text = f"{pack}[{self.e}]"
+        return f"ws::widen({text})" if self.storage(load.buffer) in (Type.F16, Type.BF16) else text
+
+    def access_of(self, access: Load | Store) -> geometry.Access:
+        """How a pack makes the access."""
+        if self._skew is not None:
+            return geometry.skewed_access(access.index, self.axis, self.pack, self._skew)
+        return geometry.access(access.index, self.axis, self.pack)
+
+    def varying_loads(self, roots: Iterable[Expression]) -> list[Load]:
+        """Loads below the roots that use the axis, in order of first use."""
+        parts = self.function.interner.parts(roots)
+        found = {n: part for n, part in parts.items() if isinstance(part, Load) and self.axis in part.index.axes()}
+        return [found[number] for number in sorted(found)]
+
+    # -- one pack
+
+    def elements(
+        self,
+        scope: Scope,
+        roots: Sequence[Expression],
+        body: Callable[[Scope], None],
+        *,
+        begin: str = "",
+        held: Sequence[tuple[Load, str]] = (),
+        known: Iterable[str] = (),
+    ) -> None:
+        """Inside `scope`, for the pack at `begin`: loads what is not held, then `body` for each element.
+
+        `held`: loads whose packs are in registers, with the text of the pack.
+        """
+        begin = begin or self.begin
+        single = self.pack == 1
+        inner = scope.child([self.axis, *known], deeper=0 if single else 1 + (self._skew is not None))
+        number = self.function.interner.number
+        packs = {number(load): text for load, text in held}
+        for load in self.varying_loads(roots):
+            text = packs.get(number(load))
+            how = self.access_of(load)
+            if text is not None:
+                inner.define(load, self.element(load, text) if not single else self._single(load, text))
+            elif how == "pack":
+                name = self.function.names.take(f"{self.function.buffers[load.buffer]}_pack")
+                scope.line(f"const {self.pack_type(self.storage(load.buffer))} {name} = {self.pack_load(load, begin)};")
+                inner.define(load, self.element(load, name))
+            elif how == "same" and not single:
+                name = self.function.names.take(f"{self.function.buffers[load.buffer]}_at")
+                element = f"{self.function.buffers[load.buffer]}[{self.function.index(load.index, {self.axis: begin})}]"
+                narrow = self.storage(load.buffer) in (Type.F16, Type.BF16)
+                kind = self.function.dialect.compute(load.type)
+                scope.line(f"const {kind} {name} = {f'ws::widen({element})' if narrow else element};")
+                inner.define(load, name)
+        inner.expect(roots)
+        body(inner)
+        uses_axis = any(re.search(rf"\b{self.j}\b", line) for line in inner.lines)
+        declaration = f"const {self.offset} {self.j} = {begin}{'' if single else f' + {self.e}'};"
+        if single:
+            if uses_axis:
+                scope.line(declaration)
+            scope.absorb(inner)
+            return
+        scope.line(UNROLL)
+        scope.line(f"for (int {self.e} = 0; {self.e} < {self.pack}; ++{self.e}) {{")
+        if uses_axis or self._skew is not None:
+            scope.line(f"  {declaration}")
+        if self._skew is not None:
+            known = f"{self.whole} || " if self.whole else ""
+            scope.line(f"  if ({known}ws::is_inside<kColumns>({self.j})) {{")
+            scope.absorb(inner)
+            scope.line("  }")
+        else:
+            scope.absorb(inner)
+        scope.line("}")
+
+    def _single(self, load: Load, text: str) -> str:
+        return f"ws::widen({text}[0])" if self.storage(load.buffer) in (Type.F16, Type.BF16) else f"{text}[0]"
+
+    @property
+    def lane(self) -> str:
+        """Index of an element in its pack."""
+        return self.e if self.pack > 1 else "0"
+
+    def stores(
+        self,
+        scope: Scope,
+        stores: Sequence[Store],
+        define: Callable[[Scope], None] = lambda _: None,
+        *,
+        begin: str = "",
+        held: Sequence[tuple[Load, str]] = (),
+        quick: Callable[[Scope, str], None] | None = None,
+    ) -> None:
+        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope.
+
+        `quick` may make some known that hold only while the flag that it gets stays true; otherwise all is done again.
+        """
+        wide: dict[str, str] = {}
+        for store in stores:
+            if self.access_of(store) == "pack":
+                wide[store.buffer] = self.function.names.take(f"{self.function.buffers[store.buffer]}_pack")
+                scope.line(f"{self.pack_type(self.storage(store.buffer))} {wide[store.buffer]};")
+
+        def body(inner: Scope) -> None:
+            define(inner)
+            for store in stores:
+                place = wide.get(store.buffer)
+                inner.store(store, place and f"{place}[{self.lane}]")
+
+        values = [store.value for store in stores]
+        if quick is not None and len(wide) == len(stores):
+            ordinary = self.function.names.take("ordinary")
+            scope.line(f"bool {ordinary} = true;")
+
+            def quick_body(inner: Scope) -> None:
+                define(inner)
+                quick(inner, ordinary)
+                body(inner)
+
+            self.elements(scope, values, quick_body, begin=begin, held=held)
+            scope.line(f"if (!{ordinary}) {{")
+            careful = scope.child()
+            self.elements(careful, values, body, begin=begin, held=held)
+            scope.absorb(careful)
+            scope.line("}")
+        else:
+            self.elements(scope, values, body, begin=begin, held=held)
+        function = "ws::store_streaming" if self.streaming else "ws::store"
+        for store in stores:
+            if store.buffer in wide:
+                place = self.address(store.buffer, store, begin or self.begin)
+                if self._skew is not None:
+                    where = f"{begin or self.begin}{self.is_whole}"
+                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {where});")
+                else:
+                    scope.line(f"{function}({place}, {wide[store.buffer]});")
+
+
+def wrapped(arguments: Sequence[str]) -> list[str]:
+    """A function's arguments in lines of readable length, closed with the body's brace."""
+    lines, indent = [""], "    "
+    for argument in arguments:
+        if lines[-1] and len(indent) + len(lines[-1]) + len(argument) > _LINE_CHARACTERS:
+            lines.append("")
+        lines[-1] += f"{argument}, "
+    lines = [f"{indent}{line.rstrip()}" for line in lines]
+    lines[-1] = lines[-1].rstrip(",") + ") {"
+    return lines
+
+
+def dialect_of(exponential: str) -> Dialect:
+    """The dialect with the chosen exponential, "accurate" or "fast"."""
+    return CUDA_FAST_EXP if exponential == "fast" else CUDA

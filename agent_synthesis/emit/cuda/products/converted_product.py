@@ -1,0 +1,206 @@
+"""CUDA schedule of products of floats that are split on the way to the tensor cores: `ws_product_converted.cuh`.
+
+The one idea: where few tiles use an operand, splitting it in memory moves more than multiplying does. So both are read
+as they are, the left's rows into registers, the right's columns through a warpgroup that converts them; each 64 of
+depth has scales of its own, and no pass looks for one. Where an operand is used often, `cuda_product` is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda.products import tensor_core_product
+from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
+from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.product import MatrixProduct, matrix_product
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import Hardware
+from warpsmith.v1 import candidate_pb2, tensor_pb2
+
+COLUMNS, THREADS = 128, 384
+STEP_BYTES = 4 * TILE_DEPTH * COLUMNS
+"""Of a step of the left's rows, of the right's columns, or of the columns' halves."""
+
+_HEADERS = (
+    "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
+    "ws_product_shape.cuh", "ws_product.cuh", "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_converted.cuh",
+)  # fmt: skip
+_MEMORY: tuple[dict[str, int], ...] = (
+    {"left": 3, "right": 2, "halves": 2}, {"left": 2, "right": 3, "halves": 2}, {"left": 3, "right": 1, "halves": 3},
+)  # fmt: skip
+"""Steps that fit into shared memory together."""
+
+
+class CudaConvertedProduct(CudaSchedule):
+    """Integers: steps in shared memory of the `left`, of the `right` and of its `halves`, and `slices` of the depth.
+
+    Slices are added up by a kernel of their own.
+    """
+
+    name = "cuda_product_converted"
+    needs = NEEDS
+
+    def accepts(self, nest: Nest) -> bool:
+        """A product of floats, the left along the depth and the right across, where a split in memory costs more."""
+        simple = shape.simplified(nest)
+        product = matrix_product(simple)
+        if product is None or shape.reads_what_it_writes(nest) or not _is_laid_out(product):
+            return False
+        if band_of(end_of(three_axes(simple, product), 2)[0]) != EVERYWHERE:
+            return False
+        return predicted_ns(
+            self.hardware, product, _slices(self.hardware, product)
+        ) < tensor_core_product.split_and_product_ns(self.hardware, nest, product)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """Slices that fill the multiprocessors."""
+        return Parameters({"engine": "fp16x3"}, {**_MEMORY[0], "slices": _slices(self.hardware, _product(nest))})
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """Memory shared out otherwise, or half or twice the slices."""
+        slices, k = current.integers["slices"], _product(nest).extents[3]
+        found = [{**each, "slices": slices} for each in _MEMORY]
+        found += [{**current.integers, "slices": _without_empty(k, count)} for count in (slices // 2, 2 * slices)]
+        return tuple(Parameters(current.choices, each) for each in found if each != current.integers)
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Sums of slices are written and read; nothing else moves twice."""
+        product, slices = _product(nest), parameters.integers["slices"]
+        batch, m, n, _ = product.extents
+        return Footprint(
+            extra_bytes=8 * batch * m * n * slices if slices > 1 else 0,
+            parallel_count=_tile_count(product, slices),
+            launch_count=3 if slices > 1 else 2,
+            tensor_flop_count=3 * product.flop_count,
+        )
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """Multiplies, repairs rows and columns that have no halves, and adds slices."""
+        if not self.accepts(nest):
+            raise IllegalMove(f"{nest.name} is no product of floats by rows with floats by columns that gains by it")
+        simple, integers = shape.simplified(nest), parameters.integers
+        tiling = Tiling(COLUMNS, integers["halves"], cluster=1, group=8, promote=1, slices=integers["slices"])
+        made = _ConvertedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling)
+        made.across = ()  # nothing is measured
+        made.left_steps, made.right_steps = integers["left"], integers["right"]
+        pieces = [made.shape(), made.end(), made.product(), made.repair()]
+        launches, headers = [made.product_launch(), made.repair_launch()], list(_HEADERS)
+        if tiling.slices > 1:
+            headers.append("ws_product_slices.cuh")
+            pieces.append(made.add())
+            launches.append(made.add_launch())
+        heading = "\n".join(shape.header(simple, self.name, parameters))
+        text = "\n\n".join("\n".join(piece) for piece in pieces)
+        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
+
+
+class _ConvertedText(ProductText):
+    """A product's pieces of text, without halves in memory, and with a kernel of its own."""
+
+    left_steps, right_steps = 0, 0
+    """Steps of the operands in shared memory."""
+
+    def shape(self) -> list[str]:
+        """The repair's view of the product, and the converting kernel's."""
+        return [
+            *super().shape(),
+            f"using {self.entry}_converted = ws::ConvertedProduct<{self.entry}_shape, {self.entry}_left,",
+            f"    ws::ConvertedStages{{.left = {self.left_steps}, .right = {self.right_steps}, "
+            f".halves = {self._tiling.stages}}}>;",
+        ]
+
+    def product(self) -> list[str]:
+        """The kernel that reads both operands."""
+        arguments = [
+            "const __grid_constant__ ws::TensorMap right", "const float* __restrict__ left",
+            "float* __restrict__ left_roots", "float* __restrict__ right_roots", "ws::Marks* marks",
+        ]  # fmt: skip
+        return [
+            *self.signature(f"__launch_bounds__({THREADS}, 1) {self.entry}_product", arguments),
+            f"  ws::multiply_converted<{self.entry}_converted>({self.sides[0].start}, right, left_roots, right_roots,",
+            f"                         marks, {self.end_value()});",
+            "}",
+        ]
+
+    def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
+        """All but halves and ranges, which nobody needs."""
+        return tuple(each for each in super().workspaces() if not each.name.endswith(("_halves", "_ranges")))
+
+    def product_launch(self) -> candidate_pb2.Launch:
+        """Of `product`."""
+        right = self.sides[1].operand
+        outer = 4 * right.depth_stride
+        columns = candidate_pb2.TensorMap(
+            buffer=right.buffer,
+            dtype=tensor_pb2.DTYPE_FLOAT32,
+            extents=[self._n, self._k, 1, self._batch],
+            byte_strides=[outer, outer, 4 * right.batch_stride if self._batch > 1 else outer],
+            box=[COLUMNS, TILE_DEPTH, 1, 1],
+        )
+        work = [self._workspace(name) for name in ("left_roots", "right_roots", "marks")]
+        ends = [buffer.name for buffer in self._end.buffers] if self._is_end(False) else [self._workspace("slices")]
+        arguments = [
+            candidate_pb2.LaunchArgument(tensor_map=columns),
+            *(address(name) for name in (self.sides[0].operand.buffer, *work, *ends)),
+        ]
+        tiles = self.layers * -(-self._m // TILE_ROWS) * -(-self._n // COLUMNS)
+        grid = min(tiles, self.hardware.sm_count)
+        record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work])
+        halves = self._tiling.stages
+        # The scales of its columns, and barriers and what alignment takes.
+        record.shared_bytes = STEP_BYTES * (self.left_steps + self.right_steps + halves) + 4 * COLUMNS * halves + 1280
+        return record
+
+
+def predicted_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
+    """Time of the product's kernel and of adding slices, by waves of tiles."""
+    k = product.extents[3]
+    waves = -(-_tile_count(product, slices) // hardware.sm_count)
+    steps = -(-slice_depth(k, slices) // TILE_DEPTH)
+    costs = hardware.costs
+    tile_ns = steps * costs.converted_step_ns + costs.tile_end_ns
+    return waves * tile_ns + tensor_core_product.adding_ns(hardware, product, slices)
+
+
+def _is_laid_out(product: MatrixProduct) -> bool:
+    """Whether copies of 16 bytes and the copy engine find whole steps of both operands."""
+    batch, m, n, k = product.extents
+    left, right = product.left, product.right
+    if left.type is not Type.F32 or right.type is not Type.F32 or k % TILE_DEPTH:
+        return False
+    if min(m, n) < tensor_core_product.LEAST_ROWS or left.depth_stride != 1 or left.row_stride < k:
+        return False
+    if right.row_stride != 1 or right.depth_stride < n or right.offset or (batch > 1 and right.batch_stride <= 0):
+        return False
+    steps = (left.row_stride, left.batch_stride, left.offset, right.depth_stride, right.batch_stride)
+    return all(step >= 0 and step % 4 == 0 for step in steps)
+
+
+def _tile_count(product: MatrixProduct, slices: int) -> int:
+    batch, m, n, _ = product.extents
+    return batch * slices * -(-m // TILE_ROWS) * -(-n // COLUMNS)
+
+
+def _slices(hardware: Hardware, product: MatrixProduct) -> int:
+    """Slices that fill the multiprocessors."""
+    k = product.extents[3]
+    return _without_empty(k, min(hardware.sm_count // _tile_count(product, 1), k // tensor_core_product.LEAST_SLICE))
+
+
+def _without_empty(depth: int, slices: int) -> int:
+    """As many slices, or fewer where the last would be empty; at least one."""
+    while slices > 1 and (slices - 1) * slice_depth(depth, slices) >= depth:
+        slices -= 1
+    return max(1, slices)
+
+
+def _product(nest: Nest) -> MatrixProduct:
+    product = matrix_product(shape.simplified(nest))
+    assert product is not None, nest
+    return product

@@ -1,0 +1,130 @@
+"""What a product's sums become: the nest over batch, rows and columns, its stores alone, and which sums they use.
+
+The one idea: with the product's axes merged to `batch`, `m` and `n`, the stores are a pointwise function of one sum;
+where that function picks a triangle, the rest of the product need not be made. The text is in `product_text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.expression import Interner
+from agent_synthesis.emit.spelling import CUDA, Dialect
+from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Memory, Nest, Reduced, Type, walk
+from agent_synthesis.product import MatrixProduct
+
+EVERYWHERE = (-(1 << 30), 1 << 30)
+"""A band of all columns."""
+HELD_PACK = 8
+"""Columns that an end takes at once where it is made during the next tile: it is unrolled over all of them."""
+
+
+def band_of(end: Nest) -> tuple[int, int]:
+    """The columns of row m whose sums the stores use, m + first to m + last: a triangle's where the end has one."""
+    needs = [_needed(store.value, {}) for store in end.stores]
+    found = [need for need in needs if need is not None]
+    return (min(first for first, _ in found), max(last for _, last in found)) if found else EVERYWHERE
+
+
+def _needed(value: Expression, seen: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The band outside of which the value does not depend on the sum; None where it never does."""
+    if id(value) in seen:
+        return seen[id(value)]
+    found: tuple[int, int] | None = None
+    if isinstance(value, Reduced):
+        found = EVERYWHERE
+    elif isinstance(value, Call):
+        parts = [_needed(part, seen) for part in value.arguments]
+        if value.operation == "where" and parts[1] is not None and (inside := _band(value.arguments[0])) is not None:
+            parts[1] = (max(parts[1][0], inside[0]), min(parts[1][1], inside[1]))
+        known = [part for part in parts if part is not None]
+        found = (min(first for first, _ in known), max(last for _, last in known)) if known else None
+    seen[id(value)] = found
+    return found
+
+
+def _band(condition: Expression) -> tuple[int, int] | None:
+    """Where `n - m + constant` compared with a constant holds; None for another condition."""
+    match condition:
+        case Call("ge" | "le" | "gt" | "lt" as operation, (AxisValue(index), Literal(bound))):
+            if index.terms != (("m", -1), ("n", 1)):
+                return None
+            edge = int(bound) - index.offset + {"gt": 1, "lt": -1}.get(operation, 0)
+            return (edge, EVERYWHERE[1]) if operation in ("ge", "gt") else (EVERYWHERE[0], edge)
+    return None
+
+
+def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
+    """The nest over axes `batch` (where there is one), `m` and `n`; what is not affine in them has quotients."""
+    groups = [("batch", product.batch), ("m", product.rows), ("n", product.columns)]
+    kept = [(Axis(name, _count(axes)), axes) for name, axes in groups if axes]
+    extents = {axis.name: axis.extent for axis in (*(axis for axis, _ in kept), *nest.reduced)}
+    parts: dict[str, Index] = {}
+    for whole, axes in kept:
+        inside = whole.extent
+        for axis in axes:
+            outside, inside = inside, inside // axis.extent
+            part = Index.axis(whole.name).divided(inside, extents)
+            parts[axis.name] = part if outside == whole.extent else part.modulo(axis.extent, extents)
+    return shape.reindexed(
+        nest, lambda index: index.substituted(parts, extents), [axis for axis, _ in kept], nest.reduced
+    )
+
+
+def end_of(nest: Nest, widest: int) -> tuple[Nest, int]:
+    """The stores alone, with the buffers that they touch, and how many neighbours every access takes at once."""
+    end = replace(nest, reduced=(), reductions=())
+    used = {name for name, _ in geometry.accesses(end)}
+    used |= {part.buffer for store in end.stores for part in walk(store.value) if isinstance(part, Memory)}
+    end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
+    columns = next(axis for axis in end.parallel if axis.name == "n")
+    return end, min(widest, geometry.widest_pack(end, columns))
+
+
+def can_hold(nest: Nest, product: MatrixProduct) -> bool:
+    """Whether a tile's sums may be rounded to the operands' 16 bits and come to their end during the next tile.
+
+    PyTorch rounds a product before it goes on, but for a bias, which a library adds to floats: so nothing may be read.
+    """
+    end, pack = end_of(three_axes(nest, product), HELD_PACK)
+    types = {operand.type for operand in (product.left, product.right)}
+    reads_nothing = all(buffer.written for buffer in end.buffers) and not shape.reads_what_it_writes(end)
+    return types <= {Type.F16, Type.BF16} and reads_nothing and pack == HELD_PACK and band_of(end) == EVERYWHERE
+
+
+def with_short_erfc(end: Nest) -> tuple[Nest, Dialect]:
+    """The stores with `1 + erf(x)` as `erfc(-x)` and a dialect whose `erfc` is short; all as it was but for 16 bits.
+
+    So a GELU takes half the instructions, and its negative tail is closer than where 1 - 1 has lost its digits.
+    """
+    roots = [store.value for store in end.stores]
+    parts = Interner().parts(roots).values()
+    if any(end.buffer(store.buffer).type not in (Type.F16, Type.BF16) for store in end.stores):
+        return end, CUDA
+    if any(isinstance(part, Call) and part.operation == "erfc" for part in parts):
+        return end, CUDA  # one that stands alone keeps all its digits
+    done: dict[int, tuple[Expression, Expression]] = {}
+
+    def renew(value: Expression) -> Expression:
+        if id(value) not in done:
+            fresh = value
+            match value:
+                case Call("add", (Literal(1), Call("erf", (inner,))) | (Call("erf", (inner,)), Literal(1)), Type.F32):
+                    fresh = Call("erfc", (Call("neg", (renew(inner),), Type.F32),), Type.F32)
+                case Call(_, arguments, _):
+                    fresh = replace(value, arguments=tuple(renew(argument) for argument in arguments))
+            done[id(value)] = (value, fresh)
+        return done[id(value)][1]
+
+    made = replace(end, stores=tuple(replace(store, value=renew(store.value)) for store in end.stores))
+    return made, replace(CUDA, functions={"erfc": "short_erfc"})
+
+
+def _count(axes: Sequence[Axis]) -> int:
+    count = 1
+    for axis in axes:
+        count *= axis.extent
+    return count

@@ -1,0 +1,219 @@
+"""Batch norms by the batch's own statistics, of a matrix product: recognised among nests, and taken apart.
+
+The one idea: values of the product are reduced to two moments of each column, the second about the first; so what is
+stored of a nest is the product's own, or one of each column, or pointwise of those and of the stored values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit.cuda import reduction_stages
+from agent_synthesis.emit.expression import Interner
+from agent_synthesis.ir import (
+    Axis,
+    AxisValue,
+    BufferRef,
+    Call,
+    Expression,
+    Index,
+    Load,
+    Memory,
+    Nest,
+    Reduced,
+    Reduction,
+    Store,
+    Type,
+)
+from agent_synthesis.product import MatrixProduct, Multiplied, elements_and_rows, matrix_product
+
+
+@dataclass(frozen=True)
+class NormalizedProduct:
+    """A nest taken apart into a product, the statistics of its columns, and what becomes of both."""
+
+    elements: Nest
+    """The product and its own stores: first of the values that the statistics are of."""
+    product: MatrixProduct
+    moments: tuple[Reduction, Reduction]
+    """The sum of the values less `origin`, and that of squares about their mean."""
+    origin: Expression
+    columns: Nest
+    """Stores that there is one of for each column: the nest's, and of parts that `normalized` reads."""
+    normalized: Nest
+    """The nest's other stores, of stored values and those parts."""
+    spaces: tuple[BufferRef, ...]
+    """Memory between the kernels."""
+
+
+def normalized_product(nest: Nest) -> NormalizedProduct | None:
+    """The nest as a product and two moments of its columns; None where it is anything else."""
+    moments, found = _moments(nest), _value_and_origin(nest)
+    if moments is None or found is None or _reads_what_others_write(nest):
+        return None
+    value, origin = found
+    interner = Interner()
+    needed = {f"%{reduction.name}" for reduction in moments}
+    late = [s for s in nest.stores if not nest.is_element_store(s) or interner.needs(s.value) & needed]
+    early = [store for store in nest.stores if store not in late]
+    if set[str]().union(*(interner.needs(store.value) for store in early)) & {f"%{name}" for name in _firsts(nest)}:
+        return None
+    last = nest.parallel[-1].name
+    if any(store.index.coefficient(last) != 1 for store in late if nest.is_element_store(store)):
+        return None
+    values, type_ = _stored_values(nest, early, value, interner)
+    count = nest.row_count * nest.column_count
+    spaces = [] if values in early else [BufferRef(values.buffer, type_, count, written=True)]
+    instead: dict[int, Expression] = {
+        interner.number(value): Load(values.buffer, values.index, Type.F32),
+        interner.number(_at_first(value, nest)): Load(values.buffer, _first(values.index, nest), Type.F32),
+    }
+    late = [replace(store, value=_replaced(store.value, instead, interner)) for store in late]
+    origin = _replaced(origin, instead, interner)
+    once = [store for store in late if not nest.is_element_store(store)]
+    finals = [store for store in late if nest.is_element_store(store)]
+    parts = []
+    for number, part in enumerate(sweeps.per_column(nest, [store.value for store in finals], interner)):
+        parts.append(Store(f"{shape.entry_name(nest)}_part{number}", _row_major(nest.parallel), part))
+        spaces.append(BufferRef(parts[-1].buffer, part.type, nest.row_count, written=True))
+        instead[interner.number(part)] = Load(parts[-1].buffer, parts[-1].index, part.type)
+    finals = [replace(store, value=_replaced(store.value, instead, interner)) for store in finals]
+    products = {f"%{reduction.name}" for reduction in nest.reductions if isinstance(reduction, Multiplied)}
+    of_columns = set[str]().union(*(interner.needs(e) for e in (origin, *(s.value for s in (*once, *parts)))))
+    of_elements = set[str]().union(*(interner.needs(store.value) for store in finals))
+    real = all(space.type in (Type.F32, Type.F64, type_) for space in spaces)
+    if not finals or not real or of_columns & products or of_elements & (products | needed):
+        return None
+    elements, _ = elements_and_rows(nest, by_columns=True) or (nest, nest)
+    everything = (*nest.buffers, *spaces)
+    others = tuple(store for store in early if store is not values)
+    elements = replace(elements, stores=(values, *others), buffers=everything)
+    product = matrix_product(shape.simplified(elements))
+    if product is None or product.extents[:3] != (1, nest.column_count, nest.row_count):
+        return None
+    rest = replace(nest, reduced=(), reductions=(), buffers=everything)
+    points = (*nest.reduced, *nest.parallel)
+    return NormalizedProduct(
+        elements=elements,
+        product=product,
+        moments=moments,
+        origin=origin,
+        columns=_touching(replace(rest, stores=(*once, *parts)), [origin]),
+        normalized=_touching(replace(rest, name=f"{nest.name}_normalized", parallel=points, stores=tuple(finals))),
+        spaces=tuple(spaces),
+    )
+
+
+def _moments(nest: Nest) -> tuple[Reduction, Reduction] | None:
+    """The two reductions of a product's columns; None where there are others."""
+    parts = elements_and_rows(nest, by_columns=True)
+    stages = reduction_stages.plan(parts[1], merge=True) if parts else []
+    if [stage.kind for stage in stages] != ["moments"]:
+        return None
+    first, second = stages[0].reductions
+    return first, second
+
+
+def _value_and_origin(nest: Nest) -> tuple[Expression, Expression] | None:
+    """What the first moment sums: a value of every element, less one of the column."""
+    for reduction in nest.reductions:
+        if isinstance(reduction, Multiplied):
+            continue
+        match reduction_stages.narrowed(reduction.value, Type.F32):
+            case Call("sub", (value, origin), Type.F32):
+                is_fixed = not Interner().needs(origin) & {axis.name for axis in nest.reduced}
+                at_elements = {r.name for r in nest.reductions if isinstance(r, Multiplied) and _varies(r, nest)}
+                return (value, origin) if is_fixed and not _reduced_in(origin) & at_elements else None
+        break
+    return None
+
+
+def _varies(product: Multiplied, nest: Nest) -> bool:
+    return bool(Interner().needs(product.value) & {axis.name for axis in nest.reduced})
+
+
+def _firsts(nest: Nest) -> list[str]:
+    """The product at the first element, where something is taken about it."""
+    return [r.name for r in nest.reductions if isinstance(r, Multiplied) and not _varies(r, nest)]
+
+
+def _reduced_in(value: Expression) -> set[str]:
+    return {need[1:] for need in Interner().needs(value) if need.startswith("%")}
+
+
+def _reads_what_others_write(nest: Nest) -> bool:
+    """Whether a buffer is read and written, but for what a column's own stores read and write."""
+    once = [store for store in nest.stores if not nest.is_element_store(store)]
+    others = [r.value for r in nest.reductions] + [s.value for s in nest.stores if nest.is_element_store(s)]
+    read = _buffers_below(others)
+    if read & {store.buffer for store in nest.stores} or not shape.is_safe_in_place(nest):
+        return True
+    written = {store.buffer for store in nest.stores if nest.is_element_store(store)}
+    return bool(_buffers_below(store.value for store in once) & written)
+
+
+def _buffers_below(values: Iterable[Expression]) -> set[str]:
+    return {part.buffer for part in Interner().parts(values).values() if isinstance(part, Load | Memory)}
+
+
+def _stored_values(nest: Nest, early: Sequence[Store], value: Expression, interner: Interner) -> tuple[Store, Type]:
+    """The store of the values that the norm is of, in 16 bits where all are, perhaps the nest's own."""
+    factors = _buffers_below(r.value for r in nest.reductions if isinstance(r, Multiplied))
+    operands = {nest.buffer(name).type for name in factors}
+    stored = {nest.buffer(store.buffer).type for store in nest.stores if nest.is_element_store(store)}
+    type_ = operands.pop() if operands == stored and len(operands) == 1 else Type.F32
+    for store in early if len(nest.parallel) == 1 else ():  # several may lie in another order
+        is_same = interner.number(store.value) == interner.number(value) and nest.buffer(store.buffer).type is type_
+        if is_same and store.index.coefficient(nest.parallel[-1].name) == 1:
+            return store, type_
+    return Store(f"{shape.entry_name(nest)}_values", _row_major((*nest.reduced, *nest.parallel)), value), type_
+
+
+def _row_major(axes: Sequence[Axis]) -> Index:
+    flat, step = Index(), 1
+    for axis in reversed(axes):
+        flat, step = flat + Index.axis(axis.name, step), step * axis.extent
+    return flat
+
+
+def _first(index: Index, nest: Nest) -> Index:
+    return index.substituted({axis.name: Index() for axis in nest.reduced}, nest.extents)
+
+
+def _at_first(value: Expression, nest: Nest) -> Expression:
+    """The value at the first element of its column."""
+    firsts = _firsts(nest)
+    match value:
+        case Reduced(_, type_) if firsts:
+            return Reduced(firsts[0], type_)
+        case Load(_, index, _) | AxisValue(index, _):
+            return replace(value, index=_first(index, nest))
+        case Call(_, arguments, _):
+            return replace(value, arguments=tuple(_at_first(argument, nest) for argument in arguments))
+    return value
+
+
+def _replaced(value: Expression, instead: Mapping[int, Expression], interner: Interner) -> Expression:
+    """The value with equal parts replaced."""
+    done: dict[int, Expression] = {}
+
+    def renew(part: Expression) -> Expression:
+        number = interner.number(part)
+        if number not in done:
+            fresh = instead.get(number, part)
+            if fresh is part and isinstance(part, Call):
+                fresh = replace(part, arguments=tuple(renew(argument) for argument in part.arguments))
+            done[number] = fresh
+        return done[number]
+
+    return renew(value)
+
+
+def _touching(nest: Nest, more: Sequence[Expression] = ()) -> Nest:
+    """The nest with no buffers but those that it and some values touch, written where it stores."""
+    written = {store.buffer for store in nest.stores}
+    used = written | _buffers_below([*shape.roots(nest), *more])
+    kept = [replace(buffer, written=buffer.name in written) for buffer in nest.buffers if buffer.name in used]
+    return replace(nest, buffers=tuple(kept))

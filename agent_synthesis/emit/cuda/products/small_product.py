@@ -1,0 +1,134 @@
+"""CUDA schedule of small and odd matrix products, in plain floats: `ws_product_simt.cuh`.
+
+The one idea: where tiles of tensor cores would be mostly empty, or no copy engine walks the operands, a block takes
+a small tile in shared memory; what follows the product is the same function of the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.products import product_text, product_tiling
+from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_tiling import Tiling
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.product import MatrixProduct, matrix_product
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import Hardware
+
+MOST_FLOPS = 1 << 30
+"""Operations above which a library's tiles, larger than these, win (20 us at cuBLAS's rate in f32)."""
+SIDES = (32, 64, 128)
+"""Rows and columns of a tile: each of 256 threads has 4, 16 or 64 sums of a square one."""
+LEAST_SLICE = 128
+"""Depth below which a slice is not worth the sums that it adds."""
+_TYPES = (Type.F32, Type.F16, Type.BF16)
+_HEADERS = (
+    "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh", "ws_product_simt.cuh",
+)  # fmt: skip
+
+
+class CudaSmallProduct(CudaSchedule):
+    """Integers: `rows` and `columns` of a block's tile, `slices` of the depth that are added up afterwards."""
+
+    name = "cuda_product_simt"
+
+    def accepts(self, nest: Nest) -> bool:
+        """A product with any strides, up to `MOST_FLOPS`."""
+        product = matrix_product(shape.simplified(nest))
+        if product is None or product.left.type is not product.right.type or product.left.type not in _TYPES:
+            return False
+        return product.flop_count <= MOST_FLOPS and shape.is_safe_in_place(nest)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """The largest tile that still gives every other multiprocessor one; slices where none does."""
+        product = _product(nest)
+        for side in reversed(SIDES):
+            if 2 * _tile_count(product, side, side) >= self.hardware.sm_count:
+                return Parameters({}, {"rows": side, "columns": side, "slices": 1})
+        slices = _slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1]
+        return Parameters({}, {"rows": SIDES[0], "columns": SIDES[0], "slices": slices})
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away."""
+        counts = _slice_counts(self.hardware, _product(nest), current.integers["rows"], current.integers["columns"])
+        changes = geometry.domain_without(current, {"rows": SIDES, "columns": SIDES, "slices": counts})
+        return geometry.legal(changes, lambda parameters: _require_slices(nest, parameters))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Slices' sums are written and read."""
+        product, slices = _product(nest), parameters.integers["slices"]
+        batch, m, n, _ = product.extents
+        tiles = _tile_count(product, parameters.integers["rows"], parameters.integers["columns"])
+        extra = 8 * batch * m * n * slices if slices > 1 else 0
+        return Footprint(extra_bytes=extra, parallel_count=tiles * slices, launch_count=1 + (slices > 1))
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel, and one that adds slices."""
+        _require_slices(nest, parameters)
+        simple, product, given = shape.simplified(nest), _product(nest), parameters.integers
+        tiling = Tiling(given["columns"], stages=1, cluster=1, group=1, promote=1, slices=given["slices"])
+        made = ProductText(self.hardware, simple, product, None, tiling, widest=given["columns"] // 16)
+        pieces = [made.shape(), made.end(), _kernel(made, given["rows"])]
+        blocks = _tile_count(product, given["rows"], given["columns"]) * given["slices"]
+        operands = [address(side.operand.buffer) for side in made.sides]
+        launches = [
+            made.launch("product", blocks, product_text.SIMT_THREADS, [*operands, *made.ending()], made.written())
+        ]
+        headers = [*_HEADERS]
+        if given["slices"] > 1:
+            pieces.append(made.add())
+            launches.append(made.add_launch())
+            headers.append("ws_product_slices.cuh")
+        text = "\n\n".join("\n".join(piece) for piece in pieces)
+        heading = "\n".join(shape.header(simple, self.name, parameters))
+        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
+
+
+def _kernel(made: ProductText, rows: int) -> list[str]:
+    arguments = [f"const {made.element}* __restrict__ {side.name}" for side in made.sides]
+    operands = ", ".join(made.operand(side) for side in made.sides)
+    starts = ", ".join(side.start for side in made.sides)
+    return [
+        *made.signature(f"__launch_bounds__(ws::kSimtThreads) {made.entry}_product", arguments),
+        f"  ws::multiply_small<{made.entry}_shape, {operands}, {rows}>({starts},",
+        f"             {made.end_value()});",
+        "}",
+    ]
+
+
+def _require_slices(nest: Nest, parameters: Parameters) -> None:
+    """Checks that no slice is empty.
+
+    Raises:
+        IllegalMove: one is.
+    """
+    slices, depth = parameters.integers["slices"], _product(nest).extents[3]
+    if slices > 1 and (slices - 1) * product_tiling.slice_depth(depth, slices) >= depth:
+        raise IllegalMove(f"{nest.name}: {slices} slices of a depth of {depth} leave one empty")
+
+
+def _product(nest: Nest) -> MatrixProduct:
+    product = matrix_product(shape.simplified(nest))
+    assert product is not None, nest
+    return product
+
+
+def _tile_count(product: MatrixProduct, rows: int, columns: int) -> int:
+    batch, m, n, _ = product.extents
+    return batch * -(-m // rows) * -(-n // columns)
+
+
+def _slice_counts(hardware: Hardware, product: MatrixProduct, rows: int, columns: int) -> tuple[int, ...]:
+    """Powers of two that leave slices deep enough and blocks few enough to run at once."""
+    tiles, depth = _tile_count(product, rows, columns), product.extents[3]
+    counts = [1]
+    while 2 * counts[-1] * tiles <= 2 * hardware.sm_count and depth // (2 * counts[-1]) >= LEAST_SLICE:
+        counts.append(2 * counts[-1])
+    return tuple(
+        count for count in counts if count == 1 or (count - 1) * product_tiling.slice_depth(depth, count) < depth
+    )

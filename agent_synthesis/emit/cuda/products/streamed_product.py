@@ -1,0 +1,187 @@
+"""CUDA schedule of products of few rows with a long operand of floats: `ws_product_streamed.cuh`.
+
+The one idea: with at most 128 rows, reading the other operand is the work, so it is read once and split into halves on
+its way into registers, where `cuda_product` would write its halves and read them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
+from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, Tiling
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.product import MatrixProduct, matrix_product
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.v1 import candidate_pb2, tensor_pb2
+
+HELD_ROWS = (64, 128)
+"""Least and most rows of the operand that is held."""
+STREAMED_ROWS = 128
+"""Rows of the streamed operand in a block's tile."""
+LEAST_BUSY = 10 / 11
+"""Share of the multiprocessors that must have a tile."""
+CLUSTER, THREADS, HOLD_THREADS = 2, 384, 256
+
+_MEMORY: tuple[dict[str, int], ...] = (
+    {"held": 4, "streamed": 3}, {"held": 3, "streamed": 4}, {"held": 5, "streamed": 2},
+)  # fmt: skip
+"""Steps that fit into shared memory together."""
+
+_HEADERS = (
+    "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
+    "ws_product_shape.cuh", "ws_product.cuh", "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_streamed.cuh",
+)  # fmt: skip
+
+
+class CudaStreamedProduct(CudaSchedule):
+    """Integers: steps in shared memory of the `held` operand and of the `streamed` one."""
+
+    name = "cuda_product_streamed"
+    needs = NEEDS
+
+    def accepts(self, nest: Nest) -> bool:
+        """A product of floats, its few rows and many columns along the depth, all in whole packs and stages."""
+        simple = shape.simplified(nest)
+        product = matrix_product(simple)
+        if product is None or product.batch or shape.reads_what_it_writes(nest):
+            return False
+        _, m, n, k = product.extents
+        if (
+            not HELD_ROWS[0] <= m <= HELD_ROWS[1]
+            or n < int(LEAST_BUSY * self.hardware.sm_count) * STREAMED_ROWS
+            or k % TILE_DEPTH
+        ):
+            return False
+        for operand in (product.left, product.right):
+            if operand.type is not Type.F32 or operand.depth_stride != 1 or operand.row_stride < k:
+                return False
+            if operand.row_stride % 4 or operand.offset:
+                return False
+        return band_of(end_of(three_axes(simple, product), 2)[0]) == EVERYWHERE
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """What was fastest at 128 x 16384 x 16384 and 128 x 32768 x 32768."""
+        del nest
+        return Parameters({"engine": "fp16x3"}, _MEMORY[0])
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """Memory shared out otherwise."""
+        del nest
+        return tuple(Parameters(current.choices, each) for each in _MEMORY if each != current.integers)
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """The held operand's halves are written and read once more than its floats."""
+        del parameters
+        product = _product(nest)
+        _, m, n, k = product.extents
+        return Footprint(
+            extra_bytes=12 * m * k,
+            parallel_count=-(-n // STREAMED_ROWS),
+            launch_count=3,
+            tensor_flop_count=3 * product.flop_count,
+        )
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """Splits what is held, multiplies, and repairs rows that have no halves."""
+        if not self.accepts(nest):
+            raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
+        simple = shape.simplified(nest)
+        tiling = Tiling(STREAMED_ROWS, parameters.integers["held"], cluster=CLUSTER, group=1, promote=1, slices=1)
+        made = _StreamedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling, widest=2)
+        made.steps = parameters.integers["streamed"]
+        pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
+        heading = "\n".join(shape.header(simple, self.name, parameters))
+        text = "\n\n".join("\n".join(piece) for piece in pieces)
+        launches = (made.split_launch(), made.product_launch(), made.repair_launch())
+        return Emission(f"{heading}\n{text}\n", _HEADERS, launches, made.workspaces())
+
+
+class _StreamedText(ProductText):
+    """A product's pieces of text, with a split of one operand alone and a kernel of its own."""
+
+    steps = 0
+    """Of the streamed operand in shared memory."""
+
+    def shape(self) -> list[str]:
+        """The repair's view of the product, and the streaming kernel's."""
+        stride = self.sides[1].operand.row_stride
+        return [
+            *super().shape(),
+            f"using {self.entry}_streamed = ws::StreamedProduct<",
+            f"    ws::StreamedExtents{{.m = {self._m}, .n = {self._n}, .k = {self._k}, .row_stride = {stride}, "
+            f".held = {self._tiling.stages}, .streamed = {self.steps}}}>;",
+        ]
+
+    def split(self) -> list[str]:
+        """A block for each row of the held operand."""
+        held = self.sides[0]
+        return [
+            f'extern "C" __global__ void __launch_bounds__(ws::kHoldThreads) {self.entry}_split(',
+            "    const float* __restrict__ left, ws::half* __restrict__ left_halves, float* __restrict__ left_roots,",
+            "    ws::Marks* marks) {",
+            f"  constexpr int kDepth = {self._k}, kRows = {held.rows};",
+            "  const int row = blockIdx.x;",
+            "  ws::half* high = left_halves + row * kDepth;",
+            f"  ws::split_held<kDepth>({held.start} + row * {held.operand.row_stride}LL, high, high + kRows * kDepth,",
+            "                         left_roots + row, marks);",
+            "}",
+        ]
+
+    def product(self) -> list[str]:
+        """The kernel that reads the streamed operand."""
+        arguments = [
+            "const __grid_constant__ ws::TensorMap left", "const float* __restrict__ right",
+            "const float* __restrict__ left_roots", "float* __restrict__ right_roots", "ws::Marks* marks",
+        ]  # fmt: skip
+        return [
+            *self.signature(f"__launch_bounds__(ws::kStreamThreads, 1) {self.entry}_product", arguments),
+            f"  ws::multiply_streamed<{self.entry}_streamed>(left, right, left_roots, right_roots, marks,",
+            f"                        {self.end_value()});",
+            "}",
+        ]
+
+    def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
+        """All but the streamed operand's halves, which nobody needs."""
+        return tuple(each for each in super().workspaces() if each.name != self._workspace("right_halves"))
+
+    def split_launch(self) -> candidate_pb2.Launch:
+        """Of `split`."""
+        work = [self._workspace(name) for name in ("left_halves", "left_roots", "marks")]
+        arguments = [address(name) for name in (self.sides[0].operand.buffer, *work)]
+        return self.launch("split", self._m, HOLD_THREADS, arguments, work)
+
+    def product_launch(self) -> candidate_pb2.Launch:
+        """Of `product`."""
+        part = 2 * self._m * self._k
+        held = candidate_pb2.TensorMap(
+            buffer=self._workspace("left_halves"),
+            dtype=tensor_pb2.DTYPE_FLOAT16,
+            extents=[self._k, self._m, 2, 1],
+            byte_strides=[2 * self._k, part, 2 * part],
+            box=[TILE_DEPTH, HELD_ROWS[1] // CLUSTER, 1, 1],
+            swizzle_bytes=128,
+        )
+        work = [self._workspace(name) for name in ("left_roots", "right_roots", "marks")]
+        ends = [buffer.name for buffer in self._end.buffers]
+        arguments = [
+            candidate_pb2.LaunchArgument(tensor_map=held),
+            *(address(name) for name in (self.sides[1].operand.buffer, *work, *ends)),
+        ]
+        clusters = -(-self._n // (STREAMED_ROWS * CLUSTER))
+        grid = min(clusters, self.hardware.resident_clusters(CLUSTER)) * CLUSTER
+        record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work[1:]])
+        record.cluster.CopyFrom(candidate_pb2.Extent3(x=CLUSTER, y=1, z=1))
+        record.shared_bytes = 4 * TILE_DEPTH * (self._tiling.stages * HELD_ROWS[1] + self.steps * STREAMED_ROWS) + 2048
+        return record
+
+
+def _product(nest: Nest) -> MatrixProduct:
+    product = matrix_product(shape.simplified(nest))
+    assert product is not None, nest
+    return product

@@ -1,0 +1,284 @@
+"""CUDA schedule of matrix products with a pointwise end, on Hopper's tensor cores.
+
+The one idea: f32 operands are split into two parts each (`ws_split.cuh`), whose three products give more than the
+accuracy of f32 at four times a library's speed; others are multiplied as they are. The stores of the nest become one
+function that the product's kernel and its repair both end with. Texts are in `product_text`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.products import product_text, product_tiling
+from agent_synthesis.emit.cuda.products.product_end import HELD_PACK, can_hold
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, engines
+from agent_synthesis.emit.cuda.products.product_tiling import Tiling
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.ir import Nest, Type
+from agent_synthesis.product import MatrixProduct, Operand, matrix_product
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import Hardware
+
+LEAST_ROWS = 64
+"""Rows and columns below which most of a tile of 128 would be empty: the library has kernels for those."""
+LEAST_DEPTH = 32
+PROMOTED_DEPTH = 64
+"""Elements of depth whose products are summed by the tensor cores, which round towards zero, before they are promoted
+to f32 registers. 128 and 256 are no faster (`docs/results/product_landscapes.jsonl`)."""
+LEAST_SLICE = 1024
+"""Depth below which a slice is not worth the sums that it adds."""
+MOST_SLICE = 8192
+"""Depth of a row that the splitting block holds in registers, so that it reads it once."""
+MULTIPLYING_REGISTERS = {2: 240, 4: 112}
+"""Multiplying warpgroups → registers of their threads once the copying warpgroup has handed its own back."""
+
+RATES = {256: 1.0, 192: 1.0, 128: 0.96}
+"""Columns of a tile → share of an SM's rate: narrow tiles copy more for each product."""
+HELD_REGISTERS = 64
+"""Registers of a thread beside its sums where an end is made between products: a GELU of eight spills with fewer."""
+
+
+_BEGINNINGS = {
+    1: (
+        {"columns": 256, "stages": 4, "cluster": 2, "group": 8},
+        {"columns": 192, "stages": 4, "cluster": 2, "group": 8},
+        {"columns": 192, "stages": 4, "cluster": 1, "group": 8},
+        {"columns": 256, "stages": 4, "cluster": 1, "group": 8},
+        {"columns": 128, "stages": 6, "cluster": 1, "group": 8},
+    ),
+    2: ({"columns": 128, "stages": 3, "cluster": 1, "group": 8},),
+}
+"""Parts of an operand's element → tilings to begin with."""
+
+
+class CudaProduct(CudaSchedule):
+    """Choices: `engine` (see `product_engine`); `end` of a tile of 16-bit operands: `direct`, or during the next
+    tile (`held`).
+
+    Integers: `columns` of a tile (its rows are 128), `stages` of 128 bytes of depth in shared memory, `cluster`
+    (blocks that share the columns' copies), `group` (rows of tiles walked together), `promote` (stages between
+    promotions of sums to f32 registers, of parts), `slices` of the depth that are added up by a kernel of their own,
+    `warpgroups` that multiply.
+    """
+
+    name = "cuda_product"
+    needs = NEEDS
+
+    def accepts(self, nest: Nest) -> bool:
+        """A product of two matrices, each contiguous along its rows or its depth, and stores at every point of it."""
+        product = matrix_product(shape.simplified(nest))
+        if product is None or not engines(nest, product):
+            return False
+        if product.left.type is Type.F32 and shape.reads_what_it_writes(nest):
+            return False  # tiles whose rows no scale fits are computed again
+        batch, m, n, k = product.extents
+        if min(m, n) < LEAST_ROWS or k < LEAST_DEPTH or not shape.is_safe_in_place(nest):
+            return False
+        return all(_suits(operand, batch) for operand in (product.left, product.right))
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """Of a few tilings that measured well at 4096 and 8192 of everything, the fastest by a model of waves."""
+        return _fastest(self.hardware, nest, engines(nest, _product(nest)))
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away; another engine comes with a tiling of its own."""
+        product = _product(nest)
+        changes = geometry.domain_without(current, {
+            "end": ("held", "direct"),
+            "columns": (128, 192, 256),
+            "stages": (2, 3, 4, 5, 6),
+            "cluster": (1, 2),
+            "group": (4, 8, 16),
+            "promote": (1, 2, 4),
+            "warpgroups": (2, 4),
+            "slices": (1, *_slice_counts(self.hardware, product, current.integers["columns"])),
+        })  # fmt: skip
+        others = [engine for engine in engines(nest, product) if engine != current.choices["engine"]]
+        same = geometry.legal(changes, lambda parameters: require_fits(self.hardware, nest, parameters))
+        return (*same, *(_fastest(self.hardware, nest, [engine]) for engine in others))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Parts are written and read once more than their floats."""
+        product = _product(nest)
+        batch, m, n, k = product.extents
+        engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+        extra, launches = 0, 1
+        if engine.parts > 1:
+            across = [rows for rows, operand in ((m, product.left), (n, product.right)) if operand.depth_stride != 1]
+            extra += batch * k * (4 * engine.element_bytes * (m + n) + 4 * sum(across))
+            launches += 3 if across else 2
+        if tiling.slices > 1:
+            extra += 8 * batch * m * n * tiling.slices
+            launches += 1
+        return Footprint(
+            extra_bytes=extra,
+            parallel_count=_tile_count(product, tiling),
+            launch_count=launches,
+            tensor_flop_count=engine.cost * product.flop_count,
+        )
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """The product's kernel; for f32 between one that splits operands and one that repairs what has no halves."""
+        require_fits(self.hardware, nest, parameters)
+        simple, tiling = shape.simplified(nest), _tiling(parameters)
+        made = product_text.ProductText(
+            self.hardware, simple, _product(nest), ENGINES[parameters.choices["engine"]], tiling
+        )
+        pieces, launches, headers = made.kernels()
+        headers += ["ws_product_held.cuh"] if tiling.holds else []
+        if tiling.slices > 1:
+            headers.append("ws_product_slices.cuh")
+            pieces.append(made.add())
+            launches.append(made.add_launch())
+        text = "\n\n".join("\n".join(piece) for piece in pieces)
+        heading = "\n".join(shape.header(simple, self.name, parameters))
+        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
+
+
+def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
+    """Checks a tiling against an SM's shared memory, a thread's registers and a copy's box.
+
+    Raises:
+        IllegalMove: names the limit.
+    """
+    engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+    needed = product_tiling.shared_bytes(tiling, engine.parts)
+    if needed > hardware.shared_bytes:
+        raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {hardware.shared_bytes} a block may have")
+    product = _product(nest)
+    depth = product_tiling.slice_depth(product.extents[3], tiling.slices)
+    sets = min(engine.sums, 2) if engine.stages(depth) == 1 else engine.sums  # one stage promotes nothing
+    if tiling.holds and not _holds(nest, parameters.integers):
+        raise IllegalMove(
+            f"{nest.name}: its end reads memory, or is not made of packs, or a tile is too short to hold one"
+        )
+    values = sets * tiling.columns + tiling.columns // 2 * tiling.holds
+    registers = values // tiling.warpgroups + (HELD_REGISTERS if tiling.holds else geometry.KERNEL_OVERHEAD_REGISTERS)
+    if registers > (limit := MULTIPLYING_REGISTERS[tiling.warpgroups]):
+        raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
+    if engine.parts == 1 and tiling.promote > 1:
+        raise IllegalMove(f"{nest.name}: sums of whole elements are not promoted")
+    if 2 * tiling.columns // tiling.warpgroups % 64:
+        raise IllegalMove(f"{nest.name}: {tiling.warpgroups} warpgroups share no {tiling.columns} columns by 64")
+    shared_rows = product_tiling.BLOCK_ROWS if product.right.depth_stride != 1 else 8
+    if tiling.columns // tiling.cluster % shared_rows:
+        raise IllegalMove(
+            f"{nest.name}: a cluster of {tiling.cluster} does not share {tiling.columns} columns by {shared_rows}"
+        )
+    if tiling.slices > 1:
+        _require_slices(nest.name, product, tiling.slices, is_split=engine.parts > 1)
+
+
+def _require_slices(name: str, product: MatrixProduct, slices: int, *, is_split: bool) -> None:
+    """Checks that no slice is empty, and that the copy engine finds slices of what is not split."""
+    batch, _, _, k = product.extents
+    if (slices - 1) * product_tiling.slice_depth(k, slices) >= k:
+        raise IllegalMove(f"{name}: {slices} slices of a depth of {k} leave one empty")
+    if not is_split and (batch > 1 or k % (slices * product_tiling.TILE_DEPTH)):
+        raise IllegalMove(f"{name}: operands that are not split are sliced without a batch, and into whole stages")
+
+
+def predicted_ns(hardware: Hardware, product: MatrixProduct, parameters: Parameters) -> float:
+    """Time of the product's kernel and of adding slices, by waves of tiles: for comparing tilings with each other."""
+    engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+    k = product.extents[3]
+    resident = hardware.resident_clusters(tiling.cluster)
+    waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
+    depth = geometry.round_up(product_tiling.slice_depth(k, tiling.slices), 16)
+    flops = 2 * product_tiling.TILE_ROWS * tiling.columns * depth * engine.cost
+    costs = hardware.costs
+    tile_ns = flops / (costs.tile_flops_per_ns * RATES[tiling.columns]) + costs.tile_end_ns
+    return waves * tile_ns + adding_ns(hardware, product, tiling.slices)
+
+
+def adding_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
+    """Time of writing and adding up slices' sums."""
+    batch, m, n, _ = product.extents
+    costs = hardware.costs
+    return costs.slices_ns + 8 * batch * m * n * slices / costs.bytes_per_ns if slices > 1 else 0.0
+
+
+def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct) -> float:
+    """Time of this schedule's kernels for a product of floats: splitting moves an operand two or three times."""
+    batch, m, n, k = product.extents
+    parameters, moved = CudaProduct(hardware).defaults(nest), 0
+    is_held = product_tiling.slice_depth(k, _tiling(parameters).slices) <= MOST_SLICE
+    for rows, operand in ((m, product.left), (n, product.right)):
+        layers = batch if operand.batch_stride else 1
+        reads = 1 if is_held and operand.depth_stride == 1 else 2
+        moved += 4 * rows * k * (layers * reads + batch)
+    return predicted_ns(hardware, product, parameters) + moved / hardware.costs.bytes_per_ns
+
+
+def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
+    """Blocks' tiles, whole clusters of them."""
+    batch, m, n, _ = product.extents
+    clusters = -(-m // (product_tiling.TILE_ROWS * tiling.cluster))
+    return batch * tiling.slices * tiling.cluster * clusters * -(-n // tiling.columns)
+
+
+def _fastest(hardware: Hardware, nest: Nest, names: Sequence[str]) -> Parameters:
+    """The fastest beginning of these engines."""
+    product = _product(nest)
+    made = [each for engine in names for each in _beginnings(hardware, product, engine)]
+    possible = geometry.legal(made, lambda parameters: require_fits(hardware, nest, parameters))
+    return min(possible, key=lambda parameters: predicted_ns(hardware, product, parameters))
+
+
+def _beginnings(hardware: Hardware, product: MatrixProduct, engine: str) -> Iterator[Parameters]:
+    """What a product by this engine may begin with."""
+    given, k = ENGINES[engine], product.extents[3]
+    for tiles in _BEGINNINGS[given.parts]:
+        integers, choices = dict(tiles), {"engine": engine}
+        if product.left.type is Type.F32:
+            integers["promote"] = PROMOTED_DEPTH // given.stage_depth if given.parts > 1 else 1
+        else:
+            choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
+        integers["warpgroups"] = 4 if given.stages(k) == 1 else 2
+        for slices in _slice_counts(hardware, product, tiles["columns"]):
+            yield Parameters(choices, {**integers, "slices": slices})
+
+
+def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> tuple[int, ...]:
+    """Slices that fill one, two … waves of multiprocessors, where one slice leaves most of them idle."""
+    batch, m, n, k = product.extents
+    tiles = batch * -(-m // product_tiling.TILE_ROWS) * -(-n // columns)
+    if 2 * tiles > hardware.sm_count:
+        return (1,)
+    whole = max(1, hardware.sm_count // tiles)
+    whole *= max(1, -(-k // (MOST_SLICE * whole)))
+    counts = {1, whole, *(2**i for i in range(1, 6) if 2**i * tiles <= hardware.sm_count)}
+    return tuple(sorted(count for count in counts if count == 1 or k // count >= LEAST_SLICE))
+
+
+def _holds(nest: Nest, integers: Mapping[str, int]) -> bool:
+    """Whether a tile's end may be made during the next tile, two of whose steps belong to each pack of a thread."""
+    product = _product(nest)
+    packs = integers["columns"] // (integers["warpgroups"] * HELD_PACK)
+    steps = -(-product.extents[3] // product_tiling.TILE_DEPTH)
+    return integers["slices"] == 1 and 2 * packs <= steps and can_hold(shape.simplified(nest), product)
+
+
+def _tiling(parameters: Parameters) -> Tiling:
+    holds = parameters.choices.get("end") == "held"
+    return Tiling(**{"promote": 1, "slices": 1, **parameters.integers}, holds=holds)
+
+
+def _product(nest: Nest) -> MatrixProduct:
+    product = matrix_product(shape.simplified(nest))
+    assert product is not None, nest
+    return product
+
+
+def _suits(operand: Operand, batch: int) -> bool:
+    """Whether the splitting kernel (f32) or the copy engine (16 bits) can walk the operand."""
+    if 1 not in (operand.depth_stride, operand.row_stride) or min(operand.depth_stride, operand.row_stride) <= 0:
+        return False
+    if operand.type is Type.F32:
+        return operand.batch_stride >= 0
+    outer = operand.row_stride if operand.depth_stride == 1 else operand.depth_stride
+    steps = (outer, operand.batch_stride) if batch > 1 else (outer,)
+    return operand.offset == 0 and all(step > 0 and step % 8 == 0 for step in steps)

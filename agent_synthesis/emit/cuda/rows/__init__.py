@@ -1,0 +1,1 @@
+"""Row reductions on CUDA: one schedule, and a writer for each of its strategies."""

@@ -1,0 +1,366 @@
+"""Who shares a row on CUDA: some lanes, a block, a cluster or several blocks, and what each thread holds of it.
+
+Numbers only; `row_text` writes the kernel and `row_defaults` chooses the team.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.reduction_stages import Stage, plan
+from agent_synthesis.ir import Load, Nest
+from agent_synthesis.schedule import Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Team:
+    """Who shares a row, and how much of it each holds."""
+
+    hardware: Hardware
+    """The card."""
+    reduce: str
+    """warp, block, cluster, grid, two_pass, stream, hold, roll or ahead."""
+    threads: int
+    """Threads of a block."""
+    lanes: int
+    """Threads of a block that share a row: a part of a warp, or all."""
+    splits: int
+    """Blocks that share a row."""
+    pack: int
+    """Elements of a pack."""
+    packs: int
+    """Packs that a thread has on chip at once: in registers, or for stream in shared memory. For hold and roll: of a
+    part."""
+    columns: int
+    """Elements of a row."""
+    depth: int = 0
+    """For stream: rows that a block has in shared memory or on the way there; for roll: parts. For hold: parts of its
+    row there. For two_pass: rows of which a block stores a chunk, 0 where it stores a slice."""
+    lag: int = 0
+    """For stream: turns that the blocks of a row have to agree; 0 where a row has one block.
+    For hold: parts of the next row that are asked for meanwhile. For roll: parts that are added up before stored."""
+    held: int = 0
+    """Packs of a thread that registers hold, a multiple of `packs`. For hold: behind the parts in shared memory. For
+    roll: of what rows share."""
+    grain: int = 0
+    """Packs that come in one go, where `packs` are several of those; else 0."""
+    interleaved: bool = False
+    """Whether the blocks of a row take turns with their packs, so that together they walk through it as one: where data
+    comes from memory, that is 1 to 3 % faster (L1 norm of 32768x65535: 4282 us instead of 4332)."""
+    skewed: bool = False
+    """Whether packs begin before the row, by as much as aligns them: then the first and the last are ragged."""
+
+    @property
+    def comes_in_parts(self) -> bool:
+        """Whether a block's row comes to shared memory in parts."""
+        return self.reduce in ("hold", "roll")
+
+    @property
+    def slice(self) -> int:
+        """Elements of a row that one block has."""
+        reach = self.columns + (self.pack - 1 if self.skewed else 0)
+        whole = 32 * self.pack if self.comes_in_parts else self.pack  # a warp's packs: whole lines of the caches
+        return geometry.round_up(-(-reach // self.splits), whole)
+
+    @property
+    def stride(self) -> int:
+        """Elements of a pack of all threads that share a block's part."""
+        return self.pack * self.lanes
+
+    @property
+    def step(self) -> int:
+        """Elements from one pack of a thread to its next."""
+        return self.stride * self.splits if self.interleaved else self.stride
+
+    @property
+    def begin(self) -> int:
+        """Elements from where one block of a row begins to where the next does."""
+        return self.stride if self.interleaved else self.slice
+
+    @property
+    def holds_row(self) -> bool:
+        """Whether the packs in registers are all that a thread has of a row."""
+        return not self.comes_in_parts and self.packs * self.stride >= self.slice
+
+    @property
+    def whole_packs(self) -> int:
+        """Packs of a thread, counted from its first, of which only the first may lie outside the row."""
+        if self.interleaved:
+            return self.columns // self.step
+        return min(self.slice, self.columns - (self.splits - 1) * self.slice) // self.stride if self.holds_row else 0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every thread has equally many packs, in whole chunks."""
+        chunk = (self.grain or self.packs) * self.stride
+        return self.columns == self.slice * self.splits and self.slice % chunk == 0 and not self.skewed
+
+    @property
+    def exchanges_evenly(self) -> bool:
+        """Whether the lanes that meet in any exchange have equally many elements."""
+        counts = (self.warps, self.splits)
+        return self.is_even and all(count & (count - 1) == 0 for count in counts)
+
+    @property
+    def places(self) -> int:
+        """Where rows come to shared memory: packs of a row, or of a part, there, those of ragged ends included."""
+        return self.packs * self.threads
+
+    @property
+    def mailboxes(self) -> int:
+        """For stream: slots of a team. A turn's are used again 2 * lag turns later, when all have read them."""
+        return 2 * self.lag * self.splits**2
+
+    def teams(self, rows: int, min_blocks: int) -> int:
+        """For stream, hold, roll and ahead: rows in work at once, one for each team of resident blocks."""
+        if self.reduce == "ahead":
+            return min(rows, self.hardware.resident_clusters(self.splits) * min_blocks)
+        return min(rows, self.hardware.resident_blocks(min_blocks) // self.splits)
+
+    def ring_bytes(self, nest: Nest) -> int:
+        """For stream, hold, roll and ahead: shared memory of a block's ring, of what it keeps, or of its next row."""
+        packs = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
+        if self.reduce in ("ahead", "roll"):
+            return (self.depth if self.reduce == "roll" else 1) * self.places * self.pack * packs
+        hold = self.reduce == "hold"
+        values = early_values(nest) if hold else ring_values(nest)
+        singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
+        turns = 1 if hold else self.depth
+        return self.depth * self.places * self.pack * packs + turns * self.threads * singles
+
+    def copied(self, nest: Nest) -> list[Load]:
+        """For stream, hold, roll and ahead: loads whose packs lie in shared memory."""
+        if self.reduce == "ahead":
+            return ahead_loads(nest, self)
+        return kept_loads(nest, self.pack) if self.comes_in_parts else ring_loads(nest)
+
+    @property
+    def chunks(self) -> int:
+        """Parts of a row that the packs in registers of a block make."""
+        reach = self.columns + (self.pack - 1 if self.skewed else 0)
+        return -(-reach // (self.packs * self.stride))
+
+    @property
+    def part(self) -> int:
+        """For hold and roll: elements of one part of a block's slice, a few packs of each thread."""
+        return self.packs * self.stride
+
+    @property
+    def parts(self) -> int:
+        """For hold and roll: parts of a block's slice."""
+        return -(-self.slice // self.part)
+
+    @property
+    def on_chip(self) -> int:
+        """For hold: parts of a block's slice in shared memory and in registers."""
+        return self.depth + self.held // self.packs
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.threads // 32
+
+    @property
+    def rows_a_block(self) -> int:
+        """Rows that a block works on at once."""
+        return self.threads // self.lanes if self.splits == 1 else 1
+
+
+def team_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> Team:
+    """The team of a canonical nest, as many packs in registers as the parameters want and a row has."""
+    reduce, integers = parameters.choices["reduce"], parameters.integers
+    lanes = integers["lanes"] if reduce == "warp" else integers["threads"]
+    splits = 1 if reduce in ("warp", "block") else integers["splits"]
+    pack = integers["pack"]
+    team = Team(hardware, reduce, integers["threads"], lanes, splits, pack, integers["packs"], nest.column_count)
+    team = replace(team, skewed=geometry.skew(nest, nest.reduced[0], pack) is not None)
+    most = -(-team.slice // team.stride)
+    if reduce == "hold":
+        team = replace(team, packs=min(team.packs, most), lag=integers["lag"])
+        team = replace(team, depth=min(integers["depth"], team.parts))
+        held = min(integers["held"] // team.packs, team.parts - team.depth)
+        return replace(team, held=held * team.packs)
+    if reduce == "roll":
+        team = replace(
+            team, packs=min(team.packs, most), lag=integers["lag"], depth=integers["depth"], interleaved=True
+        )
+        held = min(integers["held"] // team.packs, team.parts * len(shared_loads(nest, pack)))
+        return replace(team, held=held * team.packs)
+    if reduce == "stream":
+        return replace(team, packs=most, depth=integers["depth"], lag=integers["lag"] if splits > 1 else 0)
+    depth = integers["depth"] if reduce == "two_pass" else 0
+    team = replace(team, packs=min(team.packs, most), depth=depth)
+    beyond_cache = geometry.row_data_bytes(nest) > hardware.l2_bytes
+    return replace(team, interleaved=reduce in ("cluster", "ahead") and team.holds_row and beyond_cache)
+
+
+def stages_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> list[Stage]:
+    """The stages that a team exchanges, merged or not as the parameters say."""
+    even = team_of(hardware, nest, parameters).exchanges_evenly
+    return plan(nest, merge=parameters.choices["merge"] == "yes", even=even)
+
+
+def ring_loads(nest: Nest) -> list[Load]:
+    """Contiguous loads that differ from row to row, which stream has copied ahead."""
+    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
+    found = geometry.loads(nest)
+    return [load for load in found if load.index.axes() & rows and geometry.is_contiguous(load.index, axis)]
+
+
+def kept_loads(nest: Nest, pack: int) -> list[Load]:
+    """Loads that differ from row to row and that the stores need again: hold keeps them on chip."""
+    axis = nest.reduced[0].name
+    again = geometry.loads_below(store.value for store in nest.stores)
+    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    found = [load for load in ring_loads(nest) if load in first and load in again]
+    return [load for load in found if geometry.access(load.index, axis, pack) == "pack"]
+
+
+def shared_loads(nest: Nest, pack: int) -> list[Load]:
+    """Loads along the row that rows share and only stores need: roll has them in registers, or asks for them ahead."""
+    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
+    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    again = geometry.loads_below(store.value for store in nest.stores)
+    found = [load for load in again if load not in first and not load.index.axes() & rows]
+    found = [load for load in found if not nest.buffer(load.buffer).written]
+    return [load for load in found if geometry.access(load.index, axis, pack) == "pack"]
+
+
+def has_common_loads(nest: Nest) -> bool:
+    """Whether rows share what they read along the axis, such as a weight."""
+    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
+    return any(axis in load.index.axes() and not load.index.axes() & rows for load in geometry.loads(nest))
+
+
+def shared_words(nest: Nest, pack: int) -> int:
+    """Registers that a pack of one of them takes."""
+    return max((pack * nest.buffer(load.buffer).type.size_bytes // 4 for load in shared_loads(nest, pack)), default=0)
+
+
+def ahead_loads(nest: Nest, team: Team) -> list[Load]:
+    """Loads that differ from row to row and that reductions need: they arrive while the row before is worked on."""
+    axis = nest.reduced[0]
+    place = geometry.skew(nest, axis, team.pack)
+    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+
+    def comes_in_packs(load: Load) -> bool:
+        if place is not None:
+            return geometry.skewed_access(load.index, axis.name, team.pack, place) == "pack"
+        return geometry.access(load.index, axis.name, team.pack) == "pack"
+
+    return [load for load in ring_loads(nest) if load in first and comes_in_packs(load)]
+
+
+def ring_values(nest: Nest) -> list[Load]:
+    """Loads of one element for all of a row, which stream and hold have copied ahead too, for each thread."""
+    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
+    found = [load for load in geometry.loads(nest) if load.index.axes() & rows and axis not in load.index.axes()]
+    return [load for load in found if nest.buffer(load.buffer).type.size_bytes in (4, 8)]
+
+
+def early_values(nest: Nest) -> list[Load]:
+    """Those of them that this kernel does not write: the others are read where they are used."""
+    return [load for load in ring_values(nest) if not nest.buffer(load.buffer).written]
+
+
+def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *, preload: bool) -> None:
+    """Checks that a block of the team fits an SM.
+
+    Raises:
+        IllegalMove: names the limit.
+    """
+    stream = team.reduce in ("stream", "hold", "roll")
+    elements = team.pack * team.packs
+    axis = nest.reduced[0].name
+    roots = [reduction.value for stage in stages for reduction in stage.reductions]
+    roots += [store.value for store in nest.stores] if preload else []
+    held = [load for load in geometry.loads_below(roots) if axis in load.index.axes()]
+    if stream:
+        checks = {"hold": _require_hold, "roll": _require_roll, "stream": _require_stream}
+        checks[team.reduce](nest, team, stages, min_blocks)
+        held = [load for load in held if load not in team.copied(nest)]
+    if team.reduce == "ahead":
+        _require_ahead(nest, team, min_blocks)
+    if team.reduce == "two_pass" and not 0 <= team.depth <= (1 if team.skewed else 64):
+        raise IllegalMove(f"{nest.name}: a block stores its columns of 1 to 64 rows, or of one that begins anywhere")
+    if team.reduce == "two_pass" and team.depth:
+        stored = geometry.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
+        held = max(held, [load for load in stored if axis in load.index.axes()], key=len)
+    registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
+    # ptxas keeps what it read from the ring for the second visit.
+    of_held = shared_words(nest, team.pack) if team.reduce == "roll" else team.pack * len(team.copied(nest))
+    registers += elements + team.held * of_held if stream else 0
+    clustered = team.reduce in ("cluster", "ahead")
+    boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if clustered else 1)
+    shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream or team.reduce == "ahead" else boxes
+    geometry.require_block(
+        team.hardware, nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=shared, held_registers=registers
+    )
+
+
+def _require_stream(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where rows cannot stream through shared memory."""
+    ring = ring_loads(nest)
+    if len(stages) != 1:
+        raise IllegalMove(f"{nest.name}: a row streams through one exchange, and this one needs {len(stages)}")
+    if any(nest.buffer(load.buffer).written for load in geometry.loads(nest)):
+        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
+    for load in ring:
+        size = team.pack * nest.buffer(load.buffer).type.size_bytes
+        if size % 16 or geometry.access(load.index, nest.reduced[0].name, team.pack) != "pack":
+            raise IllegalMove(f"{nest.name}: asynchronous copies are of 16 bytes, which {load.buffer} does not have")
+    if not ring or not 2 + team.lag <= team.depth <= 32:
+        raise IllegalMove(f"{nest.name}: a ring of {team.depth} rows does not reach ahead of a lag of {team.lag}")
+    if team.splits > 1 and not 1 <= team.lag <= 4:
+        raise IllegalMove(f"{nest.name}: lag = {team.lag}; blocks agree in 1 to 4 turns")
+    if team.teams(nest.row_count, min_blocks) < 1:
+        raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
+
+
+def _require_hold(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where blocks cannot stay and keep parts of their rows."""
+    if len(stages) != 1 or not any(nest.is_element_store(store) for store in nest.stores):
+        raise IllegalMove(f"{nest.name}: hold visits a row twice, once for one exchange and once to store")
+    kept = kept_loads(nest, team.pack)
+    if any(nest.buffer(load.buffer).written for load in kept):
+        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
+    if not kept or any(team.pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in kept):
+        raise IllegalMove(f"{nest.name}: nothing to keep that copies of 16 bytes can fetch")
+    if not 1 <= team.depth <= 128 or not 0 <= team.lag <= team.parts:
+        raise IllegalMove(f"{nest.name}: depth = {team.depth}, lag = {team.lag}; a slice has {team.parts} parts")
+    if team.teams(nest.row_count, min_blocks) < 1:
+        raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
+
+
+def _require_roll(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where rows cannot roll through shared memory in parts."""
+    _require_hold(nest, replace(team, lag=0), stages, min_blocks)
+    kept, axis = kept_loads(nest, team.pack), nest.reduced[0].name
+    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    if team.splits < 2 or any(axis in load.index.axes() and load not in kept for load in first):
+        raise IllegalMove(f"{nest.name}: rows of two blocks and more roll, of which what is added up is stored too")
+    if not team.parts <= team.lag < min(team.depth, 2 * team.parts):
+        raise IllegalMove(
+            f"{nest.name}: {team.lag} of {team.depth} parts are added up before they are stored; a row has {team.parts}"
+        )
+    if (nest.row_count + 2) * team.parts + team.depth >= 2**31:
+        raise IllegalMove(f"{nest.name}: more parts than 32 bits count")
+
+
+def _require_ahead(nest: Nest, team: Team, min_blocks: int) -> None:
+    """Raises IllegalMove where the next row cannot come into shared memory while registers hold this one."""
+    if team.splits not in (1, 2, 4, 8, 16):
+        raise IllegalMove(f"{nest.name}: a row that comes ahead has 1, 2, 4, 8 or 16 blocks")
+    if not team.holds_row:
+        raise IllegalMove(f"{nest.name}: registers hold {team.packs} packs of a row that has more")
+    copied = ahead_loads(nest, team)
+    if any(nest.buffer(load.buffer).written for load in copied):
+        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
+    if not copied or any(team.pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
+        raise IllegalMove(f"{nest.name}: nothing comes ahead that copies of 16 bytes can fetch")
+    if team.teams(nest.row_count, min_blocks) < 1:
+        raise IllegalMove(f"{nest.name}: no cluster of {team.splits} blocks is resident")

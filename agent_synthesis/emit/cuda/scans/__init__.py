@@ -1,0 +1,1 @@
+"""Scans on CUDA: along rows and down columns."""

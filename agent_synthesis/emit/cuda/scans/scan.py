@@ -1,0 +1,298 @@
+"""CUDA schedule of scans: cumulative sums and products, from either end, with or without the element itself.
+
+The one idea: every element is read once and written once. A row stays in registers, chunk by chunk, with what came
+before carried on; where rows are too few for the GPU, the chunks of a row go to different blocks that look back on each
+other's totals; where the scanned axis is strided, threads lie across it and run down their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.scans import scan_columns
+from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam
+from agent_synthesis.emit.cuda.scans.scan_text import RowScan, RowTeam
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.ir import Axis, Nest, Scan
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import STATIC_SHARED_BYTES
+
+_SMALLEST_EXTENT = 16
+"""Least extent of an axis for threads to lie along it."""
+_FEW_ROWS = 8 / 11
+"""Fewer rows for each SM than this, where they are longer than a block holds, are worth several blocks each."""
+_HELD_ELEMENTS = 64
+"""Elements of a row that a thread holds at most."""
+_SPARED_REGISTERS = 6
+"""Registers that a scan needs less than kernels usually do beside their data."""
+_WARP_COLUMNS = 1024
+"""Columns up to which a warp has a row."""
+_SAFE_FACTORS = 512
+"""Factors that f64 multiplies apart from what is before them. Those of one row leave its range after a thousand normal
+numbers, and an infinity before them times such a zero would be NaN; PyTorch multiplies almost in order."""
+
+
+class CudaScan(CudaSchedule):
+    """Choices: `scan` rows, grid (several blocks a row) or columns; `loads` once or shared; `stores` plain or
+    streaming; `exp` accurate or fast; `overlap` (yes: may start while the previous kernel ends); `ahead` (yes: the next
+    chunk of a row is asked for before this one is scanned).
+
+    Integers: `threads` of a block, `lanes` (threads of a row, or next to each other across columns), `pack` (elements),
+    `packs` (of a thread, of a row or down a column), `splits` (blocks that share a column), `min_blocks` (blocks an SM
+    shares).
+    """
+
+    name = "cuda_scan"
+
+    def accepts(self, nest: Nest) -> bool:
+        """Nests that reduce nothing but scans, in one direction, and store every element only at its place."""
+        return is_scan(nest)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """Columns where data lies across the scanned axis; a grid for few long rows; a warp for short ones."""
+        simple = geometry.canonical(nest)
+        candidates = [*self._preferred(nest, simple), self._parameters("rows", 32, 32, 1, 1)]
+        return next(iter(geometry.legal(candidates, lambda parameters: self._require(nest, parameters))))
+
+    def _preferred(self, nest: Nest, simple: Nest) -> list[Parameters]:
+        axis = _across(nest)
+        if axis is not None:
+            return self._columns(simple, axis)
+        rows, columns = simple.row_count, simple.column_count
+        pack = _pack(simple, simple.reduced[0])
+        most = max(1, _HELD_ELEMENTS // pack)  # packs of a thread
+        found = []
+        if _multiplies(simple):
+            lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
+            parts = [max(1, _SAFE_FACTORS // (lanes * pack * part)) for part in (1, 2, 4)]
+            return [self._parameters("rows", 256, lanes, pack, packs, ahead="yes") for packs in parts]
+        if columns <= _WARP_COLUMNS:
+            lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
+            found.append(self._parameters("rows", 256, lanes, pack, -(-columns // (lanes * pack))))
+        # A whole row in registers is one long piece of memory: 32768x32768 takes 2110 us, in chunks of 4096 2260. Where
+        # every element is an access of its own, only many accesses at once hide their latency.
+        for threads in (128, 256, 512) if pack > 1 else ():
+            packs = -(-columns // (threads * pack))
+            if packs <= (most // 4 if threads < 512 else most):
+                found.append(self._parameters("rows", threads, threads, pack, packs))
+        if rows < int(_FEW_ROWS * self.hardware.sm_count) and columns > 512 * _HELD_ELEMENTS:
+            found += [self._parameters("grid", 512, 512, pack, packs) for packs in (most // 2, most // 4)]
+        # Asking ahead pays (20000x50000: 1967 us instead of 2078), unless stores need again what it takes the place of.
+        ahead = "no" if _is_needed_again(simple) else "yes"
+        threads = 256 if pack == 1 and rows >= 2 * self.hardware.sm_count else 1024
+        while threads > 64 and threads * pack * 2 >= columns:
+            threads //= 2
+        for packs in (4, 2, 1):
+            found.append(self._parameters("rows", threads, threads, pack, packs, ahead=ahead))
+        return found
+
+    def _columns(self, simple: Nest, axis: Axis) -> list[Parameters]:
+        pack = _pack(simple, axis)
+        found = []
+        while pack >= 1:
+            lanes = min(128 // pack, max(8, geometry.power_of_two_at_least(-(-axis.extent // pack))))
+            threads = max(lanes, 512)
+            tiles = simple.row_count // axis.extent * -(-axis.extent // (pack * lanes))
+            # Few columns: parts of them for all SMs, or at least narrower tiles.
+            splits = min(4 * self.hardware.sm_count // tiles, simple.column_count // (32 * 128 // lanes))
+            if tiles >= 2 * self.hardware.sm_count or splits < 2 or len(simple.scans) > 1 or _multiplies(simple):
+                splits = 1
+            else:
+                threads = 128
+            while splits == 1 and lanes > 8 and tiles < 2 * self.hardware.sm_count:
+                lanes, tiles = lanes // 2, tiles * 2
+            while threads > max(32, lanes) and threads // lanes * 4 > simple.column_count:
+                threads //= 2
+            found += [self._parameters("columns", threads, lanes, pack, packs, splits=splits) for packs in (8, 4, 2, 1)]
+            pack //= 2
+        return found
+
+    def _parameters(
+        self, scan: str, threads: int, lanes: int, pack: int, packs: int, *, splits: int = 1, ahead: str = "no"
+    ) -> Parameters:
+        integers = {"threads": threads, "lanes": lanes, "pack": pack, "packs": max(1, packs), "splits": splits}
+        return Parameters(
+            {
+                "scan": scan,
+                "loads": "shared",
+                "stores": "plain",
+                "exp": "accurate",
+                "overlap": self.overlaps[0],
+                "ahead": ahead,
+            },
+            {**integers, "min_blocks": 1},
+        )
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away; other strategies with the settings that suit them."""
+        simple = geometry.canonical(nest)
+        integers, scan = current.integers, current.choices["scan"]
+        splits = integers["splits"]
+        axis = _across(nest) if scan == "columns" else None
+        widest = geometry.widest_pack(simple, axis or simple.reduced[0])
+        domain: Mapping[str, Sequence[str | int]] = {
+            "min_blocks": (1, 2, 3, 4, 5, 6, 8),
+            "packs": (1, 2, 4, 8, 16),
+            "ahead": ("yes", "no") if scan == "rows" else (),
+            "stores": ("plain", "streaming"),
+            "loads": ("once", "shared"),
+            "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
+            "lanes": (4, 8, 16, 32, 64, 128) if scan == "columns" or integers["lanes"] <= 32 else (),
+            "threads": (64, 128, 256, 512, 1024) if scan == "columns" or integers["lanes"] <= 32 else (),
+            "splits": tuple({1, splits * 2, max(1, splits // 2), 32}) if scan == "columns" else (),
+            "exp": ("accurate", "fast"),
+            "overlap": self.overlaps,
+        }
+        changes = geometry.domain_without(current, domain)
+        if scan != "columns":
+            for threads in (32, 64, 128, 256, 512, 1024):
+                sized = {**integers, "threads": threads, "lanes": threads}
+                changes.append(Parameters(current.choices, sized))
+            other = {**current.choices, "scan": "rows" if scan == "grid" else "grid", "ahead": "no"}
+            changes.append(Parameters(other, {**integers, "threads": 512, "lanes": 512}))
+        changes += [p for p in self._preferred(nest, simple) if p.choices["scan"] != scan]
+        distinct = [p for n, p in enumerate(changes) if p not in changes[:n] and p != current]
+        return geometry.legal(distinct, lambda parameters: self._require(nest, parameters))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Columns that blocks share are read twice; totals on boards are small."""
+        simple = geometry.canonical(nest)
+        if parameters.choices["scan"] == "columns":
+            team = _column_team(nest, simple, parameters)
+            shared, read = team.splits > 1, geometry.row_data_bytes(simple)
+            blocks = simple.row_count // team.axis.extent * team.tiles * team.splits
+            return Footprint(read if shared and read > self.hardware.l2_bytes // 2 else 0, blocks, 1 + shared)
+        row = _row_team(simple, parameters)
+        if row.grid:
+            blocks = simple.row_count * row.chunks
+            return Footprint(32 * blocks * len(simple.scans), blocks, 1)
+        return Footprint(0, -(-simple.row_count // row.rows_a_block), 1)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel."""
+        self._require(nest, parameters)
+        simple = geometry.canonical(nest)
+        header = shape.header(nest, self.name, parameters)
+        if parameters.choices["scan"] == "columns":
+            return scan_columns.emit(simple, nest, _column_team(nest, simple, parameters), parameters, header)
+        return RowScan(simple, _row_team(simple, parameters), parameters).write(nest, header)
+
+    def _require(self, nest: Nest, parameters: Parameters) -> None:
+        """Raises IllegalMove where the parameters cannot run this nest."""
+        simple = geometry.canonical(nest)
+        integers, scan = parameters.integers, parameters.choices["scan"]
+        threads, lanes, pack, packs = (integers[key] for key in ("threads", "lanes", "pack", "packs"))
+        if scan not in ("rows", "grid", "columns"):
+            raise IllegalMove(f"{nest.name}: scan = {scan} is none of rows, grid, columns")
+        axis = _across(nest) if scan == "columns" else simple.reduced[0]
+        if axis is None:
+            raise IllegalMove(f"{nest.name}: no other axis has enough neighbours for threads to lie across the scan")
+        if pack < 1 or geometry.widest_pack(simple, axis) % pack:
+            raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
+        if packs < 1 or lanes < 1 or threads % lanes or lanes & (lanes - 1):
+            raise IllegalMove(f"{nest.name}: {threads} threads in lanes of {lanes}, {packs} packs each")
+        if simple.column_count > 2**31 - 2**16:
+            raise IllegalMove(f"{nest.name}: places along the scan do not fit 32 bits")
+        splits = integers["splits"]
+        threads_of_a_part = lanes if scan != "columns" else threads // lanes
+        if splits < 1 or (splits > 1 and (scan != "columns" or len(simple.scans) > 1 or splits > simple.column_count)):
+            raise IllegalMove(f"{nest.name}: splits = {splits}; blocks share the rows of one scan down columns")
+        if scan == "columns":
+            if threads // lanes > 64:
+                raise IllegalMove(f"{nest.name}: {threads // lanes} threads above each other; 64 add up at most")
+        elif lanes > 32 and lanes != threads:
+            raise IllegalMove(f"{nest.name}: a row has lanes of one warp or all threads of a block")
+        if _multiplies(simple) and (splits > 1 or scan == "grid" or threads_of_a_part * pack * packs > _SAFE_FACTORS):
+            raise IllegalMove(
+                f"{nest.name}: {_SAFE_FACTORS} factors at most are multiplied apart from those before them"
+            )
+        if scan == "grid" and (lanes <= 32 or _row_team(simple, parameters).chunks * simple.row_count >= 2**31):
+            raise IllegalMove(f"{nest.name}: a grid has a block for every chunk")
+        if parameters.choices["ahead"] == "yes" and scan != "rows":
+            raise IllegalMove(f"{nest.name}: only rows have a next chunk to ask for")
+        held = _registers(simple, axis, pack * packs, ahead=parameters.choices["ahead"] == "yes") - _SPARED_REGISTERS
+        boxes = sum(s.type.compute.size_bytes for s in simple.scans) * 2 * (threads * pack if scan == "columns" else 32)
+        if boxes > STATIC_SHARED_BYTES:
+            raise IllegalMove(f"{nest.name}: what {threads} threads exchange exceeds static shared memory")
+        self.require_block(
+            nest,
+            threads=threads,
+            min_blocks=integers["min_blocks"],
+            shared_bytes=boxes,
+            held_registers=held,
+        )
+
+
+def _pack(simple: Nest, axis: Axis) -> int:
+    """Elements of one access, of 16 bytes of the widest type: a warp then moves what lies together."""
+    sizes = [simple.buffer(name).type.size_bytes for name, _ in geometry.accesses(simple)]
+    return max(1, min(geometry.widest_pack(simple, axis), 16 // max(sizes)))
+
+
+def _multiplies(simple: Nest) -> bool:
+    """Whether products of floats are scanned."""
+    return any(scan.operation == "cumprod" and scan.type.is_float for scan in simple.scans)
+
+
+def _is_needed_again(simple: Nest) -> bool:
+    """Whether stores read along the scan what scans read."""
+    axis = simple.reduced[0].name
+    scanned = geometry.loads_below(scan.value for scan in simple.scans)
+    stored = geometry.loads_below(store.value for store in simple.stores)
+    return any(axis in load.index.axes() and load in scanned for load in stored)
+
+
+def _registers(simple: Nest, axis: Axis, elements: int, *, ahead: bool) -> int:
+    """Registers of what a thread loads and scans at once: a value takes the place of what it is made of, if it may."""
+    loads = geometry.loads_below(scan.value for scan in simple.scans)
+    wide = [load for load in loads if axis.name in load.index.axes()]
+    loaded = sum(max(1, elements * simple.buffer(load.buffer).type.size_bytes // 4) for load in wide)
+    scanned = sum(max(1, elements * scan.type.compute.size_bytes // 4) for scan in simple.scans)
+    together = ahead or len(simple.scans) > 1 or _is_needed_again(simple)
+    return loaded + scanned if together else max(loaded, scanned)
+
+
+def is_scan(nest: Nest) -> bool:
+    """Whether all that a nest reduces are scans of one direction, and all that it stores are elements."""
+    return (
+        bool(nest.scans)
+        and all(isinstance(reduction, Scan) for reduction in nest.reductions)
+        and len({scan.reverse for scan in nest.scans}) == 1
+        and all(nest.is_element_store(store) for store in nest.stores)
+        and shape.is_safe_in_place(nest)
+    )
+
+
+def _across(nest: Nest) -> Axis | None:
+    """The axis that data is contiguous along, where that is not the scanned one and is long enough."""
+    axis, better = sweeps.vector_axis(shape.simplified(nest))
+    return axis if better and axis is not None and axis.extent >= _SMALLEST_EXTENT else None
+
+
+def _row_team(simple: Nest, parameters: Parameters) -> RowTeam:
+    integers = parameters.integers
+    return RowTeam(
+        grid=parameters.choices["scan"] == "grid",
+        threads=integers["threads"],
+        lanes=integers["lanes"],
+        pack=integers["pack"],
+        packs=integers["packs"],
+        columns=simple.column_count,
+    )
+
+
+def _column_team(nest: Nest, simple: Nest, parameters: Parameters) -> ColumnTeam:
+    integers, axis = parameters.integers, _across(nest)
+    assert axis is not None  # what requires it has been asked
+    return ColumnTeam(
+        axis=axis,
+        threads=integers["threads"],
+        lanes=integers["lanes"],
+        pack=integers["pack"],
+        unroll=integers["packs"],
+        splits=integers["splits"],
+        rows=simple.column_count,
+    )

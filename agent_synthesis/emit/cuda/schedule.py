@@ -1,0 +1,39 @@
+"""What all CUDA schedules are: ways to run nests on a card that they are handed.
+
+The one idea: a schedule asks its `hardware` for every size and limit, and says what it needs of what not every card
+has; on a card without it, it is not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.ir import Nest
+from warpsmith.hardware import Feature, Hardware
+from warpsmith.v1 import task_pb2
+
+
+@dataclass(frozen=True)
+class CudaSchedule:
+    """A schedule for one card; two of a class for equal cards are equal."""
+
+    hardware: Hardware
+    target: ClassVar[task_pb2.Target.ValueType] = task_pb2.TARGET_CUDA
+    needs: ClassVar[frozenset[Feature]] = frozenset()
+    """What the card must have."""
+
+    def require_block(
+        self, nest: Nest, *, threads: int, min_blocks: int = 1, shared_bytes: int = 0, held_registers: int = 0
+    ) -> None:
+        """Checks a block against an SM of the card. Raises IllegalMove, which names the limit."""
+        geometry.require_block(
+            self.hardware, nest, threads=threads, min_blocks=min_blocks, shared_bytes=shared_bytes,
+            held_registers=held_registers,
+        )  # fmt: skip
+
+    @property
+    def overlaps(self) -> tuple[str, ...]:
+        """What `overlap` may be: whether a kernel may start while the previous one ends. The first is the default."""
+        return ("yes", "no") if self.hardware.has(Feature.DEPENDENT_LAUNCH) else ("no",)

@@ -1,0 +1,1 @@
+"""Nests on CUDA whose loads and stores run along different axes."""

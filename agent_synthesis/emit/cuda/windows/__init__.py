@@ -1,0 +1,1 @@
+"""Sliding windows on CUDA."""

@@ -1,0 +1,179 @@
+"""CUDA schedule of sliding windows: columns of the data first, in registers; then along the row, in shared memory.
+
+The one idea: a team of threads makes a few neighbouring rows of outputs. Each thread reads packs of every row of data
+that they need, once, and joins them column by column; the joined rows meet in shared memory, where each output joins
+its few neighbours. Where indices do not allow that (positions of a maximum), a thread walks the window of each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import shape, windows
+from agent_synthesis.emit.cuda import geometry, kernel_text
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.windows.window_text import Layout, by_columns
+from agent_synthesis.emit.expression import Scope
+from agent_synthesis.emit.windows import Tiling
+from agent_synthesis.ir import Nest
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import STATIC_SHARED_BYTES
+
+_HEADERS = (*geometry.HEADERS, "ws_window.cuh")
+_HELD_REGISTERS = 16
+"""Accumulators of a thread by default."""
+_SHARED_PACK_BYTES = 8
+"""Bytes that a thread reads at once where rows of outputs share data: half as wide and twice as tall a tile as 16 bytes
+would allow. An H200 took 1.067 against 1.102 ms for a 4x4 maximum of 32x64x512x512, 1.187 against 1.194 for a 3x3x3 one
+of 16x32x128x128x128."""
+_LOADS_AT_ONCE = 8
+"""Packs that a thread should have on the way."""
+_LONGEST_UNROLLED_WINDOW = 128
+"""Elements of a window whose loops are unrolled."""
+
+
+class CudaWindow(CudaSchedule):
+    """Choices: `reuse` columns (joined once for all windows) or none, `overlap` (yes: may start while the previous
+    kernel ends).
+
+    Integers: `threads` of a block, `pack` (elements of a row read at once), `rows` (of outputs, of a thread), `items`
+    (packs of a thread at most, along the row), `blocks` (of an SM, for which registers suffice).
+    """
+
+    name = "cuda_window"
+
+    def accepts(self, nest: Nest) -> bool:
+        """Reductions over sliding windows, stored once for each output."""
+        return windows.is_window(shape.simplified(nest))
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """Columns where the indices allow it; as many rows as registers hold, if they share data."""
+        simple = shape.simplified(nest)
+        tiling = windows.tiling(simple)
+        for parameters in _guesses(tiling, self.overlaps[0]) if tiling else ():
+            try:
+                self._require(simple, parameters)
+            except IllegalMove:
+                continue
+            return parameters
+        return Parameters(
+            {"reuse": "none", "overlap": self.overlaps[0]},
+            {"threads": 256, "pack": 1, "rows": 1, "items": 1, "blocks": 1},
+        )
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One change away."""
+        simple = shape.simplified(nest)
+        columns = current.choices["reuse"] == "columns"
+        changes = geometry.domain_without(current, {
+            "reuse": ("columns", "none"),
+            "overlap": self.overlaps,
+            "threads": (64, 128, 256, 512),
+            "pack": (1, 2, 4, 8) if columns else (),
+            "rows": (1, 2, 4, 8, 16) if columns else (),
+            "items": (1, 2, 4) if columns else (),
+            "blocks": (1, 2, 3, 4, 6, 8),
+        })  # fmt: skip
+        return geometry.legal(changes, lambda parameters: self._require(simple, parameters))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Nothing beyond the nest's own bytes: rows that tiles share come from the second-level cache."""
+        simple = shape.simplified(nest)
+        return Footprint(0, self._grid(simple, parameters), 1)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel."""
+        simple = shape.simplified(nest)
+        self._require(simple, parameters)
+        lines = shape.header(nest, self.name, parameters)
+        tiling = windows.tiling(simple)
+        if parameters.choices["reuse"] == "columns" and tiling:
+            lines += by_columns(Layout.of(tiling, parameters), nest.windows[0], parameters)
+        else:
+            lines += _by_outputs(simple, parameters)
+        dependent = parameters.choices["overlap"] == "yes"
+        threads = parameters.integers["threads"]
+        record = geometry.launch(nest, grid=self._grid(simple, parameters), threads=threads, dependent=dependent)
+        return Emission("\n".join([*lines, "}", ""]), _HEADERS, (record,))
+
+    def _grid(self, simple: Nest, parameters: Parameters) -> int:
+        tiling = windows.tiling(simple)
+        if parameters.choices["reuse"] == "columns" and tiling:
+            layout = Layout.of(tiling, parameters)
+            return -(-layout.tiles // layout.teams)
+        return -(-simple.row_count // parameters.integers["threads"])
+
+    def _require(self, simple: Nest, parameters: Parameters) -> None:
+        threads, blocks = parameters.integers["threads"], parameters.integers["blocks"]
+        if parameters.choices["reuse"] == "none":
+            self.require_block(simple, threads=threads, min_blocks=blocks)
+            return
+        tiling = windows.tiling(simple)
+        if tiling is None:
+            raise IllegalMove(f"{simple.name}: its windows cannot be joined by columns")
+        layout = Layout.of(tiling, parameters)
+        layout.require(simple.name)
+        if layout.shared_bytes > STATIC_SHARED_BYTES:
+            raise IllegalMove(f"{simple.name}: {layout.shared_bytes} bytes of shared memory")
+        held = layout.rows * layout.pack * sum(r.type.compute.size_bytes // 4 for r in tiling.nest.reductions)
+        self.require_block(
+            simple,
+            threads=threads,
+            min_blocks=blocks,
+            shared_bytes=layout.shared_bytes,
+            held_registers=held,
+        )
+
+
+def _guesses(tiling: Tiling, overlap: str) -> list[Parameters]:
+    """Parameters from the best guess to the safest."""
+    widest = Layout.widest_pack(tiling)
+    down = tiling.outer[-1] if tiling.outer else None
+    shared = down is not None and down.reach >= down.stride
+    if shared:
+        narrowest = min(b.type.size_bytes for b in tiling.nest.buffers if not b.written)
+        widest = min(widest, max(2, _SHARED_PACK_BYTES // narrowest))
+    found = []
+    for threads, pack, held in ((256, widest, _HELD_REGISTERS), (128, widest, _HELD_REGISTERS // 2), (128, 1, 8)):
+        rows, most = 1, held // pack if shared else _LOADS_AT_ONCE // down.span(1) if down else 1
+        while down and rows * 2 <= min(most, down.outputs):
+            rows *= 2
+        layouts = [Layout(tiling, threads, pack, rows, items) for items in ((1, 2, 4) if down else (2, 4))]
+        layouts = [layout for layout in layouts if layout.outputs > 0]
+        if layouts:
+            items = max(layouts, key=lambda layout: (round(layout.busy, 1), -layout.items)).items
+            blocks = 2 if down and not shared else 4
+            integers = {"threads": threads, "pack": pack, "rows": rows, "items": items, "blocks": blocks}
+            found.append(Parameters({"reuse": "columns", "overlap": overlap}, integers))
+    return found
+
+
+def _by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
+    """A thread for each output."""
+    threads = parameters.integers["threads"]
+    text = kernel_text.KernelText(simple, "", 1, kernel_text.dialect_of("accurate"), once=False, streaming=False)
+    windows.name_elements(text.function, simple.windows[0])
+    root = Scope(text.function, None)
+    overlap(root, parameters)
+    number = text.function.names.take("output")
+    block = "blockIdx.x" if text.offset == "int" else "static_cast<ws::int64>(blockIdx.x)"
+    root.line(f"const {text.offset} {number} = {block} * {threads} + threadIdx.x;")
+    if simple.row_count % threads:
+        root.line(f"if ({number} >= {simple.row_count}) return;")
+    for axis, value in geometry.row_axes(simple, number).items():
+        root.line(f"const {text.offset} {text.function.axes[axis]} = {value};")
+    root.learn(axis.name for axis in simple.parallel)
+    unroll = kernel_text.UNROLL if simple.column_count <= _LONGEST_UNROLLED_WINDOW else ""
+    windows.walk_windows(root, unroll=unroll, kind="int")
+    root.expect(store.value for store in simple.stores)
+    for store in simple.stores:
+        root.store(store)
+    return [*text.signature(text.entry, threads, parameters.integers["blocks"]), *root.lines]
+
+
+def overlap(root: Scope, parameters: Parameters) -> None:
+    """Lets the kernel start while the previous one ends."""
+    if parameters.choices["overlap"] == "yes":
+        root.line("ws::wait_for_previous();")
+        root.line("ws::launch_dependents();")

@@ -1,0 +1,66 @@
+"""Schedules: the ways to run a nest on a target, one file a schedule and target.
+
+`schedules(target)` lists the built-ins in order of preference; the first that accepts a nest is the default.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
+from agent_synthesis.emit.cpu.pointwise import CpuPointwise
+from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
+from agent_synthesis.emit.cpu.scan import CpuScan
+from agent_synthesis.emit.cpu.window import CpuWindow
+from agent_synthesis.emit.cuda.attention import CudaAttention
+from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
+from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
+from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
+from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
+from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
+from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
+from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
+from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.scans.scan import CudaScan
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
+from agent_synthesis.emit.cuda.windows.window import CudaWindow
+from agent_synthesis.schedule import Schedule
+from warpsmith.hardware import H200, Hardware
+from warpsmith.v1 import task_pb2
+
+INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
+"""Where the headers that emissions name are."""
+
+_CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
+_CUDA: tuple[Callable[[Hardware], Schedule], ...] = (
+    CudaTranspose, CudaPointwise, CudaScan, CudaWindow, CudaColumnReduction, CudaRowReduction, CudaStreamedProduct,
+    CudaConvertedProduct, CudaProduct, CudaSmallProduct, CudaReducedProduct, CudaNormalizedProduct, CudaAttention,
+)  # fmt: skip
+"""The first two products take what gains by it."""
+PRODUCTS = frozenset({
+    "cuda_product_streamed", "cuda_product_converted", "cuda_product", "cuda_product_simt", "cuda_product_reduced",
+    "cuda_product_columns", "cuda_attention",
+})  # fmt: skip
+"""Schedules of matrix products and of attention, which no other schedule takes."""
+
+
+@functools.cache
+def schedules(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+    """The built-in schedules of a target that the card has all for, preferred first; empty for a target without any."""
+    return tuple(each for each in every_schedule(target, hardware) if not why_not(each))
+
+
+@functools.cache
+def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+    """Those too that the card lacks something for."""
+    return tuple(each(hardware) for each in _CUDA) if target == task_pb2.TARGET_CUDA else _CPU
+
+
+def why_not(schedule: Schedule) -> str:
+    """Why a schedule is not offered on its card, in a sentence; empty where it is."""
+    refusal = schedule.hardware.refusal(schedule.needs) if isinstance(schedule, CudaSchedule) else ""
+    return f"{schedule.name} {refusal}" if refusal else ""
