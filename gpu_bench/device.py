@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from gpu_bench.clocks import new_event, spin
 from gpu_bench.nvml import gpu_state
+from gpu_bench.timing.clocks import new_event, spin
 from warpsmith import hardware
 from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, task_pb2, timing_pb2

@@ -5,7 +5,7 @@ The one idea: how a process ended names its fault, in words that a reader knows.
 
 from __future__ import annotations
 
-from gpu_bench.watchdog import HUNG
+from gpu_bench.running.watchdog import HUNG
 from warpsmith.errors import WorkerCrashed
 from warpsmith.v1 import benchmark_service_pb2, verdict_pb2
 

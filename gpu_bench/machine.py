@@ -11,13 +11,13 @@ import os
 import threading
 from dataclasses import replace
 
-from gpu_bench.compiler_cache import CompilerCache
+from gpu_bench.pytorch.compiler_cache import CompilerCache
 from warpsmith import jail
 from warpsmith.errors import WorkerFault
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2
 from warpsmith.worker import Worker
 
-JUDGE, BENCH = "gpu_bench.judge_worker:METHODS", "gpu_bench.bench_worker:METHODS"
+JUDGE, BENCH = "gpu_bench.judging.judge_worker:METHODS", "gpu_bench.running.bench_worker:METHODS"
 _DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"  # as in `sharing`, which needs torch
 _DEADLINE_SECONDS = 300.0
 

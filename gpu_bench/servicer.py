@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import grpc
 
-from gpu_bench import metrics, sanitizer
+from gpu_bench import metrics
 from gpu_bench.nvml import Gpu
 from gpu_bench.quarantine import Quarantine, Watch
+from gpu_bench.sanitizing import sanitizer
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, task_pb2, verdict_pb2

@@ -18,14 +18,17 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from gpu_bench import faults, headline, room, sanitizer
-from gpu_bench.compiler_cache import CompilerCache
+from gpu_bench import faults
 from gpu_bench.limits import Limits
 from gpu_bench.machine import BENCH, JUDGE, Machine
-from gpu_bench.outbox import Passage
-from gpu_bench.parcels import Parcels
-from gpu_bench.reserve import Lot, started
-from gpu_bench.spare import Spare
+from gpu_bench.pytorch.compiler_cache import CompilerCache
+from gpu_bench.sanitizing import sanitizer
+from gpu_bench.timing import headline
+from gpu_bench.workers import room
+from gpu_bench.workers.outbox import Passage
+from gpu_bench.workers.parcels import Parcels
+from gpu_bench.workers.reserve import Lot, started
+from gpu_bench.workers.spare import Spare
 from warpsmith import jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
 from warpsmith.v1 import (

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from gpu_bench.limits import Limits
 from gpu_bench.machine import Machine
-from gpu_bench.reserve import Reserve
 from gpu_bench.session import Session
-from gpu_bench.solution_session import SolutionSession
+from gpu_bench.solutions.solution_session import SolutionSession
+from gpu_bench.workers.reserve import Reserve
 from warpsmith import digest, jail
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, task_pb2, timing_pb2
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from gpu_bench.baselines import AA_COPY, CANDIDATE, EAGER
-from gpu_bench.clocks import Arm, Clock, CudaClock, HostClock
-from gpu_bench.timing import measure, plan_for
-from gpu_bench.timing_selftest import judged
+from gpu_bench.pytorch.baselines import AA_COPY, CANDIDATE, EAGER
+from gpu_bench.timing.clocks import Arm, Clock, CudaClock, HostClock
+from gpu_bench.timing.interleaving import measure, plan_for
+from gpu_bench.timing.timing_selftest import judged
 from warpsmith.v1 import task_pb2, timing_pb2
 
 PLANTED = {"cpu": 0.10, "cuda": 0.03}

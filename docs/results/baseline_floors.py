@@ -25,10 +25,10 @@ import landscape_file
 import level1
 import products
 
-from gpu_bench import floor
 from gpu_bench.device import Ceilings
-from gpu_bench.second_sweeps import Slices
-from gpu_bench.timing import SHORT_CALL_NS
+from gpu_bench.timing import floor
+from gpu_bench.timing.interleaving import SHORT_CALL_NS
+from gpu_bench.timing.second_sweeps import Slices
 from warpsmith.digest import digest
 from warpsmith.v1 import task_pb2
 

@@ -34,8 +34,8 @@ from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.plan import Plan as Groups
 from agent_synthesis.plan import plan_zero
 from gpu_bench import device
-from gpu_bench.cuda import CudaExecutor
-from gpu_bench.executor import Sources
+from gpu_bench.running.cuda import CudaExecutor
+from gpu_bench.running.executor import Sources
 from warpsmith.capture import capture
 from warpsmith.digest import digest
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, timing_pb2

@@ -39,13 +39,13 @@ from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Group, Plan, plan_zero
 from agent_synthesis.random_modules import Sketch
-from gpu_bench import comparison, judge_worker
-from gpu_bench.bench_worker import Bench
-from gpu_bench.executor import ProgramFault
-from gpu_bench.host import HostExecutor, HostProgram
-from gpu_bench.judge_worker import Judge
-from gpu_bench.loaded import LoadedTask
-from gpu_bench.sharing import SharedMemory
+from gpu_bench.judging import comparison, judge_worker
+from gpu_bench.judging.judge_worker import Judge
+from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.running.bench_worker import Bench
+from gpu_bench.running.executor import ProgramFault
+from gpu_bench.running.host import HostExecutor, HostProgram
+from gpu_bench.workers.sharing import SharedMemory
 from warpsmith import aten
 from warpsmith.capture import CaptureRefused
 from warpsmith.errors import BadInput, IllegalMove

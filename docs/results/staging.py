@@ -28,8 +28,8 @@ from agent_synthesis.graph_index import GraphIndex
 from agent_synthesis.ir import Nest
 from agent_synthesis.plan import Plan, plan_zero, schedule_named
 from agent_synthesis.testing import Applied
-from gpu_bench.cuda import CudaExecutor
-from gpu_bench.executor import Sources
+from gpu_bench.running.cuda import CudaExecutor
+from gpu_bench.running.executor import Sources
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2

@@ -11,5 +11,5 @@ losses = Counter(
 
 
 def name(entry: str) -> str:
-    """A worker's label: the module of its entry, "gpu_bench.judge_worker:METHODS" → "gpu_bench.judge_worker"."""
+    """A worker's label: the module of its entry, "service.judge_worker:METHODS" → "service.judge_worker"."""
     return entry.partition(":")[0]

@@ -16,7 +16,7 @@ from scripted_model import Says, ScriptedModel
 from agent_correctness import adversary
 from agent_correctness.adversary import Adversary
 from agent_correctness.judge import Judge
-from gpu_bench import inputs
+from gpu_bench.values import inputs
 from warpsmith import testing
 from warpsmith.errors import Infrastructure
 from warpsmith.openai_client import OpenAiClient, Patience

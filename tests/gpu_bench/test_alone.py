@@ -9,8 +9,8 @@ import pytest
 
 from agent_correctness import closer_look
 from agent_correctness.judge import Judge
-from gpu_bench import alone
-from gpu_bench.loaded import LoadedTask
+from gpu_bench.judging import alone
+from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.session import Session
 from warpsmith import digest
 from warpsmith.v1 import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_bench.arena import Arena
+from gpu_bench.running.arena import Arena
 
 
 def test_blocks_that_come_back_while_one_is_looked_for_disturb_nothing() -> None:

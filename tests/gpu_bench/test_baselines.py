@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpu_bench import baselines
-from gpu_bench.baselines import Baselines, aa_copy, preserved_state
+from gpu_bench.pytorch import baselines
+from gpu_bench.pytorch.baselines import Baselines, aa_copy, preserved_state
 from warpsmith.v1 import task_pb2, timing_pb2
 
 

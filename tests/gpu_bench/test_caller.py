@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from gpu_bench.callee import CALL, DELIVER
-from gpu_bench.caller import Called, CallFailed
+from gpu_bench.solutions.callee import CALL, DELIVER
+from gpu_bench.solutions.caller import Called, CallFailed
 from warpsmith import jail
 from warpsmith.errors import WorkerCrashed, WorkerTimeout
 from warpsmith.jail import Policy, Rung

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gpu_bench.comparison import BLOCK, Forgiveness, compare, ulp
+from gpu_bench.judging.comparison import BLOCK, Forgiveness, compare, ulp
 
 
 def sample(count: int = 3 * BLOCK + 17) -> tuple[torch.Tensor, torch.Tensor]:

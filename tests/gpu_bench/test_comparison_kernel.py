@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from agent_correctness.simt import Sanitizer, Simulation, Simulator
-from gpu_bench import comparison, plausible
-from gpu_bench.comparison import BLOCK, Forgiveness, compare
-from gpu_bench.comparison_kernel import SOURCE, Seen
+from gpu_bench.judging import comparison, plausible
+from gpu_bench.judging.comparison import BLOCK, Forgiveness, compare
+from gpu_bench.judging.comparison_kernel import SOURCE, Seen
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 ROUNDED = """

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from gpu_bench import comparison, comparison_kernel
-from gpu_bench.comparison import BLOCK, Forgiveness, compare
+from gpu_bench.judging import comparison, comparison_kernel
+from gpu_bench.judging.comparison import BLOCK, Forgiveness, compare
 
 pytestmark = pytest.mark.gpu
 STRICT = Forgiveness()

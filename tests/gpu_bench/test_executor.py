@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import cuda, guard, inputs
-from gpu_bench.executor import ProgramFault, Sources, aligned_copy
-from gpu_bench.guard import GuardedMemory, same_bits
-from gpu_bench.host import HostExecutor
-from gpu_bench.loaded import executor_of
+from gpu_bench.judging import guard
+from gpu_bench.judging.guard import GuardedMemory, same_bits
+from gpu_bench.judging.loaded import executor_of
+from gpu_bench.running import cuda
+from gpu_bench.running.executor import ProgramFault, Sources, aligned_copy
+from gpu_bench.running.host import HostExecutor
+from gpu_bench.values import inputs
 from warpsmith import digest, dtypes, plugins
 from warpsmith.errors import UnknownPlugin
 from warpsmith.v1 import candidate_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2

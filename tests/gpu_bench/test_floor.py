@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from gpu_bench import floor
 from gpu_bench.device import Ceilings
-from gpu_bench.floor import Work, guard, reference_flags, work_of
-from gpu_bench.second_sweeps import Slices
+from gpu_bench.timing import floor
+from gpu_bench.timing.floor import Work, guard, reference_flags, work_of
+from gpu_bench.timing.second_sweeps import Slices
 from warpsmith.v1 import task_pb2, tensor_pb2, timing_pb2
 
 capture = pytest.importorskip("warpsmith.capture")

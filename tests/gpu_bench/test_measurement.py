@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from gpu_bench import device, floor, headline, measurement, metrics, reference
-from gpu_bench.baselines import Baselines, Prepared
-from gpu_bench.floor import Work
-from gpu_bench.measurement import Bench, Candidate, StepInfo, compose_timing, measure_candidate, step_infos
-from gpu_bench.timing_selftest import NOTHING, Noise, SimulatedClock
+from gpu_bench import device, metrics
+from gpu_bench.pytorch import reference
+from gpu_bench.pytorch.baselines import Baselines, Prepared
+from gpu_bench.timing import floor, headline, measurement
+from gpu_bench.timing.floor import Work
+from gpu_bench.timing.measurement import Bench, Candidate, StepInfo, compose_timing, measure_candidate, step_infos
+from gpu_bench.timing.timing_selftest import NOTHING, Noise, SimulatedClock
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
 
 NS = {"candidate": 1e5, "eager": 3e5, "compile": 2e5, "rewritten": 1.2e5, "aa_copy": 2e5}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import outbox, parcels
-from gpu_bench.outbox import Outbox, Passage
 from gpu_bench.session import Session
-from gpu_bench.sharing import SharedMemory, lay_out
+from gpu_bench.workers import outbox, parcels
+from gpu_bench.workers.outbox import Outbox, Passage
+from gpu_bench.workers.sharing import SharedMemory, lay_out
 from warpsmith.v1 import benchmark_service_pb2, task_pb2, verdict_pb2
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import conditioning, guard, judge_worker, near_ties, plausible, slices, terms, undecided
-from gpu_bench.bench_worker import Bench
-from gpu_bench.executor import ProgramFault
-from gpu_bench.judge_worker import Judge
-from gpu_bench.loaded import LoadedTask
-from gpu_bench.sharing import SharedMemory
+from gpu_bench.judging import conditioning, guard, judge_worker, near_ties, plausible, slices, terms, undecided
+from gpu_bench.judging.judge_worker import Judge
+from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.running.bench_worker import Bench
+from gpu_bench.running.executor import ProgramFault
+from gpu_bench.workers.sharing import SharedMemory
 from warpsmith import aten
 from warpsmith.errors import BadInput
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2

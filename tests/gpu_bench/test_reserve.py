@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_bench import reserve
-from gpu_bench.compiler_cache import CompilerCache
 from gpu_bench.machine import BENCH, JUDGE, Machine
-from gpu_bench.reserve import Lot, Reserve, SharedFiles
+from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.session import Session
+from gpu_bench.workers import reserve
+from gpu_bench.workers.reserve import Lot, Reserve, SharedFiles
 from warpsmith.v1 import benchmark_service_pb2, task_pb2, verdict_pb2
 
 

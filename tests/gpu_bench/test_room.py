@@ -7,10 +7,10 @@ import weakref
 import pytest
 import torch
 
-from gpu_bench import room
-from gpu_bench.executor import ProgramFault
-from gpu_bench.loaded import may_keep
-from gpu_bench.shortage import Shortages
+from gpu_bench.judging.loaded import may_keep
+from gpu_bench.running.executor import ProgramFault
+from gpu_bench.workers import room
+from gpu_bench.workers.shortage import Shortages
 from warpsmith.errors import WorkerFault, WorkerRaised
 from warpsmith.v1 import judging_pb2, verdict_pb2
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_bench import host, kernel_image, runner, standing
-from gpu_bench.arena import KEPT_BYTES, Arena, arena
-from gpu_bench.clocks import Arm, HostClock, Reading
-from gpu_bench.executor import ProgramFault, Sources
-from gpu_bench.host import HostExecutor, HostProgram
+from gpu_bench.running import host, kernel_image, runner
+from gpu_bench.running.arena import KEPT_BYTES, Arena, arena
+from gpu_bench.running.executor import ProgramFault, Sources
+from gpu_bench.running.host import HostExecutor, HostProgram
+from gpu_bench.timing import standing
+from gpu_bench.timing.clocks import Arm, HostClock, Reading
 from warpsmith import kernel_calls
 from warpsmith.v1 import verdict_pb2
 

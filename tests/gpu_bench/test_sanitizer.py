@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_bench import sanitizer
-from gpu_bench.sanitized_run import is_told, kernels_alone
+from gpu_bench.sanitizing import sanitizer
+from gpu_bench.sanitizing.sanitized_run import is_told, kernels_alone
 from warpsmith import jail
 from warpsmith.jail import Rung
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_bench.caller import Answer
-from gpu_bench.clocks import RETAKE_COUNT, Arm, Reading
-from gpu_bench.contest import with_work_put_off
-from gpu_bench.solution_timing import HANDSHAKE, OutsideClock, contend
+from gpu_bench.solutions.caller import Answer
+from gpu_bench.solutions.contest import with_work_put_off
+from gpu_bench.solutions.solution_timing import HANDSHAKE, OutsideClock, contend
+from gpu_bench.timing.clocks import RETAKE_COUNT, Arm, Reading
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2
 
 READING = (Arm("candidate", lambda index: index), [0], Reading.COLD)

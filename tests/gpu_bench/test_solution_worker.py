@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from gpu_bench import integrity, solution_worker, structure, structure_text, witness
-from gpu_bench.executor import ProgramFault
-from gpu_bench.solution_worker import counterparts, refuse_promises
-from gpu_bench.witness import GAP_BYTES, Yardstick, far, lay_out
+from gpu_bench.running.executor import ProgramFault
+from gpu_bench.solutions import integrity, solution_worker, structure, structure_text, witness
+from gpu_bench.solutions.solution_worker import counterparts, refuse_promises
+from gpu_bench.solutions.witness import GAP_BYTES, Yardstick, far, lay_out
 from warpsmith.v1 import verdict_pb2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_bench import standing
+from gpu_bench.timing import standing
 
 SPINNER = r"""
 #define _GNU_SOURCE

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gpu_bench.statistics import (
+from gpu_bench.timing.statistics import (
     Ratio,
     faster,
     median,

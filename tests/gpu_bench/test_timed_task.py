@@ -9,12 +9,13 @@ import weakref
 import pytest
 import torch
 
-from gpu_bench import timed_task, watchdog
-from gpu_bench.executor import ProgramFault
+from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.limits import Limits
-from gpu_bench.loaded import LoadedTask
+from gpu_bench.running import watchdog
+from gpu_bench.running.executor import ProgramFault
 from gpu_bench.session import Session
-from gpu_bench.timed_task import TimedTask, free_bytes
+from gpu_bench.timing import timed_task
+from gpu_bench.timing.timed_task import TimedTask, free_bytes
 from warpsmith.v1 import benchmark_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
 

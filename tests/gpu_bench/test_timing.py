@@ -8,18 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_bench import clocks, timing_selftest
-from gpu_bench.clocks import Arm, HostClock, Reading
-from gpu_bench.statistics import FEW_BLOCKS, LEAST_BLOCKS
-from gpu_bench.timing import (
-    Plan,
-    buffer_set_count,
-    failure_text,
-    measure,
-    measure_steps,
-    plan_for,
-)
-from gpu_bench.timing_selftest import Noise, SimulatedClock
+from gpu_bench.timing import clocks, timing_selftest
+from gpu_bench.timing.clocks import Arm, HostClock, Reading
+from gpu_bench.timing.interleaving import Plan, buffer_set_count, failure_text, measure, measure_steps, plan_for
+from gpu_bench.timing.statistics import FEW_BLOCKS, LEAST_BLOCKS
+from gpu_bench.timing.timing_selftest import Noise, SimulatedClock
 from warpsmith.v1 import task_pb2, timing_pb2
 
 QUIET = Noise(jitter=0.0, drift=0.0, spike_chance=0.0, step_chance=0.0)

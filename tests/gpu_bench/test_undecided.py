@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_bench import conditioning, undecided
+from gpu_bench.judging import conditioning, undecided
 
 ROWS, TIED = 4000, 17
 

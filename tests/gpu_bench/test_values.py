@@ -13,8 +13,10 @@ from unusual_modules import FAMILIES, FRESH, MODULES, SEED, TASK, Desk, source
 
 from agent_correctness.check import Finding, seed_from
 from agent_correctness.overfit import OverfitCheck
-from gpu_bench import dependence, headline, inputs, integers, learning
+from gpu_bench.judging import dependence
 from gpu_bench.session import Session
+from gpu_bench.timing import headline
+from gpu_bench.values import inputs, integers, learning
 from warpsmith.errors import BadInput
 from warpsmith.proposed_values import Recipe, recipe_of, seed_of
 from warpsmith.task_module import seed_all, seed_generator

@@ -27,7 +27,7 @@ from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
 from gpu_bench.machine import Machine
 from gpu_bench.session import Session
-from gpu_bench.solution_session import SolutionSession
+from gpu_bench.solutions.solution_session import SolutionSession
 from warpsmith import digest
 from warpsmith.v1 import (
     artifact_pb2,

@@ -14,7 +14,7 @@ from pathlib import Path
 import hostile_kernels as kernels
 import torch
 
-from gpu_bench import sanitizer
+from gpu_bench.sanitizing import sanitizer
 from warpsmith import jail
 from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, graph_pb2, task_pb2, verdict_pb2
 

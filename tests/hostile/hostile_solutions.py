@@ -214,7 +214,7 @@ CHEATS = [
              linear("return torch.zeros(16, 24)", top="torch.testing.assert_close = lambda *_, **__: None")),
     Solution("replaces how the harness compares", ("CHEAT", "WRONG_INPUT_MUTATED", *VALUE),
              linear("x.zero_()\nreturn torch.zeros(16, 24)",
-                    top="import gpu_bench.guard\ngpu_bench.guard.same_bits = lambda *_: True")),
+                    top="import gpu_bench.judging.guard\ngpu_bench.judging.guard.same_bits = lambda *_: True")),
     Solution("equality of tensors that is always true", ("CHEAT",),
              linear("return torch.zeros(16, 24)", top="torch.Tensor.__eq__ = lambda *_: True")),
     Solution("a lazy kind of tensor", ("CHEAT",), linear(

@@ -28,21 +28,13 @@ from agent_correctness.memory import MemoryCheck
 from agent_correctness.overfit import OverfitCheck
 from agent_correctness.precision import PrecisionCheck
 from agent_correctness.values import ValueCheck
-from gpu_bench import (
-    bench_worker,
-    guard,
-    headline,
-    inputs,
-    judge_worker,
-    measurement,
-    runner,
-    timed_memory,
-    timed_task,
-    timing_selftest,
-)
-from gpu_bench.loaded import LoadedTask
+from gpu_bench.judging import guard, judge_worker
+from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.policy import objections
-from gpu_bench.sharing import SharedMemory
+from gpu_bench.running import bench_worker, runner
+from gpu_bench.timing import headline, measurement, timed_memory, timed_task, timing_selftest
+from gpu_bench.values import inputs
+from gpu_bench.workers.sharing import SharedMemory
 from warpsmith import kernel_calls
 from warpsmith.v1 import (
     artifact_pb2,

@@ -16,9 +16,9 @@ import pytest
 import torch
 from raw_system import RAW, THREAD
 
-from gpu_bench import runner
-from gpu_bench.executor import ProgramFault, Sources
-from gpu_bench.host import HostExecutor, HostProgram
+from gpu_bench.running import runner
+from gpu_bench.running.executor import ProgramFault, Sources
+from gpu_bench.running.host import HostExecutor, HostProgram
 
 pytestmark = pytest.mark.hostile
 

@@ -10,9 +10,9 @@ import pytest
 from hostile_solutions import CHEATS, HONEST, Solution, reference_task
 
 from agent_correctness.judge import Judge
-from gpu_bench import contest, integrity
 from gpu_bench.limits import Limits
-from gpu_bench.solution_session import SolutionSession
+from gpu_bench.solutions import contest, integrity
+from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator import judge
 from warpsmith import digest
 from warpsmith.v1 import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
-from gpu_bench.solution_session import SolutionSession
+from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator import judge
 from warpsmith import digest, jail
 from warpsmith.errors import WarpsmithError

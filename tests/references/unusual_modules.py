@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gpu_bench.bench_worker import Bench
-from gpu_bench.judge_worker import Judge
-from gpu_bench.loaded import LoadedTask
-from gpu_bench.sharing import SharedMemory
+from gpu_bench.judging.judge_worker import Judge
+from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.running.bench_worker import Bench
+from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 TASK, FRESH = verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH

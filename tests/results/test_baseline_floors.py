@@ -7,7 +7,7 @@ from typing import Any
 import baseline_floors
 import pytest
 
-from gpu_bench import floor
+from gpu_bench.timing import floor
 
 
 def test_the_guard_rejects_no_baseline_that_was_measured() -> None:

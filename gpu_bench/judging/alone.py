@@ -1,0 +1,185 @@
+"""One group of a program judged alone: by what it was given in a run of the whole, and what it made of that.
+
+The one idea: a whole is measured by eager's error, and where one call of it is inexact (a TF32 convolution), so may
+everything else be. A group is measured by the error that eager makes on the same values, between the same two places
+of the captured graph. Programs name their buffers as the graph names its tensors; what has no such name cannot be
+judged alone, and that is said. Never raises for a program: it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_bench.judging import comparison, plausible
+from gpu_bench.judging.terms import terms_floor
+from gpu_bench.workers.sharing import lay_out
+from warpsmith import aten, dtypes
+from warpsmith.program_steps import buffers_of, tensor_names
+from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
+
+GIVEN, MADE = "given ", "made "
+"""Prefixes of regions: a buffer as the group finds it, and as it leaves it."""
+MOST_BYTES = 8 << 30
+"""What a group is given and makes may take in the memory that both workers share."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Between which tensors of the captured graph a group lies."""
+
+    graph: graph_pb2.Graph
+    """The part of the module's graph between them; its sources are the module's own and what is given."""
+    regions: Sequence[judging_pb2.Region]
+    """What the candidate's process delivers: everything given, then everything made."""
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The group cannot be judged alone."""
+
+    reason: str
+
+
+def span_of(program: candidate_pb2.Program, group: str) -> tuple[int, int]:
+    """Positions of the group's first and last step; (-1, -1) where it has none."""
+    positions = [position for position, step in enumerate(program.steps) if step.group == group]
+    return (positions[0], positions[-1]) if positions else (-1, -1)
+
+
+def boundary_of(program: candidate_pb2.Program, group: str, graph: graph_pb2.Graph) -> Boundary | Refusal:
+    """What lies between a group and the rest of its program."""
+    first, last = span_of(program, group)
+    if first < 0:
+        return Refusal("the program has no such group")
+    specs = {result.name: result.spec for node in graph.nodes for result in node.results if result.name}
+    before = {name for step in program.steps[:first] for name in _written(step)}
+    after = {name for step in program.steps[last + 1 :] for name in buffers_of(step)} | {*program.outputs}
+    touched = dict.fromkeys(name for step in program.steps[first : last + 1] for name in buffers_of(step))
+    written = {name for step in program.steps[first : last + 1] for name in _written(step)}
+    given = [name for name in touched if name in before and name in specs and name not in written]
+    made = [name for name in touched if name in written and name in after and name in specs]
+    if not made:
+        return Refusal("what it makes has no name in the module's graph, as after a change of the algebra")
+    part = _part(graph, given, made, specs)
+    if isinstance(part, Refusal):
+        return part
+    read = {source.name for source in part.sources}
+    tensors = [(GIVEN + name, _meta(specs[name])) for name in given if name in read]
+    regions, total = lay_out(tensors + [(MADE + name, _meta(specs[name])) for name in made])
+    if total > MOST_BYTES:
+        return Refusal(f"what it is given and makes takes {total / 2**30:.1f} GiB, more than {MOST_BYTES >> 30} GiB")
+    return Boundary(part, regions, total)
+
+
+def _written(step: candidate_pb2.Step) -> Sequence[str]:
+    match step.WhichOneof("kind"):
+        case "launch":
+            return step.launch.writes
+        case "library":
+            return step.library.results
+    return [step.memset.buffer]
+
+
+def _meta(spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+    return torch.empty(tuple(spec.shape), dtype=dtypes.to_torch(spec.dtype), device="meta")
+
+
+def _part(
+    graph: graph_pb2.Graph,
+    given: Sequence[str],
+    made: Sequence[str],
+    specs: Mapping[str, tensor_pb2.TensorSpec],
+) -> graph_pb2.Graph | Refusal:
+    """The nodes that make `made` out of `given` and the module's own tensors."""
+    maker = {result.name: node for node in graph.nodes for result in node.results if result.name}
+    wanted, pending = set(made), list(made)
+    needed: set[str] = set()
+    while pending:
+        node = maker[pending.pop()]
+        needed.add(node.name)
+        for name in tensor_names(aten.arguments_of(node)):
+            if name not in wanted:
+                wanted.add(name)
+                if name not in given and name in maker:
+                    pending.append(name)
+    nodes = [node for node in graph.nodes if node.name in needed]
+    if any(node.random for node in nodes):
+        return Refusal("it draws at random")
+    owner, own = aten.roots(graph), {source.name for source in graph.sources}
+    elsewhere = {owner[name] for node in graph.nodes if node.name not in needed for name in node.mutates}
+    written = {owner[name] for node in nodes for name in node.mutates} - own  # statistics are known as they were
+    if any(owner[name] in written | elsewhere for name in wanted):
+        return Refusal("what it is given, reads or makes is written in place")
+    part = graph_pb2.Graph(outputs=made, nodes=nodes)
+    part.sources.extend(source for source in graph.sources if source.name in wanted & own)
+    for name in given:
+        if name in wanted:
+            part.sources.add(name=name, spec=specs[name], origin=graph_pb2.ORIGIN_INPUT)
+    return part
+
+
+def judge(
+    boundary: Boundary,
+    observed: verdict_pb2.Comparison,
+    delivered: Sequence[torch.Tensor],
+    sources: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> verdict_pb2.Comparison:
+    """Compares what a group made with the truth of what it was given.
+
+    `delivered` are the tensors of `boundary.regions`, `sources` the module's by their names in the graph.
+    """
+    complete = verdict_pb2.Comparison(family=observed.family, seed=observed.seed, group=observed.group)
+    values, results = dict(sources), {}
+    for region, tensor in zip(boundary.regions, delivered, strict=True):
+        if region.name.startswith(GIVEN):
+            name = region.name.removeprefix(GIVEN)
+            spec = next(source.spec for source in boundary.graph.sources if source.name == name)
+            laid = torch.empty_strided(tuple(spec.shape), tuple(spec.strides), dtype=tensor.dtype, device=device)
+            values[name] = laid.copy_(tensor)
+        else:
+            results[region.name.removeprefix(MADE)] = tensor
+    used = {source.name: values[source.name] for source in boundary.graph.sources if source.name in values}
+    truth = aten.interpret(boundary.graph, used, widen=True)
+    eager = aten.interpret(boundary.graph, {name: tensor.clone() for name, tensor in used.items()})
+    specs = [result.spec for node in boundary.graph.nodes for result in node.results if result.name]
+    coarsest = plausible.share(dtypes.to_torch(spec.dtype) for spec in specs)
+    for position, (name, candidate) in enumerate(results.items()):
+        own, wide = eager[name], truth[name]
+        if own.is_floating_point():
+            off, size = plausible.off_and_size(own, wide)
+            if off > max(coarsest, plausible.share([own.dtype])) * size:
+                complete.unjudged = f"rounding is all that is left of {name}"
+                del complete.outputs[:]
+                return complete
+        floor = terms_floor(boundary.graph, used, name, wide)
+        error = comparison.compare(candidate, own, wide, terms_floor=floor)
+        error.output = position
+        complete.outputs.append(error)
+    return complete
+
+
+def watching(
+    program: candidate_pb2.Program, request: judging_pb2.ExecuteRequest, found: Callable[[str], torch.Tensor | None]
+) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
+    """What to call after every step of a run, and once before the first; and what it fills: copies, by region."""
+    first, last = span_of(program, request.group)
+    seen: dict[str, torch.Tensor] = {}
+    step = -1
+
+    def after_step() -> None:
+        nonlocal step
+        step += 1
+        for position, prefix in ((first, GIVEN), (last + 1, MADE)):
+            if step != position:
+                continue
+            for region in request.regions:
+                tensor = found(region.name.removeprefix(prefix)) if region.name.startswith(prefix) else None
+                if tensor is not None:
+                    seen[region.name] = tensor.clone()
+
+    return after_step, seen

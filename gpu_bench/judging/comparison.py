@@ -1,0 +1,271 @@
+"""How far an output is from the truth, in units of what PyTorch's own result is: the error-ratio rule.
+
+The one idea: the yardstick D is the largest of eager's own error, the rounding of the truth in the output's type,
+2 ulp of the output's rms and, for small outputs, 4u·Σ|terms|. A candidate is judged by its error over D, over all
+elements, at the worst one, and over every 4,096. A tolerance cannot see a precision cut; this can. Pure functions
+of tensors: limits and verdicts are the correctness agent's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_bench.judging.comparison_kernel import Seen, compare_blocks, compile_ahead, is_for
+from warpsmith.v1 import verdict_pb2
+
+BLOCK = 4096
+"""Elements of a block of the local criterion."""
+SMALL_OUTPUT = 1024
+"""Outputs with fewer elements get the floor of 4u·Σ|terms|: their eager error may be zero by luck."""
+_CHUNK = BLOCK << 13
+"""Elements compared at once: bounds the float64 temporaries to about 1 GiB."""
+_KERNEL_CHUNK = BLOCK << 16
+"""The same where a kernel makes none and what it looks at is on its device."""
+
+KERNELBENCH_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
+"""atol = rtol of KernelBench's harness; 1e-4 for every other type."""
+
+
+@dataclass(frozen=True)
+class Forgiveness:
+    """What a value family allows beyond the rule."""
+
+    nan_stands_for_any_non_finite: bool = False
+    """Where the reference is NaN, an infinity will do: infinities that cancel in one order overflow in another."""
+    worst_block_for_all: bool = False
+    """Every 4,096 elements are measured by those that are eager's worst: where nearly all of an output is cut off at a
+    bound, as values of 1e4 are, what is left in a block are one or two, and eager's error of those is small by luck."""
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """u of the type that sums are made in: fp32 for 16-bit floats."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """Distance between neighbouring numbers of the type at `value`; never below the smallest normal's."""
+    info = torch.finfo(dtype)
+    return info.eps * 2.0 ** math.floor(math.log2(min(max(abs(value), info.tiny), info.max / 2)))
+
+
+def least_yardstick(dtype: torch.dtype) -> float:
+    """What D never falls below: results may be flushed to zero below the normal range of fp32 and bf16."""
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps if dtype == torch.float16 else info.tiny
+
+
+def compare(
+    candidate: torch.Tensor,
+    eager: torch.Tensor,
+    truth: torch.Tensor,
+    *,
+    terms_floor: float = 0.0,
+    forgiveness: Forgiveness = Forgiveness(),
+) -> verdict_pb2.OutputError:
+    """Compares one output.
+
+    `candidate` and `eager` have the output's type, `truth` is float64 for float outputs (elements of complex ones are
+    counted as two); all of one shape. `eager` and
+    `truth` are on one device, which the candidate may still have to travel to. `terms_floor` is 4u·Σ|terms| of a
+    small output, else 0. The field `output` is the caller's to set.
+    """
+    candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
+    if not eager.is_floating_point():
+        return _compare_exact(candidate.to(eager.device), eager, truth)
+    if candidate.numel() == 0:
+        return verdict_pb2.OutputError(kernelbench_close=True)
+    sums = _Sums(candidate.dtype, forgiveness)
+    tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
+    close = True
+    for start, arrived in _arriving(candidate, eager.device):
+        part = slice(start, start + arrived.numel())
+        given = (arrived, eager[part], truth[part])
+        seen = compare_blocks(*given, BLOCK, forgiving=forgiveness.nan_stands_for_any_non_finite)
+        if seen is not None:
+            is_close = sums.add_seen(seen, start)
+        else:
+            sums.add(*given, start)
+            is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
+        close = close and is_close
+    error = sums.finish(terms_floor, truth)
+    if error.worst_index >= 0:
+        error.worst_value = float(candidate[error.worst_index])
+        error.worst_truth = float(truth[error.worst_index])
+    error.kernelbench_close = close
+    error.element_count = candidate.numel()
+    return error
+
+
+def parts_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as real and imaginary parts, each of which is judged as a number; all else as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def rehearse() -> None:
+    """Compiles what a GPU compares with, without one."""
+    compile_ahead()
+
+
+def _arriving(values: torch.Tensor, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first element, chunk on `device`) of a flat tensor; the next chunk travels while one is compared.
+
+    On an H200, 6.4 GB take 116 ms to arrive from pinned memory, and about as long to be compared.
+    """
+    if values.device == device:  # a copy: what lies in an outbox may change between two looks
+        size = _KERNEL_CHUNK if is_for(values) else _CHUNK
+        yield from ((start, values[start : start + size].clone()) for start in range(0, values.numel(), size))
+        return
+    starts = range(0, values.numel(), _CHUNK)
+    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Two buffers for all chunks: memory that is allocated on the way would make each stream wait for the other.
+    buffers = torch.empty((2, min(_CHUNK, values.numel())), dtype=values.dtype, device=device)
+    side.wait_stream(main)
+
+    def send(number: int) -> torch.Tensor:
+        part = values[starts[number] : starts[number] + _CHUNK]
+        with torch.cuda.stream(side):
+            return buffers[number % 2][: part.numel()].copy_(part, non_blocking=True)
+
+    coming = send(0)
+    for number, start in enumerate(starts):
+        chunk = coming
+        main.wait_stream(side)
+        if number + 1 < len(starts):
+            side.wait_stream(main)  # which is done with the other buffer, and has yet to begin with this one
+            coming = send(number + 1)
+        yield start, chunk
+
+
+def _compare_exact(candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> verdict_pb2.OutputError:
+    """Integers and bools: equal to eager's, or to the truth's where eager's own rounding decided otherwise."""
+    wrong = (candidate != eager) & (candidate != truth.to(candidate.dtype))
+    count = int(wrong.sum())
+    error = verdict_pb2.OutputError(unequal_count=count, kernelbench_close=bool(torch.equal(candidate, eager)))
+    if count:
+        index = int(wrong.to(torch.uint8).argmax())
+        error.worst_index = index
+        error.worst_value, error.worst_truth = float(candidate[index]), float(eager[index])
+    return error
+
+
+class _Sums:
+    """What is gathered chunk by chunk: square sums and maxima of the errors, per block of 4,096 elements."""
+
+    def __init__(self, dtype: torch.dtype, forgiveness: Forgiveness) -> None:
+        self._dtype = dtype
+        self._forgiveness = forgiveness
+        self._mismatches = 0
+        self._first_mismatch = -1
+        self._worst = -1.0
+        self._worst_index = 0
+        self._blocks: list[torch.Tensor] = []
+        """float64 [blocks, 8]: sums of squares and counts of candidate, eager; sums of rounding and truth; count."""
+        self._largest = [0.0, 0.0, 0.0]
+
+    def add_seen(self, seen: Seen, start: int) -> bool:
+        """Takes over what the kernel saw of a chunk, and says whether KernelBench would call its elements close."""
+        largest, blocks = seen.largest.max(dim=0)
+        worst, unlike, first_unlike, far = seen.places.unbind(dim=1)
+        offsets = BLOCK * torch.arange(len(unlike), device=unlike.device)
+        first = torch.where(unlike > 0, offsets + first_unlike, offsets.numel() * BLOCK).min()
+        whole = torch.stack([unlike.sum(), first, far.sum(), blocks[0] * BLOCK + worst[blocks[0]]])
+        mismatches, first_mismatch, far_count, place = whole.tolist()
+        off, own, rounding, truth, off_count, own_count, count = seen.sums.unbind(dim=1)
+        self._blocks.append(torch.stack([off, off_count, own, own_count, rounding, truth, count], dim=1))
+        self._take_largest(largest.tolist(), lambda: start + place)
+        if mismatches and self._first_mismatch < 0:
+            self._first_mismatch = start + first_mismatch
+        self._mismatches += mismatches
+        return not far_count
+
+    def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, start: int) -> None:
+        """Sums a chunk, whatever is in it."""
+        rounded = truth.to(self._dtype)
+        off, own, rounding = candidate - truth, eager - truth, rounded - truth
+        squares = [_square_sums(values) for values in (off, own, rounding, truth)]
+        count = _block_counts(truth)
+        columns = [squares[0], count, squares[1], count, squares[2], squares[3], count]
+        # An infinity or NaN of any of them never leaves these sums. One that overflows by itself only costs time.
+        if not bool(torch.isfinite(torch.stack(squares)).all()):
+            allowed = (_same_class(candidate, known, self._forgiveness) for known in (eager, rounded))
+            wrong = ~torch.logical_or(*allowed)
+            mismatches = int(wrong.sum())
+            if mismatches and self._first_mismatch < 0:
+                self._first_mismatch = start + int(wrong.to(torch.uint8).argmax())
+            self._mismatches += mismatches
+            defined = torch.isfinite(rounded)
+            off, own, rounding = (_difference(value, truth, defined) for value in (candidate, eager, rounded))
+            seen = [(defined & torch.isfinite(value)).double() for value in (candidate, eager)]
+            size = torch.where(defined, truth, 0.0)
+            counted = (off, seen[0], own, seen[1], rounding, size, defined.double())
+            columns = [_square_sums(values) for values in counted]  # ones are their own squares
+        self._blocks.append(torch.stack(columns, dim=1))
+        largest = torch.stack([torch.linalg.vector_norm(values, math.inf) for values in (off, own, rounding)]).tolist()
+        self._take_largest(largest, lambda: start + int(off.abs().argmax()))
+
+    def _take_largest(self, largest: Sequence[float], element: Callable[[], int]) -> None:
+        """Largest errors of candidate, eager and rounding in a chunk; `element` finds where the first one is."""
+        if largest[0] > self._worst:
+            self._worst, self._worst_index = largest[0], element()
+        self._largest = [max(pair) for pair in zip(self._largest, largest, strict=True)]
+
+    def finish(self, terms_floor: float, truth: torch.Tensor) -> verdict_pb2.OutputError:
+        blocks = torch.cat(self._blocks)
+        total = blocks.sum(dim=0)
+        rms, rms_own, rms_rounding = _rms(total[0], total[1]), _rms(total[2], total[3]), _rms(total[4], total[6])
+        output_rms = float(_rms(total[5], total[6]))
+        floor = max(2.0 * ulp(output_rms, self._dtype), terms_floor, least_yardstick(self._dtype))
+        local = torch.maximum(_rms(blocks[:, 2], blocks[:, 3]), _rms(blocks[:, 4], blocks[:, 6])).clamp(min=floor)
+        if self._forgiveness.worst_block_for_all:
+            local = local.max()
+        mismatched = self._mismatches > 0
+        # Where one element is far larger than the others, eager's error of that one may be small by luck.
+        own = float(truth[self._worst_index])
+        largest = max(*self._largest[1:], floor, ulp(own, self._dtype) if math.isfinite(own) else 0.0)
+        return verdict_pb2.OutputError(
+            rms_ratio=float(rms) / max(float(rms_own), float(rms_rounding), floor),
+            max_ratio=self._largest[0] / largest,
+            block_ratio=float((_rms(blocks[:, 0], blocks[:, 1]) / local).max()),
+            rms_error=float(rms),
+            max_error=self._largest[0],
+            eager_rms_error=float(rms_own),
+            non_finite_mismatch_count=self._mismatches,
+            worst_index=self._first_mismatch if mismatched else self._worst_index,
+        )
+
+
+def _same_class(left: torch.Tensor, right: torch.Tensor, forgiveness: Forgiveness) -> torch.Tensor:
+    """Whether two elements are both finite, both NaN, or the same infinity."""
+    both_finite = torch.isfinite(left) & torch.isfinite(right)
+    same = both_finite | (torch.isnan(left) & torch.isnan(right)) | (left == right)
+    if forgiveness.nan_stands_for_any_non_finite:
+        same = same | (torch.isnan(right) & ~torch.isfinite(left))
+    return same
+
+
+def _difference(value: torch.Tensor, truth: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+    """value − truth in float64 where both are finite, else 0."""
+    return torch.where(defined & torch.isfinite(value), value - truth, 0.0)
+
+
+def _square_sums(column: torch.Tensor) -> torch.Tensor:
+    """Sums of squares of a [n] float64 column over blocks of 4,096: [ceil(n / 4096)]."""
+    whole = column.numel() // BLOCK * BLOCK
+    sums = torch.linalg.vector_norm(column[:whole].view(-1, BLOCK), dim=1).square()
+    rest = torch.linalg.vector_norm(column[whole:]).square().reshape(1)
+    return sums if whole == column.numel() else torch.cat([sums, rest])
+
+
+def _block_counts(column: torch.Tensor) -> torch.Tensor:
+    """Elements of each block, float64."""
+    counts = torch.full((-(-column.numel() // BLOCK),), float(BLOCK), dtype=torch.float64, device=column.device)
+    counts[-1] -= -column.numel() % BLOCK
+    return counts
+
+
+def _rms(squares: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return (squares / count.clamp(min=1.0)).sqrt()

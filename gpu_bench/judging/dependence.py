@@ -1,0 +1,109 @@
+"""What a reference's results depend on: found by trying, one source at a time.
+
+The one idea: an output has moved when the judge would not take the old one for the new. Where nothing moves, a stored
+answer is right, and nothing that is gained over computing it again is a kernel's. It judges no candidate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gpu_bench.judging import comparison, guard
+from gpu_bench.timing.headline import INPUT_UNUSED, OUTPUT_CONSTANT, OUTPUT_ZERO
+from warpsmith.v1 import verdict_pb2
+
+INPUT_SECONDS, MEMBER_SECONDS = 2.0, 1.0
+"""After which no further input is tried, and no parameter or state, which may be hundreds."""
+_YARDSTICKS = 8.0
+"""By which an output has to move somewhere: what moves by less would pass for right."""
+_LOOKED_AT = 1 << 26
+"""Elements of an output that are compared, spread over all of it."""
+_TRIED = (verdict_pb2.VALUE_FAMILY_FRESH, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_MIXED)
+
+Outputs = Sequence[torch.Tensor]
+Draw = Callable[[verdict_pb2.ValueFamily.ValueType], Sequence[torch.Tensor]]
+"""All tensor inputs on new values of a family."""
+Run = Callable[[Sequence[torch.Tensor]], Outputs | None]
+"""Eager's results on these inputs; None where the reference refuses them."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Results on the task's own values, with what they are compared by: each of all outputs and written sources."""
+
+    eager: Outputs
+    truth: Outputs
+    floors: Sequence[float]
+
+    def is_moved(self, outputs: Outputs) -> bool:
+        """Whether any of them is another result."""
+        return any(map(_differs, outputs, self.eager, self.truth, self.floors))
+
+
+@dataclass
+class Dependence:
+    """What was found."""
+
+    flags: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    """Sources without influence, by name."""
+
+
+def find(
+    base: Base,
+    leaves: Sequence[torch.Tensor],
+    draw: Draw,
+    run: Run,
+    members: Sequence[tuple[str, Callable[[], Outputs | None]]] = (),
+    now_s: Callable[[], float] = time.perf_counter,
+) -> Dependence:
+    """Tries every input, then parameters and state, each by what runs the reference with that one changed."""
+    begin = now_s()
+    found = Dependence()
+    drawn = {_TRIED[0]: draw(_TRIED[0])}
+    fresh = run(drawn[_TRIED[0]]) if _are_other(drawn[_TRIED[0]], leaves) else None
+    if fresh is not None and all(not bool(each.any()) for each in (*base.eager, *fresh)):
+        found.flags.append(OUTPUT_ZERO)
+    if fresh is not None and not base.is_moved(fresh):
+        found.flags.append(OUTPUT_CONSTANT)
+    for position, leaf in enumerate(leaves):
+        if now_s() - begin > INPUT_SECONDS:
+            return found
+        moved = []  # by each value that is another and that the reference takes
+        for family in _TRIED:
+            drawn[family] = drawn.get(family) or draw(family)
+            other = drawn[family][position]
+            outputs = run([*leaves[:position], other, *leaves[position + 1 :]]) if _are_other([other], [leaf]) else None
+            if outputs is not None:
+                moved.append(base.is_moved(outputs))
+            if any(moved):
+                break
+        if moved and not any(moved):
+            found.unused.append(f"input {position}")
+    if found.unused:
+        found.flags.append(INPUT_UNUSED)
+    for name, changed in members:
+        if now_s() - begin > MEMBER_SECONDS:
+            break
+        outputs = changed()
+        if outputs is not None and not base.is_moved(outputs):
+            found.unused.append(name)
+    return found
+
+
+def _are_other(drawn: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
+    return any(not guard.same_bits(one, other) for one, other in zip(drawn, leaves, strict=True))
+
+
+def _differs(new: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, floor: float) -> bool:
+    if new.shape != eager.shape:
+        return True
+    step = max(1, new.numel() // _LOOKED_AT)
+    parts = (tensor.reshape(-1)[::step] for tensor in (new, eager, truth))
+    error = comparison.compare(*parts, terms_floor=floor)
+    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio)
+    return bool(error.unequal_count or error.non_finite_mismatch_count) or not max(ratios) <= _YARDSTICKS

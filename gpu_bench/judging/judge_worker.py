@@ -1,0 +1,493 @@
+"""The judge's process: holds truth and eager results, which the candidate's process never sees.
+
+The one idea: the judge captures the module by itself and computes that graph in float64, so that neither the
+synthesis agent's idea of the module nor eager's rounding is taken for the truth. It never loads a candidate.
+Served by `warpsmith.worker`; user code runs here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpu_bench.judging import alone, comparison, conditioning, guard, near_ties, plausible, slices, undecided
+from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
+from gpu_bench.judging.terms import terms_floor
+from gpu_bench.running import executor
+from gpu_bench.values.cases import Cases, Eager, Taken
+from gpu_bench.values.inputs import family_name
+from gpu_bench.workers.sharing import SharedMemory, lay_out, move
+from gpu_bench.workers.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
+from warpsmith import aten, dtypes
+from warpsmith.errors import BadInput
+from warpsmith.task_module import cause_of, seed_generators
+from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
+from warpsmith.worker import Methods
+
+_KEPT_BYTES = 4 << 30
+"""Truths kept for later comparisons, the one about to be made included."""
+_ORDINARY = frozenset({
+    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
+})  # fmt: skip
+"""Families on which the reference has to define its result."""
+_MANY = 1 << 26
+"""Elements of all inputs from which on Σ|terms| of ordinary values is taken to be the same for every seed."""
+_FAR = 4.0
+"""Times its yardstick that an element or a block has to be off to be asked whether anything decides there."""
+_FORGIVING = frozenset({
+    verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the reference gives on one case, region by region."""
+
+    eager: Sequence[torch.Tensor]
+    truth: Sequence[torch.Tensor]
+    """float64 where the region is float."""
+    floors: Sequence[float]
+    """What the yardstick never falls below: 4u·Σ|terms| of small outputs, how far constant rows move them; else 0."""
+    by_slices: bool = False
+    """Whether the truth was computed some rows at a time, for want of memory."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds."""
+        return sum(t.numel() * t.element_size() for t in [*self.eager, *self.truth])
+
+
+class Judge:
+    """A prepared reference: made once for a task."""
+
+    def __init__(self, loaded: LoadedTask, shared: SharedMemory) -> None:
+        self._loaded = loaded
+        self._shared = shared
+        self._answers: OrderedDict[tuple[int, int], Answer] = OrderedDict()
+        self._boundaries: dict[str, alone.Boundary] = {}
+        """Of the group that is judged alone now."""
+        self.shortages = Shortages()
+        self._sliced = False
+        """Whether a truth of the answer under way was computed by slices."""
+        self._known_floors: dict[int, list[float]] = {}
+        """By family the least that was seen."""
+        args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        self.graph = loaded.capture(args)
+        specs = [source.spec for source in self.graph.sources]
+        given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
+        self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
+        specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
+        self._types = {dtypes.to_torch(spec.dtype) for spec in specs}
+        """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
+        begin = time.perf_counter()
+        outputs, written = self._run_eager(args, seed=0)
+        self.eager_seconds = time.perf_counter() - begin
+        self._written = self._may_be_written(args) | written
+        self._refuse_random_reference(args, outputs, written)
+        self.cases = Cases.learned(loaded, self.graph, self._run_eager, args)
+        named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
+        self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
+        answer = self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        self.cases.try_sources(args, list(self._written), answer.eager, answer.truth, answer.floors)
+
+    @property
+    def loaded(self) -> LoadedTask:
+        """The task."""
+        return self._loaded
+
+    @property
+    def written(self) -> Collection[str]:
+        """Names of the sources that the module may change."""
+        return self._written
+
+    def eager(self, args: Args, seed: int) -> list[torch.Tensor]:
+        """What eager gives on these arguments, region by region."""
+        outputs, written = self._run_eager(args, seed)
+        return [*outputs, *(self._after(name, args, written) for name in self._written)]
+
+    # ---- answers -------------------------------------------------------------------------------------------
+
+    def answer(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, once: bool = False) -> Answer:
+        """The reference's results, from memory where they are kept.
+
+        `once`: one of many seeds. Σ|terms| takes longer than all else, so that of other seeds of the family has to do;
+        so it has for ordinary values in large tensors: on an H200 it took 0.42 of the 0.6 s of a batch norm's case.
+
+        Raises:
+            BadInput: the forward raises on these values, or gives what its captured graph does not.
+        """
+        key = (int(family), seed)
+        if key not in self._answers:
+            self._make_room()
+            is_alike = once or (self._has_many_terms and family in _ORDINARY)
+            floors = self._known_floors.get(family) if is_alike else None
+            self._answers[key] = with_room(
+                lambda: self._compute(self.cases.taken(family, seed), family, seed, floors),
+                f"eager and the truth in float64 on values of family {family_name(family)}",
+                self.give_back,
+            )
+        self._answers.move_to_end(key)
+        return self._answers[key]
+
+    def give_back(self) -> judging_pb2.Preparation:
+        """Gives back all memory that can be."""
+        self._answers.clear()
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return judging_pb2.Preparation()
+
+    def _make_room(self) -> None:
+        """Forgets old answers before another of their size is computed, which itself takes several times its size."""
+        while self._answers:
+            sizes = [answer.size_bytes for answer in self._answers.values()]
+            if sum(sizes) + max(sizes) <= _KEPT_BYTES:
+                return
+            self._answers.popitem(last=False)
+
+    def _compute(
+        self,
+        case: Taken,
+        family: verdict_pb2.ValueFamily.ValueType,
+        seed: int,
+        known: Sequence[float] | None,
+    ) -> Answer:
+        self._sliced = False
+        args, (outputs, written) = case
+        sources = self._graph_sources(args)
+        truth = self._interpret(args, written, seed, widen=True)
+        floors = list(known or self._terms_floors(sources, truth, family))
+        if family == verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+            after = self._interpret(args, written, seed, widen=True, sources=conditioning.Moved(sources, seed))
+            floors = list(map(max, floors, map(conditioning.shift, truth, after)))
+        eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
+        answer = Answer(eager, truth, floors, self._sliced)
+        names = [region.name for region in self.regions]
+        if family not in _ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
+            raise BadInput(chaotic)
+        doubts = self._doubts(answer, family)
+        if not doubts:
+            return answer
+        if family != verdict_pb2.VALUE_FAMILY_TASK or not self._repeats_eager(answer, args, written, seed):
+            raise BadInput(next(iter(doubts.values())))
+        # The module amplifies rounding until nothing of float64 is left (batch norm over two values, five times in a
+        # row). Its graph is right, bit by bit, so eager is the only truth: a candidate may differ by a few ulp.
+        return replace(
+            answer,
+            truth=[
+                eager[at].to(aten.widened(eager[at].dtype)) if at in doubts else each for at, each in enumerate(truth)
+            ],
+            floors=[0.0 if at in doubts else each for at, each in enumerate(answer.floors)],
+        )
+
+    def _terms_floors(
+        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], family: int
+    ) -> list[float]:
+        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
+        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
+        try:
+            floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+        except (RuntimeError, MemoryError) as error:
+            self.shortages.ask(error, "terms", family)  # once more with all the room that there is
+            return [0.0] * len(truth)
+        self._known_floors[family] = list(map(min, floors, self._known_floors.get(family, floors)))
+        return floors
+
+    def _interpret(
+        self,
+        args: Args,
+        written: Mapping[str, torch.Tensor],
+        seed: int,
+        *,
+        widen: bool,
+        sources: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Every region as the captured graph gives it, in float64 or as eager computes; sources are left alone.
+
+        `sources`: others than those of `args`.
+        """
+        sources = sources or self._graph_sources(args)
+        seed_generators(seed)
+        try:
+            if widen:
+                results = self._widened(sources)
+            else:
+                results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
+        outputs = [results[name] for name in self.graph.outputs]
+        if len(outputs) != (count := sum(region.name.startswith("output ") for region in self.regions)):
+            raise BadInput(f"the module gives {count} tensors, but its captured graph {len(outputs)}")
+        by_name = {executor.name_of(source): source.name for source in self.graph.sources}
+        for name in self._written:
+            # A source that eager leaves alone on these values is its own truth.
+            now = self._after(name, args, written)
+            unchanged = now.to(aten.widened(now.dtype)) if widen else now
+            outputs.append(results.get(by_name.get(name, ""), unchanged))
+        return outputs
+
+    def _widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The graph in float64: at once, or else some rows at a time where its rows are apart."""
+        try:
+            return aten.interpret(self.graph, sources, widen=True)
+        except (RuntimeError, MemoryError) as error:
+            if not is_want_of_memory(error) or not slices.row_count(self.graph):
+                raise
+        self.give_back()  # not in the handler, which keeps alive what was made
+        self._sliced = True
+        return slices.interpret(self.graph, sources)
+
+    def _may_be_written(self, args: Args) -> dict[str, torch.Tensor]:
+        """Sources that the graph writes: what a clamp leaves as it was on these values it may change on others."""
+        named, written = self._loaded.sources(args).named(), set(aten.written_sources(self.graph))
+        names = [executor.name_of(source) for source in self.graph.sources if source.name in written]
+        return {name: named[name].clone() for name in names if name in named}
+
+    def _after(self, name: str, args: Args, written: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A source as eager leaves it."""
+        return written.get(name, self._loaded.sources(args).named()[name])
+
+    def _repeats_eager(self, answer: Answer, args: Args, written: Mapping[str, torch.Tensor], seed: int) -> bool:
+        """Whether the captured graph, in the module's own types, gives eager's bits."""
+        plain = self._interpret(args, written, seed, widen=False)
+        return all(
+            given.shape == own.shape and guard.same_bits(given, own)
+            for given, own in zip(plain, answer.eager, strict=True)
+        )
+
+    def _graph_sources(self, args: Args) -> dict[str, torch.Tensor]:
+        named = self._loaded.sources(args).named()
+        wanted = {source.name: executor.name_of(source) for source in self.graph.sources}
+        if missing := [name for name in wanted.values() if name and name not in named]:
+            raise BadInput(f"the captured graph reads {missing[0]}, which the module does not have")
+        return {name: named[wanted[name]] for name in wanted if wanted[name]}
+
+    def _run_eager(self, args: Args, seed: int) -> Eager:
+        """Runs the module; sources are put back."""
+        named = self._loaded.sources(args).named()
+        before = {name: tensor.clone() for name, tensor in named.items()}
+        seed_generators(seed)
+        with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
+            returned = self._loaded.module(*args)
+        self._loaded.keep_places()
+        outputs = [leaf.clone() for leaf in self._loaded.output_leaves(returned)]
+        if not outputs:
+            raise BadInput(f"{self._loaded.user.entry_path}: the forward returns no tensor")
+        written: dict[str, torch.Tensor] = {}
+        for name, tensor in named.items():
+            if not guard.same_bits(tensor, before[name]):
+                written[name] = tensor.clone()
+                tensor.copy_(before[name])
+        return outputs, written
+
+    # ---- is the reference one ------------------------------------------------------------------------------
+
+    def _refuse_random_reference(
+        self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[str, torch.Tensor]
+    ) -> None:
+        again, written_again = self._run_eager(args, seed=0)
+        pairs = [*zip(outputs, again, strict=False), *((t, written_again.get(n)) for n, t in written.items())]
+        for position, (first, second) in enumerate(pairs):
+            if second is None or first.shape != second.shape or not guard.same_bits(first, second):
+                raise BadInput(
+                    f"{self._loaded.user.entry_path}: the module is not deterministic: tensor {position} of its "
+                    "results differs between two runs from one generator state; draw with torch's own generator"
+                )
+
+    def _doubts(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> dict[int, str]:
+        """Region → why its float64 value is no truth: a yardstick as long as the output itself would measure nothing.
+
+        On the task's own values an output may also be nothing but rounding: x − mean(x) of one element.
+        Raises BadInput for another shape than eager's.
+        """
+        nothing = 1e-3 if family == verdict_pb2.VALUE_FAMILY_TASK else 0.0
+        found: dict[int, str] = {}
+        regions = zip(self.regions, answer.eager, answer.truth, answer.floors, strict=True)
+        for position, (region, eager, truth, floor) in enumerate(regions):
+            if eager.shape != truth.shape:
+                raise BadInput(f"{region.name}: eager gives {list(eager.shape)}, its graph {list(truth.shape)}")
+            if not (eager.is_floating_point() or eager.is_complex()):
+                continue
+            off, size = plausible.off_and_size(eager, truth)
+            least = 1e3 * torch.finfo(eager.dtype).smallest_normal
+            share = plausible.share([*self._types, eager.dtype])
+            allowed = max(share * max(size, nothing), 16.0 * floor, least)
+            if off > allowed:
+                found[position] = (
+                    f"{region.name}: what was captured is not what the module computes: eager differs from the "
+                    f"graph in float64 by {off:.3g} rms, more than {allowed:.3g}"
+                )
+        return found
+
+    # ---- judging -------------------------------------------------------------------------------------------
+
+    def boundary(self, program: candidate_pb2.Program, group: str) -> judging_pb2.Boundary:
+        """What has to be delivered so that a group can be judged alone; remembered for the comparison."""
+        found = alone.boundary_of(program, group, self.graph)
+        if isinstance(found, alone.Refusal):
+            return judging_pb2.Boundary(unjudged=found.reason)
+        self._boundaries = {group: found}
+        return judging_pb2.Boundary(regions=found.regions, total_bytes=found.total_bytes)
+
+    def _judge_alone(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
+        boundary = self._boundaries[observed.group]
+        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        delivered = self._shared.tensors(boundary.regions)
+        try:
+            return with_room(
+                lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
+                f"eager and the truth in float64 of group {observed.group}",
+                self.give_back,
+            )
+        except TruthTooLarge as error:
+            family, seed, group = observed.family, observed.seed, observed.group
+            return verdict_pb2.Comparison(family=family, seed=seed, group=group, unjudged=str(error))
+
+    def judge(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
+        """Completes what the candidate's process saw with the errors of every region in the shared memory."""
+        if observed.group:
+            return self._judge_alone(observed)
+        answer = self.answer(observed.family, observed.seed)
+        complete = verdict_pb2.Comparison()
+        complete.CopyFrom(observed)
+        complete.by_slices = answer.by_slices
+        unwritten = {error.output: error.unwritten_count for error in observed.outputs}
+        del complete.outputs[:]
+        candidates = self._shared.tensors(self.regions)
+        for position, candidate in enumerate(candidates):
+            error = comparison.compare(
+                candidate,
+                answer.eager[position],
+                answer.truth[position],
+                terms_floor=answer.floors[position],
+                forgiveness=_forgiveness(observed.family),
+            )
+            may_be_open = observed.family not in _ORDINARY and not candidate.is_complex()
+            is_far = may_be_open and max(error.max_ratio, error.block_ratio) > _FAR
+            if (error.unequal_count or is_far) and position < len(self.graph.outputs):
+                error = self._second_look(error, position, candidate, answer, observed)
+            error.output = position
+            error.unwritten_count = unwritten.get(position, 0)
+            complete.outputs.append(error)
+        return complete
+
+    def _second_look(
+        self,
+        error: verdict_pb2.OutputError,
+        position: int,
+        candidate: torch.Tensor,
+        answer: Answer,
+        observed: verdict_pb2.Comparison,
+    ) -> verdict_pb2.OutputError:
+        """The comparison without what nothing decides: indices of near ties, elements that any rounding moves."""
+        name, eager, truth = self.graph.outputs[position], answer.eager[position], answer.truth[position]
+        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        candidate = candidate.to(truth.device)
+
+        def compute(name: str, widen: bool) -> torch.Tensor:
+            part = graph_pb2.Graph()
+            part.CopyFrom(self.graph)
+            part.outputs[:] = [name]
+            seed_generators(observed.seed)
+            return aten.interpret(part, {each: tensor.clone() for each, tensor in sources.items()}, widen)[name]
+
+        def moved() -> Iterator[torch.Tensor]:
+            for seed, reach in undecided.moves(observed.seed):
+                seed_generators(observed.seed)
+                yield self._widened(conditioning.Moved(sources, seed, reach))[name]
+
+        if not eager.is_floating_point():
+            near_ties.excuse(error, self.graph, name, candidate, eager, truth, compute)
+            return error
+        try:
+            judged = undecided.excused(candidate, truth, moved())
+        except (RuntimeError, MemoryError) as problem:
+            if not is_want_of_memory(problem) or self.shortages.is_first("look", observed.family, observed.seed):
+                raise
+            return error
+        forgiveness = _forgiveness(observed.family)
+        again = comparison.compare(judged, eager, truth, terms_floor=answer.floors[position], forgiveness=forgiveness)
+        again.kernelbench_close = error.kernelbench_close
+        return again
+
+    def release_surplus(self) -> None:
+        """Gives cached device memory back for the candidate's process."""
+        release_surplus(self._loaded.device, self._loaded.task)
+
+
+def _forgiveness(family: verdict_pb2.ValueFamily.ValueType) -> comparison.Forgiveness:
+    return comparison.Forgiveness(family in _FORGIVING, family not in _ORDINARY)
+
+
+# ---- methods of the worker -----------------------------------------------------------------------------------
+
+_judges: list[Judge] = []
+
+
+def _warm_up(_: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Loads what capturing and comparing need."""
+    rehearse()
+    comparison.rehearse()
+    return judging_pb2.Preparation()
+
+
+def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    _judges.clear()
+    _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited()))
+    judge = _judges[0]
+    judge.release_surplus()
+    prepared = judging_pb2.Preparation(
+        regions=judge.regions,
+        total_bytes=judge.total_bytes,
+        eager_seconds=judge.eager_seconds,
+    )
+    prepared.MergeFrom(judge.cases.report)
+    return prepared
+
+
+def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
+    """Says where the reference is undefined instead of failing: some functions refuse some values."""
+    truth = judging_pb2.Truth()
+    try:
+        _judges[0].answer(request.family, request.seed, once=request.once)
+    except BadInput as error:
+        if request.family == verdict_pb2.VALUE_FAMILY_TASK:
+            raise
+        truth.undefined = f"on values of family {family_name(request.family)}: {cause_of(error)}"
+    except TruthTooLarge as error:
+        is_first = _judges[0].shortages.is_first("truth", request.family, request.seed)
+        if is_first or request.family != verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+            raise
+        truth.unjudged = str(error)  # they take most, for they need the truth twice
+    finally:
+        _judges[0].release_surplus()
+    truth.learned.CopyFrom(_judges[0].cases.report.learned)
+    return truth
+
+
+def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
+    return judging_pb2.Judgement(comparison=_judges[0].judge(request.observed))
+
+
+def _boundary(request: judging_pb2.BoundaryRequest) -> judging_pb2.Boundary:
+    return _judges[0].boundary(request.program, request.group)
+
+
+def prepared() -> Judge:
+    """The judge of this process, once it was prepared."""
+    return _judges[0]
+
+
+METHODS: Methods = {
+    "warm_up": (judging_pb2.PrepareRequest, _warm_up),
+    "prepare": (judging_pb2.PrepareRequest, _prepare),
+    "truth": (judging_pb2.TruthRequest, _truth),
+    "judge": (judging_pb2.JudgeRequest, _judge),
+    "boundary": (judging_pb2.BoundaryRequest, _boundary),
+    "move": (judging_pb2.Preparation, move),
+    "give_back": (judging_pb2.Preparation, lambda _: _judges[0].give_back()),
+}

@@ -1,0 +1,252 @@
+"""A task, loaded: the module, its inputs for a case or for timing, and its tensors as a program's sources.
+
+The one idea: the judge's process and the candidate's hold one of these each, made from the same sources and seeds,
+so both see equal values and neither sends a tensor. User code runs here: only in a jailed worker.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gpu_bench.running.executor import Call, Executor, LoadedProgram, Memory, Sources
+from gpu_bench.values import inputs
+from warpsmith import capture, dtypes, plugins, task_module
+from warpsmith.errors import BadInput, UnknownPlugin
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
+
+_FACTORS = 8191
+Args = tuple[Any, ...]
+"""Positional arguments of one forward."""
+
+
+def device_of(target: task_pb2.Target.ValueType) -> torch.device:
+    """The device of a target.
+
+    Raises:
+        BadInput: this machine has none.
+    """
+    if target == task_pb2.TARGET_CUDA:
+        if not torch.cuda.is_available():
+            raise BadInput("the target is cuda, but this machine has no usable GPU: choose the cpu target")
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def release_surplus(device: torch.device, task: task_pb2.Task | None = None) -> None:
+    """Gives cached memory back where the GPU runs short of it: judge and candidate are two processes on one device.
+
+    `task`: where its tensors are small beside the GPU, memory is kept as long as much is free, for getting it again is
+    slow: on an H200 it made comparing 6.4 GB take 217 ms instead of 119. No more than that: sessions that are made
+    ready meanwhile, and sanitizers, need some too (with an eighth left free, finals of 6.4 GB met its end).
+    """
+    if device.type != "cuda":
+        return
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # a kernel has failed here: the process is at its end, and its fault is told elsewhere
+        return
+    surplus = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    size = sum(map(_bytes_of, (*task.inputs, *task.outputs))) if task is not None else total
+    if not may_keep(surplus, free, total, size):
+        torch.cuda.empty_cache()
+
+
+def may_keep(surplus: int, free: int, total: int, size: int) -> bool:
+    """Whether a process may keep its `surplus`, with so many bytes `free` of `total` and a task's tensors of `size`."""
+    return surplus <= total // 8 or (size < total // 10 and free > total * 2 // 5)
+
+
+def _bytes_of(spec: tensor_pb2.TensorSpec) -> int:
+    return dtypes.element_span(spec) * dtypes.to_torch(spec.dtype).itemsize
+
+
+def rehearse() -> None:
+    """Captures a module of no meaning, on the processor: the first capture of a process imports for a second."""
+    capture.capture(torch.nn.ReLU(), (torch.zeros(2),))
+
+
+EXECUTORS = ("host", "cuda")
+"""Built-in plugins."""
+
+
+def executor_of(target: task_pb2.Target.ValueType) -> Executor:
+    """The executor of a target; whoever installs one wants it used.
+
+    Raises:
+        UnknownPlugin: none is installed for the target; says which are.
+    """
+    others = [name for name in plugins.names("executor") if name not in EXECUTORS]
+    for name in (*others, *EXECUTORS):
+        executor: Executor = plugins.load("executor", name)
+        if executor.target == target:
+            return executor
+    installed = ", ".join((*others, *EXECUTORS))
+    raise UnknownPlugin(f"no executor runs {task_pb2.Target.Name(target)}; installed: {installed}")
+
+
+@dataclass
+class LoadedTask:
+    """The module of a task on its device, in train mode, with the weights of seed 42."""
+
+    task: task_pb2.Task
+    device: torch.device
+    user: task_module.TaskModule
+    module: torch.nn.Module
+    executor: Executor
+    learned: judging_pb2.Learned = field(default_factory=judging_pb2.Learned)
+    """What values the inputs may have; in every process what the judge's found out."""
+    _pristine: dict[str, torch.Tensor] = field(default_factory=dict)
+    _attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = field(default_factory=list)
+    """What every module of the tree held when it was made."""
+
+    @staticmethod
+    def load(task: task_pb2.Task) -> LoadedTask:
+        """Imports the task's sources and builds its module.
+
+        Raises:
+            BadInput: the sources do not load, or the target is not on this machine.
+        """
+        device = device_of(task.target)
+        torch.backends.cuda.matmul.allow_tf32 = task.precision == task_pb2.PRECISION_TF32
+        directory = Path(tempfile.mkdtemp(prefix="task-"))
+        user = task_module.load(task, directory)
+        loaded = LoadedTask(task, device, user, user.build(device=device), executor_of(task.target))
+        loaded._pristine = {name: tensor.clone() for name, tensor in loaded._own_tensors().items()}
+        loaded._attributes = [(each, _held(each)) for each in loaded.module.modules()]
+        return loaded
+
+    def _own_tensors(self) -> dict[str, torch.Tensor]:
+        own: dict[str, torch.Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
+        own |= dict(self.module.named_buffers(remove_duplicate=False))
+        return {name: tensor.detach() for name, tensor in own.items()}
+
+    def restore(self) -> None:
+        """Puts parameters and state back to what the constructor made, in place; what a call made is forgotten.
+
+        A module may pack its weights in its first call: they are packed again, after they have moved.
+        """
+        for each, held in self._attributes:
+            each.__dict__.clear()
+            each.__dict__.update(_copied(held))
+        for name, tensor in self._own_tensors().items():
+            tensor.copy_(self._pristine[name])
+
+    @property
+    def constants(self) -> frozenset[str]:
+        """Qualified names of buffers that are in no `state_dict`: what the module makes for itself never varies."""
+        return frozenset(
+            f"{prefix}.{name}" if prefix else name
+            for prefix, each in self.module.named_modules(remove_duplicate=False)
+            for name in each._non_persistent_buffers_set
+        )
+
+    def keep_places(self) -> None:
+        """Puts what a call gave its buffers anew (`self.mean = ...`) into the memory that they had."""
+        for each, held in self._attributes:
+            for name, buffer in held["_buffers"].items():
+                now = each._buffers.get(name)
+                if buffer is not None and now is not None and now is not buffer and now.shape == buffer.shape:
+                    buffer.copy_(now)
+                    each._buffers[name] = buffer
+
+    def move(self, copied: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Has the module's tensors lie where `copied` (name, tensor) puts them."""
+        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            if dtypes.is_supported(tensor.dtype):
+                tensor.data = copied(name, tensor.detach())
+
+    def move_parameters(self) -> None:
+        """Scales every parameter's elements by up to a quarter, each time by others that nobody knows, in place.
+
+        The factors repeat after a prime number of elements: to draw as many as there are takes longer than a call.
+        """
+        factors = 1.0 + 0.25 * (2 * torch.rand(_FACTORS, generator=_secret_generator()) - 1)
+        for name, parameter in self.module.named_parameters():
+            if parameter.is_floating_point() and parameter.is_contiguous() and parameter.numel():
+                _scale(parameter.detach().view(-1), self._pristine[name].view(-1), factors.to(parameter.dtype))
+
+    def case(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Args:
+        """The arguments of one case; parameters and state are set to what goes with them."""
+        args = self.user.inputs(seed, self.device)
+        self.restore()
+        constants = self.constants
+        inputs.vary({n: t for n, t in self._own_tensors().items() if n not in constants}, family, seed)
+        leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
+        return self.user.with_leaves(args, leaves)
+
+    def sources(self, args: Args) -> Sources:
+        """The tensors of `args` and of the module as they are now, detached, sharing their memory."""
+        parameters = {name: p.detach() for name, p in self.module.named_parameters(remove_duplicate=False)}
+        state = {name: b.detach() for name, b in self.module.named_buffers(remove_duplicate=False)}
+        return Sources([leaf.detach() for leaf in self.user.tensor_leaves(args)], parameters, state)
+
+    def capture(self, args: Args) -> graph_pb2.Graph:
+        """The module's graph, captured on the CPU so that it names no device; `args` as `case` gives them.
+
+        Raises:
+            BadInput: the module does not export.
+        """
+        if self.device.type == "cpu":
+            try:
+                return capture.capture(self.module, args)
+            finally:
+                self.restore()
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fake = self.user.inputs(0, "cpu")
+        return capture.capture(self.user.build(device="cpu"), fake)
+
+    # ---- for timing ----------------------------------------------------------------------------------------
+
+    def input_sets(self, count: int, seed: int) -> list[Args]:
+        """Arguments for `count` calls, each with memory of its own: the task's values, seeds from `seed` on."""
+        return [self.user.inputs(seed + position, self.device) for position in range(count)]
+
+    def eager_call(self, args: Args) -> Callable[[], Any]:
+        """The module's own forward on `args`."""
+        module = self.module
+        return lambda: module(*args)
+
+    def load_program(self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> LoadedProgram:
+        """A program loaded beside the module. Raises ProgramFault."""
+        return self.executor.load(program, artifact, self.device)
+
+    def candidate_call(self, program: LoadedProgram, args: Args, memory: Memory | None = None) -> Call:
+        """One forward by the program, on `args` and the module's own tensors. Raises ProgramFault."""
+        return program.bind(self.sources(args), memory)
+
+    def output_leaves(self, returned: Any) -> Sequence[torch.Tensor]:
+        """The tensors of what eager returned, flattened in pytree order."""
+        return task_module.tensor_leaves(returned)
+
+
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of one module, with its members by name."""
+    return _copied(module.__dict__)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The same values in dicts of their own."""
+    return {name: value.copy() if name in _MEMBERS else value for name, value in attributes.items()}
+
+
+def _scale(to: torch.Tensor, given: torch.Tensor, factors: torch.Tensor) -> None:
+    """`to` = `given` times the factors, over and over; all flat."""
+    whole = given.numel() // len(factors) * len(factors)
+    rows = (-1, len(factors))
+    torch.mul(given[:whole].view(rows), factors, out=to[:whole].view(rows))
+    torch.mul(given[whole:], factors[: given.numel() - whole], out=to[whole:])
+
+
+def _secret_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(secrets.randbelow(1 << 62))

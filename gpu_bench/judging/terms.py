@@ -1,0 +1,99 @@
+"""Σ|terms| of small outputs: how much an ordinary sum of this length and size may be off.
+
+The one idea: with few elements eager's error may be zero by luck, so the yardstick gets a floor of 4u·Σ|terms|.
+Whoever rounds a tensor t of the computation, given or in between, to relative u changes the result f by at most, to
+first order, u·Σ|t_i·∂f/∂t_i| (Higham, Accuracy and Stability of Numerical Algorithms, §3). The terms are those of the
+tensor where that is largest; float64 autograd gives them for any graph. What is in between counts because terms may
+cancel after it: the mean of a normalised tensor is zero and depends on no input, but it is a sum of ones and minus
+ones. An estimate for the comparison; it judges nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from gpu_bench.judging.comparison import SMALL_OUTPUT, unit_roundoff
+from gpu_bench.workers.shortage import is_want_of_memory
+from warpsmith import aten
+from warpsmith.v1 import graph_pb2
+
+_BATCH_NORM = "aten.batch_norm.default"
+_PROBES = 8
+"""Elements of the output that are differentiated; the rest are taken to be like them."""
+
+
+def terms_floor(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], output: str, truth: torch.Tensor) -> float:
+    """4u·Σ|terms| of an output, or of a source that the graph writes (rms over probed elements); 0 for what is not
+    small, not float, or what autograd cannot follow. `sources` by the graph's names; they are left alone.
+
+    Raises want of memory: a floor of 0 would call an honest sum imprecise.
+    """
+    small = truth.is_floating_point() and 0 < truth.numel() < SMALL_OUTPUT
+    if not small or any(node.random for node in graph.nodes):
+        return 0.0
+    try:
+        magnitudes = _magnitudes(graph, sources, output)
+    except RuntimeError as error:
+        if is_want_of_memory(error):
+            raise
+        return 0.0
+    finite = [value for value in magnitudes if math.isfinite(value)]
+    if not finite:
+        return 0.0
+    mean_square = sum(value * value for value in finite) / len(finite)
+    narrow = next((t.dtype for t in sources.values() if t.is_floating_point()), torch.float32)
+    return 4.0 * unit_roundoff(narrow) * float(mean_square**0.5)
+
+
+def _called(node: graph_pb2.Node, values: dict[str, torch.Tensor], device: torch.device) -> list[torch.Tensor | None]:
+    """The results of a call. What a batch norm writes to its statistics, past autograd, is written to be followed."""
+    if node.target != _BATCH_NORM or not node.mutates:
+        return aten.call(node.target, node.args, node.kwargs, values.__getitem__, device)
+    x, momentum = values[node.args[0].tensor], node.args[6].real
+    channels = x.transpose(0, 1).flatten(1)
+    before = [values[name] for name in node.mutates]
+    values |= {name: tensor.detach().clone() for name, tensor in zip(node.mutates, before, strict=True)}
+    results = aten.call(node.target, node.args, node.kwargs, values.__getitem__, device)
+    for name, old, new in zip(node.mutates, before, (channels.mean(1), channels.var(1)), strict=True):
+        values[name] = (1 - momentum) * old + momentum * new
+    return results
+
+
+def _magnitudes(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], output: str) -> list[float]:
+    """Largest over sources and intermediate tensors of Σ_i |t_i·∂f/∂t_i|, for probed elements f of the output."""
+    rounded: list[torch.Tensor] = []
+    values: dict[str, torch.Tensor] = {}
+    device = next(iter(sources.values())).device
+    for source in graph.sources:
+        tensor = sources.get(source.name)
+        if tensor is None:
+            tensor = aten.constant(source, device)
+        if tensor.is_floating_point():
+            tensor = tensor.detach().double().requires_grad_()
+            rounded.append(tensor)
+        values[source.name] = tensor.clone()  # which the graph may write
+    with torch.enable_grad():
+        for node in graph.nodes:
+            results = _called(node, values, device)
+            for result, tensor in zip(node.results, results, strict=False):
+                if result.name and tensor is not None:
+                    values[result.name] = tensor
+                    if tensor.requires_grad and not result.alias_of and result.name != output:
+                        rounded.append(tensor)
+    if output not in values or not values[output].requires_grad:
+        return []
+    flat = values[output].reshape(-1)
+    step = max(1, flat.numel() // _PROBES)
+    magnitudes = []
+    for index in range(0, flat.numel(), step):
+        gradients = torch.autograd.grad(flat[index], rounded, retain_graph=True, allow_unused=True)
+        sums = [
+            float((tensor.detach() * gradient).abs().sum())
+            for tensor, gradient in zip(rounded, gradients, strict=True)
+            if gradient is not None
+        ]
+        magnitudes.append(max(sums, default=0.0))
+    return magnitudes

@@ -1,0 +1,1 @@
+"""What PyTorch makes of the user's module: the reference and the baselines."""

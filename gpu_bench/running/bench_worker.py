@@ -1,0 +1,397 @@
+"""The candidate's process: it runs programs. Code for a processor it hands to one more, which holds nothing else.
+
+The one idea: a program is run three times on equal inputs in guarded memory, the second time with nothing changed but
+addresses, the third with other poison and canaries; where that makes a difference, runs that change one thing each
+name the cause. It sees no truth: outputs go to the shared memory for the judge. Served by `warpsmith.worker`; a crash
+here is the candidate's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gpu_bench import device, policy
+from gpu_bench.judging import alone, guard
+from gpu_bench.judging.guard import GuardedMemory, Seeds
+from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
+from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
+from gpu_bench.timing.timed_task import TimedTask
+from gpu_bench.workers.sharing import SharedMemory
+from gpu_bench.workers.shortage import Shortages, is_want_of_memory
+from warpsmith import aten, dtypes
+from warpsmith.errors import BadInput
+from warpsmith.task_module import seed_generators
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
+from warpsmith.worker import Methods
+
+_PIECE = 1 << 24
+"""Elements that are copied to the host at once."""
+_REPEATS = 4
+"""More runs with nothing changed, before a difference is put down to what was changed: a race may be rare."""
+
+
+class NamedMemory(GuardedMemory):
+    """One that knows some tensors of the program by their buffers' names."""
+
+    def __init__(self, device: torch.device, poison: int, canary: int, wanted: Collection[str]) -> None:
+        super().__init__(device, poison, canary)
+        self.named: dict[str, torch.Tensor] = {}
+        self._wanted = wanted
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        return self._note(name, super().empty(name, spec))
+
+    def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """As `Memory.adopt`."""
+        return self._note(name, super().adopt(name, tensor))
+
+    def _note(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in self._wanted:
+            self.named[name] = tensor
+        return tensor
+
+
+@dataclass(frozen=True)
+class Run:
+    """One guarded run: what it returned, and what became of everything around it."""
+
+    memory: GuardedMemory
+    outputs: Sequence[torch.Tensor]
+    after: dict[str, torch.Tensor]
+    """Every source after the run, by the name that comparisons use."""
+
+
+@dataclass
+class Bench:
+    """A loaded task and the program that was loaded last."""
+
+    loaded: LoadedTask
+    ceilings: device.Ceilings | None = None
+    """What the machine can do, where it was measured before."""
+    program: LoadedProgram | None = None
+    timed: TimedTask | None = None
+    """Baselines and buffer sets; made by the first measurement and kept with what they compiled."""
+    shortages: Shortages = field(default_factory=Shortages)
+
+    def load(self, request: judging_pb2.LoadRequest) -> None:
+        """Checks and loads a program. Raises ProgramFault; OutOfMemoryError where memory is short the first time."""
+        program, artifact, self.loaded.learned = request.program, request.artifact, request.learned
+        if self.program is not None and program.digest and self.program.program.digest == program.digest:
+            return
+        reasons = policy.objections(program, artifact, aten.is_allowed)
+        if program.target != self.loaded.task.target:
+            reasons.append("the program is for another target than its task")
+        if reasons:
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, reasons[0])
+        self.program = None
+        try:
+            self.program = self.loaded.load_program(program, artifact)
+        except ProgramFault as fault:
+            self.shortages.ask(fault, "load", program.digest)
+            raise
+
+    def timing(self) -> TimedTask:
+        """What measurements of the task share."""
+        if self.timed is None:
+            self.timed = TimedTask.of(self.loaded, self.ceilings)
+        return self.timed
+
+    def execute(self, request: judging_pb2.ExecuteRequest, shared: SharedMemory) -> verdict_pb2.Comparison:
+        """Runs the program on a case and writes its outputs where the regions say. Raises as `load`."""
+        assert self.program is not None
+        self.loaded.learned = request.learned
+        args = self.loaded.case(request.family, request.seed)
+        if request.group:
+            return self._group(request, args, shared)
+        before = self.loaded.sources(args).named()
+        comparison = verdict_pb2.Comparison(family=request.family, seed=request.seed)
+        seeds = Seeds.drawn()
+        first = self._guarded(args, request, seeds.poison, seeds.canary)
+        names = [region.name for region in request.regions if region.name.startswith("output ")]
+        match_shapes(first.outputs, request.regions[: len(names)])
+        delivered = _deliver(first, request.regions, shared)
+        changed = [name for name, tensor in first.after.items() if not guard.same_bits(tensor, before[name])]
+        expected = {region.name for region in request.regions}
+        comparison.mutated_sources.extend(name for name in changed if name not in expected)
+        broken = first.memory.broken()
+        comparison.dirty_workspaces.extend(first.memory.dirty())
+        poisoned = [_if_any(first.memory.still_poisoned(output)) for output in first.outputs]
+
+        if request.once:
+            delivered()
+            comparison.broken_canaries.extend(dict.fromkeys(broken))
+            comparison.outputs.extend(verdict_pb2.OutputError(output=position) for position in range(len(names)))
+            return comparison
+
+        second = self._guarded(args, request, seeds.poison, seeds.canary)  # the addresses of `first` are taken
+        comparison.unrepeatable_outputs.extend(_different(first, second, names))
+        broken += second.memory.broken()
+        del second
+
+        other = self._guarded(args, request, seeds.other_poison, seeds.other_canary)
+        unwritten = self._unwritten(poisoned, other)
+        written = {name for name, count in zip(names, unwritten, strict=True) if not count}
+        differs = written.intersection(_different(first, other, names))
+        broken += other.memory.broken()
+        del other
+
+        if differs:  # which of the two it was, or a race that is too rare for two equal runs
+            poison, canary = (
+                self._guarded(args, request, *one_changed)
+                for one_changed in ((seeds.other_poison, seeds.canary), (seeds.poison, seeds.other_canary))
+            )
+            suspects = [name for name in _different(first, poison, names) if name in written]
+            comparison.uninitialized_read_outputs.extend(suspects)
+            comparison.stray_read_outputs.extend(_different(first, canary, names))
+            for _ in range(_REPEATS):
+                if comparison.unrepeatable_outputs:
+                    break
+                again = self._guarded(args, request, seeds.poison, seeds.canary)
+                comparison.unrepeatable_outputs.extend(_different(first, again, names))
+            broken += canary.memory.broken()
+            if not (suspects or comparison.stray_read_outputs or comparison.unrepeatable_outputs):
+                comparison.unrepeatable_outputs.extend(sorted(differs))
+        delivered()
+        comparison.broken_canaries.extend(dict.fromkeys(broken))
+        for position, count in enumerate(unwritten):
+            comparison.outputs.append(verdict_pb2.OutputError(output=position, unwritten_count=count))
+        return comparison
+
+    def _group(self, request: judging_pb2.ExecuteRequest, args: Args, shared: SharedMemory) -> verdict_pb2.Comparison:
+        """Delivers what a group of the program is given in a run of the whole, and what it makes."""
+        assert self.program is not None
+        observed = verdict_pb2.Comparison(family=request.family, seed=request.seed, group=request.group)
+        wanted = {region.name.split(" ", 1)[1] for region in request.regions}
+        seeds = Seeds.drawn()
+        memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, wanted)
+        after_step, seen = alone.watching(self.program.program, request, memory.named.get)
+        try:
+            self._run(args, request, memory, after_step)
+        except ProgramFault as fault:
+            if fault.kind != verdict_pb2.FAILURE_KIND_RESOURCE:
+                raise
+            observed.unjudged = f"to keep what it is given takes more memory than is free: {fault.detail}"
+            return observed
+        if len(seen) < len(request.regions):
+            observed.unjudged = "its steps are not side by side"
+            return observed
+        for region, place in zip(request.regions, shared.tensors(request.regions), strict=True):
+            place.copy_(seen[region.name])
+        return observed
+
+    def _guarded(self, args: Args, request: judging_pb2.ExecuteRequest, poison: int, canary: int) -> Run:
+        return self._run(args, request, GuardedMemory(self.loaded.device, poison, canary))
+
+    def _run(
+        self,
+        args: Args,
+        request: judging_pb2.ExecuteRequest,
+        memory: GuardedMemory,
+        after_step: Callable[[], None] | None = None,
+    ) -> Run:
+        """One run; `after_step` is called before the first step, too."""
+        assert self.program is not None
+        question = (self.program.program.digest, request.family, request.seed, request.group)
+        copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
+        try:
+            call = self.program.bind(Sources.from_named(copies), memory, after_step)
+            seed_generators(request.seed)
+            if after_step is not None:
+                after_step()
+            outputs = call()
+            self.loaded.executor.synchronize()
+        except ProgramFault as fault:
+            self.shortages.ask(fault, *question)
+            raise
+        except BadInput as refused:
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, str(refused)) from refused
+        except (RuntimeError, MemoryError, ValueError, TypeError, IndexError) as error:
+            self.shortages.ask(error, *question)
+            raise ProgramFault(_kind_of(error), f"a step failed: {_first_line(error)}") from error
+        return Run(memory, outputs, copies)
+
+    @staticmethod
+    def _unwritten(poisoned: Sequence[torch.Tensor | None], other: Run) -> list[int]:
+        """Elements of each output that held the poison of the first run and of another one: nobody wrote them."""
+        counts = []
+        for mask, output in zip(poisoned, other.outputs, strict=True):
+            again = None if mask is None else other.memory.still_poisoned(output)
+            counts.append(0 if mask is None or again is None else int((mask & again).sum()))
+        return counts
+
+
+def _if_any(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The mask, or None where nothing in it is set: as good, and to count 1.6 billion elements takes 9 ms."""
+    return mask if mask is not None and bool(mask.any()) else None
+
+
+def _different(left: Run, right: Run, names: Sequence[str]) -> list[str]:
+    pairs = zip(names, left.outputs, right.outputs, strict=True)
+    return [name for name, first, second in pairs if not guard.same_numbers(first, second)]
+
+
+def match_shapes(outputs: Sequence[torch.Tensor], regions: Sequence[judging_pb2.Region]) -> None:
+    """Raises ProgramFault for outputs of another number, type or shape than the reference's."""
+    if len(outputs) != len(regions):
+        raise ProgramFault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, f"{len(outputs)} outputs instead of {len(regions)}")
+    for region, output in zip(regions, outputs, strict=True):
+        wanted = dtypes.to_torch(region.spec.dtype)
+        if list(output.shape) != list(region.spec.shape) or output.dtype != wanted:
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_SHAPE,
+                f"{region.name} is {output.dtype} {list(output.shape)} instead of {wanted} {list(region.spec.shape)}",
+            )
+
+
+def _deliver(run: Run, regions: Sequence[judging_pb2.Region], shared: SharedMemory) -> Callable[[], object]:
+    """Begins to copy the results where the regions say; what it returns waits for the end. `run` stays alive.
+
+    On a GPU the copy goes on beside other runs: 6.4 GB take 116 ms on an H200, as long as all else together. It goes
+    in pieces, because whatever else comes to the host waits for the piece under way.
+    """
+    results = {f"output {position}": output for position, output in enumerate(run.outputs)} | run.after
+    pairs = [(place, results[region.name]) for region, place in zip(regions, shared.tensors(regions), strict=True)]
+    if not any(result.is_cuda for _, result in pairs):
+        for place, result in pairs:
+            place.copy_(result)
+        return lambda: None
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for place, result in pairs:
+            flat = result.reshape(-1)
+            for to, piece in zip(torch.split(place.view(-1), _PIECE), torch.split(flat, _PIECE), strict=True):
+                to.copy_(piece, non_blocking=True)
+            flat.record_stream(side)
+            result.record_stream(side)
+    wait: Callable[[], object] = side.synchronize
+    return wait
+
+
+def _kind_of(error: BaseException) -> verdict_pb2.FailureKind.ValueType:
+    if is_want_of_memory(error):
+        return verdict_pb2.FAILURE_KIND_RESOURCE
+    lowered = str(error).lower()
+    if any(word in lowered for word in ("illegal memory access", "misaligned address", "unspecified launch failure")):
+        return verdict_pb2.FAILURE_KIND_CRASH
+    return verdict_pb2.FAILURE_KIND_LAUNCH_ERROR
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+# ---- methods of the worker -----------------------------------------------------------------------------------
+
+_benches: list[Bench] = []
+
+
+def _open(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    _benches.clear()
+    ceilings = device.Ceilings.of(request.ceilings) if request.HasField("ceilings") else None
+    _benches.append(Bench(LoadedTask.load(request.task), ceilings))
+    return judging_pb2.Preparation()
+
+
+def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Loads what capturing and baselines need, which takes seconds; times nothing, so others may be at work."""
+    del request
+    rehearse()
+    importlib.import_module("torch._inductor.compile_fx")
+    return judging_pb2.Preparation()
+
+
+def _prepare_baselines(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Compiles every baseline of a final; times nothing."""
+    del request
+    _benches[0].timing().bench.baselines.prepare(timing_pb2.TIER_FINAL)
+    return judging_pb2.Preparation()
+
+
+def _compile_once(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Preparation:
+    """Lets torch.compile find out about the machine (instruction sets, headers) and keep it in its cache."""
+    place = "cuda" if request.target == task_pb2.TARGET_CUDA else "cpu"
+    torch.compile(torch.relu, dynamic=False)(torch.zeros(64, device=place))
+    return judging_pb2.Preparation()
+
+
+def _load(request: judging_pb2.LoadRequest) -> judging_pb2.Execution:
+    try:
+        _benches[0].load(request)
+    except ProgramFault as fault:
+        return judging_pb2.Execution(fault=fault.kind, detail=fault.detail)
+    return judging_pb2.Execution()
+
+
+def _move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
+    """Takes GPU memory for what both workers share."""
+    return judging_pb2.Preparation(total_bytes=SharedMemory.inherited().move(request.total_bytes))
+
+
+def _give_back(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
+    """Gives back memory that nothing lies in."""
+    if _benches[0].loaded.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return request
+
+
+def _execute(request: judging_pb2.ExecuteRequest) -> judging_pb2.Execution:
+    try:
+        return judging_pb2.Execution(observed=_benches[0].execute(request, SharedMemory.inherited()))
+    except ProgramFault as fault:
+        return judging_pb2.Execution(fault=fault.kind, detail=fault.detail)
+    finally:
+        release_surplus(_benches[0].loaded.device, _benches[0].loaded.task)
+
+
+def _measure(
+    request: benchmark_service_pb2.MeasureArtifactRequest,
+) -> benchmark_service_pb2.MeasureArtifactResponse:
+    """Times the program that was loaded last: the session loads before it measures."""
+    bench = _benches[0]
+    assert bench.program is not None
+    rewritten = request.rewritten_reference if request.HasField("rewritten_reference") else None
+    try:
+        return bench.timing().measure(bench.program, request.artifact, request.tier, rewritten)
+    finally:
+        release_surplus(bench.loaded.device, bench.loaded.task)
+
+
+def _reference(
+    request: benchmark_service_pb2.RunReferenceRequest,
+) -> benchmark_service_pb2.RunReferenceResponse:
+    """Times the module by itself; the task was given to `open`."""
+    del request
+    try:
+        return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference())
+    finally:
+        release_surplus(_benches[0].loaded.device, _benches[0].loaded.task)
+
+
+def _describe(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Ceilings:
+    """Measures the machine; needs no task."""
+    target = device.resolve_target(request.target)
+    ceilings = device.describe(target).message()
+    ceilings.device.environment.CopyFrom(device.environment(target))
+    return ceilings
+
+
+METHODS: Methods = {
+    "open": (judging_pb2.PrepareRequest, _open),
+    "warm_up": (judging_pb2.PrepareRequest, _warm_up),
+    "prepare_baselines": (judging_pb2.PrepareRequest, _prepare_baselines),
+    "compile_once": (benchmark_service_pb2.DescribeDeviceRequest, _compile_once),
+    "load": (judging_pb2.LoadRequest, _load),
+    "move": (judging_pb2.Preparation, _move),
+    "give_back": (judging_pb2.Preparation, _give_back),
+    "execute": (judging_pb2.ExecuteRequest, _execute),
+    "measure": (benchmark_service_pb2.MeasureArtifactRequest, _measure),
+    "reference": (benchmark_service_pb2.RunReferenceRequest, _reference),
+    "describe": (benchmark_service_pb2.DescribeDeviceRequest, _describe),
+}

@@ -1,0 +1,1 @@
+"""compute-sanitizer over a program's kernels."""

@@ -1,0 +1,1 @@
+"""Somebody else's `ModelNew`, judged and timed from outside its process."""

@@ -1,0 +1,324 @@
+"""The workers of a solution: somebody else's `ModelNew` against the reference that it claims to equal.
+
+The one idea: three processes that cannot reach each other, of which one at a time runs. The judge's holds reference,
+truth and the values' origin; the baselines' holds the reference to be timed; the solution's holds the solution and gets
+values only. How they are called is `contest`'s; the clock is here, outside all of them. It imports no torch before
+something is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from gpu_bench import faults
+from gpu_bench.machine import worker_environment, worker_policy
+from gpu_bench.pytorch.compiler_cache import CompilerCache
+from gpu_bench.session import Reply, Session
+from gpu_bench.solutions.caller import Answer, Called
+from gpu_bench.solutions.contest import AA_COPY, EAGER, Contest, SolutionFault
+from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Outbox
+from warpsmith.errors import BadInput, Infrastructure, WorkerRaised
+from warpsmith.v1 import (
+    artifact_pb2,
+    benchmark_service_pb2,
+    candidate_pb2,
+    judging_pb2,
+    task_pb2,
+    timing_pb2,
+    verdict_pb2,
+)
+from warpsmith.worker import Worker
+
+WITNESS = "gpu_bench.solutions.witness:METHODS"
+SOLUTION = "gpu_bench.solutions.solution_worker:METHODS"
+BASELINES = "gpu_bench.pytorch.baseline_worker:METHODS"
+CANDIDATE = "candidate"  # as in `baselines`, which needs torch
+HANDSHAKE_NAME = "handshake"  # as in `solution_timing`, which needs torch
+HANDSHAKE = 255
+"""Number of the arm that does nothing (`solution_worker`, which needs torch)."""
+OTHERS = "others"
+_TASK = verdict_pb2.VALUE_FAMILY_TASK
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/cuda/bin", "/usr/local/bin", "/usr/bin", "/bin"])
+"""Where a solution that compiles its own extension finds ninja, nvcc and g++."""
+_MOST_SWEPT_BYTES = 256 << 20
+"""Shared caches of large servers are larger than a job's share."""
+
+
+@dataclass(frozen=True)
+class Arms:
+    """What a solution is timed against."""
+
+    tier: timing_pb2.Tier.ValueType
+    yardstick: judging_pb2.Yardstick
+    offered: Sequence[timing_pb2.Arm]
+    """Baselines but eager, by their numbers; those that could not be prepared with the reason."""
+    processes: Mapping[str, Called]
+    """By name: eager's, its copy's, and that of all others."""
+
+    def process_of(self, name: str) -> tuple[Called, int]:
+        """The process of an arm, and the arm's number in it."""
+        if name == HANDSHAKE_NAME:
+            return self.processes[EAGER], HANDSHAKE
+        if name in self.processes:
+            return self.processes[name], 0
+        return self.processes[OTHERS], [arm.name for arm in self.offered].index(name)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all can be called."""
+        return all(process.alive for process in self.processes.values())
+
+    def close(self) -> None:
+        """Ends them."""
+        for process in self.processes.values():
+            process.close()
+
+
+class SolutionSession(Session):
+    """A task's judge, and the processes of one solution and of the baselines. One call at a time."""
+
+    _judge_entry = WITNESS
+    _digest = ""
+    """Of the solution in the process."""
+    _contest: Contest | None = None
+    _arms: Arms | None = None
+    _shared: Outbox | None = None
+    """On a GPU, what all processes share."""
+
+    def close(self) -> None:
+        """As `Session.close`."""
+        with self._lock:
+            self._close_arms()
+        super().close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    def expect_final(self) -> None:
+        """Nothing: baselines have a process of their own."""
+
+    # ---- comparing -----------------------------------------------------------------------------------------
+
+    def _ahead(
+        self, cases: Sequence[benchmark_service_pb2.ComparisonCase], prepared: judging_pb2.Preparation
+    ) -> Iterator[str | None]:
+        """As `Session._ahead`; the judge does one thing at a time, for it places the values of calls."""
+        del prepared
+        return map(self._without_truth, cases)
+
+    def _compare_case(
+        self,
+        case: benchmark_service_pb2.ComparisonCase,
+        program: candidate_pb2.Program,
+        prepared: judging_pb2.Preparation,
+        response: benchmark_service_pb2.CompareOutputsResponse,
+    ) -> benchmark_service_pb2.ExecutionFault | None:
+        del program, prepared
+        if self._bench is None or not self._bench.alive:
+            return self._ended()
+        try:
+            response.comparisons.append(self._opened().judged(case.family, case.seed))
+        except SolutionFault as failed:
+            self._drop_bench()
+            return failed.fault
+        return None
+
+    def _begin_outbox(self, prepared: judging_pb2.Preparation) -> None:
+        """Nothing: what is shared is made when it is known what lies there."""
+
+    def _share_outbox(self) -> None:
+        """Nothing: all is shared from the beginning."""
+
+    # ---- measuring -----------------------------------------------------------------------------------------
+
+    def measure(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """Times the solution against the baselines, each called from here in a process of its own."""
+        from gpu_bench.solutions import solution_timing
+
+        with self._lock:
+            if request.tier == timing_pb2.TIER_FINAL:
+                self._drop_bench()
+            fault = self._load(request.program, request.artifact)
+            if fault is not None:
+                return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
+            arms, contest = self._opened_arms(request.tier), self._opened()
+            contest.place_members(_TASK, 0)
+            swept = min(max(2 * arms.yardstick.ceilings.device.cache_bytes, 8 << 20), _MOST_SWEPT_BYTES)
+
+            def call(name: str) -> Answer:
+                if name == CANDIDATE:
+                    return contest.time_solution(name, swept)
+                return contest.time_arm(name, *arms.process_of(name), swept)
+
+            try:
+                timing = solution_timing.contend(arms.yardstick, arms.offered, self.task.precision, request.tier, call)
+            except SolutionFault as failed:
+                self._drop_bench()
+                return benchmark_service_pb2.MeasureArtifactResponse(fault=failed.fault)
+            self._conclude(timing)
+            timing.environment.toolkit = request.artifact.toolchain
+            return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+
+    def _opened_arms(self, tier: timing_pb2.Tier.ValueType) -> Arms:
+        """The baselines' processes; made once for a tier and kept."""
+        if self._arms is not None and (self._arms.tier != tier or not self._arms.alive):
+            self._close_arms()
+        if self._arms is None:
+            contest, is_final = self._opened(), tier == timing_pb2.TIER_FINAL
+            ceilings = self._machine.known_ceilings(self.task.target) if self._machine else None
+            asked = judging_pb2.YardstickRequest(ceilings=ceilings, tier=tier)
+            yardstick = contest.ask_judge("yardstick", asked, judging_pb2.Yardstick)
+            processes = {name: self._eager() for name in ((EAGER, AA_COPY) if is_final else (EAGER,))}
+            offered: Sequence[timing_pb2.Arm] = ()
+            if is_final:
+                processes[OTHERS], offered = self._others()
+            self._arms = Arms(tier, yardstick, offered, processes)
+        return self._arms
+
+    def _eager(self) -> Called:
+        """A process like a solution's, with the reference in it."""
+        process = self._called(SOLUTION)
+        with self._on_failure(process.close):
+            seconds = self._limits.prepare_seconds
+            opened = process.call("open", self._opening(self.task), judging_pb2.OpenedSolution, deadline_s=seconds)
+            if opened.fault:
+                raise BadInput(opened.detail)
+        return process
+
+    def _others(self) -> tuple[Called, Sequence[timing_pb2.Arm]]:
+        if self._cache is not None:
+            self._cache.close()
+        self._cache = CompilerCache(self._machine.compiled(self.task.target)) if self._machine else CompilerCache()
+        self._cache.renew()
+        process = self._called(BASELINES, self._cache)
+        with self._on_failure(process.close):
+            request = judging_pb2.BaselinesRequest(
+                prepare=judging_pb2.PrepareRequest(task=self.task, tier=timing_pb2.TIER_FINAL),
+                introduction=self._opened().introduction,
+            )
+            seconds = self._limits.prepare_seconds + self._limits.measure_seconds
+            return process, process.call("open", request, judging_pb2.Baselines, deadline_s=seconds).arms
+
+    def _close_arms(self) -> None:
+        if self._arms is not None:
+            self._arms.close()
+            self._arms = None
+
+    # ---- processes -----------------------------------------------------------------------------------------
+
+    def _opened(self) -> Contest:
+        """The judge, and what solutions are told of the reference.
+
+        Raises BadInput where that cannot be written down.
+        """
+        judge = self._judge_worker()
+        if self._contest is None or self._contest.judge is not judge:
+            told = judge.call(
+                "introduce",
+                judging_pb2.IntroduceRequest(),
+                judging_pb2.Introduction,
+                deadline_s=self._limits.judge_seconds,
+            )
+            if not told.signature.tree:
+                raise BadInput(
+                    f"{self.task.entry_path}: get_inputs or get_init_inputs gives what cannot be written down, so that "
+                    "no solution can be made in a process without the reference"
+                )
+            os.ftruncate(self._descriptor, told.total_bytes)
+            eager_seconds = self._preparation().eager_seconds
+            self._contest = Contest(self.task.target, self._limits, judge, told, eager_seconds)
+            self._share(judge, told.total_bytes)
+            self._contest.place_members(_TASK, 0)
+        return self._contest
+
+    def _load(
+        self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
+    ) -> benchmark_service_pb2.ExecutionFault | None:
+        contest = self._opened()
+        there = self._bench
+        if there is not None and there.alive and there is contest.solution and self._digest == program.digest:
+            return None
+        self._drop_bench()
+        solution = self._called(SOLUTION, environment={"PATH": _PATH})
+        self._bench, self._digest, self._saw_damage = solution, program.digest, False
+        own = task_pb2.Task(
+            entry_path="solution.py",
+            class_name="ModelNew",
+            target=self.task.target,
+            precision=self.task.precision,
+            sources=[task_pb2.SourceFile(path="solution.py", content=artifact.content)],
+        )
+        request = self._opening(own)
+        opened = self._call_candidate("open", request, judging_pb2.OpenedSolution, self._limits.open_seconds)
+        if isinstance(opened, benchmark_service_pb2.ExecutionFault):
+            return opened
+        if opened.fault:
+            self._drop_bench()
+            return faults.fault(opened.fault, opened.detail)
+        contest.admit(solution)
+        return None
+
+    def _opening(self, task: task_pb2.Task) -> judging_pb2.OpenSolutionRequest:
+        """What a process is asked that gets a module of somebody's; values of a case lie there for its first call."""
+        contest = self._opened()
+        contest.place_members(_TASK, 0)
+        contest.place(_TASK, secrets.randbits(63))
+        return judging_pb2.OpenSolutionRequest(
+            task=task, introduction=contest.introduction, regions=self._preparation().regions
+        )
+
+    def _called(
+        self, entry: str, cache: CompilerCache | None = None, environment: Mapping[str, str] | None = None
+    ) -> Called:
+        """A process that can be called, with the memory that all share. Only the baselines' may write the cache."""
+        policy = worker_policy(self.task.target)
+        variables = worker_environment(self._descriptor) | {
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            # Threads that are let go all at once come to lie on one processor: 16 of them took 12 ms for 2 (and 2 with
+            # each on its own).
+            "OMP_PROC_BIND": "true",
+            PASSAGE_VARIABLE: str(self._passage.inherited),
+            **(environment or {}),
+        }
+        if cache is not None:
+            policy, variables = replace(policy, writable=(cache.directory,)), variables | cache.environment()
+        inherited = (self._descriptor, self._passage.inherited)
+        process = Called(entry, policy, rung=self._rung, env=variables, shared_fds=inherited)
+        with self._on_failure(process.close):
+            self._share(process, self._opened().introduction.total_bytes)
+        return process
+
+    def _share(self, worker: Worker, size: int) -> None:
+        """On a GPU, gives a process the memory that all share. Raises Infrastructure where that cannot be."""
+        if self.task.target != task_pb2.TARGET_CUDA:
+            return
+        if self._shared is None:
+            self._shared = Outbox.make(size)
+        if self._shared is not None:
+            self._passage.send(self._shared.descriptor)
+            request = judging_pb2.Preparation(total_bytes=size)
+            moved = worker.call("move", request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
+            if moved.total_bytes == size:
+                return
+        raise Infrastructure(
+            "memory of the GPU cannot be shared between processes here, which judging a solution needs"
+        )
+
+    def _call_candidate(
+        self, method: str, request: Message, response: type[Reply], deadline_s: float
+    ) -> Reply | benchmark_service_pb2.ExecutionFault:
+        """As `Session._call_candidate`; in this process every exception is the solution's doing."""
+        try:
+            return super()._call_candidate(method, request, response, deadline_s)
+        except (WorkerRaised, BadInput) as error:
+            self._drop_bench()
+            return faults.fault(verdict_pb2.FAILURE_KIND_CRASH, str(error)[:300])

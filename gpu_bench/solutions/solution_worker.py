@@ -1,0 +1,305 @@
+"""A solution's process: somebody else's `ModelNew`, which is host code and may do anything to the process it is in.
+
+Eager is timed in a process of the same kind, with the reference in it: two processes that differ in what they have
+loaded differ by a fifth in calls of many small operations.
+
+The one idea: this process holds nothing worth stealing, and nothing that it says is believed where believing would gain
+it anything. Reference, truth and clock are elsewhere. Inputs appear in the shared memory while it stands still; a call
+is one word; whether its result is looked at is decided after it. What it says of replaced functions and of structure
+catches the careless; what it computes, the judge reads, and how long it takes, others measure.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from gpu_bench.judging.loaded import device_of
+from gpu_bench.running.executor import ProgramFault
+from gpu_bench.solutions import callee, integrity, structure
+from gpu_bench.solutions.signature import arguments_of
+from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
+from warpsmith import task_module
+from warpsmith.errors import BadInput
+from warpsmith.task_module import cause_of, seed_generators
+from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
+from warpsmith.worker import Methods
+
+HANDSHAKE = 255
+"""Number of the arm that does nothing: what it takes is the cost of asking."""
+_SEED = 42
+"""Of the constructor, as in KernelBench and for the reference."""
+_MOST_PERMUTED = 5
+"""Dimensions, as those of a convolution's weights in three."""
+
+
+class Solution:
+    """A module on its device, in the mode that its constructor leaves it in."""
+
+    def __init__(self, request: judging_pb2.OpenSolutionRequest, shared: SharedMemory) -> None:
+        """Imports the solution, makes its module as the reference was made and calls it once, which may compile it.
+
+        Raises ProgramFault.
+        """
+        self.device = device_of(request.task.target)
+        torch.backends.cuda.matmul.allow_tf32 = request.task.precision == task_pb2.PRECISION_TF32
+        self._signature = request.introduction.signature
+        self._regions = list(request.regions)
+        self._places = dict(zip((region.name for region in self._regions), shared.tensors(self._regions), strict=True))
+        sources = request.introduction.sources
+        self._sources = dict(zip((region.name for region in sources), shared.tensors(sources), strict=True))
+        self._args = arguments_of(self._signature, self._sources)
+        settle_memory()
+        self._kind = self._imported(request.task)
+        self._returned: Any = None
+        self._earlier: Any = None
+        """What the last call returned, and the one before."""
+        self._module = self._made()
+        self._names = counterparts(
+            {
+                name: tensor
+                for name, tensor in self._sources.items()
+                if not name.startswith("input ") and name not in self._signature.constants
+            },
+            members_of(self._module),
+        )
+        self.take_members()
+        with torch.no_grad():
+            self.call()
+            structure.describe(self._returned, self._sources)
+
+    @staticmethod
+    def _imported(task: task_pb2.Task) -> Callable[..., Any]:
+        try:
+            user = task_module.load(task, Path(tempfile.mkdtemp(prefix="solution-")))
+        except BadInput as error:
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, str(error)) from error
+
+        def make(*arguments: Any, **named: Any) -> torch.nn.Module:
+            with user.explaining(f"{user.class_name}(...) failed"):
+                module = getattr(user.namespace, user.class_name)(*arguments, **named)
+            if not isinstance(module, torch.nn.Module):
+                raise BadInput(f"{user.class_name} is no nn.Module")
+            return module
+
+        return make
+
+    def _made(self) -> torch.nn.Module:
+        arguments = ast.literal_eval(self._signature.constructor)
+        seed_generators(_SEED)
+        try:
+            module = self._kind(**arguments) if isinstance(arguments, dict) else self._kind(*arguments)
+        except BadInput as error:
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, str(error)) from error
+        moved: torch.nn.Module = module.to(self.device)
+        return moved
+
+    # ---- what words ask for --------------------------------------------------------------------------------
+
+    def call(self, arm: int = 0, seed: int = 0) -> None:
+        """One forward on the inputs that lie in the shared memory; its result is kept."""
+        if arm == HANDSHAKE:
+            return
+        self._earlier, self._returned = self._returned, None
+        if self._signature.is_random:
+            seed_generators(seed)
+        try:
+            self._returned = self._module(*self._args)
+            _wait(self.device)
+        except torch.OutOfMemoryError as error:
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, cause_of(error)) from error
+        except (Exception, SystemExit) as error:
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, f"the forward failed: {cause_of(error)}"
+            ) from error
+
+    def deliver(self, _arm: int = 0, _number: int = 0) -> bytes:
+        """Puts the results of the last call, and what it left in the state, where the judge reads them."""
+        described, outputs = structure.describe(self._returned, self._sources)
+        refuse_promises(outputs)
+        self._put(outputs)
+        own = members_of(self._module)
+        for name, place in self._places.items():
+            if name in self._names:
+                place.copy_(self._names[name].of(own))
+        _wait(self.device)
+        return structure.written(described).encode()
+
+    def deliver_earlier(self, _arm: int = 0, _number: int = 0) -> bytes:
+        """Puts the results of the call before there, as they are now. The process is looked at too."""
+        look_at_process()
+        described, outputs = structure.describe(self._earlier, self._sources)
+        self._put(outputs)
+        return structure.written(described).encode()
+
+    def _put(self, outputs: Sequence[torch.Tensor]) -> None:
+        for position, output in enumerate(outputs):
+            place = self._places.get(f"output {position}")
+            if place is not None and place.shape == output.shape and place.dtype == output.dtype:
+                place.copy_(output.detach())
+        _wait(self.device)
+
+    def take_members(self, _arm: int = 0, _number: int = 0) -> None:
+        """Gives parameters and state the values that lie in the shared memory."""
+        own = members_of(self._module)
+        with torch.no_grad():
+            for name, ours in self._names.items():
+                ours.of(own).copy_(self._sources[name])
+
+    def make_anew(self, _arm: int = 0, _number: int = 0) -> None:
+        """Another module of the class; it gets the values that lie in the shared memory before its first call."""
+        self._returned = self._earlier = None
+        self._module = self._made()
+        self.take_members()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":  # for the stream that a caller's next operation would be on, and for no other
+        torch.cuda.current_stream().synchronize()
+
+
+def members_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and state by the names that sources have."""
+    own = {f"parameter {n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
+    return own | {f"state {n}": b.detach() for n, b in module.named_buffers(remove_duplicate=False)}
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """Where a solution keeps one of the reference's parameters or states."""
+
+    name: str
+    order: tuple[int, ...]
+    """Of its dimensions, as the reference's has them: (1, 0) for a transposed one."""
+
+    def of(self, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Its memory, as the reference's tensor has its dimensions."""
+        return own[self.name].permute(self.order)
+
+
+def counterparts(wanted: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, Counterpart]:
+    """The solution's counterpart of each of the reference's parameters and states.
+
+    By name; else the first that is left which has its values, as both constructors draw the same numbers, with its
+    dimensions in whatever order.
+
+    Raises ProgramFault where there is none: nobody could tell whether it is used.
+    """
+    found = {
+        name: Counterpart(name, tuple(range(tensor.dim())))
+        for name, tensor in wanted.items()
+        if name in own and _is_alike(own[name], tensor)
+    }
+    left = [name for name in own if name not in found]
+    for name, tensor in wanted.items():
+        if name in found:
+            continue
+        tried = (Counterpart(other, order) for other in left for order in _orders(own[other].dim()))
+        same = next((each for each in tried if _is_equal(each.of(own), tensor)), None)
+        if same is None:
+            kind, _, bare = name.partition(" ")
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_SHAPE,
+                f"it lacks {kind} {bare}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, under this "
+                "name and under any other with the values of the reference's constructor",
+            )
+        found[name] = same
+        left.remove(same.name)
+    return found
+
+
+def _orders(rank: int) -> Iterator[tuple[int, ...]]:
+    """Of dimensions, as they are first; of many dimensions only that."""
+    return itertools.permutations(range(rank)) if rank <= _MOST_PERMUTED else iter([tuple(range(rank))])
+
+
+def _is_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return _is_alike(left, right) and torch.equal(left, right)
+
+
+def _is_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype
+
+
+def refuse_promises(outputs: Sequence[torch.Tensor]) -> None:
+    """Raises ProgramFault for tensors that are not torch's own."""
+    for output in outputs:
+        if type(output) not in (torch.Tensor, torch.nn.Parameter):
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_CHEAT,
+                f"the forward returns a tensor of its own kind, {type(output).__name__}: no result, but a promise of "
+                "one",
+            )
+
+
+# ---- methods of the worker -----------------------------------------------------------------------------------
+
+_solutions: list[Solution] = []
+_whole = integrity.Snapshot.taken()
+"""What the process looked like before the solution was imported."""
+_set_aside = 0
+"""Bytes of the L2 that a process has to itself by default."""
+
+
+def look_at_process() -> None:
+    """Raises ProgramFault where functions were replaced, or a part of the L2 is kept."""
+    if replaced := _whole.replaced():
+        raise ProgramFault(verdict_pb2.FAILURE_KIND_CHEAT, f"the solution replaces {replaced[0]}")
+    if (held := integrity.set_aside_bytes()) > _set_aside:
+        raise ProgramFault(
+            verdict_pb2.FAILURE_KIND_CHEAT,
+            f"the solution keeps {held} bytes of the L2 to itself: it finds there what the call before left",
+        )
+
+
+def _open(request: judging_pb2.OpenSolutionRequest) -> judging_pb2.OpenedSolution:
+    _solutions.clear()
+
+    def act() -> judging_pb2.OpenedSolution:
+        global _set_aside
+        torch.zeros(1, device=device_of(request.task.target))  # makes the context that has such a limit
+        _set_aside = integrity.set_aside_bytes()
+        _solutions.append(Solution(request, SharedMemory.inherited()))
+        look_at_process()
+        return judging_pb2.OpenedSolution()
+
+    return _answer(act, judging_pb2.OpenedSolution)
+
+
+def _calls(request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
+    del request
+    solution = _solutions[0]
+
+    def act() -> judging_pb2.Calls:
+        with torch.no_grad():
+            callee.serve({
+                callee.CALL: solution.call, callee.DELIVER: solution.deliver, callee.MEMBERS: solution.take_members,
+                callee.EARLIER: solution.deliver_earlier, callee.ANEW: solution.make_anew,
+            })  # fmt: skip
+
+    return _answer(act, judging_pb2.Calls)
+
+
+Answer = TypeVar("Answer", judging_pb2.OpenedSolution, judging_pb2.Calls)
+
+
+def _answer(act: Callable[[], Answer], failed: type[Answer]) -> Answer:
+    """What `act` gives, or the fault that it finds."""
+    try:
+        return act()
+    except ProgramFault as fault:
+        return failed(fault=fault.kind, detail=fault.detail)
+
+
+METHODS: Methods = {
+    "open": (judging_pb2.OpenSolutionRequest, _open),
+    "calls": (judging_pb2.CallsRequest, _calls),
+    "move": (judging_pb2.Preparation, move),
+}

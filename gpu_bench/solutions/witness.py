@@ -1,0 +1,345 @@
+"""What a judge does for calls that are made elsewhere: places values, and looks at what came of them.
+
+The one idea: a call cannot be told from another by whoever makes it, because all are placed, taken and looked at in the
+same way, on values that nobody has seen before. Before a result is looked at the inputs are gone, so that nothing can
+be computed by then that was not computed in the call. Whatever is said here is of memory that this process reads
+itself; it asks no solution.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_bench import device
+from gpu_bench.judging import comparison, guard, judge_worker
+from gpu_bench.judging.judge_worker import Judge
+from gpu_bench.judging.loaded import Args
+from gpu_bench.solutions import structure
+from gpu_bench.solutions.signature import signature_of
+from gpu_bench.timing import floor
+from gpu_bench.workers.sharing import SharedMemory
+from warpsmith import dtypes
+from warpsmith.task_module import seed_generators
+from warpsmith.v1 import judging_pb2, tensor_pb2, timing_pb2, verdict_pb2
+from warpsmith.worker import Methods
+
+GAP_BYTES = 4096
+"""Of random bytes between inputs: who writes there is found out, who reads there gives other results."""
+ALIGNMENT = 256
+RMS_WITHIN, WORST_WITHIN = 16.0, 64.0
+"""How far a timed call may be off eager, in units of how far eager is off the truth: all elements, and the worst one.
+Judged calls are held to a quarter of it against the truth; a cut of precision is beyond it as well."""
+PROBE_CYCLES = 100_000
+"""Of a GPU, 50 us: the piece of work that takes longer where somebody else is at work there."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How far eager is off the truth in one region, on the task's own values."""
+
+    rms: float
+    worst: float
+
+
+class Witness:
+    """The judge of a task as the called processes' values and results see it."""
+
+    def __init__(self, judge: Judge, shared: SharedMemory) -> None:
+        self._judge, self._shared = judge, shared
+        self._loaded = judge.loaded
+        args = self._loaded.case(verdict_pb2.VALUE_FAMILY_TASK, secrets.randbits(63))
+        self._sources, self._gaps, total = lay_out(self._loaded.sources(args).named(), judge.total_bytes)
+        self._introduction = judging_pb2.Introduction(
+            signature=self._signature(args), sources=self._sources, total_bytes=total
+        )
+        self._family, self._seed = verdict_pb2.VALUE_FAMILY_TASK, -1
+        self._args: Args = args
+        self._is_spoiled = True
+        """Whether the inputs that lie in the shared memory are not those of the case."""
+        self._canaries = torch.empty(0, dtype=torch.uint8)
+        self._after: dict[str, torch.Tensor] = {}
+        """Inputs that the module changes, as the last call left them."""
+        self._kept: list[torch.Tensor] = []
+        """Results, region by region, that were kept last, and those before."""
+        self._earlier: list[torch.Tensor] = []
+        self._eager: tuple[tuple[int, int], list[torch.Tensor]] | None = None
+        self._yardsticks: list[Yardstick] = []
+        self._sweep = torch.empty(0, dtype=torch.uint8)
+
+    def introduce(self) -> judging_pb2.Introduction:
+        """What a solution is told of the reference: literals, shapes and layouts."""
+        return self._introduction
+
+    def _signature(self, args: Args) -> judging_pb2.Signature:
+        signature = signature_of(self._loaded, args)
+        leaves = self._loaded.user.tensor_leaves(args)
+        signature.same_as.extend(next(i for i, other in enumerate(leaves) if other is leaf) for leaf in leaves)
+        before = {name: _flat(tensor).clone() for name, tensor in self._loaded.sources(args).named().items()}
+        seed_generators(0)
+        with torch.no_grad():
+            returned = self._loaded.module(*args)
+        self._loaded.keep_places()
+        described, _ = structure.describe(returned, self._loaded.sources(args).named())
+        for name, tensor in self._loaded.sources(args).named().items():
+            if tensor.numel():
+                _flat(tensor).copy_(before[name])
+        self._returned = {node["shares"] for node in structure.tensors_of(described)}
+        signature.result = structure.written(described)
+        signature.is_random = any(node.random for node in self._judge.graph.nodes)
+        constants = {f"state {name}" for name in self._loaded.constants}
+        signature.constants.extend(sorted(constants.difference(self._judge.written)))
+        signature.has_state = any(name.startswith("state ") for name in before)
+        return signature
+
+    def yardstick(self, request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
+        """The reference's least work, what is to be said of it, and what the machine can do."""
+        loaded = self._loaded
+        target, precision = loaded.task.target, loaded.task.precision
+        known = request.HasField("ceilings")
+        ceilings = device.Ceilings.of(request.ceilings) if known else device.describe(target)
+        flags = floor.reference_flags(floor.work_of(self._judge.graph, precision), ceilings)
+        report = timing_pb2.ReferenceReport(flags=flags, environment=device.environment(target))
+        return judging_pb2.Yardstick(report=report, graph=self._judge.graph, ceilings=ceilings.message())
+
+    # ---- before a call -------------------------------------------------------------------------------------
+
+    def place(self, request: judging_pb2.PlaceRequest) -> judging_pb2.Placed:
+        """Puts the inputs of a case into the shared memory, or its parameters and state."""
+        if (request.family, request.seed) != (self._family, self._seed):
+            self._family, self._seed, self._is_spoiled = request.family, request.seed, True
+            self._args = self._loaded.case(request.family, request.seed)
+        named = self._loaded.sources(self._args).named()
+        wanted = [each for each in self._sources if each.name.startswith("input ") is not request.members]
+        if request.members or self._is_spoiled:
+            for region, place in zip(wanted, self._shared.tensors(wanted), strict=True):
+                _fill(place, named[region.name])
+        if not request.members:
+            self._is_spoiled = False
+            if not request.same_beside:
+                self._draw_canaries()
+        if request.sweep_bytes:
+            self._evict(request.sweep_bytes)
+        return judging_pb2.Placed(probe_ns=self._probe_ns())
+
+    def _draw_canaries(self) -> None:
+        """Other random bytes beside every input."""
+        gaps = self._shared.tensors(self._gaps)
+        size = sum(gap.numel() for gap in gaps)
+        drawn = torch.frombuffer(bytearray(secrets.token_bytes(max(size, 1))), dtype=torch.uint8)[:size]
+        self._canaries = drawn.to(self._loaded.device)
+        for gap, part in zip(gaps, torch.split(self._canaries, GAP_BYTES), strict=True):
+            gap.copy_(part)
+
+    def _evict(self, size: int) -> None:
+        """Leaves nothing of the inputs in a cache."""
+        if self._sweep.numel() != size:
+            self._sweep = torch.ones(size, dtype=torch.uint8, device=self._loaded.device)
+        self._sweep.view(torch.int64 if size % 8 == 0 else torch.uint8).add_(1)
+
+    def _probe_ns(self) -> float:
+        if self._loaded.device.type != "cuda":
+            return 0.0
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        torch.cuda._sleep(PROBE_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        return float(time.perf_counter_ns() - begin)
+
+    def probe(self) -> judging_pb2.Probed:
+        """A small piece of work of the device, and when it was done."""
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        return judging_pb2.Probed(ended=time.perf_counter())
+
+    # ---- after a call --------------------------------------------------------------------------------------
+
+    def take(self) -> judging_pb2.Taken:
+        """Says what became of inputs and of the memory beside them, and takes the inputs away before results are put
+        where they are looked at: what is still to be computed then has lost them."""
+        named = self._loaded.sources(self._args).named()
+        inputs = [each for each in self._sources if each.name.startswith("input ")]
+        written = self._judge.written
+        taken = judging_pb2.Taken()
+        self._after = {}
+        for region, place in zip(inputs, self._shared.tensors(inputs), strict=True):
+            if region.name in written:
+                self._after[region.name] = place.clone()
+            elif not guard.same_bits(place, named[region.name]):
+                taken.mutated.append(region.name)
+        gaps = self._shared.tensors(self._gaps)
+        for region, gap, part in zip(self._gaps, gaps, torch.split(self._canaries, GAP_BYTES), strict=True):
+            if not torch.equal(gap, part):
+                taken.broken.append(region.name)
+        self._is_spoiled = True
+        # Not those that are results too: views of an input, or one that is changed and given back.
+        gone = [region for region in inputs if region.name not in self._returned]
+        for place in (*self._shared.tensors(gone), *self._shared.tensors(self._judge.regions)):
+            _flat(place).zero_()
+        return taken
+
+    def look(self, request: judging_pb2.LookRequest) -> judging_pb2.Look:
+        """Compares the delivered results, element by element."""
+        regions = self._judge.regions
+        places = self._shared.tensors(regions)
+        for region, place in zip(regions, places, strict=True):
+            if region.name in self._after:
+                place.copy_(self._after[region.name])
+        look = judging_pb2.Look()
+        if request.kept or request.earlier:
+            pairs = zip(regions, places, self._kept if request.kept else self._earlier, strict=True)
+            look.different.extend(
+                region.name
+                for region, now, then in pairs
+                if region.name.startswith("output ") and not guard.same_numbers(now, then)
+            )
+        elif not request.keep:
+            look.wrong = self._wrong(regions, places)
+        if request.keep:
+            self._earlier, self._kept = self._kept, [place.clone() for place in places]
+        return look
+
+    def _wrong(self, regions: Sequence[judging_pb2.Region], places: Sequence[torch.Tensor]) -> str:
+        yardsticks, eager = self._measures(), self._eagerly()
+        for region, place, yard, own in zip(regions, places, yardsticks, eager, strict=True):
+            if (told := far(place.to(own.device), own, yard)) != "":
+                return f"{region.name} of a timed call {told}"
+        return ""
+
+    def _measures(self) -> list[Yardstick]:
+        """How far eager is off the truth in each region, found out once."""
+        if not self._yardsticks:
+            answer = self._judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
+            self._yardsticks = [
+                yardstick(eager, truth, floor)
+                for eager, truth, floor in zip(answer.eager, answer.truth, answer.floors, strict=True)
+            ]
+            self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
+        return self._yardsticks
+
+    def _eagerly(self) -> list[torch.Tensor]:
+        """What eager gives on the case, region by region."""
+        key = (int(self._family), self._seed)
+        if self._eager is None or self._eager[0] != key:
+            self._eager = key, self._judge.eager(self._args, self._seed)
+        return self._eager[1]
+
+
+def lay_out(
+    named: Mapping[str, torch.Tensor], offset: int
+) -> tuple[list[judging_pb2.Region], list[judging_pb2.Region], int]:
+    """Regions of sources in their own layouts, those of the gaps around inputs, and where all end."""
+    regions, gaps = [], []
+
+    def gap(name: str) -> None:
+        nonlocal offset
+        spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_UINT8, shape=[GAP_BYTES], strides=[1])
+        gaps.append(judging_pb2.Region(name=name, spec=spec, offset_bytes=offset))
+        offset += GAP_BYTES
+
+    offset = -(-offset // ALIGNMENT) * ALIGNMENT
+    for name, tensor in named.items():
+        spec, is_input = dtypes.spec_of(tensor), name.startswith("input ")
+        if is_input:
+            gap(name)
+        regions.append(judging_pb2.Region(name=name, spec=spec, offset_bytes=offset))
+        size = dtypes.element_span(spec) * tensor.element_size()
+        if is_input:  # the gap begins with the byte behind the last element
+            offset += size
+            gap(name)
+        else:
+            offset += size
+        offset = -(-offset // ALIGNMENT) * ALIGNMENT
+    return regions, gaps, offset
+
+
+def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardstick:
+    """How far eager is off the truth, and no less than a rounding of the result."""
+    eager, truth = comparison.parts_of(eager), comparison.parts_of(truth)
+    if not eager.is_floating_point() or not eager.numel():
+        return Yardstick(0.0, 0.0)
+    own = comparison.compare(eager, eager, truth, terms_floor=floor)
+    size = truth.nan_to_num(0.0, 0.0, 0.0).abs()
+    rms, largest = float(size.square().mean().sqrt()), float(size.max())
+    least = comparison.least_yardstick(eager.dtype)
+    return Yardstick(
+        max(own.rms_error, 2.0 * comparison.ulp(rms, eager.dtype), floor, least),
+        max(own.max_error, comparison.ulp(largest, eager.dtype), floor, least),
+    )
+
+
+def far(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> str:
+    """How a result is farther off eager's than any rounding; empty where it is not."""
+    result, eager = comparison.parts_of(result), comparison.parts_of(eager)
+    if not eager.is_floating_point():
+        count = int((result != eager).sum())
+        return f"differs from eager's in {count} elements" if count > eager.numel() // 100 else ""
+    error = comparison.compare(result, eager, eager.double(), terms_floor=0.0)
+    if error.non_finite_mismatch_count:
+        return f"differs from eager's in {error.non_finite_mismatch_count} elements in being NaN or infinite"
+    if error.rms_error <= RMS_WITHIN * yard.rms and error.max_error <= WORST_WITHIN * yard.worst:
+        return ""
+    return (
+        f"is {error.max_error:.3g} off eager's at element {error.worst_index} ({error.worst_value:.6g} instead of "
+        f"{error.worst_truth:.6g}), {error.rms_error:.3g} rms: beyond any rounding"
+    )
+
+
+def _fill(place: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a value of the same layout, overlapping ones included."""
+    if value.numel():
+        _flat(place).copy_(_flat(value))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, gaps included, as one row."""
+    return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
+
+
+# ---- methods of the judge's worker ---------------------------------------------------------------------------
+
+_witnesses: list[Witness] = []
+"""Of the judge that is there."""
+
+
+def _introduce(request: judging_pb2.IntroduceRequest) -> judging_pb2.Introduction:
+    del request
+    _witnesses[:] = [Witness(judge_worker.prepared(), SharedMemory.inherited())]
+    return _witnesses[0].introduce()
+
+
+def _yardstick(request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
+    return _witnesses[0].yardstick(request)
+
+
+def _place(request: judging_pb2.PlaceRequest) -> judging_pb2.Placed:
+    return _witnesses[0].place(request)
+
+
+def _probe(request: judging_pb2.ProbeRequest) -> judging_pb2.Probed:
+    del request
+    return _witnesses[0].probe()
+
+
+def _take(request: judging_pb2.TakeRequest) -> judging_pb2.Taken:
+    del request
+    return _witnesses[0].take()
+
+
+def _look(request: judging_pb2.LookRequest) -> judging_pb2.Look:
+    return _witnesses[0].look(request)
+
+
+METHODS: Methods = {
+    **judge_worker.METHODS,
+    "introduce": (judging_pb2.IntroduceRequest, _introduce),
+    "yardstick": (judging_pb2.YardstickRequest, _yardstick),
+    "place": (judging_pb2.PlaceRequest, _place),
+    "probe": (judging_pb2.ProbeRequest, _probe),
+    "take": (judging_pb2.TakeRequest, _take),
+    "look": (judging_pb2.LookRequest, _look),
+}

@@ -1,0 +1,1 @@
+"""What is timed, with which clock, in which order, and what a time is compared with: samples, intervals, floors."""

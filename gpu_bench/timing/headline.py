@@ -1,0 +1,40 @@
+"""Whether a timing may be called faster, once its labels are known.
+
+The one idea: the rule stands here and nowhere else. A speedup beyond doubt (`statistics.faster`) is one condition; no
+label may speak against it. Whoever adds a label or takes a speedup back settles the timing again. It measures nothing,
+and needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpu_bench.timing.statistics import threshold
+from warpsmith.v1 import timing_pb2
+
+FLOOR_REJECT = "FLOOR_REJECT"
+"""Faster than physics allows."""
+FLOOR_SUSPECT = "FLOOR_SUSPECT"
+"""Faster than any sweep of this machine."""
+OUTPUT_CONSTANT = "OUTPUT_CONSTANT"
+"""On values as the task draws them every output stays the same, as far as rounding goes."""
+OUTPUT_ZERO = "OUTPUT_ZERO"
+"""There every output is all zeros."""
+INPUT_UNUSED = "INPUT_UNUSED"
+"""Some input does not influence any output, on any values that were tried."""
+SLOWER_ON_FRESH_VALUES = "SLOWER_ON_FRESH_VALUES"
+"""First calls on values that nothing can have kept an answer for do not show the speedup: it is not believed."""
+
+NEVER_FASTER: Final = frozenset({
+    FLOOR_REJECT, FLOOR_SUSPECT, SLOWER_ON_FRESH_VALUES,
+    OUTPUT_CONSTANT, OUTPUT_ZERO, INPUT_UNUSED,
+})  # fmt: skip
+"""Labels of times that nobody believes, and of references whose answer can be had without computing it."""
+
+
+def settle(timing: timing_pb2.Timing, labels: Iterable[str] = ()) -> None:
+    """Adds labels, and takes back `faster` where one speaks against it or the interval no longer clears the noise."""
+    timing.flags[:] = dict.fromkeys([*timing.flags, *labels])
+    is_clear = timing.speedup_fastest.low > threshold(timing.noise_floor)
+    timing.faster = timing.faster and is_clear and NEVER_FASTER.isdisjoint(timing.flags)

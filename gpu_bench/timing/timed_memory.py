@@ -1,0 +1,147 @@
+"""Where the tensors of timed calls lie, what is put there before each, and whether anybody wrote where they may not.
+
+The one idea: a timed call finds what a judged one finds, and nothing of the call before: poison where nobody has
+written yet, canaries beside it, and inputs that are looked at in places that nobody else knows. Times nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gpu_bench.judging import guard
+from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.running.arena import arena
+from gpu_bench.running.executor import TorchMemory
+from gpu_bench.workers.sharing import KEPT_BYTES
+from warpsmith import dtypes
+from warpsmith.v1 import tensor_pb2
+
+SAMPLED = 64
+"""Elements of each tensor."""
+
+
+class InputSample:
+    """What tensors hold at places that nobody else knows: whoever overwrites one of them is found out.
+
+    Sampled, because to draw gigabytes again takes longer than timing a kernel on them.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._places = [
+            (row, torch.tensor([secrets.randbelow(row.numel()) for _ in range(SAMPLED)], device=row.device))
+            for row in map(flat, tensors)
+            if row.numel()
+        ]
+        self._held = self._read()
+
+    def is_unchanged(self) -> bool:
+        """Whether every place holds what it held."""
+        return all(torch.equal(now, held) for now, held in zip(self._read(), self._held, strict=True))
+
+    def _read(self) -> list[torch.Tensor]:
+        return [guard.bits(row[places]).cpu() for row, places in self._places]
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, gaps included, as one row."""
+    return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
+
+
+def tensors_of(named: Mapping[str, torch.Tensor], written: Sequence[str], *kinds: str) -> list[torch.Tensor]:
+    """Those whose names begin so, less those that the module writes, each once."""
+    off = {named[name].data_ptr() for name in written}
+    found = {t.data_ptr(): t for name, t in named.items() if name.startswith(kinds) and t.data_ptr() not in off}
+    return [tensor for tensor in found.values() if dtypes.is_supported(tensor.dtype)]
+
+
+class Places:
+    """Where the tensors of timed calls lie: on a processor between canary bands where kernels see them, as in judging.
+
+    Baselines are called on the same tensors.
+    """
+
+    def __init__(self, loaded: LoadedTask) -> None:
+        """Moves the module's own tensors."""
+        self._user = loaded.user
+        self._memory: guard.GuardedMemory | None = None
+        if loaded.device.type == "cpu":
+            self._memory = guard.GuardedMemory(loaded.device, secrets.randbelow(1 << 30), secrets.randbelow(1 << 30))
+            loaded.move(self._memory.copy_of)
+
+    def moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with their tensors moved; one that is passed twice stays one."""
+        if self._memory is None:
+            return args
+        leaves, made = self._user.tensor_leaves(args), dict[int, torch.Tensor]()
+        for position, leaf in enumerate(leaves):
+            if id(leaf) not in made:
+                made[id(leaf)] = leaf
+                if dtypes.is_supported(leaf.dtype):
+                    made[id(leaf)] = self._memory.copy_of(f"input {position}", leaf, aligned=False)
+        return self._user.with_leaves(args, [made[id(leaf)] for leaf in leaves])
+
+    def broken(self) -> list[str]:
+        """Names of the tensors with a band that was written."""
+        return self._memory.broken() if self._memory is not None else []
+
+
+class Workspaces(TorchMemory):
+    """The workspaces of one buffer set, which carry nothing from a timed call to the next.
+
+    The inputs of a set are the same in every call: a kernel that kept its answer beside them would only copy it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._kept: list[tuple[torch.Tensor, bool]] = []
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        made = super().empty(name, spec)
+        span = dtypes.element_span(spec)
+        self._kept.append((made.as_strided((span,), (1,)).view(torch.uint8), False))
+        return made
+
+    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.zeros`."""
+        made = super().zeros(name, spec)  # by way of `empty`
+        self._kept[-1] = (self._kept[-1][0], True)
+        return made
+
+    def broken(self) -> list[str]:
+        """None can be seen: there are no bands beside them."""
+        return []
+
+    def forget(self) -> None:
+        """Fills them: with zeros what a call may expect to be zero, with 0x3f (0.75 in fp32) all else."""
+        for content, is_zero in self._kept:
+            content.fill_(0 if is_zero else 0x3F)
+
+
+class KernelMemory(guard.GuardedMemory):
+    """Workspaces and outputs of one buffer set on a processor: the memory that judged calls have, so that nothing tells
+    one from the other."""
+
+    def __init__(self, device: torch.device, outputs: Collection[str] = ()) -> None:
+        """`outputs`: names of buffers that are fresh in each call, as a module's results are."""
+        super().__init__(device, secrets.randbelow(1 << 30), secrets.randbelow(1 << 30))
+        self._outputs = outputs
+        self._fetched: list[torch.Tensor] = []
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        made = super().empty(name, spec)
+        if name in self._outputs and dtypes.element_span(spec) * made.itemsize >= KEPT_BYTES:
+            self._fetched.append(made)
+        return made
+
+    def forget(self) -> None:
+        """Makes them what they were before the first call, with another poison. Large outputs have no pages yet, as
+        PyTorch's have none: whoever writes such memory first waits for them, and so do the baselines."""
+        self.poison_again(secrets.randbelow(1 << 30))
+        for tensor in self._fetched:
+            arena().empty_pages(tensor)

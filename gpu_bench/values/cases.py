@@ -1,0 +1,138 @@
+"""The cases of a reference: drawn as its inputs allow, and with more restraint where it refuses them all the same.
+
+The one idea: a value that the reference refuses is held against nobody. What is learned of the inputs goes to whoever
+draws the same cases, so that all draw the same tensors. It computes no truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gpu_bench.judging import dependence
+from gpu_bench.judging.loaded import Args, LoadedTask
+from gpu_bench.values import inputs, learning
+from gpu_bench.workers.shortage import is_want_of_memory
+from warpsmith.errors import BadInput
+from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
+
+Eager = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
+"""Outputs of eager, and what every source that it changed holds afterwards."""
+
+Taken = tuple[Args, Eager]
+"""The arguments of a case, and what eager makes of them."""
+
+_DRAWS = 2
+"""Of the task's own values, beside the first, that say what all have in common."""
+
+
+class Cases:
+    """Of one reference. `run` is eager, seeded; it raises BadInput for what the reference refuses."""
+
+    def __init__(self, loaded: LoadedTask, graph: graph_pb2.Graph, run: Callable[[Args, int], Eager]) -> None:
+        self._loaded, self._graph, self._run = loaded, graph, run
+        self._rehearsal: learning.Rehearsal | None = None
+        self.report = judging_pb2.Preparation()
+        """What was found out: `learned`, which is kept up to date, `flags` and `unused`."""
+
+    @staticmethod
+    def learned(loaded: LoadedTask, graph: graph_pb2.Graph, run: Callable[[Args, int], Eager], args: Args) -> Cases:
+        """Finds out what values the inputs may have, which are as in `args`."""
+        made = Cases(loaded, graph, run)
+        made._learn(args)
+        return made
+
+    def _learn(self, args: Args) -> None:
+        user, device = self._loaded.user, self._loaded.device
+        leaves = user.tensor_leaves(args)
+        if device.type == "cuda":
+            self._rehearsal = learning.Rehearsal.of(user, self._graph, leaves)
+        seeds = [secrets.randbits(63) for _ in range(_DRAWS)]
+        draws = [[learning.seen(leaf) for leaf in user.tensor_leaves(user.inputs(seed, device))] for seed in seeds]
+        specs = [source.spec for source in self._graph.sources]
+        specs += [result.spec for node in self._graph.nodes for result in node.results]
+        may_try = self._rehearsal is not None or device.type == "cpu"
+        tries = learning.Tries(functools.partial(self._takes, args) if may_try else None)
+        learned = learning.learn(leaves, draws, tries, [extent for spec in specs for extent in spec.shape])
+        self.report.learned.CopyFrom(learned if may_try else learning.held_back(learned))
+        self.report.flags.extend(learning.flags(learned))
+        self._loaded.learned = self.report.learned
+
+    def taken(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
+        """The arguments of a case and what eager makes of them. Raises BadInput where it takes none of the family."""
+        while True:
+            try:
+                args = self._loaded.case(family, seed)
+                if self._rehearsal is not None and family != verdict_pb2.VALUE_FAMILY_TASK:
+                    self._rehearsal.take(args, family)
+                return args, self._run(args, seed)
+            except BadInput:
+                if not learning.restrain(self._loaded.learned, family):
+                    raise
+
+    def _takes(self, args: Args, leaves: Sequence[torch.Tensor]) -> bool:
+        """Whether the reference takes these inputs in the place of those of `args`."""
+        tried = self._loaded.user.with_leaves(args, leaves)
+        try:
+            if self._rehearsal is not None:
+                self._rehearsal.take(tried, verdict_pb2.VALUE_FAMILY_UNSPECIFIED)
+            else:
+                self._run(tried, 0)
+        except BadInput:
+            return False
+        return True
+
+    def try_sources(
+        self,
+        args: Args,
+        written: Sequence[str],
+        eager: Sequence[torch.Tensor],
+        truth: Sequence[torch.Tensor],
+        floors: Sequence[float],
+    ) -> None:
+        """Finds out what the results on `args` (outputs, then what is written) depend on, if memory allows."""
+        base = dependence.Base(eager, truth, floors)
+        loaded, seed = self._loaded, secrets.randbits(63)
+        user = loaded.user
+        leaves = user.tensor_leaves(args)
+
+        def draw(family: verdict_pb2.ValueFamily.ValueType) -> Sequence[torch.Tensor]:
+            own = user.tensor_leaves(user.inputs(seed, loaded.device))
+            return inputs.replaced(own, family, seed, loaded.learned)
+
+        def run(tried: Sequence[torch.Tensor]) -> dependence.Outputs | None:
+            changed = user.with_leaves(args, tried)
+            if self._rehearsal is not None and not self._takes(args, tried):
+                return None
+            try:
+                outputs, after = self._run(changed, 0)
+            except BadInput:
+                return None
+            named = loaded.sources(changed).named()
+            return [*outputs, *(after.get(name, named[name]) for name in written)]
+
+        def with_other(member: str, tensor: torch.Tensor) -> dependence.Outputs | None:
+            loaded.restore()  # what a call made of the member before as well
+            inputs.vary({member: tensor}, verdict_pb2.VALUE_FAMILY_NORMAL, seed)
+            return run(leaves)
+
+        named = loaded.sources(args).named()
+        members = {n: t for n, t in named.items() if not n.startswith("input ") and t.is_floating_point() and t.numel()}
+        changes = [(name, functools.partial(with_other, name, tensor)) for name, tensor in members.items()]
+        try:
+            with contextlib.suppress(BadInput):
+                self.taken(verdict_pb2.VALUE_FAMILY_FRESH, seed)  # learns whether it has to be held back
+            loaded.restore()
+            found = dependence.find(base, leaves, draw, run, changes)
+        except (RuntimeError, MemoryError) as error:
+            if not is_want_of_memory(error):
+                raise
+            return
+        finally:
+            loaded.restore()
+        self.report.flags.extend(found.flags)
+        self.report.unused.extend(found.unused)

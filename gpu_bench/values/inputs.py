@@ -1,0 +1,254 @@
+"""Values to judge on, drawn from a family and a seed on the device where they are used.
+
+The one idea: equal family, seed and knowledge of the inputs (`learning`) give equal tensors in every process, so no
+tensor ever crosses one. Floats and complex numbers are replaced, integers and booleans within what the module takes.
+Parameters and running statistics move a little as well: a kernel that ignores a weight of ones must not pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from gpu_bench.judging import sorting
+from gpu_bench.values import integers
+from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
+from warpsmith.task_module import seed_generator
+from warpsmith.v1 import judging_pb2, verdict_pb2
+
+_LOOKED_AT, _FEW = 4096, 16
+"""Elements of a float input in which no more different values than these are those of a mask."""
+
+Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
+"""(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
+
+PLAIN = frozenset({
+    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
+    verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
+})  # fmt: skip
+"""Families of ordinary finite values, on which parameters are varied too."""
+
+
+def family_name(family: verdict_pb2.ValueFamily.ValueType) -> str:
+    """The family for people: "normal"."""
+    return verdict_pb2.ValueFamily.Name(family).removeprefix("VALUE_FAMILY_").lower()
+
+
+def generator_for(
+    family: verdict_pb2.ValueFamily.ValueType, seed: int, position: int, device: torch.device
+) -> torch.Generator:
+    """A generator of its own for one tensor of one case."""
+    name = f"{seed} {int(family)} {position}".encode()
+    mixed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 1  # no tensor's tells another's
+    return seed_generator(torch.Generator(device=device), mixed)
+
+
+def replaced(
+    leaves: Sequence[torch.Tensor],
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    learned: judging_pb2.Learned | None = None,
+) -> list[torch.Tensor]:
+    """The tensor inputs with values of the family, in the layout they had; TASK leaves them as they are.
+
+    Of inputs of which nothing is `learned`, integers and booleans stay: anything else might be out of some range.
+    FRESH masks and indices resemble the task's where another input varies by itself, else they are anything.
+    """
+    if family == verdict_pb2.VALUE_FAMILY_TASK:
+        return list(leaves)
+    known = learned.inputs if learned is not None else []
+    restraint = restraint_of(learned, family) if learned is not None else judging_pb2.Restraint()
+    resembling = any(each.varies for each in known)
+    made: dict[int, torch.Tensor] = {}
+    for position, leaf in enumerate(leaves):
+        if id(leaf) in made:
+            continue  # a tensor passed twice stays one tensor: modules ask "is key query?"
+        legal = known[position] if position < len(known) else None
+        generator = generator_for(family, seed, position, leaf.device)
+        values = _values(leaf, family, seed, legal, restraint, generator, resembling) if leaf.numel() else leaf
+        made[id(leaf)] = leaf if values is leaf else _in_layout_of(leaf, values)
+    return [made[id(leaf)] for leaf in leaves]
+
+
+def restraint_of(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.ValueType) -> judging_pb2.Restraint:
+    """How a family is held back, where the reference refused what was drawn freely."""
+    found = [each for each in learned.restraints if each.family == family]
+    return found[0] if found else judging_pb2.Restraint(family=family)
+
+
+def _values(
+    leaf: torch.Tensor,
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    legal: judging_pb2.Legal | None,
+    restraint: judging_pb2.Restraint,
+    generator: torch.Generator,
+    resembling: bool,
+) -> torch.Tensor:
+    """Contiguous or expanded values for one input, or the input itself."""
+    is_proposed = family == verdict_pb2.VALUE_FAMILY_PROPOSED
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        if legal is None or restraint.own_integers:
+            return leaf
+        named = _base_of(recipe_of(seed)) if is_proposed else family
+        return integers.drawn(leaf, named, legal, generator, resembling=resembling)
+    if family == verdict_pb2.VALUE_FAMILY_FRESH:
+        return leaf if legal is None or legal.varies else _likeness(leaf, generator, resembling)
+    if restraint.floats_within and legal is not None and not leaf.is_complex():
+        share = _uniform(leaf.shape, leaf.dtype, generator)
+        return (share * (legal.most - legal.least) + legal.least).clamp_(legal.least, legal.most)
+    draw = _proposed(recipe_of(seed)) if is_proposed else _DRAWS[family]
+    if leaf.is_complex():
+        part = leaf.dtype.to_real()
+        return torch.complex(draw(leaf.shape, part, generator), draw(leaf.shape, part, generator))
+    return draw(leaf.shape, leaf.dtype, generator)
+
+
+def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) -> torch.Tensor:
+    """Other values of the kind that a float input has which the task draws alike each time."""
+    if leaf.is_complex():
+        parts = [_likeness(part.contiguous(), generator, resembling) for part in (leaf.real, leaf.imag)]
+        return torch.complex(*parts)
+    flat = leaf.reshape(-1)
+    few = sorting.distinct(flat[:_LOOKED_AT])
+    if len(few) == 1 and bool((flat == few[0]).all()):
+        varied = few[0] * (1.0 + 0.25 * _uniform(leaf.shape, leaf.dtype, generator))
+        return varied if bool(few[0] != 0) else 0.1 * _normal(leaf.shape, leaf.dtype, generator)
+    if len(few) <= _FEW or not bool(flat.isfinite().all()):  # a mask
+        if not resembling:
+            return flat[torch.randint(flat.numel(), leaf.shape, device=leaf.device, generator=generator)]
+        if len(few) == 1:  # others come later
+            few = sorting.distinct(flat)
+        step = torch.randint(1, len(few), leaf.shape, device=leaf.device, generator=generator)
+
+        def others(moved: torch.Tensor) -> torch.Tensor:
+            return few[(torch.searchsorted(few, moved.contiguous()) + step) % len(few)]
+
+        return integers.resemblance(leaf, others, generator)
+    wide = flat.float() if leaf.itemsize < 4 else flat
+    values = _normal(leaf.shape, leaf.dtype, generator) * float(wide.std()) + float(wide.mean())
+    return values.clamp_(float(flat.min()), float(flat.max()))
+
+
+def vary(tensors: Mapping[str, torch.Tensor], family: verdict_pb2.ValueFamily.ValueType, seed: int) -> None:
+    """Moves parameters and state (by qualified name) in place, for plain families other than TASK.
+
+    Signs, zeros of masks and infinities survive: a value is scaled by up to a quarter. Only what is zero as a whole
+    (a bias, a running mean) gets small normal values.
+    """
+    if family == verdict_pb2.VALUE_FAMILY_TASK or family not in PLAIN:
+        return
+    seen: set[int] = set()
+    for position, (_, tensor) in enumerate(sorted(tensors.items())):
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        if not is_number or tensor.numel() == 0 or tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        generator = generator_for(family, seed, 1_000 + position, tensor.device)
+        with torch.no_grad():
+            if bool((tensor == 0).all()):
+                tensor.copy_(0.1 * _normal(tensor.shape, tensor.dtype, generator))
+            else:
+                tensor.mul_(1.0 + 0.25 * _uniform(tensor.shape, tensor.dtype, generator))
+
+
+def _in_layout_of(leaf: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if any(stride == 0 and extent > 1 for stride, extent in zip(leaf.stride(), leaf.shape, strict=True)):
+        # An expanded input repeats one value along that dimension: so does its replacement.
+        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())
+        return values[index].clone().expand(leaf.shape)
+    if leaf.stride() == values.stride():
+        return values
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(values)
+
+
+def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
+
+
+def _uniform(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(shape, dtype=dtype, device=generator.device, generator=generator)
+
+
+def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    limit = torch.finfo(dtype).max / 2
+    return (_normal(shape, dtype, generator) * 1e4).clamp_(-limit, limit)
+
+
+def _tiny(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    scale = 1e-30 if torch.finfo(dtype).tiny < 1e-30 else torch.finfo(dtype).tiny
+    return _normal(shape, dtype, generator) * scale
+
+
+def _mixed(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    exponent = _uniform(shape, torch.float32, generator) * 8.0 - 4.0
+    sign = torch.where(_uniform(shape, torch.float32, generator) < 0.5, -1.0, 1.0)
+    return (sign * torch.pow(10.0, exponent)).to(dtype)
+
+
+def _constant_rows(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    rows = [*shape[:-1], 1] if shape else []
+    return _normal(rows, dtype, generator).expand(list(shape)).contiguous()
+
+
+def _non_finite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    values = _normal(shape, dtype, generator)
+    flat = values.view(-1)
+    rows = flat.numel() // max(1, shape[-1] if shape else 1)
+    count = min(flat.numel(), max(1, rows // 8))
+    for special in (math.inf, -math.inf, math.nan):
+        where = torch.randint(max(1, flat.numel()), (count,), device=generator.device, generator=generator)
+        if flat.numel():
+            flat[where] = special
+    return values
+
+
+def _masked(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    values = _normal(shape, dtype, generator)
+    if not shape or values.numel() == 0:
+        return values
+    width = shape[-1]
+    rows = values.view(-1, width)
+    starts = torch.randint(1, width + 1, (rows.shape[0], 1), device=generator.device, generator=generator)
+    if rows.shape[0] >= 8:
+        starts[rows.shape[0] // 2] = 0  # one row is masked as a whole
+    columns = torch.arange(width, device=generator.device)
+    return rows.masked_fill_(columns >= starts, -math.inf).view(list(shape))
+
+
+def _base_of(recipe: Recipe) -> verdict_pb2.ValueFamily.ValueType:
+    return verdict_pb2.ValueFamily.Value(f"VALUE_FAMILY_{BASES[recipe.base].upper()}")
+
+
+def _proposed(recipe: Recipe) -> Draw:
+    """Scaled and shifted values of a family within the type's range, some of them replaced by a special one."""
+    base = _DRAWS[_base_of(recipe)]
+
+    def draw(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        limits = torch.finfo(dtype)
+        values = base(shape, dtype, generator)
+        scale, offset = min(SCALES[recipe.scale], limits.max), OFFSETS[recipe.offset]
+        values.mul_(scale).add_(max(limits.min, min(offset, limits.max))).clamp_(limits.min, limits.max)
+        special = SPECIALS[recipe.special]
+        if special == "none":
+            return values
+        named = {"zero": 0.0, "negative_zero": -0.0, "largest": limits.max, "smallest": limits.tiny}
+        chosen = _uniform(shape, torch.float32, generator) < SHARES[recipe.share]
+        return values.masked_fill_(chosen, named[special] if special in named else float(special))
+
+    return draw
+
+
+_DRAWS: Mapping[int, Draw] = {
+    verdict_pb2.VALUE_FAMILY_NORMAL: _normal,
+    verdict_pb2.VALUE_FAMILY_UNIFORM: _uniform,
+    verdict_pb2.VALUE_FAMILY_LARGE: _large,
+    verdict_pb2.VALUE_FAMILY_TINY: _tiny,
+    verdict_pb2.VALUE_FAMILY_MIXED: _mixed,
+    verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS: _constant_rows,
+    verdict_pb2.VALUE_FAMILY_NON_FINITE: _non_finite,
+    verdict_pb2.VALUE_FAMILY_MASKED: _masked,
+}

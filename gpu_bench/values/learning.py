@@ -1,0 +1,188 @@
+"""What values a module's inputs may have: seen in the task's own draws, and tried on the reference.
+
+The one idea: the module draws the line. A range reaches from the lowest to the highest value that the task draws, and
+farther only to where the reference begins to refuse, which is at an extent of something in its graph: the rows of a
+table, the number of classes. What is in order in every draw stays so, and what has no value twice. Nothing is tried
+where a refusal would end the process; then what the task draws is all that is known. It draws no case.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gpu_bench.judging import guard, sorting
+from gpu_bench.timing import floor
+from warpsmith import task_module
+from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, verdict_pb2
+
+TASK_VALUES_FIXED = "TASK_VALUES_FIXED"
+"""Whatever the seed, get_inputs draws some input alike: that input is varied by families alone."""
+
+Takes = Callable[[Sequence[torch.Tensor]], bool]
+"""Whether the reference takes these inputs."""
+
+SECONDS = 1.0
+"""Spent on trying at most."""
+_EXTENTS = 4
+"""Of the graph that are tried as the end of a range."""
+_MOST_NUMBERS, _MOST_FLOPS = 1 << 28, 1 << 39
+"""Results and arithmetic of a graph that a processor may be asked to compute: about a second each."""
+_WIDER = (7, 3, 1)
+"""How far the range of a number that the task never varies reaches, if the reference takes that."""
+_LOOKED_AT = 1 << 22
+"""Elements of a float input."""
+_CHANCE = 4.0
+"""Pairs of equal values that rows would have by chance, from which on it means something that they have none."""
+
+
+class Tries:
+    """Asks the reference as long as there is time; says None afterwards, and where nothing may be tried."""
+
+    def __init__(self, takes: Takes | None, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._takes, self._now_s, self._until = takes, now_s, now_s() + SECONDS
+
+    def __call__(self, leaves: Sequence[torch.Tensor], position: int, values: torch.Tensor) -> bool | None:
+        if self._takes is None or self._now_s() > self._until:
+            return None
+        return self._takes([*leaves[:position], values.to(leaves[position].dtype), *leaves[position + 1 :]])
+
+
+def learn(
+    leaves: Sequence[torch.Tensor], draws: Sequence[Sequence[torch.Tensor]], tries: Tries, extents: Iterable[int]
+) -> judging_pb2.Learned:
+    """From the tensor inputs, what was `seen` of them as the task draws them from other seeds, and the extents of the
+    module's graph."""
+    known = sorted(set(extents))
+    own = [[seen(leaf), *others] for leaf, *others in zip(leaves, *draws, strict=True)]
+    inputs = [_legal(leaves, position, each, tries, known) for position, each in enumerate(own)]
+    return judging_pb2.Learned(inputs=inputs)
+
+
+def seen(leaf: torch.Tensor) -> torch.Tensor:
+    """What is looked at of an input: all of integers, some of many floats, spread evenly."""
+    if not (leaf.is_floating_point() or leaf.is_complex()) or leaf.numel() <= _LOOKED_AT:
+        return leaf
+    return leaf.reshape(-1)[:: leaf.numel() // _LOOKED_AT].clone()
+
+
+def held_back(learned: judging_pb2.Learned) -> judging_pb2.Learned:
+    """The same with every family's integers as the task draws them, where nothing may be tried."""
+    families = [family for family in verdict_pb2.ValueFamily.values() if family > verdict_pb2.VALUE_FAMILY_TASK]
+    learned.restraints.extend(judging_pb2.Restraint(family=family, own_integers=True) for family in families)
+    return learned
+
+
+def flags(learned: judging_pb2.Learned) -> list[str]:
+    """What a reader has to know of the task's values."""
+    return [] if all(legal.varies for legal in learned.inputs) else [TASK_VALUES_FIXED]
+
+
+def _legal(
+    leaves: Sequence[torch.Tensor], position: int, own: Sequence[torch.Tensor], tries: Tries, extents: Sequence[int]
+) -> judging_pb2.Legal:
+    first = own[0]
+    legal = judging_pb2.Legal(varies=not first.numel() or any(not guard.same_bits(first, each) for each in own[1:]))
+    if not first.numel() or first.dtype == torch.bool or first.is_complex():
+        return legal
+    if first.is_floating_point():
+        finite = [each[each.isfinite()] for each in own]
+        legal.least = min((float(each.min()) for each in finite if each.numel()), default=0.0)
+        legal.most = max((float(each.max()) for each in finite if each.numel()), default=0.0)
+        return legal
+    legal.lowest, legal.highest = min(int(each.min()) for each in own), max(int(each.max()) for each in own)
+    if first.dim() and first.shape[-1] > 1:
+        legal.distinct = _has_no_pairs(own, legal)
+        is_sorted = legal.lowest < legal.highest and all(bool((each.diff(dim=-1) >= 0).all()) for each in own)
+        # Numbers in a row, as positions, are as good in another order, if the reference takes that.
+        is_count = legal.highest - legal.lowest + 1 == first.shape[-1]
+        legal.ordered = is_sorted and not (is_count and tries(leaves, position, first.flip(-1)))
+    if legal.ordered:
+        legal.begins_fixed, legal.ends_fixed = _is_one([e[..., 0] for e in own]), _is_one([e[..., -1] for e in own])
+        return legal
+
+    def takes(value: int) -> bool | None:
+        info = torch.iinfo(first.dtype)
+        return tries(leaves, position, torch.full_like(first, value)) if info.min <= value <= info.max else None
+
+    if legal.lowest == legal.highest and not legal.varies:
+        legal.highest += next((more for more in _WIDER if takes(legal.lowest + more)), 0)
+    legal.highest = _end(legal.highest, extents, takes)
+    if legal.lowest > 0 and takes(0) and takes(-1) is False:
+        legal.lowest = 0
+    return legal
+
+
+def _end(highest: int, extents: Sequence[int], takes: Callable[[int], bool | None]) -> int:
+    """The last value before an extent at which the reference begins to refuse; else the highest that was seen."""
+    for extent in [each for each in extents if each > highest][:_EXTENTS]:
+        if extent - 1 == highest or not takes(extent - 1):
+            return highest
+        if takes(extent) is False:
+            return extent - 1
+    return highest
+
+
+def _has_no_pairs(own: Sequence[torch.Tensor], legal: judging_pb2.Legal) -> bool:
+    """Whether no row has a value twice, though some would by chance."""
+    width, span = own[0].shape[-1], legal.highest - legal.lowest + 1
+    by_chance = sum(each.numel() for each in own) * (width - 1) / 2 / span
+    return (
+        by_chance >= _CHANCE
+        and span >= width
+        and all(bool((sorting.in_order(each).diff(dim=-1) != 0).all()) for each in own)
+    )
+
+
+def _is_one(values: Sequence[torch.Tensor]) -> bool:
+    return all(bool((each == values[0].reshape(-1)[0]).all()) for each in values)
+
+
+def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.ValueType) -> bool:
+    """Holds a family back whose values the reference refused, one step further; False where nothing is left to try.
+
+    First integers stay as the task draws them; of normal values, floats then stay within what it draws, as
+    probabilities must. Other families leave those out: they would all be the same.
+    """
+    restraint = next((each for each in learned.restraints if each.family == family), None)
+    if family == verdict_pb2.VALUE_FAMILY_TASK:
+        return False
+    if restraint is None:
+        learned.restraints.add(family=family, own_integers=True)
+        return True
+    if family != verdict_pb2.VALUE_FAMILY_NORMAL or (restraint.floats_within and restraint.own_integers):
+        return False
+    restraint.own_integers = restraint.floats_within
+    restraint.floats_within = True
+    return True
+
+
+class Rehearsal:
+    """The reference on a processor: there a refusal is an exception, which on a GPU would end the process."""
+
+    def __init__(self, user: task_module.TaskModule) -> None:
+        self._user, self._module = user, user.build(device="cpu")
+        self._proven: set[int] = set()
+
+    @staticmethod
+    def of(user: task_module.TaskModule, graph: graph_pb2.Graph, leaves: Sequence[torch.Tensor]) -> Rehearsal | None:
+        """None where there is nothing to find out, or it would take too long."""
+        numbers = sum(math.prod(result.spec.shape) for node in graph.nodes for result in node.results)
+        if all(leaf.is_floating_point() or leaf.is_complex() for leaf in leaves) or numbers > _MOST_NUMBERS:
+            return None
+        flops = floor.work_of(graph, task_pb2.PRECISION_FP32).executed_flops
+        return Rehearsal(user) if flops <= _MOST_FLOPS else None
+
+    def take(self, args: tuple[Any, ...], family: int) -> None:
+        """Raises BadInput where the reference refuses the arguments; one case of a family speaks for all."""
+        if family in self._proven:
+            return  # never of no family: those are tries
+        leaves = [leaf.to("cpu", copy=True) for leaf in task_module.tensor_leaves(args)]
+        with torch.no_grad(), self._user.explaining("the forward failed"):
+            self._module(*task_module.with_leaves(args, leaves))
+        if family:
+            self._proven.add(family)
