@@ -15,8 +15,8 @@ from pathlib import Path
 
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form import compose as free_form
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Group, Plan
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans.plan import Group, Plan
 from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest
 from warpsmith.errors import IllegalMove

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from warpsmith.v1 import candidate_pb2, task_pb2
 
 

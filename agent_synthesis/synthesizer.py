@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from agent_synthesis import analysis, generator, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import analysis, moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest, hardware, jail
 from warpsmith.errors import BadInput, IllegalMove, NotFound, WorkerCrashed, WorkerTimeout
 from warpsmith.v1 import (
@@ -187,7 +188,7 @@ def capture_in_worker(task: task_pb2.Task) -> graph_pb2.Graph:
     """
     policy = jail.Policy()
     try:
-        with Worker("agent_synthesis.capture_worker:METHODS", policy) as worker:
+        with Worker("agent_synthesis.graphs.capture_worker:METHODS", policy) as worker:
             return worker.call("capture", task, graph_pb2.Graph, CAPTURE_DEADLINE_S)
     except WorkerTimeout as error:
         raise BadInput(f"{task.entry_path}: capturing took over {CAPTURE_DEADLINE_S:.0f} s") from error

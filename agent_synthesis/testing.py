@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     Axis,
     BufferRef,
     Call,
@@ -25,7 +25,7 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
-from agent_synthesis.verifier import verify
+from agent_synthesis.nests.verifier import verify
 
 F32 = Type.F32
 

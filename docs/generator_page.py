@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from agent_synthesis import generator, moves
+from agent_synthesis import generator
 from agent_synthesis.emit import shape
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import identities
 from warpsmith.capture import capture
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent_synthesis.emit.spelling import CPP, Dialect, Text, call_text, convert, index_text, literal
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     AxisValue,
     BufferRef,
     Call,

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from agent_synthesis.attention import Attended
 from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner, Names
-from agent_synthesis.ir import (
+from agent_synthesis.nests.attention import Attended
+from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
     Call,
@@ -30,7 +30,7 @@ from agent_synthesis.ir import (
     Windowed,
     with_value,
 )
-from agent_synthesis.product import Multiplied
+from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.schedule import Parameters
 from warpsmith.v1 import candidate_pb2
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent_synthesis.ir import ARG_REDUCTIONS, Call, Index, Literal, Quotient, Reduction, Remainder, Type
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Call, Index, Literal, Quotient, Reduction, Remainder, Type
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.expression import EXPENSIVE, Function, Interner
 from agent_synthesis.emit.spelling import accumulator, literal
-from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Call, Expression, Load, Nest, Reduced, Reduction, Store, Type
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Call, Expression, Load, Nest, Reduced, Reduction, Store, Type
 
 Sweep = tuple[Reduction, ...]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.ir import Axis, BufferRef, Index, Nest, Quotient, Remainder
+from agent_synthesis.nests.ir import Axis, BufferRef, Index, Nest, Quotient, Remainder
 
 WORTH = 1.25
 """Least traffic of accesses along one axis, over that of tiles, from which on tiles are worth their exchange."""

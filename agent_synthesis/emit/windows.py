@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import literal
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     Axis,
     Bound,
     Index,

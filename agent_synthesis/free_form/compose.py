@@ -13,8 +13,8 @@ from dataclasses import replace
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form.definition import signature
 from agent_synthesis.free_form.kernel import Complaint, Extent, Kernel, Workspace, from_text, name_of
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Group, Plan, ordered
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans.plan import Group, Plan, ordered
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, candidate_pb2, tensor_pb2

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.free_form.compose import text_of
-from agent_synthesis.plan import Plan
+from agent_synthesis.plans.plan import Plan
 from warpsmith import digest
 from warpsmith.v1 import analysis_pb2, trial_pb2
 

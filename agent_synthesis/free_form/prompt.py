@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from importlib import resources
 from string import Template
 
-from agent_synthesis import cost
 from agent_synthesis.free_form import compose, definition
 from agent_synthesis.free_form.kernel import Kernel, Signature
 from agent_synthesis.free_form.known import Best
-from agent_synthesis.plan import Group, Plan
+from agent_synthesis.plans import cost
+from agent_synthesis.plans.plan import Group, Plan
 from warpsmith.language_model import Message
 from warpsmith.untrusted import one_line, plain, quoted
 from warpsmith.v1 import task_pb2, timing_pb2, trial_pb2, verdict_pb2

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import Counter
 
-from agent_synthesis import cost
 from agent_synthesis.free_form import answer, compose, definition, prompt
 from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel
 from agent_synthesis.free_form.known import Known
 from agent_synthesis.free_form.prompt import SIZES, Failure, Subject
-from agent_synthesis.plan import Group, Plan
+from agent_synthesis.plans import cost
+from agent_synthesis.plans.plan import Group, Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer, Capture
 from warpsmith import digest, language_model, settings
 from warpsmith.errors import MODEL_AWAY, BadInput, IllegalMove, ModelFault, ModelReason, NotFound

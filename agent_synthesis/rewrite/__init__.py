@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import Group, Plan, ordered
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans.plan import Group, Plan, ordered
 from agent_synthesis.rewrite import identities, linear, reductions
 from agent_synthesis.rewrite.calls import Replacement, replaced
 from warpsmith import digest

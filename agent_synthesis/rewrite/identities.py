@@ -5,7 +5,7 @@ Transposes that cancel need no rule: they are views, and views are index express
 
 from __future__ import annotations
 
-from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Named, Replacement, arguments, maker, operation
 from agent_synthesis.rewrite.linear import number
 from warpsmith.v1 import graph_pb2

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import (
     Draft,
     Named,

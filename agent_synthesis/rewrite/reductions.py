@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import (
     Draft,
     Named,

@@ -28,9 +28,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from agent_compile.testing import cubin_of
-from agent_synthesis import fusion, generator, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import plan_zero
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import fusion, moves
+from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Parameters
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources

@@ -18,7 +18,7 @@ from level2 import tasks
 
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis import generator
-from agent_synthesis.plan import Plan
+from agent_synthesis.plans.plan import Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from orchestrator import intake
 from warpsmith.errors import IllegalMove

@@ -18,9 +18,10 @@ import torch
 
 from agent_compile.compiler import Compiler
 from agent_compile.nvrtc import Nvrtc
-from agent_synthesis import generator, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import plan_zero
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import plan_zero
 from warpsmith.capture import capture
 from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
 

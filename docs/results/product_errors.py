@@ -16,9 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
-from agent_synthesis import generator, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import plan_zero
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.testing import Applied
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources

@@ -29,10 +29,11 @@ from skill import DEFAULT_REASONER, replays
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
-from agent_synthesis import analysis, generator, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import Plan as Groups
-from agent_synthesis.plan import plan_zero
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import analysis, moves
+from agent_synthesis.plans.plan import Plan as Groups
+from agent_synthesis.plans.plan import plan_zero
 from gpu_bench import device
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources

@@ -33,11 +33,12 @@ from agent_compile import policy
 from agent_compile.gxx import FLAGS
 from agent_correctness.judge import Judge as Verifier
 from agent_correctness.limits import Size, size_of
-from agent_synthesis import fusion, generator, moves, random_modules
+from agent_synthesis import generator, random_modules
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Group, Plan, plan_zero
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import fusion, moves
+from agent_synthesis.plans.plan import Group, Plan, plan_zero
 from agent_synthesis.random_modules import Sketch
 from gpu_bench.judging import comparison, judge_worker
 from gpu_bench.judging.judge_worker import Judge

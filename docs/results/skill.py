@@ -29,8 +29,9 @@ from typing import Any
 from landscape_file import DIGITS, Landscape, Plan, digits, read, verdict_of
 from skill_picture import Curve, picture
 
-from agent_synthesis import analysis, generator, moves, plan
-from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import analysis, moves, plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from orchestrator.agents import Agents, Reasoning
 from orchestrator.device_gate import DeviceGate

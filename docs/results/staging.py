@@ -23,10 +23,11 @@ from attention import FLUSHED_BYTES, times
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
-from agent_synthesis import fusion, generator, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Plan, plan_zero, schedule_named
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import fusion, moves
+from agent_synthesis.plans.plan import Plan, plan_zero, schedule_named
 from agent_synthesis.testing import Applied
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from agent_compile.gxx import FLAGS
-from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
-from agent_synthesis.ir import BufferRef, Nest, Type
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import BufferRef, Nest, Type
+from agent_synthesis.nests.verifier import verify
 from agent_synthesis.schedule import Emission, Parameters, Schedule
-from agent_synthesis.verifier import verify
 from warpsmith import dtypes
 from warpsmith.hardware import H200
 

@@ -10,7 +10,7 @@ from subjects import every_subject
 
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.registry import PRODUCTS, every_schedule, schedules, why_not
-from agent_synthesis.plan import schedule_named
+from agent_synthesis.plans.plan import schedule_named
 from agent_synthesis.schedule import Emission
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import CARDS, H200, Feature, Hardware

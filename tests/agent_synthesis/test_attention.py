@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from agent_synthesis import cost, interpreter, moves
-from agent_synthesis.attention import attention_of
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda.attention import CudaAttention, require_fits
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Plan, plan_zero
-from agent_synthesis.product import multiplies_matrices
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.attention import attention_of
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import multiplies_matrices
+from agent_synthesis.plans import cost, moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from agent_synthesis import moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from agent_synthesis import moves
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
+from agent_synthesis.plans import moves
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 MODULE = """

@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_legal import STRATEGIES
 from agent_synthesis.emit.registry import schedules
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     OPERATIONS,
     Axis,
     BufferRef,
@@ -30,6 +30,7 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
+from agent_synthesis.nests.verifier import verify
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import (
     F32,
@@ -45,7 +46,6 @@ from agent_synthesis.testing import (
     rows_of,
     softmax,
 )
-from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2

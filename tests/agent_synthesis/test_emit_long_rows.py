@@ -10,7 +10,7 @@ import torch
 
 from agent_synthesis.emit.cuda import geometry, reduction_stages
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
-from agent_synthesis.ir import Nest, Type
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
 from warpsmith.errors import IllegalMove

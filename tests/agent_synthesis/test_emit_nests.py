@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_synthesis import interpreter
-from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
 from agent_synthesis.emit.cpu.pointwise import CpuPointwise
 from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.registry import schedules
-from agent_synthesis.ir import (
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
     BufferRef,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
-from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.cpu.pointwise import CpuPointwise
-from agent_synthesis.ir import (
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import (
     OPERATIONS,
     Axis,
     BufferRef,

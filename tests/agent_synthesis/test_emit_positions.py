@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from agent_synthesis import interpreter
-from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
 from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.registry import schedules
-from agent_synthesis.ir import (
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
     BufferRef,
@@ -28,9 +28,9 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
+from agent_synthesis.nests.verifier import verify
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import F32, at
-from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2

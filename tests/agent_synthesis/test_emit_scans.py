@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_synthesis import interpreter
-from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.cpu.scan import CpuScan
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.registry import schedules
-from agent_synthesis.ir import (
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import (
     Load,
     Nest,
     Reduced,
@@ -24,9 +24,9 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
+from agent_synthesis.nests.verifier import MalformedNest, verify
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from agent_synthesis.testing import F32, at, call, column_scan, row_dot, running_sum, softmax
-from agent_synthesis.verifier import MalformedNest, verify
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2

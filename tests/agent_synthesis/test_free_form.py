@@ -13,11 +13,11 @@ import pytest
 from scripted_model import Says, ScriptedModel
 
 from agent_compile import policy
-from agent_synthesis.capture_worker import capture_task
 from agent_synthesis.free_form import definition, prompt
 from agent_synthesis.free_form.kernel import Kernel, Launch
 from agent_synthesis.free_form.prompt import SIZES, Failure, Subject
 from agent_synthesis.free_form.synthesizer import LanguageModelSynthesizer
+from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.servicer import SynthesisServicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from warpsmith import testing

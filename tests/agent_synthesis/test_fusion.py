@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from agent_synthesis import analysis, interpreter, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.plans import analysis, moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent_synthesis import interpreter
-from agent_synthesis.element_types import TORCH
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import Refusal, lower
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import Nest
 from warpsmith import aten
 from warpsmith.capture import capture
 from warpsmith.v1 import graph_pb2

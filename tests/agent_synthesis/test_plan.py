@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from agent_synthesis import analysis, cost, generator, interpreter, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis import generator
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.plans import analysis, cost, moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove

@@ -14,15 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent_synthesis import cost, generator, interpreter, moves
+from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct, require_fits
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest, Type
-from agent_synthesis.lowering import lower
-from agent_synthesis.plan import Plan, plan_zero, schedules_for
-from agent_synthesis.product import MatrixProduct, matrix_product, multiplies_matrices
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.product import MatrixProduct, matrix_product, multiplies_matrices
+from agent_synthesis.plans import cost, moves
+from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from agent_synthesis import generator, interpreter, moves
+from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Plan, plan_zero, schedules_for
-from agent_synthesis.product import matrix_product
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import matrix_product
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from agent_synthesis import moves
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import lower
-from agent_synthesis.plan import plan_zero, schedules_for
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import plan_zero, schedules_for
 from agent_synthesis.schedule import Emission
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from agent_synthesis import cost, generator, interpreter, moves
+from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.plan import Plan, plan_zero, schedules_for
-from agent_synthesis.product import elements_and_rows
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import elements_and_rows
+from agent_synthesis.plans import cost, moves
+from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture

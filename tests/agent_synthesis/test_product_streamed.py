@@ -10,9 +10,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import lower
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove

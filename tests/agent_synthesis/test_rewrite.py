@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from agent_synthesis import interpreter, moves
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import Plan, plan_zero
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import RULES
 from warpsmith.capture import capture
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2

@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from agent_synthesis import moves
-from agent_synthesis.capture_worker import capture_task
+from agent_synthesis.graphs.capture_worker import capture_task
+from agent_synthesis.plans import moves
 from agent_synthesis.servicer import SynthesisServicer, make_servicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer, capture_in_worker
 from warpsmith import plugins, testing

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent_synthesis import interpreter
-from agent_synthesis.element_types import TORCH
 from agent_synthesis.emit.cpu.window import CpuWindow
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.emit.registry import schedules
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest, Windowed
-from agent_synthesis.lowering import Refusal, lower
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import Nest, Windowed
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove

@@ -25,9 +25,10 @@ attention = F.scaled_dot_product_attention
 
 def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...], **setting: int | str) -> Program:
     """The program of the function as one kernel, compiled."""
-    from agent_synthesis import fusion, generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import fusion, moves
+    from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
     from warpsmith.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
@@ -47,9 +48,10 @@ def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, 
 
 def in_parts(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> Program:
     """The program of the function as two products and a softmax of ours, compiled."""
-    from agent_synthesis import generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import moves
+    from agent_synthesis.plans.plan import plan_zero
     from warpsmith.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 

@@ -43,9 +43,10 @@ class Normed(nn.Module):
 def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ...] = ()) -> Program:
     """The program in which all but the count of batches is one group, compiled."""
     pytest.importorskip("cuda.bindings.nvrtc")
-    from agent_synthesis import fusion, generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import fusion, moves
+    from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
     from warpsmith.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2

@@ -43,9 +43,10 @@ def one_kernel(
     `odd`: a product that kernels of other nests may take; `engine`: another than the usual one.
     """
     pytest.importorskip("cuda.bindings.nvrtc")
-    from agent_synthesis import fusion, generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import fusion, moves
+    from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
     from warpsmith.capture import capture
     from warpsmith.errors import IllegalMove

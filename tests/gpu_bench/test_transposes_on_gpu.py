@@ -52,9 +52,10 @@ CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: int | str) -> Callable[..., torch.Tensor]:
     """The function as one kernel on the GPU."""
     pytest.importorskip("cuda.bindings.nvrtc")
-    from agent_synthesis import fusion, generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import fusion, moves
+    from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
     from warpsmith.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2

@@ -96,9 +96,10 @@ def products() -> list[candidate_pb2.Program]:
 
 def authored(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> candidate_pb2.Program:
     """What the product writes for the last group of a module, in its first schedule."""
-    from agent_synthesis import generator, moves
-    from agent_synthesis.graph_index import GraphIndex
-    from agent_synthesis.plan import plan_zero
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import moves
+    from agent_synthesis.plans.plan import plan_zero
     from warpsmith.capture import capture
 
     plan = plan_zero(GraphIndex(capture(module, inputs)), task_pb2.TARGET_CUDA)

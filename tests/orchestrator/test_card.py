@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agent_compile.compiler import Compiler
-from agent_synthesis.capture_worker import capture_task
+from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from gpu_bench import device
 from orchestrator import doctor, intake, testing

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_synthesis.capture_worker import capture_task
+from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from orchestrator import intake
 from orchestrator.export import Exporter

@@ -8,8 +8,8 @@ import landscape_file
 import level2
 import product_landscapes
 
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.plan import plan_zero
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans.plan import plan_zero
 from warpsmith.v1 import task_pb2
 
 NAME = "f32 4096 x 4096 x 4096"

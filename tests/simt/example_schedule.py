@@ -8,7 +8,7 @@ from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from agent_correctness.simt import Simulation
-from agent_synthesis import interpreter
-from agent_synthesis.element_types import CONTRACT, TORCH
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
-from agent_synthesis.ir import Nest, Type
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.element_types import CONTRACT, TORCH
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters, Schedule
 from warpsmith import digest
 from warpsmith.hardware import H200

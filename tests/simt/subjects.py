@@ -18,7 +18,7 @@ from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     Axis,
     Bound,
     BufferRef,
@@ -32,6 +32,7 @@ from agent_synthesis.ir import (
     Type,
     Windowed,
 )
+from agent_synthesis.nests.verifier import verify
 from agent_synthesis.schedule import Parameters, Schedule
 from agent_synthesis.testing import (
     F32,
@@ -49,7 +50,6 @@ from agent_synthesis.testing import (
     running_sum,
     softmax,
 )
-from agent_synthesis.verifier import verify
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
 

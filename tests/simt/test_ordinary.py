@@ -10,7 +10,7 @@ from simulated import program_of
 
 from agent_correctness.simt import Sanitizer, Simulation, Simulator
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     Axis,
     BufferRef,
     Expression,
@@ -22,8 +22,8 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
+from agent_synthesis.nests.verifier import verify
 from agent_synthesis.testing import F32, at, call
-from agent_synthesis.verifier import verify
 from warpsmith.hardware import H200
 
 pytestmark = pytest.mark.simt

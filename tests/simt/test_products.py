@@ -18,11 +18,11 @@ from agent_synthesis.emit.cuda.products.product_tiling import Tiling, padded, sl
 from agent_synthesis.emit.cuda.products.reduced_product import ReducedText, reduced_product
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import lower
-from agent_synthesis.plan import plan_zero
-from agent_synthesis.product import matrix_product
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import matrix_product
+from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
 from warpsmith.capture import capture

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.element_types import CONTRACT
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.cpu.column_text import ColumnWriter
-from agent_synthesis.ir import ARG_REDUCTIONS, Nest
+from agent_synthesis.nests.element_types import CONTRACT
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2

@@ -11,7 +11,7 @@ from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import Accumulation, accumulation
-from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction, Type
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction, Type
 from agent_synthesis.schedule import Parameters
 
 _GROUP = 64

@@ -14,7 +14,7 @@ from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.turns import Turn, turn
-from agent_synthesis.ir import Axis, Nest
+from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2

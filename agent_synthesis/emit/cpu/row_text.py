@@ -12,7 +12,7 @@ from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import Accumulation, accumulation
-from agent_synthesis.ir import Expression, Nest, Reduction, Store, Type
+from agent_synthesis.nests.ir import Expression, Nest, Reduction, Store, Type
 from agent_synthesis.schedule import Parameters
 
 Workspace = tuple[str, Type, int]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.cpu.scan_text import PIECES, ColumnScanWriter, RowScanWriter
 from agent_synthesis.emit.cuda.scans.scan import is_scan
-from agent_synthesis.ir import Axis, Nest
+from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2

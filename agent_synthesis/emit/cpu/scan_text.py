@@ -11,7 +11,7 @@ from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.sweeps import FUNCTORS
-from agent_synthesis.ir import REDUCTIONS, SCANS, Axis, Nest, Scan
+from agent_synthesis.nests.ir import REDUCTIONS, SCANS, Axis, Nest, Scan
 from agent_synthesis.schedule import Parameters
 
 PIECES = 32

@@ -13,7 +13,7 @@ from agent_synthesis.emit import shape, windows
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.emit.windows import Loops, Tiling
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2

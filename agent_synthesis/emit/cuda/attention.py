@@ -11,15 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.attention import Attention, Factor, Mask, attention_of
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Nest, Type
-from agent_synthesis.product import MatrixProduct, Operand
+from agent_synthesis.nests.attention import Attention, Factor, Mask, attention_of
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

@@ -12,7 +12,7 @@ from typing import Literal as OneOf
 
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.expression import Interner
-from agent_synthesis.ir import Axis, BufferRef, Expression, Index, Load, Nest, Quotient, Remainder, needs_int64
+from agent_synthesis.nests.ir import Axis, BufferRef, Expression, Index, Load, Nest, Quotient, Remainder, needs_int64
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

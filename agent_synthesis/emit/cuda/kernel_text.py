@@ -13,7 +13,7 @@ from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
-from agent_synthesis.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
+from agent_synthesis.nests.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
 
 UNROLL = "#pragma unroll"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit.expression import Interner, Scope
-from agent_synthesis.ir import Call, Expression, Literal, Reduction, Store, Type
+from agent_synthesis.nests.ir import Call, Expression, Literal, Reduction, Store, Type
 
 
 def logarithms(roots: Sequence[Expression], axis: str) -> list[Call]:

@@ -13,7 +13,7 @@ from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Axis, Load, Nest
+from agent_synthesis.nests.ir import Axis, Load, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 

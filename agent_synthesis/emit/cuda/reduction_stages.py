@@ -13,7 +13,7 @@ from typing import Literal as OneOf
 from agent_synthesis.emit import sweeps
 from agent_synthesis.emit.expression import Interner
 from agent_synthesis.emit.spelling import Dialect, accumulator, accumulator_bytes
-from agent_synthesis.ir import ARG_REDUCTIONS, Call, Expression, Literal, Nest, Reduced, Reduction, Type
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Call, Expression, Literal, Nest, Reduced, Reduction, Type
 
 
 @dataclass(frozen=True)

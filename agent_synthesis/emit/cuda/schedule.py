@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from warpsmith.hardware import Feature, Hardware
 from warpsmith.v1 import task_pb2
 

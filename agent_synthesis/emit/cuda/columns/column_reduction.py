@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda import geometry, reduction_stages
 from agent_synthesis.emit.cuda.columns.column_text import ColumnKernel, ColumnTeam
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.spelling import accumulator_bytes
-from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Nest
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES

@@ -12,7 +12,7 @@ from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import accumulator, accumulator_bytes
-from agent_synthesis.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction
 from agent_synthesis.schedule import Emission, Parameters
 
 

@@ -24,7 +24,7 @@ from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
-from agent_synthesis.ir import Nest, Type
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

@@ -13,8 +13,20 @@ from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.expression import Interner
 from agent_synthesis.emit.spelling import CUDA, Dialect
-from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Memory, Nest, Reduced, Type, walk
-from agent_synthesis.product import MatrixProduct
+from agent_synthesis.nests.ir import (
+    Axis,
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Memory,
+    Nest,
+    Reduced,
+    Type,
+    walk,
+)
+from agent_synthesis.nests.product import MatrixProduct
 
 EVERYWHERE = (-(1 << 30), 1 << 30)
 """A band of all columns."""

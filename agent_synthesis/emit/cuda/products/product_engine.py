@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.ir import Nest, Type
-from agent_synthesis.product import MatrixProduct, Operand
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.product import MatrixProduct, Operand
 from warpsmith.hardware import Feature
 from warpsmith.v1 import tensor_pb2
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.emit.expression import Interner
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
     BufferRef,
@@ -27,7 +27,7 @@ from agent_synthesis.ir import (
     Store,
     Type,
 )
-from agent_synthesis.product import MatrixProduct, Multiplied, elements_and_rows, matrix_product
+from agent_synthesis.nests.product import MatrixProduct, Multiplied, elements_and_rows, matrix_product
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from agent_synthesis.emit.cuda.products.product_tiling import (
     slice_depth,
 )
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Nest, Type
-from agent_synthesis.product import MatrixProduct, Operand
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.product import MatrixProduct, Operand
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 

@@ -23,8 +23,8 @@ from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Interner, Scope
 from agent_synthesis.emit.spelling import CUDA
-from agent_synthesis.ir import BufferRef, Call, Literal, Nest, Reduced, Store, Type
-from agent_synthesis.product import MatrixProduct, elements_and_rows, matrix_product
+from agent_synthesis.nests.ir import BufferRef, Call, Literal, Nest, Reduced, Store, Type
+from agent_synthesis.nests.product import MatrixProduct, elements_and_rows, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

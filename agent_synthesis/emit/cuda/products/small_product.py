@@ -14,8 +14,8 @@ from agent_synthesis.emit.cuda.products import product_text, product_tiling
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Nest, Type
-from agent_synthesis.product import MatrixProduct, matrix_product
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

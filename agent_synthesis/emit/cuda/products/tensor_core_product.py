@@ -16,8 +16,8 @@ from agent_synthesis.emit.cuda.products.product_end import HELD_PACK, can_hold
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, engines
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Nest, Type
-from agent_synthesis.product import MatrixProduct, Operand, matrix_product
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

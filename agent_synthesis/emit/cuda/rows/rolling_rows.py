@@ -18,7 +18,7 @@ from agent_synthesis.emit.cuda.rows.row_prologue import declare_axes, declare_co
 from agent_synthesis.emit.cuda.rows.row_team import Team, kept_loads, shared_loads, shared_words, team_of
 from agent_synthesis.emit.cuda.rows.row_text import RowKernel, Write
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Expression, Load, Nest
+from agent_synthesis.nests.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
 

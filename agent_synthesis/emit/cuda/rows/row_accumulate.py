@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda.reduction_stages import narrowed
 from agent_synthesis.emit.cuda.rows.row_text import Held, RowKernel
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import accumulator
-from agent_synthesis.ir import Expression, Reduction
+from agent_synthesis.nests.ir import Expression, Reduction
 
 
 def accumulate(kernel: RowKernel, number: int) -> str:

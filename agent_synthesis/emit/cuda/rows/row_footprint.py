@@ -11,7 +11,7 @@ from agent_synthesis.emit import sweeps
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_team import Team
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Footprint
 
 

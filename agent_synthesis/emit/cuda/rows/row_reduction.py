@@ -24,7 +24,7 @@ from agent_synthesis.emit.cuda.rows.row_team import stages_of, team_of
 from agent_synthesis.emit.cuda.rows.settings import row_alternatives, row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 

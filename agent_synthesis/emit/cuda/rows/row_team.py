@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, plan
-from agent_synthesis.ir import Load, Nest
+from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

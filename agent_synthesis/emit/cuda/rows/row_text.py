@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda import geometry, kernel_text, ordinary_numbers
 from agent_synthesis.emit.cuda.reduction_stages import Stage, kept_parts
 from agent_synthesis.emit.cuda.rows.row_team import team_of
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Expression, Load, Nest
+from agent_synthesis.nests.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.hardware import Hardware
 

@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.rows.row_prologue import declare_axes, declare_co
 from agent_synthesis.emit.cuda.rows.row_team import ahead_loads, early_values
 from agent_synthesis.emit.cuda.rows.row_text import RowKernel
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Load, Nest
+from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
 

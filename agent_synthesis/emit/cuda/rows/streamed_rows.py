@@ -15,7 +15,7 @@ from agent_synthesis.emit.cuda.rows.row_accumulate import accumulate, learn
 from agent_synthesis.emit.cuda.rows.row_team import Team, ring_loads, ring_values
 from agent_synthesis.emit.cuda.rows.row_text import RowKernel
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
 

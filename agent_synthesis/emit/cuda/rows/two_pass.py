@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_accumulate import accumulate, learn
 from agent_synthesis.emit.cuda.rows.row_prologue import declare_axes, declare_columns, prologue, wait_for_previous
 from agent_synthesis.emit.cuda.rows.row_text import RowKernel
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2

@@ -15,7 +15,7 @@ from agent_synthesis.emit.cuda.scans import scan_columns
 from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam
 from agent_synthesis.emit.cuda.scans.scan_text import RowScan, RowTeam
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Axis, Nest, Scan
+from agent_synthesis.nests.ir import Axis, Nest, Scan
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES

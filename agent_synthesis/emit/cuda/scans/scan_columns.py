@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.scans.scan_text import HEADERS, ScanKernel
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.ir import Axis, Nest
+from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.v1 import candidate_pb2
 

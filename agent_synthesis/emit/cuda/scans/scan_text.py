@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.sweeps import FUNCTORS
-from agent_synthesis.ir import SCANS, Load, Nest, Scan, Type
+from agent_synthesis.nests.ir import SCANS, Load, Nest, Scan, Type
 from agent_synthesis.schedule import Emission, Parameters
 
 HEADERS = (*geometry.HEADERS, "ws_scan.cuh")

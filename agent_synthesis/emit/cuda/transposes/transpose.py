@@ -13,7 +13,7 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeText, crossing, pack_of
 from agent_synthesis.emit.turns import Turn, turn
-from agent_synthesis.ir import Load, Nest
+from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES, Hardware

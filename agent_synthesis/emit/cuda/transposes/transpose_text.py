@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.turns import Turn
-from agent_synthesis.ir import Load, Store, Type
+from agent_synthesis.nests.ir import Load, Store, Type
 from agent_synthesis.schedule import Parameters
 
 _REQUEST_BYTES = 128

@@ -15,7 +15,7 @@ from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.windows.window_text import Layout, by_columns
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.windows import Tiling
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES

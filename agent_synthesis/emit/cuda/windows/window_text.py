@@ -13,7 +13,7 @@ from agent_synthesis.emit import windows
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.windows import Join, Loops, Slide, Tiling
-from agent_synthesis.ir import Axis, Index, Nest, Windowed
+from agent_synthesis.nests.ir import Axis, Index, Nest, Windowed
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 

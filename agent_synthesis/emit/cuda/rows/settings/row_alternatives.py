@@ -13,7 +13,7 @@ from agent_synthesis.emit.cuda import geometry, reduction_stages
 from agent_synthesis.emit.cuda.rows import rolling_rows
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Parameters
 
 _HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))

@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.rows import held_rows, rolling_rows
 from agent_synthesis.emit.cuda.rows.row_team import has_common_loads, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Parameters
 
 _SHORT_ROW = 1024

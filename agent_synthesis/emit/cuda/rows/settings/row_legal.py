@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows import row_team
-from agent_synthesis.ir import Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Feature, Hardware

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from agent_synthesis.attention import attention_of
-from agent_synthesis.graph_index import GraphIndex, byte_count
-from agent_synthesis.ir import Call, Expression, Index, Load, Memory, Nest
-from agent_synthesis.lowering import lower
-from agent_synthesis.plan import Group, Plan
-from agent_synthesis.product import elements_and_rows, matrix_product
+from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
+from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests.attention import attention_of
+from agent_synthesis.nests.ir import Call, Expression, Index, Load, Memory, Nest
+from agent_synthesis.nests.product import elements_and_rows, matrix_product
+from agent_synthesis.plans.plan import Group, Plan
 from warpsmith import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2

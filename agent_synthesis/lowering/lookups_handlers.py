@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.ir import AxisValue, Call, Expression, Index, Literal, Load, Memory, Quotient, Type
-from agent_synthesis.symbolic import (
+from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Literal, Load, Memory, Quotient, Type
+from agent_synthesis.nests.symbolic import (
     Indices,
     Ref,
     Refused,

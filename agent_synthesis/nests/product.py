@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     Axis,
     BufferRef,
     Call,

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from agent_synthesis.ir import Type
+from agent_synthesis.nests.ir import Type
 from warpsmith import dtypes
 from warpsmith.v1 import tensor_pb2
 

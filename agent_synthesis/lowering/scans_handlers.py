@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.ir import Expression, Type
-from agent_synthesis.symbolic import Indices, Ref, Refused, Running, Symbol, Tracer, cast, handles, type_of
+from agent_synthesis.nests.ir import Expression, Type
+from agent_synthesis.nests.symbolic import Indices, Ref, Refused, Running, Symbol, Tracer, cast, handles, type_of
 
 
 def _scan(operation: str) -> Callable[..., Symbol]:

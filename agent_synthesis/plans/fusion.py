@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent_synthesis import splits
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import Refusal, lower
-from agent_synthesis.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
-from agent_synthesis.product import elements_and_rows, multiplies_matrices
+from agent_synthesis.graphs import splits
+from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
+from agent_synthesis.plans.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Parameters, Schedule

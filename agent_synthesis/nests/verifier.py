@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.ir import (
+from agent_synthesis.nests.ir import (
     ARG_REDUCTIONS,
     OPERATIONS,
     REDUCTIONS,

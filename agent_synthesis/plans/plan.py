@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agent_synthesis.emit import registry
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import Refusal, lower
-from agent_synthesis.product import multiplies_matrices
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.schedule import Parameters, Schedule
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200, Hardware

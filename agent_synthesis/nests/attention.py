@@ -13,8 +13,20 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.ir import Axis, AxisValue, Call, Expression, Index, Literal, Load, Nest, Quotient, Reduction, Type
-from agent_synthesis.symbolic import (
+from agent_synthesis.nests.ir import (
+    Axis,
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Nest,
+    Quotient,
+    Reduction,
+    Type,
+)
+from agent_synthesis.nests.symbolic import (
     Fold,
     Indices,
     Ref,

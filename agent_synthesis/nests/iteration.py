@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.attention import Attended, Attending
-from agent_synthesis.ir import (
+from agent_synthesis.nests.attention import Attended, Attending
+from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
     BufferRef,
@@ -35,8 +35,8 @@ from agent_synthesis.ir import (
     Windowed,
     with_value,
 )
-from agent_synthesis.product import Multiplied
-from agent_synthesis.symbolic import (
+from agent_synthesis.nests.product import Multiplied
+from agent_synthesis.nests.symbolic import (
     Fold,
     Indices,
     Ref,
@@ -52,7 +52,7 @@ from agent_synthesis.symbolic import (
     refs_of,
     unflatten,
 )
-from agent_synthesis.verifier import verify
+from agent_synthesis.nests.verifier import verify
 
 MAX_EXPRESSION_SIZE = 3000
 """Nodes of all expressions, shared parts counted at each use; beyond it a kernel would not fit its

@@ -14,8 +14,8 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
-from agent_synthesis.ir import Expression, Literal, Type
-from agent_synthesis.symbolic import (
+from agent_synthesis.nests.ir import Expression, Literal, Type
+from agent_synthesis.nests.symbolic import (
     Indices,
     Refused,
     Symbol,

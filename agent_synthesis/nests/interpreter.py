@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from agent_synthesis.attention import Attended
-from agent_synthesis.element_types import TORCH
-from agent_synthesis.ir import (
+from agent_synthesis.nests.attention import Attended
+from agent_synthesis.nests.element_types import TORCH
+from agent_synthesis.nests.ir import (
     ARG_REDUCTIONS,
     REDUCTIONS,
     SCANS,
@@ -32,9 +32,9 @@ from agent_synthesis.ir import (
     Scan,
     Windowed,
 )
-from agent_synthesis.plan import Plan
-from agent_synthesis.product import Multiplied
-from agent_synthesis.symbolic import common_shape
+from agent_synthesis.nests.product import Multiplied
+from agent_synthesis.nests.symbolic import common_shape
+from agent_synthesis.plans.plan import Plan
 from warpsmith import aten
 from warpsmith.v1 import graph_pb2
 

@@ -13,25 +13,32 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from agent_synthesis import (
-    attention,
-    iteration,
-    lower_extremes,
-    lower_lookups,
-    lower_pointwise,
-    lower_reductions,
-    lower_scans,
-    lower_views,
-    lower_windows,
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering import (
+    extremes_handlers,
+    lookups_handlers,
+    pointwise_handlers,
+    reductions_handlers,
+    scans_handlers,
+    views_handlers,
+    windows_handlers,
 )
-from agent_synthesis.graph_index import GraphIndex
-from agent_synthesis.ir import BufferRef, Nest
-from agent_synthesis.product import multiplies_matrices
-from agent_synthesis.symbolic import Refused, Tracer, storage_type
-from agent_synthesis.verifier import MalformedNest
+from agent_synthesis.nests import attention, iteration
+from agent_synthesis.nests.ir import BufferRef, Nest
+from agent_synthesis.nests.product import multiplies_matrices
+from agent_synthesis.nests.symbolic import Refused, Tracer, storage_type
+from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import aten, dtypes
 
-_HANDLERS = (lower_extremes, lower_lookups, lower_pointwise, lower_reductions, lower_scans, lower_views, lower_windows)
+_HANDLERS = (
+    extremes_handlers,
+    lookups_handlers,
+    pointwise_handlers,
+    reductions_handlers,
+    scans_handlers,
+    views_handlers,
+    windows_handlers,
+)
 # Importing them registers their handlers.
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.ir import AxisValue, Call, Expression, Type
-from agent_synthesis.symbolic import (
+from agent_synthesis.nests.ir import AxisValue, Call, Expression, Type
+from agent_synthesis.nests.symbolic import (
     Fold,
     Indices,
     Ref,

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from agent_synthesis.graph_index import GraphIndex
+from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from warpsmith import dtypes
 from warpsmith.v1 import tensor_pb2

@@ -1,7 +1,7 @@
 """Handlers of operations that move no value: views, broadcasts, copies and tensors made from nothing.
 
 Each answers with a new index, never with arithmetic. What needs a bounds test or a position from data is in
-`lower_lookups`.
+`lookups_handlers`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.ir import AxisValue, Index, Type
-from agent_synthesis.symbolic import (
+from agent_synthesis.nests.ir import AxisValue, Index, Type
+from agent_synthesis.nests.symbolic import (
     Indices,
     Refused,
     Symbol,

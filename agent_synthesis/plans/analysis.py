@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent_synthesis import cost, moves
-from agent_synthesis.plan import Group, Plan
+from agent_synthesis.plans import cost, moves
+from agent_synthesis.plans.plan import Group, Plan
 from warpsmith import digest
 from warpsmith.v1 import analysis_pb2
 

@@ -18,11 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from agent_synthesis import cost, fusion, rewrite, splits
+from agent_synthesis import rewrite
 from agent_synthesis.free_form import compose
-from agent_synthesis.ir import Nest
-from agent_synthesis.lowering import Refusal
-from agent_synthesis.plan import Group, Plan, schedules_for
+from agent_synthesis.graphs import splits
+from agent_synthesis.lowering.groups import Refusal
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import cost, fusion
+from agent_synthesis.plans.plan import Group, Plan, schedules_for
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2

@@ -1,0 +1,1 @@
+"""From ATen calls to loop nests: `groups` lowers, and each family of operations has its handlers."""
