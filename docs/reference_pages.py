@@ -153,7 +153,7 @@ def _enum(enum: EnumDescriptorProto, path: tuple[int, ...], said: Mapping[tuple[
 
 def commands() -> str:
     """Every command of `warpsmith` with its arguments and options."""
-    from orchestrator.cli import app
+    from orchestrator.commands.cli import app
 
     group = typer.main.get_command(app)
     lines = ["# Commands", "", "`warpsmith COMMAND --help` says the same.", *_commands(group, "warpsmith")]

@@ -17,8 +17,8 @@ from typing import TypeVar
 from orchestrator import agents as deadlines
 from orchestrator import metrics
 from orchestrator.agents import Agents
-from orchestrator.device_gate import DeviceGate
 from orchestrator.model_turns import asks_model, is_written
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.errors import BadInput, Infrastructure, ModelFault, NotFound, ServiceGone, WarpsmithError
 from warpsmith.v1 import (
     benchmark_service_pb2,

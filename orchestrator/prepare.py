@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from orchestrator import agents as deadlines
 from orchestrator import metrics
 from orchestrator.agents import Agents, Benchmark
-from orchestrator.device_gate import DeviceGate
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith import hardware
 from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import (

@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from orchestrator import finalists, metrics, report
+from orchestrator import finalists, metrics
 from orchestrator.agents import Agents
+from orchestrator.commands import report
 from orchestrator.counsel import Counsel
-from orchestrator.device_gate import DeviceGate
 from orchestrator.model_turns import REST_SECONDS, Absence, was_answered
 from orchestrator.pipeline import (
     Duplicate,
@@ -35,6 +35,7 @@ from orchestrator.pipeline import (
 )
 from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, has_algebra, look_ahead, prepare
 from orchestrator.search import PLAN_ZERO, Proposal, Search
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.digest import of_moves, of_shape, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
 from warpsmith.floors import is_of_products

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import grpc
 
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate, most_ahead
-from orchestrator.dialing import Devices, agents_of, endpoints
-from orchestrator.export import Exporter
-from orchestrator.hosting import RunHost, Story
-from orchestrator.intake import accept
+from orchestrator.exports.export import Exporter
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
 from orchestrator.search_run import SearchRun
+from orchestrator.serving.device_gate import DeviceGate, most_ahead
+from orchestrator.serving.dialing import Devices, agents_of, endpoints
+from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.tasks.intake import accept
 from warpsmith import plugins, private_files
 from warpsmith.errors import NotFound
 from warpsmith.settings import Settings

@@ -180,7 +180,7 @@ def main() -> int:
         if not options.only or any(name.startswith(wanted) for wanted in options.only):
             (directory / f"{name}.py").write_text(source)
     results = options.out / "results.jsonl"
-    warpsmith = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     settings = ["--budget", options.budget, "--target", "cpu", "--results", str(results)]
     code = subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
     print(table(read(results)))

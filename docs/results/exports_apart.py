@@ -105,7 +105,7 @@ def apart(module: Path, export: Path, options: argparse.Namespace, draw: random.
 
 def row_of(module: Path, options: argparse.Namespace, draw: random.Random) -> Row:
     """What is told of a module, and what its export takes apart."""
-    warpsmith = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     runs = str(options.out / "runs")
     command = [*warpsmith, "optimize", str(module), "--target", "cpu", "--budget", options.budget, "--runs", runs]
     ran = subprocess.run([*command, "--fresh", "--json"], stdout=subprocess.PIPE, text=True, check=False)

@@ -29,8 +29,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from orchestrator.agents import Agents
-from orchestrator.dialing import agents_of
-from orchestrator.local import MODULES, LocalServices
+from orchestrator.serving.dialing import agents_of
+from orchestrator.serving.local import MODULES, LocalServices
 from warpsmith import jail_init, testing
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.settings import Settings

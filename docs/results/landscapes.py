@@ -30,14 +30,15 @@ from skill_tasks import modules
 
 from agent_synthesis.generator import emitter_digest
 from agent_synthesis.synthesizer import capture_in_worker
-from orchestrator import budgets, intake
 from orchestrator.agents import Agents
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import agents_of
-from orchestrator.local import MODULES, LocalServices
+from orchestrator.commands import budgets
 from orchestrator.pipeline import Duplicate, Faulted, Judged, Pipeline, Refused
 from orchestrator.prepare import analyze, describe_device
 from orchestrator.search import score
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import agents_of
+from orchestrator.serving.local import MODULES, LocalServices
+from orchestrator.tasks import intake
 from warpsmith import jail
 from warpsmith.digest import of_moves
 from warpsmith.errors import WarpsmithError

@@ -275,7 +275,7 @@ def measure(modules: Mapping[str, str], options: argparse.Namespace, *, precisio
         old.unlink()
     for name, source in modules.items():
         (directory / name).write_text(source)
-    warpsmith = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     settings = ["--budget", options.budget, "--trials", str(options.trials), "--precision", precision]
     settings += ["--results", str(options.out / "results.jsonl"), "--prepare-ahead", str(options.prepare_ahead)]
     settings += ["--time-limit", options.time_limit] if options.time_limit else []

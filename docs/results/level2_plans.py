@@ -20,7 +20,7 @@ from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis import generator
 from agent_synthesis.plans.plan import Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer
-from orchestrator import intake
+from orchestrator.tasks import intake
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import reasoning_service_pb2
 

@@ -28,13 +28,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator import intake
 from orchestrator.agents import Agents
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import agents_of
-from orchestrator.local import MODULES, LocalServices
 from orchestrator.pipeline import Faulted, Pipeline, Refused
-from orchestrator.reduced_shapes import STEPS, reduce
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import agents_of
+from orchestrator.serving.local import MODULES, LocalServices
+from orchestrator.tasks import intake
+from orchestrator.tasks.reduced_shapes import STEPS, reduce
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.jail import Policy
 from warpsmith.settings import Settings

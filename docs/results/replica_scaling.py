@@ -20,13 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator import intake
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import agents_at
-from orchestrator.hosting import Story
-from orchestrator.local import MODULES
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import agents_at
+from orchestrator.serving.hosting import Story
+from orchestrator.serving.local import MODULES
+from orchestrator.tasks import intake
 from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2
 

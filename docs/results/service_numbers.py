@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator import intake
 from orchestrator.agents import Agents
-from orchestrator.dialing import agents_of
-from orchestrator.local import MODULES, LocalServices
+from orchestrator.serving.dialing import agents_of
+from orchestrator.serving.local import MODULES, LocalServices
+from orchestrator.tasks import intake
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     analysis_pb2,

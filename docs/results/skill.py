@@ -34,10 +34,10 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import analysis, moves, plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from orchestrator.agents import Agents, Reasoning
-from orchestrator.device_gate import DeviceGate
 from orchestrator.pipeline import passed
 from orchestrator.search import Search, score
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith import plugins
 from warpsmith.digest import digest, of_moves
 from warpsmith.errors import BadInput, Infrastructure

@@ -5,8 +5,7 @@
 
 Every worker is a gRPC server of its own on a loopback port that answers a measurement after half a second, as a GPU
 would; sixteen share a process, so that two processors are enough for 64. Each of the four agents has two replicas,
-which answer at once (`orchestrator.fake_service`). Strategy, pipeline, gate, gRPC and archive (SQLite, every trial
-durable) are the real ones. `random` always has something new to try; `beam` holds back while it knows little, which
+which answer at once (`fake_service`). Strategy, pipeline, gate, gRPC and archive (SQLite, every trial durable) are the real ones. `random` always has something new to try; `beam` holds back while it knows little, which
 costs it some five jobs' time at the beginning of a search. A rate is the trials of a run over the seconds of its
 search, from the first proposal to the last answer. Ends with code 1 when the largest number reaches less than `least`
 of linear.
@@ -24,12 +23,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator import fake_service, testing
+from orchestrator import testing
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import agents_at
-from orchestrator.hosting import Story
 from orchestrator.search_run import SearchRun
+from orchestrator.serving import fake_service
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import agents_at
+from orchestrator.serving.hosting import Story
 from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2
 
@@ -50,7 +50,7 @@ def started(role: str, count: int, job_seconds: float, stack: contextlib.ExitSta
     processes = []
     for first in range(0, count, SERVERS_A_PROCESS):
         servers = min(SERVERS_A_PROCESS, count - first)
-        command = [sys.executable, "-m", "orchestrator.fake_service", role, str(servers)]
+        command = [sys.executable, "-m", "orchestrator.serving.fake_service", role, str(servers)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         stack.callback(process.wait)
         stack.callback(process.terminate)

@@ -38,7 +38,7 @@ def get_init_inputs():
 def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "WARPSMITH_MODEL_URL": url, "OMP_NUM_THREADS": "2"}
     return subprocess.run(
-        [sys.executable, "-c", "from orchestrator.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from orchestrator.commands.cli import main; main()", *arguments],
         cwd=directory,
         env=environment,
         capture_output=True,

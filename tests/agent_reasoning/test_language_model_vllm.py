@@ -82,7 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     environment = {**os.environ, **quiet, **ours}
     script = ROOT / "tests" / "model_server" / "tiny_model.py"
     subprocess.run([VLLM / "python", script, directory / "tiny"], env=environment, check=True, timeout=300)
-    command = [sys.executable, "-c", "from orchestrator.cli import main; main()", "up"]
+    command = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()", "up"]
     command += ["--with-vllm", str(directory / "tiny"), "--runs", str(directory / "runs")]
     command += ["--vllm-arguments", "--dtype bfloat16 --enforce-eager --max-model-len 2048 --served-model-name tiny"]
     log = directory / "up.log"
@@ -120,7 +120,7 @@ def test_nineteen_of_twenty_answers_are_legal_at_once_and_tokens_are_counted(ser
 
 
 def test_a_whole_run_of_both_agents_on_it_ends_with_a_faster_kernel(served: Served, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+    command = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     module = str(ROOT / "examples" / "fused_linear_row_sum.py")
     begin = time.monotonic()
     done = subprocess.run(
@@ -148,7 +148,7 @@ def test_a_whole_run_of_both_agents_on_it_ends_with_a_faster_kernel(served: Serv
 
 def test_the_command_of_the_manual_runs_to_its_end_on_it_and_says_what_it_took(served: Served, tmp_path: Path) -> None:
     def warpsmith(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from orchestrator.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()", *arguments]
         ours = {"WARPSMITH_MODEL_URL": served.model, "WARPSMITH_MODEL_ANSWER_TOKENS": "256", "OMP_NUM_THREADS": "2"}
         return subprocess.run(
             command, cwd=tmp_path, env={**os.environ, **ours}, capture_output=True, text=True, timeout=400, check=False

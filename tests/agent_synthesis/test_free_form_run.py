@@ -22,7 +22,7 @@ KERNEL = "(x[i] - x[i]) + x[i]"
 
 def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from orchestrator.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from orchestrator.commands.cli import main; main()", *arguments],
         cwd=directory,
         env={**os.environ, "WARPSMITH_MODEL_URL": url, "OMP_NUM_THREADS": "2"},
         capture_output=True,

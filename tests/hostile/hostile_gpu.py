@@ -47,7 +47,7 @@ from hostile_traces import own_place
 
 from gpu_bench.machine import Machine
 from gpu_bench.solutions.solution_session import SolutionSession
-from orchestrator.judge import Judgement, concluded
+from orchestrator.trust.judge import Judgement, concluded
 from warpsmith import digest, jail
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, task_pb2, timing_pb2, verdict_pb2
 

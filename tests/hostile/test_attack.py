@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator import doctor_attack
-from orchestrator.doctor_attack import PROBES, Probe
+from orchestrator.commands import doctor_attack
+from orchestrator.commands.doctor_attack import PROBES, Probe
 from warpsmith.jail import Rung
 
 pytestmark = pytest.mark.hostile

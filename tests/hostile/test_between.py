@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.ones(4)]
 """
-COMMAND = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
 STRANGER = pwd.getpwnam("nobody")
 
 second_user = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user of the machine: run as root")

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator import cli, directory_bench, intake, record
 from orchestrator.archive import FILE_NAME, Archive
-from orchestrator.client import InProcess
-from orchestrator.local import METRICS, SERVICES_FILE, TARGETS_FILE, LocalServices
+from orchestrator.commands import cli, directory_bench
+from orchestrator.commands.client import InProcess
+from orchestrator.serving.local import METRICS, SERVICES_FILE, TARGETS_FILE, LocalServices
+from orchestrator.tasks import intake
+from orchestrator.trust import record
 from warpsmith import digest
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.testing import softmax_task
@@ -26,7 +28,7 @@ from warpsmith.v1 import run_pb2, tensor_pb2
 
 pytestmark = pytest.mark.hostile
 
-COMMAND = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
 SECRET = "aws_secret_access_key = 12345"
 MODULE = """
 import torch

@@ -13,7 +13,7 @@ from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
 from gpu_bench.solutions import contest, integrity
 from gpu_bench.solutions.solution_session import SolutionSession
-from orchestrator import judge
+from orchestrator.trust import judge
 from warpsmith import digest
 from warpsmith.v1 import (
     artifact_pb2,

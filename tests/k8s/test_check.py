@@ -17,8 +17,8 @@ import yaml
 from prometheus_client import REGISTRY
 
 from orchestrator import metrics
-from orchestrator.local import MODULES, PEERS
-from orchestrator.vllm_server import COMPACT
+from orchestrator.serving.local import MODULES, PEERS
+from orchestrator.serving.vllm_server import COMPACT
 from warpsmith import settings
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -237,7 +237,10 @@ def test_services_of_the_image_without_torch_import_none() -> None:
         if check.service_container(each)["image"].startswith("warpsmith-agent:")
     ]
     assert slim == ["agent_reasoning", "agent_compile", "agent_correctness", "orchestrator"]
-    modules = [f"{each}.servicer" for each in slim] + ["orchestrator.export_module", "orchestrator.export_kernelbench"]
+    modules = [f"{each}.servicer" for each in slim] + [
+        "orchestrator.exports.export_module",
+        "orchestrator.exports.export_kernelbench",
+    ]
     block = "import sys; sys.modules['torch'] = None; import "
     subprocess.run([sys.executable, "-c", block + ", ".join(modules)], check=True)
 

@@ -17,7 +17,7 @@ import pytest
 import render
 from authority import Authority
 
-from orchestrator.dialing import orchestrator_at
+from orchestrator.serving.dialing import orchestrator_at
 from warpsmith.service import wait_until_healthy
 from warpsmith.v1 import optimization_service_pb2
 

@@ -65,7 +65,7 @@ with open(report, "w") as file:
     json.dump(left, file)
 sys.exit(code)
 """
-COMMAND = "from orchestrator.cli import main; main()"
+COMMAND = "from orchestrator.commands.cli import main; main()"
 
 
 @dataclass(frozen=True)

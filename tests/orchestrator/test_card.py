@@ -14,11 +14,13 @@ from agent_compile.compiler import Compiler
 from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from gpu_bench import device
-from orchestrator import doctor, intake, testing
-from orchestrator.device_gate import DeviceGate
-from orchestrator.export_kernelbench import KernelBenchExporter
-from orchestrator.export_module import ModuleExporter
+from orchestrator import testing
+from orchestrator.commands import doctor
+from orchestrator.exports.export_kernelbench import KernelBenchExporter
+from orchestrator.exports.export_module import ModuleExporter
 from orchestrator.prepare import prepare
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.tasks import intake
 from warpsmith import digest, dtypes, hardware
 from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, run_pb2, task_pb2

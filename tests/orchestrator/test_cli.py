@@ -14,12 +14,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from orchestrator import budgets, chosen, cli, client, directory_bench, doctor, intake, local, report, testing
+from orchestrator import testing
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.hosting import Story
+from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, report
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
+from orchestrator.serving import local
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.hosting import Story
+from orchestrator.tasks import intake
 from warpsmith import jail
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -336,7 +339,13 @@ def test_the_reader_starts_nothing(kept: Path) -> None:
 
 
 def test_the_entry_point_runs_as_a_program(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", "from orchestrator.cli import main; main()", "optimize", str(tmp_path / "x.py")]
+    program = [
+        sys.executable,
+        "-c",
+        "from orchestrator.commands.cli import main; main()",
+        "optimize",
+        str(tmp_path / "x.py"),
+    ]
     finished = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert finished.returncode == 2
     assert finished.stderr == f"warpsmith: {tmp_path / 'x.py'}: no such file\n"

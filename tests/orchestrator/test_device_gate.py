@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator import testing
-from orchestrator.device_gate import DeviceGate, most_ahead
+from orchestrator.serving.device_gate import DeviceGate, most_ahead
 from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import task_pb2
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import directory_bench, testing
+from orchestrator import testing
+from orchestrator.commands import directory_bench
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import run_pb2
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.export_kernelbench import KernelBenchExporter, inline_headers, refusals
-from orchestrator.export_module import ModuleExporter
-from orchestrator.exported import gradient, guard
+from orchestrator.exports.carried import gradient, guard
+from orchestrator.exports.export_kernelbench import KernelBenchExporter, inline_headers, refusals
+from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 

@@ -6,8 +6,8 @@ import concurrent.futures
 
 import torch
 
-from orchestrator.export_module import ModuleExporter
-from orchestrator.exported import cpu_runtime
+from orchestrator.exports.carried import cpu_runtime
+from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
 MODULE = """import torch

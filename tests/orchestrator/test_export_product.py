@@ -13,10 +13,10 @@ import torch
 
 from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.synthesizer import BuiltInSynthesizer
-from orchestrator import intake
-from orchestrator.export import Exporter
-from orchestrator.export_kernelbench import KernelBenchExporter
-from orchestrator.export_module import ModuleExporter
+from orchestrator.exports.export import Exporter
+from orchestrator.exports.export_kernelbench import KernelBenchExporter
+from orchestrator.exports.export_module import ModuleExporter
+from orchestrator.tasks import intake
 from warpsmith import dtypes
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from orchestrator import export
+from orchestrator.exports import export
 from warpsmith.v1 import candidate_pb2
 
 

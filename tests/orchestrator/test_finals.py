@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import finalists, report, testing
-from orchestrator.device_gate import DeviceGate
+from orchestrator import finalists, testing
+from orchestrator.commands import report
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
     benchmark_service_pb2,

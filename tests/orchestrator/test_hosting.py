@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import client, testing
+from orchestrator import testing
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import orchestrator_at
-from orchestrator.hosting import RunHost, Story
+from orchestrator.commands import client
 from orchestrator.search import Search
 from orchestrator.search_run import Effort, SearchRun
 from orchestrator.servicer import OptimizationServicer
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import orchestrator_at
+from orchestrator.serving.hosting import RunHost, Story
 from warpsmith import service
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound
 from warpsmith.settings import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import intake, intake_worker, module_entry
+from orchestrator.tasks import intake, intake_worker, module_entry
 from warpsmith.errors import BadInput
 from warpsmith.jail import Policy
 from warpsmith.v1 import task_pb2, tensor_pb2

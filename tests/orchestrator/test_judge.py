@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli, client, judge, testing
+from orchestrator import testing
+from orchestrator.commands import cli, client
+from orchestrator.trust import judge
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import (
     artifact_pb2,

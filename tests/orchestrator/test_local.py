@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from authority import Authority
 
-from orchestrator import local
-from orchestrator.dialing import orchestrator_at
-from orchestrator.local import METRICS, SERVICES_FILE, TARGETS_FILE, LocalServices
+from orchestrator.serving import local
+from orchestrator.serving.dialing import orchestrator_at
+from orchestrator.serving.local import METRICS, SERVICES_FILE, TARGETS_FILE, LocalServices
 from warpsmith import local_sockets, service
 from warpsmith.errors import BadInput, Infrastructure, ModelFault, ServiceFault, ServiceGone
 from warpsmith.language_model import Message
@@ -153,7 +153,7 @@ def test_commands_that_share_a_runs_directory_leave_each_other_alone(tmp_path: P
 
 def test_children_end_when_their_parent_is_killed(tmp_path: Path, modules: dict[str, str]) -> None:
     program = (
-        f"from orchestrator.local import LocalServices; from pathlib import Path; import time\n"
+        f"from orchestrator.serving.local import LocalServices; from pathlib import Path; import time\n"
         f"made = LocalServices(Path({str(tmp_path / 'runs')!r}), modules={modules!r}); made.start()\n"
         "print(made.address('benchmark'), flush=True); time.sleep(60)"
     )
@@ -189,7 +189,7 @@ def test_a_service_elsewhere_is_used_and_none_started(tmp_path: Path, modules: d
 def test_a_service_elsewhere_that_does_not_answer_is_said(
     tmp_path: Path, modules: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.local.REACH_SECONDS", 0.2)
+    monkeypatch.setattr("orchestrator.serving.local.REACH_SECONDS", 0.2)
     environment = {"WARPSMITH_REASONING_ADDRESS": "127.0.0.1:1"}
     with pytest.raises(BadInput, match=r"reasoning service at 127.0.0.1:1 does not answer"):
         LocalServices(tmp_path / "runs", modules={"reasoning": "good", **modules}, environment=environment).start()

@@ -11,12 +11,12 @@ from prometheus_client import REGISTRY
 from rich.console import Console
 
 from orchestrator import testing
-from orchestrator.device_gate import DeviceGate
+from orchestrator.commands.progress import Progress
 from orchestrator.model_turns import Absence, asks_model, was_answered, with_write
-from orchestrator.progress import Progress
 from orchestrator.search import Search
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.errors import ModelFault, ModelReason, NotFound
 from warpsmith.v1 import (
     analysis_pb2,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from orchestrator import testing
-from orchestrator.device_gate import DeviceGate
 from orchestrator.prepare import at_floor, has_algebra
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
 
 AT_FLOOR = timing_pb2.ReferenceReport(

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from orchestrator import device_gate, testing
+from orchestrator import testing
 from orchestrator.agents import Agents
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.hosting import Story
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving import device_gate
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.hosting import Story
 from warpsmith import plugins
 from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import run_pb2, task_pb2, verdict_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.reduced_shapes import STEPS, Step, reduce
+from orchestrator.tasks.reduced_shapes import STEPS, Step, reduce
 
 SOURCE = '''"""Größen: 4096 in a docstring stays."""
 class Model:

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator import report, testing
-from orchestrator.progress import Progress
+from orchestrator import testing
+from orchestrator.commands import report
+from orchestrator.commands.progress import Progress
 from warpsmith.v1 import candidate_pb2, hypothesis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import client, dialing, testing
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import orchestrator_at
-from orchestrator.local import METRICS, MODULES, TARGETS_FILE, LocalServices
+from orchestrator import testing
+from orchestrator.commands import client
 from orchestrator.search_run import Effort
+from orchestrator.serving import dialing
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import orchestrator_at
+from orchestrator.serving.local import METRICS, MODULES, TARGETS_FILE, LocalServices
 from warpsmith import digest
 from warpsmith.settings import Settings
 from warpsmith.testing import softmax_task
@@ -30,7 +32,7 @@ AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServices]:
     """The real orchestrator, and fakes of the five others, each a process at a socket that stays its own."""
     for name in AGENTS:
-        text = f"from orchestrator.fake_service import serve_role\n\nserve_role({name!r})\n"
+        text = f"from orchestrator.serving.fake_service import serve_role\n\nserve_role({name!r})\n"
         (tmp_path / f"fake_{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     modules = {"benchmark": "fake_benchmark", **{name: f"fake_{name}" for name in AGENTS if name != "benchmark"}}

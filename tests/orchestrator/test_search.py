@@ -11,12 +11,12 @@ from collections import Counter
 import pytest
 
 from orchestrator import finalists, testing
-from orchestrator.device_gate import DeviceGate
-from orchestrator.dialing import endpoints
 from orchestrator.pipeline import Duplicate, Judged, Pipeline
 from orchestrator.search import Proposal, SearchState, conformance
 from orchestrator.search.beam import Beam
 from orchestrator.search.sources import RANDOM, Sources
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.dialing import endpoints
 from warpsmith import plugins
 from warpsmith.digest import of_moves
 from warpsmith.errors import BadInput

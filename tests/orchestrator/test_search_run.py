@@ -10,7 +10,6 @@ from collections import Counter
 import pytest
 
 from orchestrator import counsel, finalists, testing
-from orchestrator.device_gate import DeviceGate
 from orchestrator.prepare import prepare
 from orchestrator.search import Proposal, Search, SearchState
 from orchestrator.search.beam import Beam
@@ -18,6 +17,7 @@ from orchestrator.search.evolution import Evolution, _crossed
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import Effort, SearchRun
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import (
     benchmark_service_pb2,

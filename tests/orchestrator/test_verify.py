@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import finalists, record, testing, verify
+from orchestrator import finalists, testing
 from orchestrator.archive import Archive
-from orchestrator.device_gate import DeviceGate
-from orchestrator.hosting import Story
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.hosting import Story
+from orchestrator.trust import record, verify
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import run_pb2, timing_pb2
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator import chosen, cli
-from orchestrator.vllm_server import VllmServer, executable
+from orchestrator.commands import chosen, cli
+from orchestrator.serving.vllm_server import VllmServer, executable
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
 

@@ -8,7 +8,7 @@ import unicodedata
 
 from rich.console import Console
 
-from orchestrator import report
+from orchestrator.commands import report
 from warpsmith import printable
 from warpsmith.printable import ACTING
 from warpsmith.v1 import run_pb2, task_pb2

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orchestrator.local import REMEDY, open_log
+from orchestrator.serving.local import REMEDY, open_log
 from warpsmith import local_sockets, private_files
 from warpsmith.errors import BadInput, Infrastructure
 

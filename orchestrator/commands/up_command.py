@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import chosen, client
-from orchestrator.local import MODULES, LocalServices
-from orchestrator.options import DEFAULT_RUNS, Agent, Reasoner, Runs, Synthesizer, Trust
-from orchestrator.terminal import note, tell
-from orchestrator.vllm_server import VllmServer
+from orchestrator.commands import chosen, client
+from orchestrator.commands.options import DEFAULT_RUNS, Agent, Reasoner, Runs, Synthesizer, Trust
+from orchestrator.commands.terminal import note, tell
+from orchestrator.serving.local import MODULES, LocalServices
+from orchestrator.serving.vllm_server import VllmServer
 from warpsmith import settings
 from warpsmith.errors import BadInput
 

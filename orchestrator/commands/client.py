@@ -16,11 +16,11 @@ from typing import Any, Protocol, cast
 
 from orchestrator.agents import Agents, Benchmark, Correctness
 from orchestrator.archive import Archive
-from orchestrator.dialing import agents_at, judges_at, orchestrator_at
-from orchestrator.hosting import RunHost
-from orchestrator.local import MODULES, LocalServices, published_address
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
+from orchestrator.serving.dialing import agents_at, judges_at, orchestrator_at
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.local import MODULES, LocalServices, published_address
 from warpsmith import settings
 from warpsmith.errors import Infrastructure, NotFound
 from warpsmith.v1 import optimization_service_pb2 as messages

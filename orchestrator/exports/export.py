@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.report import labels_of
+from orchestrator.commands.report import labels_of
 from warpsmith import arguments as launch_arguments
 from warpsmith import hardware, printable, private_files
 from warpsmith.errors import BadInput, NotFound
@@ -98,7 +98,7 @@ def pasted(modules: Iterable[str], *imports: str) -> str:
     """
     found, bodies = {"import torch", *imports}, []
     for module in modules:
-        text = (Path(__file__).parent / "exported" / f"{module}.py").read_text()
+        text = (Path(__file__).parent / "carried" / f"{module}.py").read_text()
         lines = text.split('"""\n', 1)[1].splitlines()
         found |= {line for line in lines if line.startswith(("import ", "from "))}
         bodies.append("\n".join(line for line in lines if line not in found).strip())

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.tree import Tree
 
-from orchestrator.terminal import cell
+from orchestrator.commands.terminal import cell
 from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 FASTER = run_pb2.RUN_STATE_FASTER

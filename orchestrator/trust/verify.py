@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator import agents as deadlines
-from orchestrator import finalists, report
+from orchestrator import finalists
 from orchestrator.agents import Agents
-from orchestrator.device_gate import DeviceGate
+from orchestrator.commands import report
 from orchestrator.pipeline import Judged, Pipeline
 from orchestrator.prepare import describe_device
+from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import (
     candidate_pb2,

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import agents as deadlines
-from orchestrator import intake, report
 from orchestrator.agents import Benchmark, Correctness
+from orchestrator.commands import report
 from orchestrator.pipeline import failed, impossible
+from orchestrator.tasks import intake
 from warpsmith import digest
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (

@@ -11,10 +11,12 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import client, doctor, doctor_attack, intake, judge, record, verify
-from orchestrator.device_gate import DeviceGate
-from orchestrator.options import DEFAULT_RUNS, Json, Precision, Runs, Target, Trust
-from orchestrator.terminal import tell
+from orchestrator.commands import client, doctor, doctor_attack
+from orchestrator.commands.options import DEFAULT_RUNS, Json, Precision, Runs, Target, Trust
+from orchestrator.commands.terminal import tell
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.tasks import intake
+from orchestrator.trust import judge, record, verify
 from warpsmith import jail
 from warpsmith.v1 import task_pb2
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from orchestrator import report
-from orchestrator.device_gate import most_ahead
+from orchestrator.commands import report
+from orchestrator.serving.device_gate import most_ahead
 from warpsmith import private_files
 from warpsmith.digest import digest
 from warpsmith.errors import BadInput, Infrastructure

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import re
 
-from orchestrator import export
-from orchestrator.export import Exported, Names
-from orchestrator.export_module import extents
+from orchestrator.exports import export
+from orchestrator.exports.export import Exported, Names
+from orchestrator.exports.export_module import extents
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.errors import BadInput

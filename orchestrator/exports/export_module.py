@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from orchestrator import export
-from orchestrator.export import Exported, Names
+from orchestrator.exports import export
+from orchestrator.exports.export import Exported, Names
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2

@@ -18,20 +18,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from orchestrator import (
-    budgets,
-    chosen,
-    client,
-    directory_bench,
-    intake,
-    local,
-    record,
-    report,
-    trust_commands,
-    up_command,
-)
-from orchestrator.module_runs import ModuleRuns
-from orchestrator.options import (
+from orchestrator.commands import budgets, chosen, client, directory_bench, report, trust_commands, up_command
+from orchestrator.commands.module_runs import ModuleRuns
+from orchestrator.commands.options import (
     DEFAULT_RUNS,
     Agent,
     Budget,
@@ -54,8 +43,11 @@ from orchestrator.options import (
     TrialLimit,
     Trust,
 )
-from orchestrator.progress import Progress
-from orchestrator.terminal import note, tell, tell_file, tell_line
+from orchestrator.commands.progress import Progress
+from orchestrator.commands.terminal import note, tell, tell_file, tell_line
+from orchestrator.serving import local
+from orchestrator.tasks import intake
+from orchestrator.trust import record
 from warpsmith import printable, private_files
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.module_entry import find_module, sources_of, write_entry
+from orchestrator.tasks.module_entry import find_module, sources_of, write_entry
 from warpsmith import private_files
 from warpsmith.digest import of_task
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
@@ -29,7 +29,7 @@ SOURCE_BYTES = 8 << 20
 """Most that the sources of a task may hold together."""
 INSPECT_SECONDS = 120.0
 """Longest that building the module and one forward may take."""
-WORKER_ENTRY = "orchestrator.intake_worker:METHODS"
+WORKER_ENTRY = "orchestrator.tasks.intake_worker:METHODS"
 
 UNKNOWN = "object()"
 """Stands for an argument that no literal makes; it equals no argument of a call."""

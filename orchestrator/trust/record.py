@@ -13,8 +13,8 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from orchestrator import intake
 from orchestrator.finalists import BASELINE_WAS_FASTER
+from orchestrator.tasks import intake
 from warpsmith import digest, private_files
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import run_pb2, timing_pb2

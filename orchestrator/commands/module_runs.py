@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from orchestrator import client, intake
-from orchestrator.progress import Progress
+from orchestrator.commands import client
+from orchestrator.commands.progress import Progress
+from orchestrator.tasks import intake
 from warpsmith.v1 import run_pb2
 
 

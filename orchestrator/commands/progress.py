@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from orchestrator.commands.report import error_text, funnel, speedup_text, state_name, trial_line
+from orchestrator.commands.terminal import cell
 from orchestrator.pipeline import passed
-from orchestrator.report import error_text, funnel, speedup_text, state_name, trial_line
 from orchestrator.search import score
-from orchestrator.terminal import cell
 from warpsmith import printable
 from warpsmith.v1 import run_pb2, trial_pb2
 

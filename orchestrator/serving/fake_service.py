@@ -1,4 +1,6 @@
-"""Serves fakes of `orchestrator.testing` in a process of their own: `python -m orchestrator.fake_service benchmark 16`.
+"""Serves fakes of `orchestrator.testing` in a process of their own, for one role.
+
+`python -m orchestrator.serving.fake_service benchmark 16` serves sixteen benchmark services.
 
 For what only servers and their connections can show: how many workers one orchestrator keeps busy, and what a run
 does while services are replaced. Knows no more of a kernel than the fakes do.
