@@ -21,7 +21,7 @@ SERVICES = (
     "proto",
 )
 HARDWARE = "proto/warpsmith/hardware.py"
-NO_GPU = frozenset({"proto/warpsmith/lockdown.py"})
+NO_GPU = frozenset({"proto/warpsmith/sandbox/lockdown.py"})
 """Modules whose numbers are something else: of system calls."""
 NAMES = re.compile(r"\b(sm_\d+|compute_\d+|[AHBL]\d00|GH200|RTX)")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from warpsmith import private_files
 from warpsmith.errors import BadInput
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import compile_service_pb2
 
 log = logging.getLogger("warpsmith.compile")

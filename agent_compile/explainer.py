@@ -11,13 +11,14 @@ from collections import OrderedDict
 from importlib import resources
 from string import Template
 
-from warpsmith import digest, language_model
+from warpsmith import digest
 from warpsmith.errors import ModelFault
-from warpsmith.json_answer import last_object, without_thoughts
-from warpsmith.language_model import LanguageModel, Message
-from warpsmith.model_turn import ASIDE_SECONDS, Turn
+from warpsmith.models import language_model
+from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.language_model import LanguageModel, Message
+from warpsmith.models.model_turn import ASIDE_SECONDS, Turn
+from warpsmith.models.untrusted import one_line, quoted
 from warpsmith.settings import Settings
-from warpsmith.untrusted import one_line, quoted
 from warpsmith.v1 import candidate_pb2
 
 log = logging.getLogger("warpsmith")

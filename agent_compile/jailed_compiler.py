@@ -14,11 +14,11 @@ from pathlib import Path
 
 from agent_compile import diagnostics
 from agent_compile.toolchain import Compiled, Limits, Outcome, Rejected
-from warpsmith import jail
 from warpsmith.errors import Infrastructure, WorkerCrashed, WorkerRaised, WorkerTimeout
-from warpsmith.processors import processor_count
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.processors import processor_count
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import candidate_pb2, compile_service_pb2, verdict_pb2
-from warpsmith.worker import Worker
 
 
 class JailedCompiler:

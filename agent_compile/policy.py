@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from agent_compile import elf
 from agent_compile.toolchain import Rejected
-from warpsmith import kernel_calls
+from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import candidate_pb2, task_pb2, verdict_pb2
 
 SOURCE_BYTES = 1 << 20

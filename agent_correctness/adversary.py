@@ -17,14 +17,14 @@ from typing import Any, Final
 from prometheus_client import Counter
 
 from agent_correctness.check import Case, seed_from
-from warpsmith import language_model
 from warpsmith.errors import ModelFault
-from warpsmith.json_answer import last_object, without_thoughts
-from warpsmith.language_model import LanguageModel, Message
-from warpsmith.model_turn import ASIDE_SECONDS, Turn
-from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, seed_of
+from warpsmith.models import language_model
+from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.language_model import LanguageModel, Message
+from warpsmith.models.model_turn import ASIDE_SECONDS, Turn
+from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, seed_of
+from warpsmith.models.untrusted import quoted
 from warpsmith.settings import Settings
-from warpsmith.untrusted import quoted
 from warpsmith.v1 import correctness_service_pb2, timing_pb2, verdict_pb2
 
 log = logging.getLogger("warpsmith")

@@ -26,10 +26,11 @@ from pathlib import Path
 
 from agent_correctness.simt_findings import Finding, Kind, read
 from agent_correctness.simt_job import FILLS, Memory, job_text
-from warpsmith import digest, jail, private_files
+from warpsmith import digest
 from warpsmith.errors import BadInput, Infrastructure, WorkerCrashed, WorkerRaised, WorkerTimeout
+from warpsmith.sandbox import jail, private_files
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import candidate_pb2, simulation_pb2, task_pb2
-from warpsmith.worker import Worker
 
 INCLUDE_DIRECTORY = Path(__file__).parent / "include"
 _PTX = "ws_ptx.cuh"

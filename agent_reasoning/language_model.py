@@ -18,9 +18,10 @@ from agent_reasoning.language_model_answer import Choice, Chosen
 from agent_reasoning.language_model_options import Option
 from agent_reasoning.language_model_prompt import SIZES, Prompt
 from agent_reasoning.roofline_reasoner import DEFAULT_LIMIT, RooflineReasoner
-from warpsmith import digest, language_model, settings
+from warpsmith import digest, settings
 from warpsmith.errors import MODEL_AWAY, ModelFault, ModelReason
-from warpsmith.model_turn import TURN_SECONDS, PromptSizes, Turn
+from warpsmith.models import language_model
+from warpsmith.models.model_turn import TURN_SECONDS, PromptSizes, Turn
 from warpsmith.v1 import hypothesis_pb2, reasoning_service_pb2
 
 log = logging.getLogger("warpsmith")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from warpsmith.json_answer import last_object, without_thoughts
-from warpsmith.language_model import Answer
-from warpsmith.untrusted import one_line
+from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.language_model import Answer
+from warpsmith.models.untrusted import one_line
 
 GAINS = (0.8, 0.9, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 """Gains that the schema offers: a free number may be written with any count of digits."""

@@ -18,8 +18,8 @@ from agent_reasoning.evidence import Evidence, candidate_ns
 from agent_reasoning.language_model_options import Option
 from agent_reasoning.roofline import bound, machine, time_ns, traffic_bytes
 from warpsmith import hardware
-from warpsmith.language_model import Message
-from warpsmith.untrusted import one_line, quoted
+from warpsmith.models.language_model import Message
+from warpsmith.models.untrusted import one_line, quoted
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2, tensor_pb2, trial_pb2, verdict_pb2
 
 VERSION = "choose_moves_v1"

@@ -6,7 +6,7 @@ import grpc
 
 from agent_reasoning.reasoner import Reasoner
 from warpsmith import plugins
-from warpsmith.model_turn import counting
+from warpsmith.models.model_turn import counting
 from warpsmith.settings import Settings
 from warpsmith.v1 import reasoning_service_pb2, reasoning_service_pb2_grpc
 

@@ -7,7 +7,7 @@ import grpc
 
 from agent_synthesis.synthesizer import Synthesizer
 from warpsmith import plugins
-from warpsmith.model_turn import counting
+from warpsmith.models.model_turn import counting
 from warpsmith.settings import Settings
 from warpsmith.v1 import synthesis_service_pb2 as pb
 from warpsmith.v1 import synthesis_service_pb2_grpc

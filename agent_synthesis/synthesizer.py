@@ -15,8 +15,10 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import analysis, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
-from warpsmith import digest, hardware, jail
+from warpsmith import digest, hardware
 from warpsmith.errors import BadInput, IllegalMove, NotFound, WorkerCrashed, WorkerTimeout
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -26,7 +28,6 @@ from warpsmith.v1 import (
     trial_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 CAPTURE_DEADLINE_S: Final = 120.0
 """Longest that importing, building and exporting a module may take."""

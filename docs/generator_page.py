@@ -21,7 +21,7 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import identities
-from warpsmith.capture import capture
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2
 
 ROOT = Path(__file__).parent.parent

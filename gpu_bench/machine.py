@@ -12,10 +12,10 @@ import threading
 from dataclasses import replace
 
 from gpu_bench.pytorch.compiler_cache import CompilerCache
-from warpsmith import jail
 from warpsmith.errors import WorkerFault
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2
-from warpsmith.worker import Worker
 
 JUDGE, BENCH = "gpu_bench.judging.judge_worker:METHODS", "gpu_bench.running.bench_worker:METHODS"
 _DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"  # as in `sharing`, which needs torch

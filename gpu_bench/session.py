@@ -29,8 +29,9 @@ from gpu_bench.workers.outbox import Passage
 from gpu_bench.workers.parcels import Parcels
 from gpu_bench.workers.reserve import Lot, started
 from gpu_bench.workers.spare import Spare
-from warpsmith import jail
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerTimeout
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -40,7 +41,6 @@ from warpsmith.v1 import (
     timing_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 Reply = TypeVar(
     "Reply",

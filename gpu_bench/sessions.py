@@ -17,7 +17,8 @@ from gpu_bench.machine import Machine
 from gpu_bench.session import Session
 from gpu_bench.solutions.solution_session import SolutionSession
 from gpu_bench.workers.reserve import Reserve
-from warpsmith import digest, jail
+from warpsmith import digest
+from warpsmith.sandbox import jail
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, task_pb2, timing_pb2
 
 _LARGE_ELEMENTS = 1 << 28

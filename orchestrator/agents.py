@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from warpsmith.model_turn import ASIDE_SECONDS, TURN_SECONDS
+from warpsmith.models.model_turn import ASIDE_SECONDS, TURN_SECONDS
 from warpsmith.v1 import (
     benchmark_service_pb2 as bench,
 )

@@ -20,9 +20,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.model_turns import WRITE
 from orchestrator.search import moves_of, score
-from warpsmith import private_files
 from warpsmith.digest import of_moves
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2, verdict_pb2
 
 FILE_NAME = "warpsmith.sqlite3"

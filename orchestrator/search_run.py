@@ -39,7 +39,7 @@ from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.digest import of_moves, of_shape, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
 from warpsmith.floors import is_of_products
-from warpsmith.processors import processor_count
+from warpsmith.sandbox.processors import processor_count
 from warpsmith.v1 import (
     analysis_pb2,
     hypothesis_pb2,

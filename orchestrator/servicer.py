@@ -17,8 +17,9 @@ from orchestrator.serving.device_gate import DeviceGate, most_ahead
 from orchestrator.serving.dialing import Devices, agents_of, endpoints
 from orchestrator.serving.hosting import RunHost, Story
 from orchestrator.tasks.intake import accept
-from warpsmith import plugins, private_files
+from warpsmith import plugins
 from warpsmith.errors import NotFound
+from warpsmith.sandbox import private_files
 from warpsmith.settings import Settings
 from warpsmith.v1 import analysis_pb2, optimization_service_pb2_grpc, run_pb2
 from warpsmith.v1 import optimization_service_pb2 as messages

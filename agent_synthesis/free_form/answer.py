@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel, Signature, from_text, made
-from warpsmith.json_answer import last_object, without_thoughts
-from warpsmith.language_model import Answer
+from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.language_model import Answer
 
 _FENCE = re.compile(r"[ \t>]{0,8}(`{3,40}|~{3,40})[ \t]*([^`~]{0,80})")
 _CODE = re.compile(r"^[ \t]*(?:#\s*(?:include|pragma|define|if)\b|//|/\*|extern\b|template\b|static\b|namespace\b|"

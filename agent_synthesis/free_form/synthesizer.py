@@ -20,10 +20,11 @@ from agent_synthesis.free_form.prompt import SIZES, Failure, Subject
 from agent_synthesis.plans import cost
 from agent_synthesis.plans.plan import Group, Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer, Capture
-from warpsmith import digest, language_model, settings
+from warpsmith import digest, settings
 from warpsmith.errors import MODEL_AWAY, BadInput, IllegalMove, ModelFault, ModelReason, NotFound
-from warpsmith.language_model import Message
-from warpsmith.model_turn import TURN_SECONDS, PromptSizes, Turn
+from warpsmith.models import language_model
+from warpsmith.models.language_model import Message
+from warpsmith.models.model_turn import TURN_SECONDS, PromptSizes, Turn
 from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, task_pb2, trial_pb2, verdict_pb2
 
 log = logging.getLogger("warpsmith")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from warpsmith.capture import CaptureRefused, capture
 from warpsmith.errors import BadInput
-from warpsmith.task_module import TaskModule, load
+from warpsmith.graphs.capture import CaptureRefused, capture
+from warpsmith.graphs.task_module import TaskModule, load
 from warpsmith.v1 import graph_pb2, task_pb2
 
 INPUT_SEED = 0

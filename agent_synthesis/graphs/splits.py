@@ -13,7 +13,7 @@ import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 _MEAN, _SUM = 1, 2

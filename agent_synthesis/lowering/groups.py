@@ -28,7 +28,7 @@ from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.nests.symbolic import Refused, Tracer, storage_type
 from agent_synthesis.nests.verifier import MalformedNest
-from warpsmith import aten, dtypes
+from warpsmith.graphs import aten, dtypes
 
 _HANDLERS = (
     extremes_handlers,

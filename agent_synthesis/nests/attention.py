@@ -40,7 +40,7 @@ from agent_synthesis.nests.symbolic import (
     op,
     type_of,
 )
-from warpsmith import aten
+from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2
 
 _CALL = "aten.scaled_dot_product_attention."

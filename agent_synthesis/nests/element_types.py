@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from agent_synthesis.nests.ir import Type
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 CONTRACT: Final[Mapping[Type, tensor_pb2.Dtype.ValueType]] = {

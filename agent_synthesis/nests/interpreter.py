@@ -35,7 +35,7 @@ from agent_synthesis.nests.ir import (
 from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import common_shape
 from agent_synthesis.plans.plan import Plan
-from warpsmith import aten
+from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2
 
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent_synthesis.nests.element_types import OF_TORCH
 from agent_synthesis.nests.ir import Bound, Call, Expression, Index, Literal, Load, Type
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 Indices = tuple[Index, ...]

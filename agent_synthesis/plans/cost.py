@@ -15,7 +15,7 @@ from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
 from agent_synthesis.plans.plan import Group, Plan
-from warpsmith import aten
+from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from warpsmith import aten, dtypes
+from warpsmith.graphs import aten, dtypes
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 

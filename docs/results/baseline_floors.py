@@ -139,7 +139,7 @@ def work_of(source: str, precision: task_pb2.Precision.ValueType) -> floor.Work:
     """Least work of a module, captured without drawing its inputs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from warpsmith import capture, task_module
+    from warpsmith.graphs import capture, task_module
 
     task = task_pb2.Task(entry_path="model.py", class_name="Model")
     task.sources.add(path="model.py", content=source.encode())

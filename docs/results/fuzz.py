@@ -31,8 +31,9 @@ from google.protobuf.message import Message
 from orchestrator.agents import Agents
 from orchestrator.serving.dialing import agents_of
 from orchestrator.serving.local import MODULES, LocalServices
-from warpsmith import jail_init, testing
+from warpsmith import testing
 from warpsmith.errors import BadInput, WarpsmithError
+from warpsmith.sandbox import jail_init
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     analysis_pb2,

@@ -39,9 +39,10 @@ from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import agents_of
 from orchestrator.serving.local import MODULES, LocalServices
 from orchestrator.tasks import intake
-from warpsmith import jail
 from warpsmith.digest import of_moves
 from warpsmith.errors import WarpsmithError
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     analysis_pb2,
@@ -53,7 +54,6 @@ from warpsmith.v1 import (
     trial_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 PLANS = 40
 FIRST_PROPOSALS = 8

@@ -36,7 +36,8 @@ from orchestrator.serving.local import MODULES, LocalServices
 from orchestrator.tasks import intake
 from orchestrator.tasks.reduced_shapes import STEPS, reduce
 from warpsmith.errors import BadInput, WarpsmithError
-from warpsmith.jail import Policy
+from warpsmith.sandbox.jail import Policy
+from warpsmith.sandbox.worker import Worker
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     analysis_pb2,
@@ -47,7 +48,6 @@ from warpsmith.v1 import (
     trial_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 MEASURED = tuple(range(1, 101, 10))
 """Numbers of the level-2 tasks that are timed: every tenth, so that nobody chose them by their results. They hold

@@ -22,7 +22,7 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import plan_zero
-from warpsmith.capture import capture
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
 
 BAR_MS = 800.0

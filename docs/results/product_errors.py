@@ -23,7 +23,7 @@ from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.testing import Applied
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
-from warpsmith.capture import capture
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 BAR = 1.0

@@ -37,8 +37,8 @@ from agent_synthesis.plans.plan import plan_zero
 from gpu_bench import device
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
-from warpsmith.capture import capture
 from warpsmith.digest import digest
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, timing_pb2
 
 TRIALS, GAP_BAR = 8, 0.10

@@ -47,10 +47,10 @@ from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.running.host import HostExecutor, HostProgram
 from gpu_bench.workers.sharing import SharedMemory
-from warpsmith import aten
-from warpsmith.capture import CaptureRefused
 from warpsmith.errors import BadInput, IllegalMove
-from warpsmith.task_module import TaskModule
+from warpsmith.graphs import aten
+from warpsmith.graphs.capture import CaptureRefused
+from warpsmith.graphs.task_module import TaskModule
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,

@@ -31,8 +31,8 @@ from agent_synthesis.plans.plan import Plan, plan_zero, schedule_named
 from agent_synthesis.testing import Applied
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 F32, BF16, U8 = torch.float32, torch.bfloat16, torch.uint8

@@ -5,10 +5,10 @@
 
 Every worker is a gRPC server of its own on a loopback port that answers a measurement after half a second, as a GPU
 would; sixteen share a process, so that two processors are enough for 64. Each of the four agents has two replicas,
-which answer at once (`fake_service`). Strategy, pipeline, gate, gRPC and archive (SQLite, every trial durable) are the real ones. `random` always has something new to try; `beam` holds back while it knows little, which
-costs it some five jobs' time at the beginning of a search. A rate is the trials of a run over the seconds of its
-search, from the first proposal to the last answer. Ends with code 1 when the largest number reaches less than `least`
-of linear.
+which answer at once (`fake_service`). Strategy, pipeline, gate, gRPC and archive (SQLite, every trial durable) are the
+real ones. `random` always has something new to try; `beam` holds back while it knows little, which costs it some five
+jobs' time at the beginning of a search. A rate is the trials of a run over the seconds of its search, from the first
+proposal to the last answer. Ends with code 1 when the largest number reaches less than `least` of linear.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from gpu_bench.judging import comparison, plausible
 from gpu_bench.judging.terms import terms_floor
 from gpu_bench.workers.sharing import lay_out
-from warpsmith import aten, dtypes
+from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import buffers_of, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_bench.running.arena import arena
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 _TILE = 8191

@@ -2,7 +2,7 @@
 
 The one idea: the judge captures the module by itself and computes that graph in float64, so that neither the
 synthesis agent's idea of the module nor eager's rounding is taken for the truth. It never loads a candidate.
-Served by `warpsmith.worker`; user code runs here.
+Served by `warpsmith.sandbox.worker`; user code runs here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gpu_bench.values.cases import Cases, Eager, Taken
 from gpu_bench.values.inputs import family_name
 from gpu_bench.workers.sharing import SharedMemory, lay_out, move
 from gpu_bench.workers.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
-from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
-from warpsmith.task_module import cause_of, seed_generators
+from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.task_module import cause_of, seed_generators
+from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
-from warpsmith.worker import Methods
 
 _KEPT_BYTES = 4 << 30
 """Truths kept for later comparisons, the one about to be made included."""

@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpu_bench.running.executor import Call, Executor, LoadedProgram, Memory, Sources
 from gpu_bench.values import inputs
-from warpsmith import capture, dtypes, plugins, task_module
+from warpsmith import plugins
 from warpsmith.errors import BadInput, UnknownPlugin
+from warpsmith.graphs import capture, dtypes, task_module
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 _FACTORS = 8191

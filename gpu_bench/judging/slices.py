@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from warpsmith import aten
+from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 

@@ -17,7 +17,7 @@ import torch
 
 from gpu_bench.judging.comparison import SMALL_OUTPUT, unit_roundoff
 from gpu_bench.workers.shortage import is_want_of_memory
-from warpsmith import aten
+from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2
 
 _BATCH_NORM = "aten.batch_norm.default"

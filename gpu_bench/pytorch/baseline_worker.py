@@ -16,9 +16,9 @@ from gpu_bench.pytorch.baselines import EAGER, Baselines
 from gpu_bench.solutions import callee
 from gpu_bench.solutions.signature import arguments_of
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
-from warpsmith.task_module import seed_generators
+from warpsmith.graphs.task_module import seed_generators
+from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import judging_pb2, timing_pb2
-from warpsmith.worker import Methods
 
 
 class Arms:

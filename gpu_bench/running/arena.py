@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 FENCE_BYTES = 4 << 20

@@ -1,9 +1,9 @@
 """The candidate's process: it runs programs. Code for a processor it hands to one more, which holds nothing else.
 
 The one idea: a program is run three times on equal inputs in guarded memory, the second time with nothing changed but
-addresses, the third with other poison and canaries; where that makes a difference, runs that change one thing each
-name the cause. It sees no truth: outputs go to the shared memory for the judge. Served by `warpsmith.worker`; a crash
-here is the candidate's.
+addresses, the third with other poison and canaries; where that makes a difference, runs that change one thing each name
+the cause. It sees no truth: outputs go to the shared memory for the judge. Served by `warpsmith.sandbox.worker`; a
+crash here is the candidate's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.timing.timed_task import TimedTask
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
-from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
-from warpsmith.task_module import seed_generators
+from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.task_module import seed_generators
+from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
-from warpsmith.worker import Methods
 
 _PIECE = 1 << 24
 """Elements that are copied to the host at once."""

@@ -20,7 +20,8 @@ from gpu_bench.running.arena import arena
 from gpu_bench.running.elsewhere import Elsewhere, Queue
 from gpu_bench.running.host_scalars import host_scalars
 from warpsmith import arguments as launch_arguments
-from warpsmith import aten, digest, dtypes
+from warpsmith import digest
+from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import buffers_of, last_uses, tensor_names
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
 

@@ -19,7 +19,7 @@ from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, S
 from gpu_bench.running.runner import Runner
 from gpu_bench.timing.clocks import aside
 from warpsmith import arguments as launch_arguments
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 _SCALARS: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpu_bench.running.executor import ProgramFault
-from warpsmith import kernel_calls
+from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import verdict_pb2
 
 TRAP = "trap"

@@ -26,7 +26,7 @@ from gpu_bench.running.arena import Arena, Block, arena
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.timing import standing
 from gpu_bench.timing.clocks import aside, timed_ns
-from warpsmith import kernel_calls
+from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import verdict_pb2
 
 _SOURCE = Path(__file__).with_name("kernel_runner.cpp")

@@ -17,7 +17,7 @@ import torch
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import LoadedProgram, Sources, name_of
 from gpu_bench.sanitizing.sanitizer import GO, LOAD, STOP
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2
 
 

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from gpu_bench.policy import span_bytes
-from warpsmith import jail
-from warpsmith.jail import Policy, Rung
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.jail import Policy, Rung
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,

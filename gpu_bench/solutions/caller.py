@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gpu_bench.solutions.callee import DELIVER, DONE, EARLIER, FAILED, LENGTH, VARIABLE, WORD
-from warpsmith import jail
 from warpsmith.errors import WorkerTimeout
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, verdict_pb2
-from warpsmith.worker import Worker
 
 UNASKED = "its process answers before it is asked"
 _MOST_CARRIED = 1 << 20

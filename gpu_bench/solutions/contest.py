@@ -23,8 +23,8 @@ from gpu_bench.solutions import structure_text
 from gpu_bench.solutions.callee import ANEW, CALL, DELIVER, EARLIER, MEMBERS
 from gpu_bench.solutions.caller import Answer, Called, CallFailed
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
-from warpsmith.worker import Worker
 
 Reply = TypeVar("Reply", bound=Message)
 

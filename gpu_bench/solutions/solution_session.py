@@ -25,6 +25,7 @@ from gpu_bench.solutions.caller import Answer, Called
 from gpu_bench.solutions.contest import AA_COPY, EAGER, Contest, SolutionFault
 from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Outbox
 from warpsmith.errors import BadInput, Infrastructure, WorkerRaised
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -34,7 +35,6 @@ from warpsmith.v1 import (
     timing_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 WITNESS = "gpu_bench.solutions.witness:METHODS"
 SOLUTION = "gpu_bench.solutions.solution_worker:METHODS"

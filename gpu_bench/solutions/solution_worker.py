@@ -26,11 +26,11 @@ from gpu_bench.running.executor import ProgramFault
 from gpu_bench.solutions import callee, integrity, structure
 from gpu_bench.solutions.signature import arguments_of
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
-from warpsmith import task_module
 from warpsmith.errors import BadInput
-from warpsmith.task_module import cause_of, seed_generators
+from warpsmith.graphs import task_module
+from warpsmith.graphs.task_module import cause_of, seed_generators
+from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
-from warpsmith.worker import Methods
 
 HANDSHAKE = 255
 """Number of the arm that does nothing: what it takes is the cost of asking."""

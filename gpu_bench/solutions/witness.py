@@ -23,10 +23,10 @@ from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
 from gpu_bench.timing import floor
 from gpu_bench.workers.sharing import SharedMemory
-from warpsmith import dtypes
-from warpsmith.task_module import seed_generators
+from warpsmith.graphs import dtypes
+from warpsmith.graphs.task_module import seed_generators
+from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import judging_pb2, tensor_pb2, timing_pb2, verdict_pb2
-from warpsmith.worker import Methods
 
 GAP_BYTES = 4096
 """Of random bytes between inputs: who writes there is found out, who reads there gives other results."""

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpu_bench.device import Ceilings
 from gpu_bench.timing import headline
 from gpu_bench.timing.second_sweeps import REGISTER_BYTES, Slices, slices_of
-from warpsmith import aten, dtypes
+from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
 

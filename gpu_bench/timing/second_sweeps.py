@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from warpsmith import aten
+from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 

@@ -17,7 +17,7 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.arena import arena
 from gpu_bench.running.executor import TorchMemory
 from gpu_bench.workers.sharing import KEPT_BYTES
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 SAMPLED = 64

@@ -36,8 +36,8 @@ from gpu_bench.timing.timed_memory import InputSample, KernelMemory, Places, Wor
 from gpu_bench.values import inputs
 from gpu_bench.workers.sharing import settle_memory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
-from warpsmith import aten
-from warpsmith.task_module import seed_generators
+from warpsmith.graphs import aten
+from warpsmith.graphs.task_module import seed_generators
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,

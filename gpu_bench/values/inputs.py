@@ -15,8 +15,8 @@ import torch
 
 from gpu_bench.judging import sorting
 from gpu_bench.values import integers
-from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
-from warpsmith.task_module import seed_generator
+from warpsmith.graphs.task_module import seed_generator
+from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 _LOOKED_AT, _FEW = 4096, 16

@@ -17,7 +17,7 @@ import torch
 
 from gpu_bench.judging import guard, sorting
 from gpu_bench.timing import floor
-from warpsmith import task_module
+from warpsmith.graphs import task_module
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, verdict_pb2
 
 TASK_VALUES_FIXED = "TASK_VALUES_FIXED"

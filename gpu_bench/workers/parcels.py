@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gpu_bench.workers.outbox import LEAST_BYTES, Outbox, Passage
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2
-from warpsmith.worker import Worker
 
 
 class Parcels:

@@ -16,10 +16,10 @@ from dataclasses import replace
 from gpu_bench.machine import BENCH, JUDGE, Machine, worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Passage
-from warpsmith import jail
 from warpsmith.errors import WarpsmithError
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, task_pb2
-from warpsmith.worker import Worker
 
 LEAST_PROCESSORS = 8
 """Below this many, starting processes ahead would take time from the task at hand."""

@@ -12,8 +12,8 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from warpsmith.errors import WorkerFault, WorkerRaised
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2
-from warpsmith.worker import Worker
 
 Reply = TypeVar("Reply", bound=Message)
 

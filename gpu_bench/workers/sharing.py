@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from gpu_bench.workers import outbox
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import judging_pb2, tensor_pb2
 
 DESCRIPTOR_VARIABLE = "WARPSMITH_SHARED_FD"

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from warpsmith.errors import BadInput
-from warpsmith.task_module import cause_of
+from warpsmith.graphs.task_module import cause_of
 
 Result = TypeVar("Result")
 

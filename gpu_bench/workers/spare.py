@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from warpsmith.errors import WarpsmithError
-from warpsmith.worker import Worker
+from warpsmith.sandbox.worker import Worker
 
 
 class Spare:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from warpsmith import jail, plugins, settings
+from warpsmith import plugins, settings
 from warpsmith.errors import BadInput
+from warpsmith.sandbox import jail
 
 
 def agents(plugins_: list[str] | None, reasoner: str, synthesizer: str) -> list[str]:

@@ -48,8 +48,9 @@ from orchestrator.commands.terminal import note, tell, tell_file, tell_line
 from orchestrator.serving import local
 from orchestrator.tasks import intake
 from orchestrator.trust import record
-from warpsmith import printable, private_files
+from warpsmith import printable
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from orchestrator.commands import report
 from orchestrator.serving.device_gate import most_ahead
-from warpsmith import private_files
 from warpsmith.digest import digest
 from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2
 
 Optimise = Callable[[Path, float], run_pb2.Run]

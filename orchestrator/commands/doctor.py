@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from warpsmith import hardware, jail, local_sockets, private_files
+from warpsmith import hardware, local_sockets
 from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.sandbox import jail, private_files
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from warpsmith import jail
-from warpsmith.jail import Exit, Finished, Policy, Rung
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.jail import Exit, Finished, Policy, Rung
 
 HELD: Final = Exit(0, None)
 _ESCAPED: Final = 1

@@ -17,7 +17,7 @@ from orchestrator.commands.terminal import tell
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.tasks import intake
 from orchestrator.trust import judge, record, verify
-from warpsmith import jail
+from warpsmith.sandbox import jail
 from warpsmith.v1 import task_pb2
 
 VERIFY_EXAMPLE = "Example:\n\n  warpsmith verify fast_softmax.record.json"

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 from orchestrator.commands.report import labels_of
 from warpsmith import arguments as launch_arguments
-from warpsmith import hardware, printable, private_files
+from warpsmith import hardware, printable
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.program_steps import buffers_of, last_uses
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
 OWN_CLASS = "warpsmith_task_module."

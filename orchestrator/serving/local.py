@@ -24,8 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from warpsmith import local_sockets, private_files
+from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.sandbox import private_files
 from warpsmith.service import is_reachable, wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
 

@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Self
 
 from orchestrator.serving.local import REMEDY, open_log
-from warpsmith import local_sockets, private_files
+from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.sandbox import private_files
 
 START_SECONDS = 1800.0
 """Longest that a model may take to be there: its weights may have to be downloaded first."""

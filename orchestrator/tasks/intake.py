@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.tasks.module_entry import find_module, sources_of, write_entry
-from warpsmith import private_files
 from warpsmith.digest import of_task
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
-from warpsmith.jail import Policy
+from warpsmith.sandbox import private_files
+from warpsmith.sandbox.jail import Policy
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import task_pb2, tensor_pb2
-from warpsmith.worker import Worker
 
 ChoiceT = TypeVar("ChoiceT")
 

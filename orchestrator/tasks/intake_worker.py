@@ -15,10 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from warpsmith import dtypes, task_module
 from warpsmith.errors import BadInput
+from warpsmith.graphs import dtypes, task_module
+from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import task_pb2
-from warpsmith.worker import Methods
 
 SEED = 42
 

@@ -15,8 +15,9 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from orchestrator.finalists import BASELINE_WAS_FASTER
 from orchestrator.tasks import intake
-from warpsmith import digest, private_files
+from warpsmith import digest
 from warpsmith.errors import BadInput, NotFound
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2, timing_pb2
 
 FORMAT = "warpsmith-record-1"

@@ -13,8 +13,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from warpsmith import private_files
 from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.sandbox import private_files
 
 SCHEME = "unix:"
 PATH_BYTES = 107

@@ -31,9 +31,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from warpsmith import jail, local_sockets, printable, private_files, transport
+from warpsmith import local_sockets, printable, transport
 from warpsmith import settings as settings_module
 from warpsmith.errors import BadInput, ModelFault, WarpsmithError, from_status, to_status
+from warpsmith.sandbox import jail, private_files
 from warpsmith.settings import Settings
 from warpsmith.transport import Tls
 

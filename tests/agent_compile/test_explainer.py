@@ -16,7 +16,7 @@ from agent_compile.explainer import Explainer
 from agent_compile.servicer import CompileServicer
 from agent_compile.toolchain import Rejected
 from warpsmith.errors import BadInput
-from warpsmith.openai_client import OpenAiClient, Patience
+from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings, Settings, read
 from warpsmith.v1 import candidate_pb2, compile_service_pb2, verdict_pb2
 

@@ -18,8 +18,8 @@ import pytest
 from agent_compile import elf, jailed_compiler
 from agent_compile.gxx import Gxx
 from agent_compile.toolchain import Compiled, Limits, Rejected
-from warpsmith import jail_init
 from warpsmith.errors import Infrastructure
+from warpsmith.sandbox import jail_init
 from warpsmith.v1 import artifact_pb2, compile_service_pb2, verdict_pb2
 
 DOUBLE = """#include "scale.hpp"

@@ -19,8 +19,8 @@ from agent_correctness.judge import Judge
 from gpu_bench.values import inputs
 from warpsmith import testing
 from warpsmith.errors import Infrastructure
-from warpsmith.openai_client import OpenAiClient, Patience
-from warpsmith.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of, seed_of
+from warpsmith.models.openai_client import OpenAiClient, Patience
+from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of, seed_of
 from warpsmith.settings import ModelSettings, Settings
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, correctness_service_pb2, timing_pb2, verdict_pb2
 

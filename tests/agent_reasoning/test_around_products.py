@@ -14,7 +14,7 @@ from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import analysis, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
-from warpsmith.capture import capture
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import reasoning_service_pb2, task_pb2, timing_pb2
 
 

@@ -17,8 +17,8 @@ from agent_reasoning.language_model_answer import Chosen, Complaint, Fault, read
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from warpsmith import digest, testing
 from warpsmith.errors import ModelFault, ModelReason
-from warpsmith.language_model import Answer
-from warpsmith.openai_client import OpenAiClient, Patience
+from warpsmith.models.language_model import Answer
+from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, trial_pb2, verdict_pb2
 

@@ -24,7 +24,7 @@ from prometheus_client import REGISTRY
 from agent_reasoning import language_model_options
 from agent_reasoning.language_model import LanguageModelReasoner, Lost
 from warpsmith import local_sockets
-from warpsmith.openai_client import OpenAiClient
+from warpsmith.models.openai_client import OpenAiClient
 from warpsmith.settings import ModelSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

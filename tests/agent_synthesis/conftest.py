@@ -20,7 +20,7 @@ from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import BufferRef, Nest, Type
 from agent_synthesis.nests.verifier import verify
 from agent_synthesis.schedule import Emission, Parameters, Schedule
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.hardware import H200
 
 Job = tuple[Nest, Schedule, Parameters | None]

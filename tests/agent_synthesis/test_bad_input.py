@@ -18,8 +18,8 @@ from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 MODULE = """

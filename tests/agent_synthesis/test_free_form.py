@@ -22,8 +22,8 @@ from agent_synthesis.servicer import SynthesisServicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from warpsmith import testing
 from warpsmith.errors import IllegalMove, ModelFault, NotFound
-from warpsmith.language_model import Message
-from warpsmith.openai_client import OpenAiClient, Patience
+from warpsmith.models.language_model import Message
+from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 from warpsmith.v1 import synthesis_service_pb2 as pb

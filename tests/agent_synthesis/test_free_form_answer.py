@@ -8,7 +8,7 @@ import pytest
 
 from agent_synthesis.free_form import answer
 from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel, Launch, Signature, Workspace, from_text
-from warpsmith.language_model import Answer
+from warpsmith.models.language_model import Answer
 
 CPU = Signature("written_y", ("x", "bias"), ("y",), frozenset({"x", "bias", "y", "t"}), is_cuda=False)
 CUDA = Signature("written_y", ("x", "bias"), ("y",), frozenset({"x", "bias", "y", "t"}), is_cuda=True)

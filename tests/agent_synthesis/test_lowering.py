@@ -15,8 +15,8 @@ from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import Nest
-from warpsmith import aten
-from warpsmith.capture import capture
+from warpsmith.graphs import aten
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import graph_pb2
 
 

@@ -17,10 +17,10 @@ from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import analysis, cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
+from warpsmith.graphs.task_module import tensor_leaves
 from warpsmith.program_steps import tensor_names
-from warpsmith.task_module import tensor_leaves
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2
 
 

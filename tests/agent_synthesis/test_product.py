@@ -27,8 +27,8 @@ from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 

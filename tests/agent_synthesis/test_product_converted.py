@@ -17,8 +17,8 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import plan_zero, schedules_for
 from agent_synthesis.schedule import Emission
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, task_pb2
 

@@ -14,8 +14,8 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 
 

@@ -14,7 +14,7 @@ from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import RULES
-from warpsmith.capture import capture
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2
 
 X = torch.randn(6, 10, generator=torch.Generator().manual_seed(3))

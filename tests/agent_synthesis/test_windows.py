@@ -21,8 +21,8 @@ from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import Nest, Windowed
 from agent_synthesis.schedule import Emission, Parameters, Schedule
-from warpsmith.capture import capture
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 from warpsmith.v1 import graph_pb2, task_pb2
 

@@ -30,7 +30,7 @@ def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, 
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
-    from warpsmith.capture import capture
+    from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
@@ -52,7 +52,7 @@ def in_parts(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ..
     from agent_synthesis.graphs.graph_index import GraphIndex
     from agent_synthesis.plans import moves
     from agent_synthesis.plans.plan import plan_zero
-    from warpsmith.capture import capture
+    from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)

@@ -12,16 +12,16 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from gpu_bench.solutions.callee import CALL, DELIVER
 from gpu_bench.solutions.caller import Called, CallFailed
-from warpsmith import jail
 from warpsmith.errors import WorkerCrashed, WorkerTimeout
-from warpsmith.jail import Policy, Rung
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.jail import Policy, Rung
 from warpsmith.v1 import verdict_pb2
 
 # What runs in the process: `before` once, `call` at each call.
 ENTRY = """
 import mmap, os, threading, time
 from google.protobuf.wrappers_pb2 import StringValue
-from gpu_bench import callee
+from gpu_bench.solutions import callee
 from warpsmith.v1 import judging_pb2
 
 names = {"os": os, "time": time, "threading": threading}

@@ -18,8 +18,9 @@ from gpu_bench.running import cuda
 from gpu_bench.running.executor import ProgramFault, Sources, aligned_copy
 from gpu_bench.running.host import HostExecutor
 from gpu_bench.values import inputs
-from warpsmith import digest, dtypes, plugins
+from warpsmith import digest, plugins
 from warpsmith.errors import UnknownPlugin
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import candidate_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from gpu_bench.timing.floor import Work, guard, reference_flags, work_of
 from gpu_bench.timing.second_sweeps import Slices
 from warpsmith.v1 import task_pb2, tensor_pb2, timing_pb2
 
-capture = pytest.importorskip("warpsmith.capture")
+capture = pytest.importorskip("warpsmith.graphs.capture")
 
 
 class Function(nn.Module):

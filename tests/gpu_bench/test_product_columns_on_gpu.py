@@ -48,7 +48,7 @@ def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ..
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
-    from warpsmith.capture import capture
+    from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
     plan = plan_zero(GraphIndex(capture(module.train(), (x,))), task_pb2.TARGET_CUDA)

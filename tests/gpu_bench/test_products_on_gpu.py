@@ -48,8 +48,8 @@ def one_kernel(
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
-    from warpsmith.capture import capture
     from warpsmith.errors import IllegalMove
+    from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
     plan = plan_zero(GraphIndex(capture(module, args), allows_tf32=engine == "tf32"), task_pb2.TARGET_CUDA)

@@ -15,8 +15,8 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.workers.sharing import SharedMemory
-from warpsmith import aten
 from warpsmith.errors import BadInput
+from warpsmith.graphs import aten
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 NORMAL = verdict_pb2.VALUE_FAMILY_NORMAL

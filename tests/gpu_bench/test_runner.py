@@ -18,7 +18,7 @@ from gpu_bench.running.executor import ProgramFault, Sources
 from gpu_bench.running.host import HostExecutor, HostProgram
 from gpu_bench.timing import standing
 from gpu_bench.timing.clocks import Arm, HostClock, Reading
-from warpsmith import kernel_calls
+from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import verdict_pb2
 
 CPU = torch.device("cpu")

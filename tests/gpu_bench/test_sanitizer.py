@@ -11,8 +11,8 @@ import pytest
 
 from gpu_bench.sanitizing import sanitizer
 from gpu_bench.sanitizing.sanitized_run import is_told, kernels_alone
-from warpsmith import jail
-from warpsmith.jail import Rung
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.jail import Rung
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 CUBIN = artifact_pb2.Artifact(format=artifact_pb2.BINARY_FORMAT_CUBIN)

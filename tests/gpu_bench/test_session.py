@@ -16,8 +16,8 @@ from gpu_bench.limits import Limits
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from warpsmith.errors import BadInput, WorkerFault
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
-from warpsmith.worker import Worker
 
 TASK = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=11)
 NORMAL = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_NORMAL, seed=12)

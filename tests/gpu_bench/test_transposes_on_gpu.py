@@ -57,7 +57,7 @@ def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: in
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
     from agent_synthesis.schedule import Parameters
-    from warpsmith.capture import capture
+    from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)

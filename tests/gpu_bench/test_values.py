@@ -18,8 +18,8 @@ from gpu_bench.session import Session
 from gpu_bench.timing import headline
 from gpu_bench.values import inputs, integers, learning
 from warpsmith.errors import BadInput
-from warpsmith.proposed_values import Recipe, recipe_of, seed_of
-from warpsmith.task_module import seed_all, seed_generator
+from warpsmith.graphs.task_module import seed_all, seed_generator
+from warpsmith.models.proposed_values import Recipe, recipe_of, seed_of
 from warpsmith.v1 import judging_pb2, timing_pb2, verdict_pb2
 
 MakeDesk = Callable[[str], Desk]

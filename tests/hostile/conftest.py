@@ -36,7 +36,8 @@ from agent_compile.toolchain import Rejected
 from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
 from gpu_bench.session import Session
-from warpsmith import digest, jail
+from warpsmith import digest
+from warpsmith.sandbox import jail
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -272,7 +273,7 @@ class Bench:
 
 def captured_plan(module: hostile_tasks.Module) -> candidate_pb2.Program:
     """Plan zero of a module, captured in this process: the modules are ours."""
-    from warpsmith import capture, task_module
+    from warpsmith.graphs import capture, task_module
 
     with tempfile.TemporaryDirectory() as directory:
         loaded = task_module.load(module.task(), Path(directory))

@@ -48,7 +48,8 @@ from hostile_traces import own_place
 from gpu_bench.machine import Machine
 from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator.trust.judge import Judgement, concluded
-from warpsmith import digest, jail
+from warpsmith import digest
+from warpsmith.sandbox import jail
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, task_pb2, timing_pb2, verdict_pb2
 
 # ---- the checks; each raises AssertionError with its reason, or gives a sentence ----------------------------
@@ -185,7 +186,7 @@ def check_library(bench: Bench) -> str:
 
 
 def _plan_zero(module: tasks.Module) -> candidate_pb2.Program:
-    from warpsmith import capture
+    from warpsmith.graphs import capture
 
     made = tasks.plan_zero(capture.capture(*_loaded(module)))
     made.target = task_pb2.TARGET_CUDA
@@ -195,7 +196,7 @@ def _plan_zero(module: tasks.Module) -> candidate_pb2.Program:
 
 def _loaded(module: tasks.Module) -> tuple[Any, Any]:
     """The module, which is ours, in this process, and its inputs."""
-    from warpsmith import task_module
+    from warpsmith.graphs import task_module
 
     with tempfile.TemporaryDirectory() as directory:
         loaded = task_module.load(module.task(), Path(directory))

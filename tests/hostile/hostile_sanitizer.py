@@ -15,7 +15,7 @@ import hostile_kernels as kernels
 import torch
 
 from gpu_bench.sanitizing import sanitizer
-from warpsmith import jail
+from warpsmith.sandbox import jail
 from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, graph_pb2, task_pb2, verdict_pb2
 
 Built = tuple[candidate_pb2.Program, artifact_pb2.Artifact]
@@ -100,7 +100,7 @@ def authored(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> candi
     from agent_synthesis.graphs.graph_index import GraphIndex
     from agent_synthesis.plans import moves
     from agent_synthesis.plans.plan import plan_zero
-    from warpsmith.capture import capture
+    from warpsmith.graphs.capture import capture
 
     plan = plan_zero(GraphIndex(capture(module, inputs)), task_pb2.TARGET_CUDA)
     move = analysis_pb2.Move(operation="author", group=plan.groups[-1].name)

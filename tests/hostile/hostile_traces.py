@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpsmith import jail_init
+from warpsmith.sandbox import jail_init
 
 _KERNELS = "kernel_runner", "T"
 """Name and state of a kernels' process that stands still: a bench keeps the last one until it needs another."""

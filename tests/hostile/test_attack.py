@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.commands import doctor_attack
 from orchestrator.commands.doctor_attack import PROBES, Probe
-from warpsmith.jail import Rung
+from warpsmith.sandbox.jail import Rung
 
 pytestmark = pytest.mark.hostile
 

@@ -25,8 +25,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from warpsmith import jail_init, local_sockets, service
+from warpsmith import local_sockets, service
 from warpsmith.errors import BadInput, ServiceFault
+from warpsmith.sandbox import jail_init
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc as api
 

@@ -35,7 +35,7 @@ from gpu_bench.running import bench_worker, runner
 from gpu_bench.timing import headline, measurement, timed_memory, timed_task, timing_selftest
 from gpu_bench.values import inputs
 from gpu_bench.workers.sharing import SharedMemory
-from warpsmith import kernel_calls
+from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,

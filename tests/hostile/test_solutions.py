@@ -15,6 +15,7 @@ from gpu_bench.solutions import contest, integrity
 from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator.trust import judge
 from warpsmith import digest
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -24,7 +25,6 @@ from warpsmith.v1 import (
     timing_pb2,
     verdict_pb2,
 )
-from warpsmith.worker import Worker
 
 pytestmark = pytest.mark.hostile
 

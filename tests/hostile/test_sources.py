@@ -15,8 +15,8 @@ from agent_compile.toolchain import Rejected
 from gpu_bench.policy import objections
 from gpu_bench.session import Session
 from orchestrator.tasks import intake
-from warpsmith import aten
 from warpsmith.errors import BadInput
+from warpsmith.graphs import aten
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 pytestmark = pytest.mark.hostile

@@ -350,8 +350,8 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
         (root / path).read_text()
         for path in (
             "proto/warpsmith/service.py",
-            "proto/warpsmith/openai_client.py",
-            "proto/warpsmith/worker_metrics.py",
+            "proto/warpsmith/models/openai_client.py",
+            "proto/warpsmith/sandbox/worker_metrics.py",
             "agent_compile/compiler.py",
             "agent_correctness/adversary.py",
             "agent_reasoning/language_model.py",

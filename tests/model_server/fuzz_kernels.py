@@ -22,8 +22,8 @@ from scripted_model import Asked, Reply, ScriptedModel, streamed
 from agent_synthesis.free_form import answer
 from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel, Signature, from_text
 from warpsmith.errors import ModelFault, ModelReason
-from warpsmith.language_model import Message
-from warpsmith.openai_client import OpenAiClient, Patience
+from warpsmith.models.language_model import Message
+from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings
 from warpsmith.v1 import analysis_pb2
 

@@ -23,7 +23,7 @@ from agent_reasoning.language_model import LanguageModelReasoner, Lost
 from agent_reasoning.language_model_answer import Fault
 from warpsmith import testing
 from warpsmith.errors import ModelReason
-from warpsmith.openai_client import OpenAiClient, Patience
+from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2
 

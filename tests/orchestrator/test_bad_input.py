@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from authority import Authority
 
-from warpsmith import jail_init
+from warpsmith.sandbox import jail_init
 from warpsmith.settings import TLS_VARIABLES
 
 MODULES = {
@@ -212,7 +212,7 @@ import orchestrator.__main__
 """
 ONLY_THE_ORCHESTRATOR = """
 from functools import partial
-from orchestrator import client
+from orchestrator.commands import client
 client.LocalServices = partial(client.LocalServices, modules={"orchestrator": "faked_agents"})
 """
 

@@ -21,8 +21,9 @@ from orchestrator.exports.export_module import ModuleExporter
 from orchestrator.prepare import prepare
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.tasks import intake
-from warpsmith import digest, dtypes, hardware
+from warpsmith import digest, hardware
 from warpsmith.errors import BadInput
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, run_pb2, task_pb2
 
 MODULE = """

@@ -23,8 +23,8 @@ from orchestrator.serving import local
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.hosting import Story
 from orchestrator.tasks import intake
-from warpsmith import jail
 from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.sandbox import jail
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent_compile.toolchain import Limits
 from agent_synthesis.synthesizer import CAPTURE_DEADLINE_S
 from orchestrator import agents
-from warpsmith.model_turn import ASIDE_SECONDS, TURN_SECONDS
+from warpsmith.models.model_turn import ASIDE_SECONDS, TURN_SECONDS
 from warpsmith.service import Patience
 
 ON_THE_WAY = 20.0

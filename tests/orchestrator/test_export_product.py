@@ -17,7 +17,7 @@ from orchestrator.exports.export import Exporter
 from orchestrator.exports.export_kernelbench import KernelBenchExporter
 from orchestrator.exports.export_module import ModuleExporter
 from orchestrator.tasks import intake
-from warpsmith import dtypes
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2
 
 MODULE = """

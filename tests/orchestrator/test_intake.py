@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.tasks import intake, intake_worker, module_entry
 from warpsmith.errors import BadInput
-from warpsmith.jail import Policy
+from warpsmith.sandbox.jail import Policy
+from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import task_pb2, tensor_pb2
-from warpsmith.worker import Worker
 
 GOOD = """
 import torch

@@ -22,9 +22,9 @@ from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.local import METRICS, SERVICES_FILE, TARGETS_FILE, LocalServices
 from warpsmith import local_sockets, service
 from warpsmith.errors import BadInput, Infrastructure, ModelFault, ServiceFault, ServiceGone
-from warpsmith.language_model import Message
-from warpsmith.openai_client import OpenAiClient
-from warpsmith.openai_client import Patience as ModelPatience
+from warpsmith.models.language_model import Message
+from warpsmith.models.openai_client import OpenAiClient
+from warpsmith.models.openai_client import Patience as ModelPatience
 from warpsmith.settings import TLS_VARIABLES, ModelSettings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc as api
@@ -98,7 +98,7 @@ def test_a_service_that_does_not_start_stops_the_others_and_says_why(tmp_path: P
 
 @pytest.mark.usefixtures("modules")
 def test_declared_trust_reaches_services_on_a_machine_without_a_jail(tmp_path: Path) -> None:
-    body = "from warpsmith import jail; jail.probe = lambda: (); print('rung', jail.choose().value, flush=True)"
+    body = "from warpsmith.sandbox import jail; jail.probe = lambda: (); print('rung', jail.choose().value, flush=True)"
     (tmp_path / "jailless.py").write_text(STAND_IN.format(note=tmp_path / "note", body=body))
     runs = tmp_path / "runs"
     with LocalServices(runs, modules={"benchmark": "jailless"}, environment={"WARPSMITH_TRUST_INPUT": "1"}):

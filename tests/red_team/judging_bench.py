@@ -14,8 +14,9 @@ from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
 from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator.trust import judge
-from warpsmith import digest, jail
+from warpsmith import digest
 from warpsmith.errors import WarpsmithError
+from warpsmith.sandbox import jail
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,

@@ -106,7 +106,7 @@ def inside() -> int:
 
 def main() -> int:
     """What `inside` prints and returns, in the jail."""
-    from warpsmith import jail  # inside, where this file is read too, our package is not there
+    from warpsmith.sandbox import jail
 
     policy = jail.Policy(readable=(Path(__file__).resolve().parent,))
     command = [sys.executable, "-s", "-P", os.path.realpath(__file__), INSIDE]

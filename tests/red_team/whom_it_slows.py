@@ -20,7 +20,7 @@ def thread(work):
 def workers():
     for process in filter(str.isdigit, os.listdir('/proc')):
         try:
-            named = b'warpsmith.worker' in open('/proc/' + process + '/cmdline', 'rb').read()
+            named = b'warpsmith.sandbox.worker' in open('/proc/' + process + '/cmdline', 'rb').read()
             if named and int(process) != os.getpid(): yield int(process)
         except OSError: continue
 """

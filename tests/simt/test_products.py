@@ -25,7 +25,7 @@ from agent_synthesis.nests.product import matrix_product
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import Applied
-from warpsmith.capture import capture
+from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warpsmith import aten, dtypes
 from warpsmith.errors import BadInput
+from warpsmith.graphs import aten, dtypes
 from warpsmith.v1 import tensor_pb2
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from warpsmith import aten
-from warpsmith.capture import capture
 from warpsmith.errors import BadInput
-from warpsmith.task_module import tensor_leaves
+from warpsmith.graphs import aten
+from warpsmith.graphs.capture import capture
+from warpsmith.graphs.task_module import tensor_leaves
 from warpsmith.v1 import graph_pb2
 
 

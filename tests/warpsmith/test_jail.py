@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from warpsmith import jail, jail_init
 from warpsmith.errors import JailUnavailable
-from warpsmith.jail import Exit, Finished, Jailed, Policy, Rung
-from warpsmith.jail_layout import confine
+from warpsmith.sandbox import jail, jail_init
+from warpsmith.sandbox.jail import Exit, Finished, Jailed, Policy, Rung
+from warpsmith.sandbox.jail_layout import confine
 
 SUCCESS = Exit(0, None)
 on_every_rung = pytest.mark.parametrize("rung", jail.probe(), ids=lambda rung: rung.value)
@@ -403,7 +403,7 @@ def test_the_jail_ends_when_its_service_is_killed(rung: Rung) -> None:
     sleep = unique_sleep()
     service = f"""
 import sys
-from warpsmith.jail import Jailed, Policy, Rung
+from warpsmith.sandbox.jail import Jailed, Policy, Rung
 jailed = Jailed(["/bin/sh", "-c", "setsid sleep {sleep} & sleep {sleep}"], Policy(), Rung("{rung.value}"))
 jailed.wait()
 """

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from warpsmith.json_answer import last_object, without_thoughts
-from warpsmith.language_model import Answer
+from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.language_model import Answer
 
 KERNEL = "for (int i = 0; i < n; ++i) { if (x[i] > 0) { y[i] = { x[i] }; } }\n"
 

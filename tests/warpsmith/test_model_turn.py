@@ -15,11 +15,12 @@ from scripted_model import DONE, STREAM, USAGE, Asked, Reply, Says, ScriptedMode
 
 from agent_reasoning.language_model import LanguageModelReasoner
 from agent_reasoning.servicer import ReasoningServicer
-from warpsmith import model_turn, testing
+from warpsmith import testing
 from warpsmith.errors import ModelFault, ModelReason, NotFound
-from warpsmith.language_model import Answer, Message
-from warpsmith.model_turn import PromptSizes, Turn, counting, took
-from warpsmith.openai_client import OpenAiClient, Patience
+from warpsmith.models import model_turn
+from warpsmith.models.language_model import Answer, Message
+from warpsmith.models.model_turn import PromptSizes, Turn, counting, took
+from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings
 
 SCHEMA = {"properties": {"hypotheses": {"items": {"properties": {"option": {"enum": [3, 4, 5]}}}}}}

@@ -16,10 +16,11 @@ import pytest
 from prometheus_client import REGISTRY
 from scripted_model import Says, ScriptedModel
 
-from warpsmith import language_model, settings
+from warpsmith import settings
 from warpsmith.errors import BadInput, ModelFault, ModelReason
-from warpsmith.language_model import Answer, Message
-from warpsmith.openai_client import OpenAiClient, Patience, _retry_after
+from warpsmith.models import language_model
+from warpsmith.models.language_model import Answer, Message
+from warpsmith.models.openai_client import OpenAiClient, Patience, _retry_after
 from warpsmith.settings import ModelSettings
 
 SCHEMA = {
@@ -244,6 +245,6 @@ def test_the_environment_names_server_model_and_key() -> None:
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    monkeypatch.delitem(sys.modules, "warpsmith.openai_client")
+    monkeypatch.delitem(sys.modules, "warpsmith.models.openai_client")
     with pytest.raises(BadInput, match=r"pip install 'warpsmith\[model\]'"):
         language_model.connect(ModelSettings())

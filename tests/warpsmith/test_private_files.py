@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from warpsmith import private_files
 from warpsmith.errors import BadInput
-from warpsmith.private_files import NAME_BYTES, file_name
+from warpsmith.sandbox import private_files
+from warpsmith.sandbox.private_files import NAME_BYTES, file_name
 
 SECRET = "the text behind the link"
 

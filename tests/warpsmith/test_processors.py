@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warpsmith.processors import processor_count
+from warpsmith.sandbox.processors import processor_count
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 
 from warpsmith import service
 from warpsmith.errors import BadInput, NotFound, ServiceFault
-from warpsmith.model_turn import counting, took
+from warpsmith.models.model_turn import counting, took
 from warpsmith.settings import Settings, read
 from warpsmith.v1 import (
     optimization_service_pb2 as api,

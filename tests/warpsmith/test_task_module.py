@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from warpsmith.errors import BadInput
-from warpsmith.task_module import load
+from warpsmith.graphs.task_module import load
 from warpsmith.v1 import task_pb2
 
 GOOD = """

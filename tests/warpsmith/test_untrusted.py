@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from warpsmith.untrusted import one_line, plain, quoted
+from warpsmith.models.untrusted import one_line, plain, quoted
 
 
 def test_control_and_invisible_characters_go() -> None:

@@ -14,10 +14,10 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import Int64Value, StringValue
 
-from warpsmith import jail, jail_init
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
-from warpsmith.jail import Policy, Rung
-from warpsmith.worker import Worker
+from warpsmith.sandbox import jail, jail_init
+from warpsmith.sandbox.jail import Policy, Rung
+from warpsmith.sandbox.worker import Worker
 
 # The entry of these tests: `evaluate` stands for untrusted code. It is Python that leaves its answer in `out`.
 TABLE = """

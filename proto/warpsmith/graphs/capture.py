@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from warpsmith import aten, digest, dtypes
+from warpsmith import digest
 from warpsmith.errors import BadInput
+from warpsmith.graphs import aten, dtypes
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20

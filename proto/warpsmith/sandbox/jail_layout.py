@@ -1,4 +1,4 @@
-"""What a jail shows and allows, turned into the command that builds it. `warpsmith.jail` starts it.
+"""What a jail shows and allows, turned into the command that builds it. `warpsmith.sandbox.jail` starts it.
 
 The one idea: a jail is an allow-list. One list of readable, writable and device paths becomes the mounts of the
 namespaced rungs and the Landlock rules of all rungs, so that no rung shows more than another. Starts nothing.
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpsmith import jail_init
+from warpsmith.sandbox import jail_init
 
 
 class Rung(enum.Enum):
@@ -89,7 +89,7 @@ def _python_paths() -> Iterable[Path]:
     yield from map(Path, {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix})
     yield Path(os.path.realpath(sys.executable)).parent
     yield from map(Path, package_paths())
-    yield Path(__file__).parent
+    yield Path(__file__).parent.parent
 
 
 def package_paths() -> list[str]:
@@ -203,7 +203,7 @@ def confine(
         control_fd=control_fd,
     )
     # -S: no site-packages, whose start-up hooks would cost more than the jail. `launch_environment` has the path.
-    first = [sys.executable, "-S", "-s", "-P", "-m", "warpsmith.jail_init", json.dumps(spec), "--", *argv]
+    first = [sys.executable, "-S", "-s", "-P", "-m", "warpsmith.sandbox.jail_init", json.dumps(spec), "--", *argv]
     return [*_bubblewrap(mounts, policy), *first] if rung is Rung.BUBBLEWRAP else first
 
 
@@ -231,4 +231,4 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]], policy: Policy) -> list[
 
 def launch_environment() -> dict[str, str]:
     """What the jail's first process is started with; the target gets `env` of `confine` and nothing of this."""
-    return {"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": _PATH, "LANG": "C.UTF-8"}
+    return {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": _PATH, "LANG": "C.UTF-8"}

@@ -8,8 +8,8 @@ an end that takes every descendant along:
     UNSHARE     the same namespaces through system calls of our own
     LANDLOCK    no namespaces (containers, restricted pods): file rules, call filter and a hunt for descendants
 
-Landlock and seccomp (`warpsmith.lockdown`) apply on all three. This does not judge what the code computed: whatever
-comes out of a jail is data from a stranger.
+Landlock and seccomp (`warpsmith.sandbox.lockdown`) apply on all three. This does not judge what the code computed:
+whatever comes out of a jail is data from a stranger.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from warpsmith import jail_init, lockdown
 from warpsmith.errors import JailUnavailable
-from warpsmith.jail_layout import Policy, Rung, confine, launch_environment, package_paths
+from warpsmith.sandbox import jail_init, lockdown
+from warpsmith.sandbox.jail_layout import Policy, Rung, confine, launch_environment, package_paths
 
 __all__ = [
     "Exit",

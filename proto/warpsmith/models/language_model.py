@@ -59,7 +59,7 @@ def connect(settings: ModelSettings) -> LanguageModel:
         BadInput: the library is not installed, or the server says that the settings are wrong (address, model, key).
     """
     try:
-        from warpsmith.openai_client import OpenAiClient
+        from warpsmith.models.openai_client import OpenAiClient
     except ModuleNotFoundError as error:
         if error.name not in ("openai", "httpx"):
             raise

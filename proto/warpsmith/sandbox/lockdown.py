@@ -2,7 +2,7 @@
 
 The one idea: each function only ever takes rights away from the calling process, needs no privilege, and is
 inherited by everything the process starts. Standard library and raw system calls only, because it runs in the
-bare interpreter that sets up a jail. It does not choose what is taken away; `warpsmith.jail` does.
+bare interpreter that sets up a jail. It does not choose what is taken away; `warpsmith.sandbox.jail` does.
 
 Sources: the kernel's userspace-api/landlock.rst and seccomp_filter.rst; system call numbers from the kernel's
 syscall_64.tbl (x86-64) and asm-generic/unistd.h (aarch64).

@@ -24,7 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
-from warpsmith.private_files import relative_path
+from warpsmith.sandbox.private_files import relative_path
 from warpsmith.v1 import task_pb2
 
 _MODULE_NAME = "warpsmith_task_module"

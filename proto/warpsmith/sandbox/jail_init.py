@@ -1,8 +1,9 @@
 """The first process inside a jail: builds what the rung needs, starts the target locked down, and outlives it.
 
-Run as `python -m warpsmith.jail_init SPEC -- ARGV...` by `warpsmith.jail`, which decides everything in SPEC. The one
-idea: the jail lives as long as the other end of `control_fd` is open, so that a service which stops, or is killed,
-takes its jails with it, every descendant included. It trusts its arguments and reads nothing from the target.
+Run as `python -m warpsmith.sandbox.jail_init SPEC -- ARGV...` by `warpsmith.sandbox.jail`, which decides everything in
+SPEC. The one idea: the jail lives as long as the other end of `control_fd` is open, so that a service which stops, or
+is killed, takes its jails with it, every descendant included. It trusts its arguments and reads nothing from the
+target.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn, TypedDict
 
-from warpsmith import lockdown
+from warpsmith.sandbox import lockdown
 
 SETUP_FAILED: Final = 125
 """Exit code when the jail itself could not be built; the reason is on standard error."""

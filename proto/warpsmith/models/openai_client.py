@@ -25,11 +25,12 @@ from prometheus_client import Counter, Histogram
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_before_delay
 from tenacity.wait import wait_random_exponential
 
-from warpsmith import local_sockets, model_turn
+from warpsmith import local_sockets
 from warpsmith.errors import BadInput, ModelFault, ModelReason
-from warpsmith.language_model import Answer, Message
+from warpsmith.models import model_turn
+from warpsmith.models.language_model import Answer, Message
+from warpsmith.models.untrusted import one_line
 from warpsmith.settings import ModelSettings
-from warpsmith.untrusted import one_line
 
 log = logging.getLogger("warpsmith")
 

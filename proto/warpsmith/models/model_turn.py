@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpsmith.errors import WarpsmithError
-from warpsmith.language_model import Answer, LanguageModel, Message
+from warpsmith.models.language_model import Answer, LanguageModel, Message
 
 TURN_SECONDS = 270.0
 """Longest turn of the reasoner or of a kernel's writer. With the defaults, a question that waits for a slot and is

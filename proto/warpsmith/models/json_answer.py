@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from warpsmith.language_model import Answer
+from warpsmith.models.language_model import Answer
 
 STARTS_TRIED = 128
 """Places at which an object is looked for, from the end: enough for the longest answer that makes sense, and for any

@@ -5,7 +5,7 @@ pickles; every wait has a deadline; output is kept as a tail; and a worker that 
 its descendants, so that the caller makes a new one. A worker shares its process with untrusted code: its answers
 are evidence to be checked, not facts. It holds no queue and retries nothing.
 
-Run as `python -m warpsmith.worker ENTRY REQUEST_FD REPLY_FD` by `Worker`, inside `warpsmith.jail`.
+Run as `python -m warpsmith.sandbox.worker ENTRY REQUEST_FD REPLY_FD` by `Worker`, inside `warpsmith.sandbox.jail`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from warpsmith import jail, jail_init, printable
+from warpsmith import printable
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
+from warpsmith.sandbox import jail, jail_init
 
 Methods = Mapping[str, tuple[type[Message], Callable[[Any], Message]]]
 """What an entry point names: method name -> (request type, handler)."""
@@ -107,7 +108,7 @@ class Worker:
         self._replies, replies = os.pipe()
         output, printed = os.pipe()
         # -s, -P: neither the user's own packages nor the current directory can stand in for a module.
-        command = [sys.executable, "-s", "-P", "-m", "warpsmith.worker", entry, str(requests), str(replies)]
+        command = [sys.executable, "-s", "-P", "-m", "warpsmith.sandbox.worker", entry, str(requests), str(replies)]
         try:
             self._jailed = jail.Jailed(
                 command,
@@ -140,7 +141,7 @@ class Worker:
             raise
         # Nothing untrusted has run: whoever has a child now is the jail's own.
         self._of_the_jail = frozenset(each for each in self.processes if jail_init.descendants(each))
-        from warpsmith import worker_metrics as metrics  # not in the worker itself: it would cost every start
+        from warpsmith.sandbox import worker_metrics as metrics
 
         metrics.starts.labels(metrics.name(entry)).inc()
         self._losses = {why: metrics.losses.labels(metrics.name(entry), why) for why in ("timeout", "crash")}

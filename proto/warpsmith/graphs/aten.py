@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from warpsmith import dtypes
 from warpsmith.errors import BadInput
+from warpsmith.graphs import dtypes
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
