@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from gpu_bench.running.arena import arena
-from gpu_bench.running.elsewhere import Queue
+from gpu_bench.running.elsewhere import Elsewhere, Queue
 from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
 from gpu_bench.running.runner import Runner
 from gpu_bench.timing.clocks import aside
@@ -63,7 +63,8 @@ class HostProgram:
     def __init__(self, program: candidate_pb2.Program, device: torch.device, runner: Runner | None) -> None:
         self.program = program
         self.device = device
-        self.runner = self.elsewhere = runner
+        self.runner = runner
+        self.elsewhere: Elsewhere | None = runner
         self._sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
         self._bytes = {
             buffer.name: dtypes.element_span(buffer.spec) * dtypes.to_torch(buffer.spec.dtype).itemsize

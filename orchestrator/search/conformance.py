@@ -4,7 +4,7 @@
 
 asks the strategy that is installed under that name; a class is asked by `check_search(MyStrategy)`. The questions are
 about a run without services: a few legal moves, one of which gives wrong results. They say nothing of how well it
-searches: `docs/results/skill.py` measures that.
+searches: `benchmarks/search/skill.py` measures that.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from agent_reasoning.evidence import Evidence
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, task_pb2, trial_pb2, verdict_pb2
 
-SCRIPT = Path(__file__).parents[2] / "docs/results/prediction_error.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks/search/prediction_error.py"
 AUTHOR = analysis_pb2.Move(operation="author", group="a")
 FUSE = analysis_pb2.Move(operation="fuse", group="a", choice="b")
 LANES = analysis_pb2.Move(operation="set", group="a", choice="lanes=64 threads=64")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -136,11 +134,6 @@ def checking() -> ModuleType:
     """The command that checks random modules, as a module."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    path = Path(__file__).parents[2] / "docs" / "results" / "random_modules.py"
-    spec = importlib.util.spec_from_file_location("random_modules_command", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    from benchmarks.fuzzing import random_modules
+
+    return random_modules

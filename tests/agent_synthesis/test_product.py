@@ -486,7 +486,8 @@ def test_three_products_of_halves_are_as_accurate_as_floats() -> None:
 
 
 def test_headers_of_a_product_are_among_the_emitters_own() -> None:
-    plan = as_one_kernel(*_first(EVERY_LAYOUT["odd sizes"]))
+    module, args = EVERY_LAYOUT["odd sizes"]
+    plan = as_one_kernel(module, *args)
     emission = CudaProduct(H200).emit(nest_of(plan), settings(plan))
     assert all((INCLUDE_DIRECTORY / header).is_file() for header in emission.headers)
     assert [launch.entry.rsplit("_", 1)[1] for launch in emission.launches] == ["split", "product", "repair"]
@@ -494,8 +495,3 @@ def test_headers_of_a_product_are_among_the_emitters_own() -> None:
     product = matrix_product(nest_of(plan))
     assert product is not None
     assert product.left.type is Type.F32
-
-
-def _first(case: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> tuple[Any, ...]:
-    module, args = case
-    return (module, *args)

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from agent_synthesis import random_modules
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
-from agent_synthesis.random_modules import Sketch, Source, Step
+from benchmarks.fuzzing import sketches
+from benchmarks.fuzzing.sketches import Sketch, Source, Step
 from warpsmith.v1 import task_pb2
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.py"))
@@ -22,7 +22,7 @@ COUNT = 260
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's about what modules do
 def test_two_hundred_random_modules_are_right_when_fused(checking: ModuleType) -> None:
-    texts = ((seed, random_modules.generate(seed).module_text()) for seed in range(COUNT))
+    texts = ((seed, sketches.generate(seed).module_text()) for seed in range(COUNT))
     outcomes = dict(checking.check(texts))
     failed = {seed: outcome for seed, outcome in outcomes.items() if outcome.failed}
     assert not failed
@@ -37,7 +37,7 @@ def test_the_cuda_of_random_modules_compiles(checking: ModuleType) -> None:
         nvrtc.nvrtcVersion()
     except RuntimeError as missing:
         pytest.skip(str(missing))
-    texts = [random_modules.generate(seed).module_text() for seed in range(24)]
+    texts = [sketches.generate(seed).module_text() for seed in range(24)]
     made = [checking.make(text, random.Random(0), task_pb2.TARGET_CUDA) for text in texts]
     assert sum(bool(each.fused_groups) for each in made) >= 15
     headers = sorted(INCLUDE_DIRECTORY.glob("*.cuh"))
@@ -63,8 +63,8 @@ def test_modules_that_failed_once_pass_under_every_setting(checking: ModuleType,
 @pytest.mark.filterwarnings("ignore")
 def test_a_seed_gives_one_module_that_runs() -> None:
     for seed in range(20):
-        sketch = random_modules.generate(seed)
-        assert sketch == random_modules.generate(seed)
+        sketch = sketches.generate(seed)
+        assert sketch == sketches.generate(seed)
         namespace: dict[str, object] = {}
         exec(sketch.module_text(), namespace)
         module, inputs = namespace["Model"](), namespace["get_inputs"]()  # type: ignore[operator]
@@ -90,7 +90,7 @@ def test_a_failure_shrinks_to_the_step_that_makes_it() -> None:
     def first_failing(candidates: Sequence[Sketch]) -> Sketch | None:
         return next((candidate for candidate in candidates if "torch.exp(" in candidate.module_text()), None)
 
-    small = random_modules.shrunk(sketch, first_failing)
+    small = sketches.shrunk(sketch, first_failing)
     assert [step.text for step in small.steps] == ["torch.exp({0})"]
     (source,) = small.sources
     assert (source.shape, source.dtype, source.origin, source.layout) == ((1, 1), "float32", "input", "contiguous")

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.hostile
 
-_COMMAND = Path(__file__).parents[2] / "docs" / "results" / "fuzz.py"
+_COMMAND = Path(__file__).parents[2] / "benchmarks" / "fuzzing" / "fuzz.py"
 
 
 def test_what_nobody_meant_ends_in_a_known_way_and_the_services_stay_well() -> None:

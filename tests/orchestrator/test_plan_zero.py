@@ -17,7 +17,7 @@ from orchestrator.testing import task as fake_task
 from warpsmith.errors import BadInput
 from warpsmith.v1 import synthesis_service_pb2, task_pb2, tensor_pb2, timing_pb2
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "results" / "plan_zero.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernelbench" / "plan_zero.py"
 SCREENING = timing_pb2.TIER_SCREENING
 
 

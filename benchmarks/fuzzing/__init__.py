@@ -1,0 +1,1 @@
+"""What nobody meant: random modules, and plans, programs and replies made up."""

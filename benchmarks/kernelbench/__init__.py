@@ -1,0 +1,1 @@
+"""KernelBench's levels, judged, timed and held to its own check."""

@@ -1,0 +1,1 @@
+"""Matrix products and attention: times, errors and every setting."""

@@ -1,0 +1,1 @@
+"""How well strategies and reasoners choose, on landscapes that were measured whole."""

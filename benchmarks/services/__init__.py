@@ -1,0 +1,1 @@
+"""Services and orchestrators under load."""
