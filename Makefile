@@ -30,7 +30,7 @@ run: $(READY) ## optimises three examples (BUDGET=5s of search for each, MODULES
 quick: $(READY) ## lint, types and the tests that your change touches, in 90 seconds
 	@$(BIN)/python .ci/quick.py
 
-check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, module sizes, no GPU's constants
+check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, module sizes, rooms, no GPU's constants
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -39,6 +39,7 @@ check: $(READY) ## lint, formatting, types, import contracts, proto lint and com
 	@$(BIN)/buf breaking proto --against proto/baseline.binpb
 	@$(BIN)/python .ci/module_sizes.py
 	@$(BIN)/python .ci/machine_constants.py
+	@$(BIN)/python .ci/import_circles.py
 
 format: $(READY) ## formats the sources
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

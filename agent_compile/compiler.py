@@ -16,7 +16,7 @@ from prometheus_client import Counter
 
 from agent_compile import elf, policy
 from agent_compile.cache import Cache
-from agent_compile.toolchain import Compiled, Outcome, Rejected, Toolchain
+from agent_compile.toolchains.toolchain import Compiled, Outcome, Rejected, Toolchain
 from warpsmith import digest, hardware
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2

@@ -13,7 +13,7 @@ from string import Template
 
 from warpsmith import digest
 from warpsmith.errors import ModelFault
-from warpsmith.models import language_model
+from warpsmith.models import server
 from warpsmith.models.json_answer import last_object, without_thoughts
 from warpsmith.models.language_model import LanguageModel, Message
 from warpsmith.models.model_turn import ASIDE_SECONDS, Turn
@@ -31,7 +31,7 @@ SOURCE_CHARACTERS = 6000
 SAID_CHARACTERS = 2000
 LINE_CHARACTERS = 200
 PATTERN = "^[A-Za-z0-9 ,.;:()%/+=_<>*'-]{1,120}$"
-"""At most 128 times: see `agent_reasoning.language_model_answer`."""
+"""At most 128 times: see `agent_reasoning.model.language_model_answer`."""
 _REMEMBERED = 256
 
 
@@ -49,7 +49,7 @@ class Explainer:
         Raises:
             BadInput: the model's library is not installed, or the server refuses the settings.
         """
-        return Explainer(language_model.connect(settings.model)) if AGENT in settings.model_assists else None
+        return Explainer(server.connect(settings.model)) if AGENT in settings.model_assists else None
 
     def explain(self, program: candidate_pb2.Program, diagnostics: str) -> str:
         """One line, or nothing; never raises for what a model does."""

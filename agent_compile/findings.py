@@ -9,11 +9,11 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_compile import toolkit
-from agent_compile.gxx import Gxx
-from agent_compile.nvcc import Nvcc
-from agent_compile.nvrtc import Nvrtc
-from agent_compile.toolchain import Toolchain
+from agent_compile.toolchains import toolkit
+from agent_compile.toolchains.gxx import Gxx
+from agent_compile.toolchains.nvcc import Nvcc
+from agent_compile.toolchains.nvrtc import Nvrtc
+from agent_compile.toolchains.toolchain import Toolchain
 from warpsmith.errors import WarpsmithError
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from agent_compile import elf
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.toolchain import Rejected
 from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import candidate_pb2, task_pb2, verdict_pb2
 

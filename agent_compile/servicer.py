@@ -7,7 +7,7 @@ import grpc
 from agent_compile.cache import Cache, default_directory
 from agent_compile.compiler import Compiler
 from agent_compile.explainer import Explainer
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.toolchain import Rejected
 from warpsmith import plugins
 from warpsmith.settings import Settings
 from warpsmith.v1 import artifact_pb2, compile_service_pb2, compile_service_pb2_grpc, verdict_pb2

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from prometheus_client import Counter
 
-from agent_correctness.check import Case, seed_from
+from agent_correctness.checks.check import Case, seed_from
 from warpsmith.errors import ModelFault
-from warpsmith.models import language_model
+from warpsmith.models import server
 from warpsmith.models.json_answer import last_object, without_thoughts
 from warpsmith.models.language_model import LanguageModel, Message
 from warpsmith.models.model_turn import ASIDE_SECONDS, Turn
@@ -61,7 +61,7 @@ class Adversary:
         Raises:
             BadInput: the model's library is not installed, or the server refuses the settings.
         """
-        return Adversary(language_model.connect(settings.model)) if AGENT in settings.model_assists else None
+        return Adversary(server.connect(settings.model)) if AGENT in settings.model_assists else None
 
     def cases(self, request: Request, draw: random.Random) -> list[Case]:
         """At most `MOST` cases for a finalist's kernel; none for others, or where the model has nothing to say."""

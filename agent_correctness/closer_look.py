@@ -11,8 +11,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from agent_correctness import pooling
-from agent_correctness.check import Case, Comparer, family_name, seed_from
+from agent_correctness.checks import pooling
+from agent_correctness.checks.check import Case, Comparer, family_name, seed_from
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, verdict_pb2
 from warpsmith.v1.benchmark_service_pb2 import ComparisonCase
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent_correctness.adversary import Adversary
-from agent_correctness.check import Case, Check, Comparer, Finding
+from agent_correctness.checks.check import Case, Check, Comparer, Finding
+from agent_correctness.checks.limits import ratios_of, worst_of
+from agent_correctness.checks.memory import MemoryCheck
+from agent_correctness.checks.overfit import OverfitCheck
+from agent_correctness.checks.pooling import missing, pools
+from agent_correctness.checks.precision import PrecisionCheck
+from agent_correctness.checks.values import FINAL_SEEDS, ValueCheck
 from agent_correctness.closer_look import look_closer, said, seeds_said
-from agent_correctness.limits import ratios_of, worst_of
-from agent_correctness.memory import MemoryCheck
-from agent_correctness.overfit import OverfitCheck
-from agent_correctness.pooling import missing, pools
-from agent_correctness.precision import PrecisionCheck
-from agent_correctness.values import FINAL_SEEDS, ValueCheck
 from warpsmith.errors import BadInput, Infrastructure, ServiceGone
 from warpsmith.v1 import benchmark_service_pb2, correctness_service_pb2, task_pb2, timing_pb2, verdict_pb2
 

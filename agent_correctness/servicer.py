@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from agent_correctness.adversary import Adversary
-from agent_correctness.check import Check
+from agent_correctness.checks.check import Check
 from agent_correctness.judge import FIRST, Judge, built_in
 from warpsmith import plugins, service
 from warpsmith.settings import Settings

@@ -22,8 +22,8 @@ from agent_synthesis.plans.plan import Group, Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer, Capture
 from warpsmith import digest, settings
 from warpsmith.errors import MODEL_AWAY, BadInput, IllegalMove, ModelFault, ModelReason, NotFound
-from warpsmith.models import language_model
-from warpsmith.models.language_model import Message
+from warpsmith.models import server
+from warpsmith.models.language_model import LanguageModel, Message
 from warpsmith.models.model_turn import TURN_SECONDS, PromptSizes, Turn
 from warpsmith.v1 import analysis_pb2, candidate_pb2, hypothesis_pb2, task_pb2, trial_pb2, verdict_pb2
 
@@ -44,7 +44,7 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
 
     def __init__(
         self,
-        model: language_model.LanguageModel | None = None,
+        model: LanguageModel | None = None,
         capture: Capture | None = None,
         *,
         asked_again: int = ASKED_AGAIN,
@@ -56,7 +56,7 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
             BadInput: the model's library is not installed, or the server refuses address, model name or key.
         """
         super().__init__(capture)
-        self._model = model or language_model.connect(settings.read().model)
+        self._model = model or server.connect(settings.read().model)
         self._asked_again, self._turn_seconds = asked_again, turn_seconds
         self._sizes = PromptSizes(self._model, len(SIZES))
         self._known = Known()

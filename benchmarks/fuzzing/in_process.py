@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from agent_correctness.limits import Size, size_of
+from agent_correctness.checks.limits import Size, size_of
 from gpu_bench.judging import comparison, judge_worker
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from agent_compile import policy
-from agent_compile.gxx import FLAGS
+from agent_compile.toolchains.gxx import FLAGS
 from agent_correctness.judge import Judge as Verifier
 from agent_synthesis import generator
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 
 from agent_compile.compiler import Compiler
-from agent_compile.nvrtc import Nvrtc
+from agent_compile.toolchains.nvrtc import Nvrtc
 from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import moves

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent_compile.gxx import Gxx
-from agent_compile.nvrtc import Nvrtc
+from agent_compile.toolchains.gxx import Gxx
+from agent_compile.toolchains.nvrtc import Nvrtc
 from warpsmith.v1 import candidate_pb2, task_pb2
 
 MakeProgram = Callable[..., candidate_pb2.Program]

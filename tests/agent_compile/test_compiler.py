@@ -10,9 +10,9 @@ import pytest
 from agent_compile import compiler as compiler_module
 from agent_compile.cache import Cache
 from agent_compile.compiler import Compiler
-from agent_compile.gxx import Gxx
 from agent_compile.servicer import CompileServicer
-from agent_compile.toolchain import Compiled, Outcome, Rejected
+from agent_compile.toolchains.gxx import Gxx
+from agent_compile.toolchains.toolchain import Compiled, Outcome, Rejected
 from warpsmith import testing
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2

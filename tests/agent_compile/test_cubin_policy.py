@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent_compile.compiler import Compiler
-from agent_compile.nvrtc import Nvrtc
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.nvrtc import Nvrtc
+from agent_compile.toolchains.toolchain import Rejected
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 HEAD = 'extern "C" __global__ void run(float* x) {'

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from agent_compile import toolkit
 from agent_compile.findings import State, check_driver, describe_toolchains
-from agent_compile.nvcc import Nvcc
-from agent_compile.nvrtc import Nvrtc
-from agent_compile.toolchain import Compiled, Limits, Rejected, Toolchain
-from agent_compile.toolkit import NvrtcLibrary, choose_nvrtc
+from agent_compile.toolchains import toolkit
+from agent_compile.toolchains.nvcc import Nvcc
+from agent_compile.toolchains.nvrtc import Nvrtc
+from agent_compile.toolchains.toolchain import Compiled, Limits, Rejected, Toolchain
+from agent_compile.toolchains.toolkit import NvrtcLibrary, choose_nvrtc
 from warpsmith.errors import Infrastructure
 from warpsmith.hardware import CARDS, Hardware
 from warpsmith.v1 import artifact_pb2, verdict_pb2

@@ -14,7 +14,7 @@ from agent_compile import explainer
 from agent_compile.compiler import Answer
 from agent_compile.explainer import Explainer
 from agent_compile.servicer import CompileServicer
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.toolchain import Rejected
 from warpsmith.errors import BadInput
 from warpsmith.models.openai_client import OpenAiClient, Patience
 from warpsmith.settings import ModelSettings, Settings, read

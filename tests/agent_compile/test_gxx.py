@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from agent_compile import elf, jailed_compiler
-from agent_compile.gxx import Gxx
-from agent_compile.toolchain import Compiled, Limits, Rejected
+from agent_compile import elf
+from agent_compile.toolchains import jailed_compiler
+from agent_compile.toolchains.gxx import Gxx
+from agent_compile.toolchains.toolchain import Compiled, Limits, Rejected
 from warpsmith.errors import Infrastructure
 from warpsmith.sandbox import jail_init
 from warpsmith.v1 import artifact_pb2, compile_service_pb2, verdict_pb2

@@ -8,7 +8,7 @@ import pytest
 
 from agent_compile import policy
 from agent_compile.elf import Elf
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.toolchain import Rejected
 from warpsmith.v1 import candidate_pb2, task_pb2, verdict_pb2
 
 REJECT = verdict_pb2.FAILURE_KIND_POLICY_REJECT

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent_compile import compile_worker, nvrtc_worker
-from agent_compile.nvrtc import OPTIONS
-from agent_compile.nvrtc_worker import NvrtcFailed
-from agent_compile.toolkit import nvcc_path, nvrtc_libraries
+from agent_compile.toolchains import compile_worker, nvrtc_worker
+from agent_compile.toolchains.nvrtc import OPTIONS
+from agent_compile.toolchains.nvrtc_worker import NvrtcFailed
+from agent_compile.toolchains.toolkit import nvcc_path, nvrtc_libraries
 from warpsmith.v1 import compile_service_pb2, verdict_pb2
 
 Request, Response = compile_service_pb2.CompileCandidateRequest, compile_service_pb2.CompileCandidateResponse

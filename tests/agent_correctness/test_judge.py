@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agent_correctness import closer_look
-from agent_correctness.check import Case, Finding, Judgement, Passed
+from agent_correctness.checks.check import Case, Finding, Judgement, Passed
+from agent_correctness.checks.limits import Size, size_of
+from agent_correctness.checks.precision import PrecisionCheck
+from agent_correctness.checks.values import ValueCheck
 from agent_correctness.judge import Judge
-from agent_correctness.limits import Size, size_of
-from agent_correctness.precision import PrecisionCheck
-from agent_correctness.values import ValueCheck
 from warpsmith.errors import BadInput, ServiceFault
 from warpsmith.v1 import (
     artifact_pb2,

@@ -11,9 +11,9 @@ import model_replies as replies
 import pytest
 from scripted_model import Asked, Reply, Says, ScriptedModel, streamed
 
-from agent_reasoning import language_model_options
-from agent_reasoning.language_model import LanguageModelReasoner
-from agent_reasoning.language_model_answer import Chosen, Complaint, Fault, read, schema
+from agent_reasoning.model import language_model_options
+from agent_reasoning.model.language_model import LanguageModelReasoner
+from agent_reasoning.model.language_model_answer import Chosen, Complaint, Fault, read, schema
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from warpsmith import digest, testing
 from warpsmith.errors import ModelFault, ModelReason

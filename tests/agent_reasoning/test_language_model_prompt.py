@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_reasoning import language_model_options, language_model_prompt
-from agent_reasoning.language_model_prompt import SIZES, VERSION
+from agent_reasoning.model import language_model_options, language_model_prompt
+from agent_reasoning.model.language_model_prompt import SIZES, VERSION
 from warpsmith import testing
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, timing_pb2, trial_pb2, verdict_pb2
 

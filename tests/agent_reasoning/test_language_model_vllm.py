@@ -21,8 +21,8 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 
-from agent_reasoning import language_model_options
-from agent_reasoning.language_model import LanguageModelReasoner, Lost
+from agent_reasoning.model import language_model_options
+from agent_reasoning.model.language_model import LanguageModelReasoner, Lost
 from warpsmith import local_sockets
 from warpsmith.models.openai_client import OpenAiClient
 from warpsmith.settings import ModelSettings

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from agent_compile.gxx import FLAGS
+from agent_compile.toolchains.gxx import FLAGS
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import BufferRef, Nest, Type

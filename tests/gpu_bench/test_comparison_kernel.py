@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from agent_correctness.simt import Sanitizer, Simulation, Simulator
+from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
 from gpu_bench.judging import comparison, plausible
 from gpu_bench.judging.comparison import BLOCK, Forgiveness, compare
 from gpu_bench.judging.comparison_kernel import SOURCE, Seen

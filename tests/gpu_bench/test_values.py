@@ -11,8 +11,8 @@ import pytest
 import torch
 from unusual_modules import FAMILIES, FRESH, MODULES, SEED, TASK, Desk, source
 
-from agent_correctness.check import Finding, seed_from
-from agent_correctness.overfit import OverfitCheck
+from agent_correctness.checks.check import Finding, seed_from
+from agent_correctness.checks.overfit import OverfitCheck
 from gpu_bench.judging import dependence
 from gpu_bench.session import Session
 from gpu_bench.timing import headline

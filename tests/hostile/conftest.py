@@ -30,9 +30,9 @@ import hostile_tasks
 from hostile_traces import Traces, own_place
 
 from agent_compile.compiler import Compiler
-from agent_compile.gxx import Gxx
-from agent_compile.toolchain import Limits as CompileLimits
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.gxx import Gxx
+from agent_compile.toolchains.toolchain import Limits as CompileLimits
+from agent_compile.toolchains.toolchain import Rejected
 from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
 from gpu_bench.session import Session

@@ -22,8 +22,8 @@ from hostile_traces import SETTLE_SECONDS, Footprint, Traces
 
 from agent_compile import elf
 from agent_compile.compiler import Compiler
-from agent_compile.nvrtc import Nvrtc
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.nvrtc import Nvrtc
+from agent_compile.toolchains.toolchain import Rejected
 from agent_correctness.judge import Judge
 from gpu_bench.machine import Machine
 from gpu_bench.session import Session

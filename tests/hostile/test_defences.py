@@ -21,13 +21,13 @@ from raw_system import RAW
 
 from agent_compile import elf
 from agent_compile.compiler import Compiler
-from agent_correctness import memory
-from agent_correctness.check import Case, Check
+from agent_correctness.checks import memory
+from agent_correctness.checks.check import Case, Check
+from agent_correctness.checks.memory import MemoryCheck
+from agent_correctness.checks.overfit import OverfitCheck
+from agent_correctness.checks.precision import PrecisionCheck
+from agent_correctness.checks.values import ValueCheck
 from agent_correctness.judge import Judge
-from agent_correctness.memory import MemoryCheck
-from agent_correctness.overfit import OverfitCheck
-from agent_correctness.precision import PrecisionCheck
-from agent_correctness.values import ValueCheck
 from gpu_bench.judging import guard, judge_worker
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.policy import objections

@@ -11,7 +11,7 @@ import pytest
 from hostile_sources import MODULES, PLANS, SOURCES, BadModule, Plan, Source
 
 from agent_compile.compiler import Compiler
-from agent_compile.toolchain import Rejected
+from agent_compile.toolchains.toolchain import Rejected
 from gpu_bench.policy import objections
 from gpu_bench.session import Session
 from orchestrator.tasks import intake

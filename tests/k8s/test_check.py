@@ -354,7 +354,7 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
             "proto/warpsmith/sandbox/worker_metrics.py",
             "agent_compile/compiler.py",
             "agent_correctness/adversary.py",
-            "agent_reasoning/language_model.py",
+            "agent_reasoning/model/language_model.py",
             "agent_synthesis/free_form/synthesizer.py",
             "gpu_bench/metrics.py",
             "orchestrator/metrics.py",

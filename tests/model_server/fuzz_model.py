@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 import model_replies as replies
 from scripted_model import DONE, STREAM, Asked, HungUp, Reply, ScriptedModel, event, status, streamed
 
-from agent_reasoning import language_model_options
-from agent_reasoning.language_model import LanguageModelReasoner, Lost
-from agent_reasoning.language_model_answer import Fault
+from agent_reasoning.model import language_model_options
+from agent_reasoning.model.language_model import LanguageModelReasoner, Lost
+from agent_reasoning.model.language_model_answer import Fault
 from warpsmith import testing
 from warpsmith.errors import ModelReason
 from warpsmith.models.openai_client import OpenAiClient, Patience

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_compile.toolchain import Limits
+from agent_compile.toolchains.toolchain import Limits
 from agent_synthesis.synthesizer import CAPTURE_DEADLINE_S
 from orchestrator import agents
 from warpsmith.models.model_turn import ASIDE_SECONDS, TURN_SECONDS

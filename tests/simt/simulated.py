@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from agent_correctness.simt import Simulation
+from agent_correctness.simulation.simt import Simulation
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import CONTRACT, TORCH

@@ -13,7 +13,7 @@ from simulated import Subject, simulation, wrong_values
 from subjects import every_subject
 from test_planted import FAULTS, broken
 
-from agent_correctness.simt import Execution, Sanitizer, Simulator
+from agent_correctness.simulation.simt import Execution, Sanitizer, Simulator
 
 LEGEND = """\
 A: right values, no stray access, nothing read unwritten, nothing undefined (two runs, AddressSanitizer and UBSan).

@@ -12,8 +12,8 @@ import pytest
 from simulated import Subject, simulation, wrong_values
 from subjects import a_slice, every_subject
 
-from agent_correctness.simt import INCLUDE_DIRECTORY as SIMT_INCLUDE
-from agent_correctness.simt import Execution, Sanitizer, Simulator
+from agent_correctness.simulation.simt import INCLUDE_DIRECTORY as SIMT_INCLUDE
+from agent_correctness.simulation.simt import Execution, Sanitizer, Simulator
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY, PRODUCTS, schedules
 from warpsmith.v1 import task_pb2
 

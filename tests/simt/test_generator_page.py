@@ -11,7 +11,7 @@ from example_schedule import OneThreadAnElement
 from simulated import Subject, simulation, wrong_values
 from subjects import transposed
 
-from agent_correctness.simt import Sanitizer, Simulator
+from agent_correctness.simulation.simt import Sanitizer, Simulator
 from warpsmith.hardware import H200
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_correctness.simt import Execution, Limits, Sanitizer, Simulation, Simulator
-from agent_correctness.simt_findings import Kind
+from agent_correctness.simulation.simt import Execution, Limits, Sanitizer, Simulation, Simulator
+from agent_correctness.simulation.simt_findings import Kind
 from warpsmith.errors import BadInput
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 

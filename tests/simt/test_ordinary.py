@@ -8,7 +8,7 @@ import pytest
 import torch
 from simulated import program_of
 
-from agent_correctness.simt import Sanitizer, Simulation, Simulator
+from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.nests.ir import (
     Axis,

@@ -9,8 +9,8 @@ import pytest
 from simulated import Subject, simulation_of
 from subjects import subject
 
-from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
-from agent_correctness.simt_findings import Finding, Kind
+from agent_correctness.simulation.simt import Execution, Sanitizer, Simulation, Simulator
+from agent_correctness.simulation.simt_findings import Finding, Kind
 
 pytestmark = pytest.mark.simt
 

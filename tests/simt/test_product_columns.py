@@ -9,7 +9,7 @@ import pytest
 import torch
 from simulated import draw, program_of
 
-from agent_correctness.simt import Sanitizer, Simulation, Simulator
+from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.normalized_product import NormalizedText
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES

@@ -9,8 +9,8 @@ import pytest
 import torch
 from simulated import draw, program_of, wrong_values
 
-from agent_correctness.simt import Execution, Sanitizer, Simulation, Simulator
-from agent_correctness.simt_findings import Kind
+from agent_correctness.simulation.simt import Execution, Sanitizer, Simulation, Simulator
+from agent_correctness.simulation.simt_findings import Kind
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.emit.cuda.products.product_text import ProductText

@@ -13,7 +13,7 @@ import model_replies as replies
 import pytest
 from scripted_model import DONE, STREAM, USAGE, Asked, Reply, Says, ScriptedModel, event, streamed
 
-from agent_reasoning.language_model import LanguageModelReasoner
+from agent_reasoning.model.language_model import LanguageModelReasoner
 from agent_reasoning.servicer import ReasoningServicer
 from warpsmith import testing
 from warpsmith.errors import ModelFault, ModelReason, NotFound

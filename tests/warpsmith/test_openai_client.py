@@ -18,9 +18,9 @@ from scripted_model import Says, ScriptedModel
 
 from warpsmith import settings
 from warpsmith.errors import BadInput, ModelFault, ModelReason
-from warpsmith.models import language_model
 from warpsmith.models.language_model import Answer, Message
 from warpsmith.models.openai_client import OpenAiClient, Patience, _retry_after
+from warpsmith.models.server import connect
 from warpsmith.settings import ModelSettings
 
 SCHEMA = {
@@ -247,4 +247,4 @@ def test_without_the_library_one_line_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.delitem(sys.modules, "warpsmith.models.openai_client")
     with pytest.raises(BadInput, match=r"pip install 'warpsmith\[model\]'"):
-        language_model.connect(ModelSettings())
+        connect(ModelSettings())

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from warpsmith.errors import BadInput
-from warpsmith.settings import ModelSettings
-
 
 @dataclass(frozen=True)
 class Message:
@@ -50,22 +47,3 @@ class LanguageModel(Protocol):
             ModelFault: there is no answer; says why.
         """
         ...
-
-
-def connect(settings: ModelSettings) -> LanguageModel:
-    """A client of the server that the settings name.
-
-    Raises:
-        BadInput: the library is not installed, or the server says that the settings are wrong (address, model, key).
-    """
-    try:
-        from warpsmith.models.openai_client import OpenAiClient
-    except ModuleNotFoundError as error:
-        if error.name not in ("openai", "httpx"):
-            raise
-        raise BadInput(
-            f"a language model needs the library {error.name}, which is not installed: pip install 'warpsmith[model]'"
-        ) from error
-    client = OpenAiClient(settings)
-    client.check()
-    return client

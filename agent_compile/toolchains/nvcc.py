@@ -9,11 +9,11 @@ import functools
 import subprocess
 from pathlib import Path
 
-from agent_compile import toolkit
-from agent_compile.compile_worker import Setting
-from agent_compile.jailed_compiler import JailedCompiler
-from agent_compile.nvrtc import check_cubin
-from agent_compile.toolchain import Compiled, Limits, Outcome
+from agent_compile.toolchains import toolkit
+from agent_compile.toolchains.compile_worker import Setting
+from agent_compile.toolchains.jailed_compiler import JailedCompiler
+from agent_compile.toolchains.nvrtc import check_cubin
+from agent_compile.toolchains.toolchain import Compiled, Limits, Outcome
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import candidate_pb2, task_pb2
 
@@ -58,7 +58,7 @@ class Nvcc:
             raise Infrastructure(self.missing())
         setting = Setting("nvcc", str(self._compiler), FLAGS, self._limits.output_bytes)
         return JailedCompiler(
-            "agent_compile.compile_worker:METHODS",
+            "agent_compile.toolchains.compile_worker:METHODS",
             environment=setting.environment(),
             readable=(self._compiler.parent.parent,),
             limits=self._limits,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent_compile import diagnostics
-from agent_compile.toolchain import Compiled, Limits, Outcome, Rejected
+from agent_compile.toolchains.toolchain import Compiled, Limits, Outcome, Rejected
 from warpsmith.errors import Infrastructure, WorkerCrashed, WorkerRaised, WorkerTimeout
 from warpsmith.sandbox import jail
 from warpsmith.sandbox.processors import processor_count

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import Counter
 
-from agent_reasoning import language_model_answer, language_model_options, language_model_prompt
-from agent_reasoning.language_model_answer import Choice, Chosen
-from agent_reasoning.language_model_options import Option
-from agent_reasoning.language_model_prompt import SIZES, Prompt
+from agent_reasoning.model import language_model_answer, language_model_options, language_model_prompt
+from agent_reasoning.model.language_model_answer import Choice, Chosen
+from agent_reasoning.model.language_model_options import Option
+from agent_reasoning.model.language_model_prompt import SIZES, Prompt
 from agent_reasoning.roofline_reasoner import DEFAULT_LIMIT, RooflineReasoner
 from warpsmith import digest, settings
 from warpsmith.errors import MODEL_AWAY, ModelFault, ModelReason
-from warpsmith.models import language_model
+from warpsmith.models import server
+from warpsmith.models.language_model import LanguageModel
 from warpsmith.models.model_turn import TURN_SECONDS, PromptSizes, Turn
 from warpsmith.v1 import hypothesis_pb2, reasoning_service_pb2
 
@@ -54,7 +55,7 @@ class LanguageModelReasoner:
 
     def __init__(
         self,
-        model: language_model.LanguageModel | None = None,
+        model: LanguageModel | None = None,
         *,
         asked_again: int = ASKED_AGAIN,
         turn_seconds: float = TURN_SECONDS,
@@ -64,7 +65,7 @@ class LanguageModelReasoner:
         Raises:
             BadInput: the model's library is not installed, or the server refuses address, model name or key.
         """
-        self._model = model or language_model.connect(settings.read().model)
+        self._model = model or server.connect(settings.read().model)
         self._asked_again, self._turn_seconds = asked_again, turn_seconds
         self._roofline = RooflineReasoner()
         self._sizes = PromptSizes(self._model, len(SIZES))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agent_correctness.check import FAMILIES, Case, Finding, Judgement, Passed, number, seed_from, where
-from agent_correctness.limits import Size, outputs, size_of, worst_ratio
+from agent_correctness.checks.check import FAMILIES, Case, Finding, Judgement, Passed, number, seed_from, where
+from agent_correctness.checks.limits import Size, outputs, size_of, worst_ratio
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 _ALWAYS = (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL)

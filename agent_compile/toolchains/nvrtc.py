@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 
-from agent_compile import elf, policy, toolkit
-from agent_compile.jailed_compiler import JailedCompiler
-from agent_compile.nvrtc_worker import Setting
-from agent_compile.toolchain import Compiled, Limits, Outcome, Rejected
+from agent_compile import elf, policy
+from agent_compile.toolchains import toolkit
+from agent_compile.toolchains.jailed_compiler import JailedCompiler
+from agent_compile.toolchains.nvrtc_worker import Setting
+from agent_compile.toolchains.toolchain import Compiled, Limits, Outcome, Rejected
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import candidate_pb2, task_pb2
 
@@ -70,7 +71,7 @@ class Nvrtc:
         if self._headers:
             folders |= {path.resolve() for path in self._headers.include_paths} | {self._headers.path}
         return JailedCompiler(
-            "agent_compile.nvrtc_worker:METHODS",
+            "agent_compile.toolchains.nvrtc_worker:METHODS",
             environment=setting.environment(),
             readable=sorted(folders),
             limits=self._limits,

@@ -14,9 +14,9 @@ import subprocess
 from pathlib import Path
 
 from agent_compile import policy
-from agent_compile.compile_worker import Setting
-from agent_compile.jailed_compiler import JailedCompiler
-from agent_compile.toolchain import Compiled, Limits, Outcome
+from agent_compile.toolchains.compile_worker import Setting
+from agent_compile.toolchains.jailed_compiler import JailedCompiler
+from agent_compile.toolchains.toolchain import Compiled, Limits, Outcome
 from warpsmith import digest
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import candidate_pb2, task_pb2
@@ -91,7 +91,7 @@ class Gxx:
             raise Infrastructure(self.missing())
         setting = Setting("gxx", self._compiler, self._flags, self._limits.output_bytes)
         return JailedCompiler(
-            "agent_compile.compile_worker:METHODS",
+            "agent_compile.toolchains.compile_worker:METHODS",
             environment=setting.environment(),
             readable=(Path(self._compiler).resolve().parent,),
             limits=self._limits,

@@ -15,7 +15,7 @@ from string import Template
 
 from agent_reasoning import wording
 from agent_reasoning.evidence import Evidence, candidate_ns
-from agent_reasoning.language_model_options import Option
+from agent_reasoning.model.language_model_options import Option
 from agent_reasoning.roofline import bound, machine, time_ns, traffic_bytes
 from warpsmith import hardware
 from warpsmith.models.language_model import Message

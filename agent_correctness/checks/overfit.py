@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agent_correctness.check import Case, Finding, Judgement, Passed, seed_from
-from agent_correctness.limits import Size, outputs, size_of, worst_ratio
-from agent_correctness.values import far_sentence
+from agent_correctness.checks.check import Case, Finding, Judgement, Passed, seed_from
+from agent_correctness.checks.limits import Size, outputs, size_of, worst_ratio
+from agent_correctness.checks.values import far_sentence
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 ORDINARY = frozenset({

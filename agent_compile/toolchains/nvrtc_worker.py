@@ -18,7 +18,7 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from agent_compile import diagnostics, resources
-from agent_compile.compile_worker import failure_kind
+from agent_compile.toolchains.compile_worker import failure_kind
 from warpsmith import hardware
 from warpsmith.v1 import artifact_pb2, compile_service_pb2, verdict_pb2
 

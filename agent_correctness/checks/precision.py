@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agent_correctness.check import Case, Finding, Judgement, Passed, number, where
-from agent_correctness.limits import MAX_LIMIT, RMS_LIMIT, Size, size_of
-from agent_correctness.pooling import pools
-from agent_correctness.values import far_sentence
+from agent_correctness.checks.check import Case, Finding, Judgement, Passed, number, where
+from agent_correctness.checks.limits import MAX_LIMIT, RMS_LIMIT, Size, size_of
+from agent_correctness.checks.pooling import pools
+from agent_correctness.checks.values import far_sentence
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 

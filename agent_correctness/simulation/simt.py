@@ -24,15 +24,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent_correctness.simt_findings import Finding, Kind, read
-from agent_correctness.simt_job import FILLS, Memory, job_text
+from agent_correctness.simulation.simt_findings import Finding, Kind, read
+from agent_correctness.simulation.simt_job import FILLS, Memory, job_text
 from warpsmith import digest
 from warpsmith.errors import BadInput, Infrastructure, WorkerCrashed, WorkerRaised, WorkerTimeout
 from warpsmith.sandbox import jail, private_files
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import candidate_pb2, simulation_pb2, task_pb2
 
-INCLUDE_DIRECTORY = Path(__file__).parent / "include"
+INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 _PTX = "ws_ptx.cuh"
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w:\s]+?)\s+(\w+)\[\];")
 _TAIL = """\
@@ -271,7 +271,7 @@ class Simulator:
             if self._worker is None or not self._worker.alive:
                 # A sanitizer maps more addresses than any machine has memory: it limits what is resident instead.
                 policy = jail.Policy(memory_bytes=None, processes=64, file_bytes=1 << 30)
-                self._worker = Worker("agent_correctness.simt_worker:METHODS", policy)
+                self._worker = Worker("agent_correctness.simulation.simt_worker:METHODS", policy)
             try:
                 return self._worker.call("run", request, simulation_pb2.SimulationReply, seconds + 10.0)
             except (WorkerTimeout, WorkerCrashed) as error:

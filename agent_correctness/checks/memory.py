@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from agent_correctness.check import Case, Finding, Judgement, Passed, seed_from, where
+from agent_correctness.checks.check import Case, Finding, Judgement, Passed, seed_from, where
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 Look = Callable[[verdict_pb2.Comparison], Finding | None]

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_correctness.limits import outputs
+from agent_correctness.checks.limits import outputs
 from warpsmith.v1 import verdict_pb2
 
 SMALL_OUTPUT = 1024

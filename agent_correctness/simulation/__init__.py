@@ -1,0 +1,1 @@
+"""CUDA programs run on a CPU, under sanitizers."""
