@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The example agents, a Python plugin and a TypeScript server: each fits its role and drives a whole run; then whole runs on real services.
+# The example agent as a TypeScript server fits its role and drives a whole run; then whole runs on real services, and the
+# tutorials, among them the same agent as a Python plugin.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v npm >/dev/null || {
@@ -37,15 +38,6 @@ drives() {
   }
 }
 
-echo "-- Python plugin"
-cp -r examples/agents/python "$work/plugin"
-PIP_CONSTRAINT=constraints.txt "$bin/pip" install --quiet --disable-pip-version-check --no-deps --target "$work/site" "$work/plugin"
-PYTHONPATH="$work/site" "$bin/python" -c '
-from least_traffic import LeastTraffic
-from warpsmith.testing import check_reasoning
-raise SystemExit("; ".join(check_reasoning(LeastTraffic().propose)) or 0)'
-PYTHONPATH="$work/site" drives least_traffic python
-
 echo "-- TypeScript server"
 (cd examples/agents/typescript && npm ci --no-audit --no-fund --silent && PATH="$bin:$PATH" npm run --silent build)
 node examples/agents/typescript/dist/server.js 0 >"$work/address" &
@@ -54,5 +46,5 @@ for _ in $(seq 600); do [ -s "$work/address" ] && break || sleep 0.1; done
 "$bin/python" -m warpsmith.testing reasoning "$(cat "$work/address")"
 drives "$(cat "$work/address")" typescript
 
-echo "-- a restart of the real benchmark service"
-"$bin/pytest" -m services tests/orchestrator tests/agent_reasoning tests/agent_synthesis
+echo "-- whole runs on real services, and the tutorials"
+"$bin/pytest" -m services tests/orchestrator tests/agent_reasoning tests/agent_synthesis tests/tutorials

@@ -18,7 +18,7 @@ from agent_synthesis.free_form import compose as free_form
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.plan import Group, Plan
 from agent_synthesis.schedule import Emission
-from warpsmith import arguments, digest
+from warpsmith import arguments, digest, plugins
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
@@ -39,11 +39,12 @@ def generate(plan: Plan) -> candidate_pb2.Program:
 
 @functools.cache
 def emitter_digest() -> str:
-    """Digest over everything that turns a plan into text: this package's sources and headers."""
+    """Digest over everything that turns a plan into text: this package's sources and headers, and plugins."""
     root = Path(__file__).parent
     files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp", ".cuh"))
     parts = [(str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
-    return digest.digest("emitter", *(part for pair in parts for part in pair))
+    installed = [part for role in ("schedule", "lowering") for part in plugins.versions(role)]
+    return digest.digest("emitter", *(part for pair in parts for part in pair), *installed)
 
 
 class _Generator:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from agent_synthesis import generator
+from agent_synthesis.emit import registry
 from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import install_plugins
 from agent_synthesis.plans import analysis, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest, hardware
@@ -68,9 +70,16 @@ class Synthesizer(Protocol):
 
 
 class BuiltInSynthesizer:
-    """Captures in a jailed worker, plans by moves, emits by schedules."""
+    """Captures in a jailed worker, plans by moves, emits by schedules.
+
+    Raises:
+        UnknownPlugin: an installed schedule or lowering does not import. BadInput: it takes the name of another.
+    """
 
     def __init__(self, capture: Capture | None = None) -> None:
+        install_plugins()
+        for target in (task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA):
+            registry.every_schedule(target)
         self._capture = capture or capture_in_worker
         self._graphs: OrderedDict[str, GraphIndex] = OrderedDict()
         self._analyses: OrderedDict[str, analysis_pb2.Analysis] = OrderedDict()

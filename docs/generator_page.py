@@ -53,7 +53,6 @@ def excerpts() -> dict[str, str]:
     made["operation"] = "\n".join(_lines_with(re.compile(r"\berfc\b")))
     made["composed"] = "\n".join(_lines_with(re.compile(r'_number\("mish"')))
     made["rule"] = inspect.getsource(identities.Dead)
-    made["schedule"] = (ROOT / "tests" / "simt" / "example_schedule.py").read_text()
     return made
 
 

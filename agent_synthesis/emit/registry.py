@@ -1,6 +1,7 @@
 """Schedules: the ways to run a nest on a target, one file a schedule and target.
 
-`schedules(target)` lists the built-ins in order of preference; the first that accepts a nest is the default.
+`schedules(target)` lists the built-ins in order of preference, then those of installed plugins (role `schedule`); the
+first that accepts a nest is the default.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.schedule import Schedule
+from warpsmith import plugins
+from warpsmith.errors import BadInput
 from warpsmith.hardware import H200, Hardware
 from warpsmith.v1 import task_pb2
 
@@ -50,14 +53,36 @@ PRODUCTS = frozenset({
 
 @functools.cache
 def schedules(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
-    """The built-in schedules of a target that the card has all for, preferred first; empty for a target without any."""
+    """The schedules of a target that the card has all for, preferred first; empty for a target without any."""
     return tuple(each for each in every_schedule(target, hardware) if not why_not(each))
 
 
 @functools.cache
 def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
-    """Those too that the card lacks something for."""
-    return tuple(each(hardware) for each in _CUDA) if target == task_pb2.TARGET_CUDA else _CPU
+    """Those too that the card lacks something for.
+
+    Raises:
+        UnknownPlugin: an installed schedule does not import. BadInput: one has the name of another.
+    """
+    ours = tuple(each(hardware) for each in _CUDA) if target == task_pb2.TARGET_CUDA else _CPU
+    installed = [make(hardware) for make in _installed()]
+    theirs = tuple(each for each in installed if each.target == target)
+    names = [each.name for each in (*ours, *theirs)]
+    for each in theirs:
+        if names.count(each.name) > 1:
+            raise BadInput(f"two schedules are called {each.name!r}; one is of the plugin {type(each).__module__}")
+    return (*ours, *theirs)
+
+
+@functools.cache
+def _installed() -> tuple[Callable[[Hardware], Schedule], ...]:
+    return tuple(plugins.find("schedule", name) for name in plugins.names("schedule"))
+
+
+def suits(schedule: Schedule, *, multiplies: bool) -> bool:
+    """Whether a schedule is asked about a nest that multiplies matrices, or about one that does not; one of a plugin is
+    asked about both."""
+    return not type(schedule).__module__.startswith(__package__) or (schedule.name in PRODUCTS) == multiplies
 
 
 def why_not(schedule: Schedule) -> str:

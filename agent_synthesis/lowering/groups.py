@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,11 +26,13 @@ from agent_synthesis.lowering import (
 from agent_synthesis.nests import attention, iteration
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.nests.symbolic import Refused, Tracer, storage_type
+from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Tracer, storage_type
 from agent_synthesis.nests.verifier import MalformedNest
+from warpsmith import plugins
+from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
 
-_HANDLERS = (
+_FAMILIES = (
     extremes_handlers,
     lookups_handlers,
     pointwise_handlers,
@@ -40,6 +42,20 @@ _HANDLERS = (
     windows_handlers,
 )
 # Importing them registers their handlers.
+
+
+@functools.cache
+def install_plugins() -> None:
+    """Registers the handlers of installed plugins (role `lowering`), once.
+
+    Raises:
+        UnknownPlugin: one does not import. BadInput: it has a handler of an operation that has one.
+    """
+    for plugin in plugins.names("lowering"):
+        handlers: Mapping[str, Handler] = plugins.load("lowering", plugin)
+        if known := sorted(handlers.keys() & HANDLERS):
+            raise BadInput(f"the lowering {plugin!r} has handlers of {', '.join(known)}, which have one")
+        HANDLERS.update(handlers)
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,7 @@ class _Memory:
 
 
 def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | Refusal:
+    install_plugins()
     for name in nodes:
         node = index.nodes[name]
         if node.random:

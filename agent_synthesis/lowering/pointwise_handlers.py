@@ -31,8 +31,12 @@ from agent_synthesis.nests.symbolic import (
 Formula = Callable[..., Expression]
 
 
-def _handler(operand_count: int, kind: Kind, formula: Formula) -> Callable[..., Symbol]:
-    """`formula` gets `operand_count` expressions, then the call's other arguments as they are."""
+def elementwise(operand_count: int, kind: Kind, formula: Formula) -> Callable[..., Symbol]:
+    """A handler of an elementwise operation.
+
+    `formula` gets `operand_count` expressions of the type that PyTorch computes in, which `kind` says, then the call's
+    other arguments as they are.
+    """
 
     def handler(tracer: Tracer, out: torch.Tensor, *args: Any, **kwargs: Any) -> Symbol:
         operands, rest = list(args[:operand_count]), args[operand_count:]
@@ -53,7 +57,7 @@ def _handler(operand_count: int, kind: Kind, formula: Formula) -> Callable[..., 
 
 
 def _register(names: str, operand_count: int, kind: Kind, formula: Formula) -> None:
-    handles(*names.split())(_handler(operand_count, kind, formula))
+    handles(*names.split())(elementwise(operand_count, kind, formula))
 
 
 def _operand(tracer: Tracer, operand: Any, out: torch.Tensor) -> Any:
@@ -121,9 +125,9 @@ def _divide(tracer: Tracer, out: torch.Tensor, a: Any, b: Any, *, rounding_mode:
 
 
 _DIVISIONS = {
-    None: _handler(2, Kind.INT_TO_FLOAT, lambda a, b: op("div", a, b)),
-    "floor": _handler(2, Kind.DEFAULT, lambda a, b: op("floor_div", a, b)),
-    "trunc": _handler(2, Kind.DEFAULT, lambda a, b: op("trunc_div", a, b)),
+    None: elementwise(2, Kind.INT_TO_FLOAT, lambda a, b: op("div", a, b)),
+    "floor": elementwise(2, Kind.DEFAULT, lambda a, b: op("floor_div", a, b)),
+    "trunc": elementwise(2, Kind.DEFAULT, lambda a, b: op("trunc_div", a, b)),
 }
 handles("div", "divide", "true_divide")(_divide)
 _number("floor_divide", lambda a, b: op("floor_div", a, b), 2)

@@ -167,7 +167,7 @@ def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Ha
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Schedule, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
     multiplies = multiplies_matrices(nest)
-    offered = [each for each in registry.schedules(target, hardware) if (each.name in registry.PRODUCTS) == multiplies]
+    offered = [each for each in registry.schedules(target, hardware) if registry.suits(each, multiplies=multiplies)]
     return tuple(each for each in offered if each.accepts(nest))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from example_schedule import OneThreadAnElement
+from one_thread_an_element import OneThreadAnElement
 from simulated import Subject, simulation, wrong_values
 from subjects import transposed
 

@@ -1,0 +1,182 @@
+"""Tells the author of a schedule or of a lowering whether it fits its role, as `warpsmith.testing` does for agents.
+
+    python -m agent_synthesis.conformance schedule NAME
+    python -m agent_synthesis.conformance lowering NAME
+
+asks the plugin that is installed under that name. In a test of the author's, `check_schedule(MySchedule)` gives the
+findings, and `check_lowering(handlers, module, *args)` lowers a module that uses the operation to one kernel's nest and
+compares what that means with PyTorch. Neither compiles or runs a kernel: `warpsmith optimize` judges what comes of one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from agent_synthesis import testing
+from agent_synthesis.emit import registry
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering import groups
+from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.symbolic import HANDLERS, Handler
+from agent_synthesis.schedule import Schedule
+from warpsmith import plugins
+from warpsmith.errors import BadInput, IllegalMove, UnknownPlugin
+from warpsmith.graphs.capture import capture
+from warpsmith.hardware import H200, Hardware
+
+MOST_ALTERNATIVES = 200
+"""Of one nest: each is a move that a search has to look at."""
+ROLES = ("schedule", "lowering")
+
+
+def nests() -> dict[str, Nest]:
+    """What a schedule is asked about, by name: even and ragged sizes of each kind."""
+    return {
+        "gelu": testing.gelu(4096),
+        "gelu, odd": testing.gelu(1023),
+        "softmax": testing.softmax(64, 512),
+        "softmax, odd": testing.softmax(3, 127),
+        "layer norm": testing.layer_norm(16, 1024),
+        "row dot": testing.row_dot(32, 256),
+        "column sum": testing.column_sum(300, 70),
+        "column softmax": testing.column_softmax(50, 33),
+        "batch norm": testing.batch_norm(2, 3, 40),
+        "group norm": testing.group_norm(2, 2, 4, 30),
+        "running sum": testing.running_sum(5, 200),
+        "running sum of columns": testing.column_scan(2, 60, 9),
+        "max pool": _lowered(lambda x: torch.nn.functional.max_pool2d(x, 3, 2), (2, 3, 17, 19)),
+        "transposed sum": _lowered(lambda x, y: x + y.T, (48, 40), (40, 48)),
+        "matrix product": _lowered(lambda x, y: torch.relu(x @ y.T), (256, 128), (512, 128)),
+    }
+
+
+def _lowered(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> Nest:
+    index = GraphIndex(capture(testing.Applied(function), tuple(torch.zeros(shape) for shape in shapes)))
+    nest = groups.lower(index, [node.name for node in index.graph.nodes], list(index.graph.outputs))
+    assert isinstance(nest, Nest), nest
+    return nest
+
+
+def check_schedule(
+    make: Callable[[Hardware], Schedule], card: Hardware = H200, asked: Mapping[str, Nest] | None = None
+) -> list[str]:
+    """Findings about the schedule that `make` gives for a card; empty when it fits.
+
+    `asked`: nests by name; those of `nests()` where there are none.
+    """
+    try:
+        schedule = make(card)
+    except Exception as error:
+        return [f"it cannot be made for a card: {type(error).__name__}: {error}"]
+    return list(dict.fromkeys(_of_schedule(schedule, make(card), asked or nests())))
+
+
+def _of_schedule(schedule: Schedule, again: Schedule, asked: Mapping[str, Nest]) -> Iterator[str]:
+    if any(schedule.name == each.name and type(each) is not type(schedule) for each in _built_in(schedule)):
+        yield f"{schedule.name!r} is the name of a schedule of Warpsmith's own"
+    accepted = {name: nest for name, nest in asked.items() if schedule.accepts(nest)}
+    if not accepted:
+        yield f"it accepts none of {len(asked)} nests: {', '.join(asked)}"
+    for name, nest in accepted.items():
+        for finding in _of_nest(schedule, again, nest):
+            yield f"{name}: {finding}"
+
+
+def _built_in(schedule: Schedule) -> tuple[Schedule, ...]:
+    return registry.every_schedule(schedule.target)
+
+
+def _of_nest(schedule: Schedule, again: Schedule, nest: Nest) -> Iterator[str]:
+    defaults = schedule.defaults(nest)
+    others = list(schedule.alternatives(nest, defaults))
+    if len(others) > MOST_ALTERNATIVES:
+        yield f"{len(others)} alternatives; {MOST_ALTERNATIVES} at most"
+    if defaults in others:
+        yield "the settings to begin with are among their own alternatives"
+    for settings in (defaults, *others[:MOST_ALTERNATIVES]):
+        try:
+            emission = schedule.emit(nest, settings)
+        except IllegalMove as refused:
+            yield f"settings that it names are refused: {refused}"
+            continue
+        if emission != again.emit(nest, settings):
+            yield "equal settings give different sources"
+        if not emission.launches:
+            yield "nothing is launched"
+        if any(launch.entry not in emission.text for launch in emission.launches):
+            yield "a launch names a kernel that is not in the source"
+        if missing := [each for each in emission.headers if not (registry.INCLUDE_DIRECTORY / each).is_file()]:
+            yield f"there is no header {missing[0]}"
+        cost = schedule.footprint(nest, settings)
+        if cost.extra_bytes < 0 or cost.parallel_count < 1 or cost.launch_count < 1:
+            yield f"a cost that cannot be: {cost}"
+
+
+def check_lowering(handlers: Mapping[str, Handler], module: torch.nn.Module, *args: torch.Tensor) -> list[str]:
+    """Findings about handlers, by what becomes of a module that uses their operations; empty when they fit.
+
+    The module's forward takes tensors and gives one. Where a plugin of the operation is installed, that one is asked.
+    """
+    groups.install_plugins()
+    findings = _of_handlers(handlers)
+    if findings:
+        return findings
+    added = {name: handler for name, handler in handlers.items() if name not in HANDLERS}
+    HANDLERS.update(added)
+    try:
+        return list(_of_module(module, args))
+    finally:
+        for name in added:
+            del HANDLERS[name]
+
+
+def _of_handlers(handlers: Mapping[str, Handler]) -> list[str]:
+    if not isinstance(handlers, Mapping) or not handlers:
+        return ["it has to give a mapping: an operation's name, such as 'hypot', to what lowers it"]
+    return [f"{name!r} is not an operation's name with something to call" for name, handler in handlers.items()
+            if not (isinstance(name, str) and name.isidentifier() and callable(handler))]  # fmt: skip
+
+
+def _of_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Iterator[str]:
+    index = GraphIndex(capture(module, args))
+    calls = [node.name for node in index.graph.nodes]
+    nest = groups.lower(index, calls, list(index.graph.outputs))
+    if isinstance(nest, groups.Refusal):
+        yield f"the module is not one kernel: {nest.reason}"
+        return
+    wanted = module(*args)
+    made = torch.empty(wanted.numel(), dtype=wanted.dtype)
+    names = [source.name for source in index.graph.sources]
+    memory = {name: tensor.detach().clone().flatten() for name, tensor in zip(names, args, strict=False)}
+    interpreter.run(nest, {**memory, index.graph.outputs[0]: made})
+    try:
+        torch.testing.assert_close(made.reshape(wanted.shape), wanted)
+    except AssertionError as error:
+        yield f"it computes something else than PyTorch: {' '.join(str(error).split())[:200]}"
+
+
+def main(arguments: list[str]) -> int:
+    """Asks an installed plugin and prints the findings; 0 when it fits, 1 when not, 2 for a wrong command line."""
+    if len(arguments) != 2 or arguments[0] not in ROLES:
+        print(f"usage: python -m agent_synthesis.conformance {'|'.join(ROLES)} NAME", file=sys.stderr)
+        return 2
+    role, name = arguments
+    try:
+        made = plugins.find(role, name)
+        findings = check_schedule(made) if role == "schedule" else _of_handlers(made())
+        groups.install_plugins()
+    except (UnknownPlugin, BadInput) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for finding in findings:
+        print(f"- {finding}")
+    print(f"{name}: {'fits' if not findings else f'{len(findings)} findings'}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""The smallest CUDA schedule there is: one thread an element. `pip install ./examples/schedule` adds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_synthesis.emit import shape
+from agent_synthesis.emit.cuda import geometry, kernel_text
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.expression import Scope
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.schedule import Emission, Footprint, Parameters
+
+
+class OneThreadAnElement(CudaSchedule):
+    """Integers: `threads` of a block."""
+
+    name = "one_thread_an_element"
+
+    def accepts(self, nest: Nest) -> bool:
+        """Nests that reduce nothing and read what they overwrite only in place."""
+        return not nest.reductions and bool(nest.parallel) and shape.is_safe_in_place(nest)
+
+    def defaults(self, nest: Nest) -> Parameters:
+        """A good block for anything."""
+        del nest
+        return Parameters(integers={"threads": 256})
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """Other block sizes."""
+        changes = geometry.domain_without(current, {"threads": (128, 256, 512)})
+        return geometry.legal(changes, lambda p: self.require_block(nest, threads=p.integers["threads"]))
+
+    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+        """Nothing beyond the nest's own bytes."""
+        return Footprint(0, -(-nest.row_count // parameters.integers["threads"]), 1)
+
+    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+        """One kernel: the point's number gives its axes, and `stores` writes loads, values and stores."""
+        threads = parameters.integers["threads"]
+        self.require_block(nest, threads=threads)
+        *others, axis = nest.parallel
+        text = kernel_text.KernelText(
+            nest, axis.name, 1, kernel_text.dialect_of("accurate"), once=False, streaming=False
+        )
+        body = Scope(text.function, None)
+        body.line(f"const {text.offset} point = static_cast<{text.offset}>(blockIdx.x) * {threads} + threadIdx.x;")
+        body.line(f"if (point >= {nest.row_count}) return;")
+        places = geometry.row_axes(nest, "point")
+        for other in others:
+            body.line(f"const {text.offset} {text.function.axes[other.name]} = {places[other.name]};")
+        body.line(f"const {text.offset} {text.begin} = {places[axis.name]};")
+        body.learn(other.name for other in others)
+        text.stores(body, nest.stores)
+        lines = [*shape.header(nest, self.name, parameters), *text.signature(text.entry, threads, 1), *body.lines]
+        grid = -(-nest.row_count // threads)
+        record = geometry.launch(nest, grid=grid, threads=threads)
+        return Emission("\n".join([*lines, "}", ""]), geometry.HEADERS, (record,))

@@ -1,0 +1,158 @@
+"""Schedules and operations from outside: offered with ours, judged by their suites, and refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+from lowered_hypot import handlers, hypot
+from one_thread_an_element import OneThreadAnElement
+
+from agent_synthesis import conformance, generator
+from agent_synthesis.emit import registry
+from agent_synthesis.lowering import groups
+from agent_synthesis.lowering.pointwise_handlers import elementwise
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.symbolic import HANDLERS, Handler
+from agent_synthesis.plans.plan import schedule_named, schedules_for
+from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.synthesizer import BuiltInSynthesizer
+from agent_synthesis.testing import Applied, gelu, softmax
+from warpsmith import plugins
+from warpsmith.errors import BadInput, UnknownPlugin
+from warpsmith.hardware import H200
+from warpsmith.v1 import task_pb2
+
+CUDA = task_pb2.TARGET_CUDA
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs entry points, given as (role, name, object)."""
+    caches = (registry.schedules, registry.every_schedule, registry._installed, groups.install_plugins,
+              generator.emitter_digest)  # fmt: skip
+    known = dict(HANDLERS)
+
+    def forget() -> None:
+        for cache in caches:
+            cache.cache_clear()
+
+    def installed(*points: tuple[str, str, str]) -> None:
+        made = [EntryPoint(name, value, f"warpsmith.{role}") for role, name, value in points]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [each for each in made if each.group == group])
+        forget()
+
+    yield installed
+    monkeypatch.undo()
+    HANDLERS.clear()
+    HANDLERS.update(known)
+    forget()
+
+
+def test_an_installed_schedule_is_offered_after_ours(install: Install) -> None:
+    before = generator.emitter_digest()
+    install(("schedule", "one_thread", "one_thread_an_element:OneThreadAnElement"))
+    offered = [each.name for each in schedules_for(CUDA, gelu(4096))]
+    assert offered == ["cuda_pointwise", "one_thread_an_element"]
+    assert "one_thread_an_element" not in [each.name for each in schedules_for(CUDA, softmax(8, 64))]
+    assert schedule_named(CUDA, "one_thread_an_element") == OneThreadAnElement(H200)
+    assert registry.schedules(task_pb2.TARGET_CPU) == registry._CPU
+    assert generator.emitter_digest() != before
+
+
+def test_an_installed_lowering_makes_a_kernel_of_its_operation(install: Install) -> None:
+    args = (torch.randn(8, 16), torch.randn(16))
+    assert conformance.check_lowering(handlers(), Applied(torch.hypot), *args) == []
+    assert "hypot" not in HANDLERS
+    install(("lowering", "hypot", "lowered_hypot:handlers"))
+    assert conformance.check_lowering(handlers(), Applied(torch.hypot), *args) == []
+    assert "hypot" in HANDLERS
+
+
+def test_its_suite_says_where_a_lowering_is_wrong() -> None:
+    args = (torch.randn(8, 16), torch.randn(8, 16))
+    wrong: dict[str, Handler] = {"hypot": elementwise(2, conformance_kind(), lambda a, _: a)}
+    (found,) = conformance.check_lowering(wrong, Applied(torch.hypot), *args)
+    assert found.startswith("it computes something else than PyTorch: ")
+    (found,) = conformance.check_lowering(handlers(), Applied(torch.nextafter), *args)
+    assert found == "the module is not one kernel: nextafter is not lowered"
+    (found,) = conformance.check_lowering(handlers(), Applied(torch.hypot), *(each.double() for each in args))
+    assert found == "the module is not one kernel: hypot in float64 would have to be scaled"
+    assert conformance.check_lowering({"hypot": 3}, Applied(torch.hypot), *args)  # type: ignore[dict-item]
+    assert conformance.check_lowering({}, Applied(torch.hypot), *args)
+
+
+def conformance_kind() -> object:
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
+
+    return Kind.DEFAULT
+
+
+@dataclass(frozen=True)
+class Careless(OneThreadAnElement):
+    """Names settings that it refuses, and begins with one of its own alternatives."""
+
+    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+        """One that is the same, and one that no block can have."""
+        del nest
+        return [current, Parameters(integers={"threads": 4096})]
+
+
+@pytest.mark.parametrize(
+    "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
+)
+def test_our_own_schedules_fit(each: Schedule) -> None:
+    found = conformance.check_schedule(lambda _: each)
+    if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
+        assert all(finding.startswith("it accepts none of 15 nests: gelu, ") for finding in found)
+    else:
+        assert found == []
+
+
+def test_the_suite_of_schedules_finds_what_is_careless() -> None:
+    assert conformance.check_schedule(OneThreadAnElement) == []
+    found = "\n".join(conformance.check_schedule(Careless))
+    assert "the settings to begin with are among their own alternatives" in found
+    assert "settings that it names are refused: " in found
+    assert conformance.check_schedule(lambda _: 1 / 0) == [  # type: ignore[arg-type,return-value]
+        "it cannot be made for a card: ZeroDivisionError: division by zero"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "says"),
+    [
+        ([("schedule", "twice", "agent_synthesis.emit.cuda.pointwise:CudaPointwise")], BadInput, "cuda_pointwise"),
+        ([("schedule", "absent", "no_such_package:Thing")], UnknownPlugin, "no_such_package"),
+        ([("lowering", "again", "tests_of_plugins:add")], UnknownPlugin, "tests_of_plugins"),
+    ],
+)
+def test_a_plugin_that_does_not_fit_in_ends_the_start_with_its_cause(
+    install: Install, points: list[tuple[str, str, str]], error: type[Exception], says: str
+) -> None:
+    install(*points)
+    with pytest.raises(error, match=says):
+        BuiltInSynthesizer()
+
+
+def test_a_lowering_of_a_known_operation_is_refused(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(("lowering", "hypot", "lowered_hypot:handlers"))
+    monkeypatch.setitem(HANDLERS, "hypot", lambda *_: hypot)
+    with pytest.raises(BadInput, match="the lowering 'hypot' has handlers of hypot, which have one"):
+        BuiltInSynthesizer()
+
+
+def test_the_command_says_whether_an_installed_plugin_fits(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(
+        ("schedule", "one_thread", "one_thread_an_element:OneThreadAnElement"),
+        ("lowering", "hypot", "lowered_hypot:handlers"),
+    )
+    assert conformance.main(["schedule", "one_thread"]) == conformance.main(["lowering", "hypot"]) == 0
+    assert capsys.readouterr().out == "one_thread: fits\nhypot: fits\n"
+    assert conformance.main(["schedule", "wizard"]) == conformance.main(["reasoner", "x"]) == 2
