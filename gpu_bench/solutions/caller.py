@@ -141,7 +141,8 @@ class Called(Worker):
         return Answer(ended - begin, max(0, waited_ns) * 1e-9, carried, ended)
 
     def close(self) -> None:
-        """As `Worker.close`."""
+        """As `Worker.close`, but without letting it leave by itself: it waits for a word, or runs what is not ours."""
+        self._jailed.close()
         super().close()
         self._close_pipes()
 
