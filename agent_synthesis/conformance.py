@@ -27,6 +27,7 @@ from warpsmith import plugins
 from warpsmith.errors import BadInput, IllegalMove, UnknownPlugin
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200, Hardware
+from warpsmith.testing import concluded
 
 MOST_ALTERNATIVES = 200
 """Of one nest: each is a move that a search has to look at."""
@@ -172,10 +173,7 @@ def main(arguments: list[str]) -> int:
     except (UnknownPlugin, BadInput) as error:
         print(error, file=sys.stderr)
         return 2
-    for finding in findings:
-        print(f"- {finding}")
-    print(f"{name}: {'fits' if not findings else f'{len(findings)} findings'}")
-    return 1 if findings else 0
+    return concluded(name, findings)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
 from warpsmith import plugins
 from warpsmith.digest import of_moves
 from warpsmith.errors import IllegalMove, UnknownPlugin
+from warpsmith.testing import concluded
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -150,10 +151,7 @@ def main(arguments: list[str]) -> int:
     except UnknownPlugin as error:
         print(error, file=sys.stderr)
         return 2
-    for finding in findings:
-        print(f"- {finding}")
-    print(f"{name}: {'fits' if not findings else f'{len(findings)} findings'}")
-    return 1 if findings else 0
+    return concluded(name, findings)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from warpsmith import arguments, digest, service
@@ -229,6 +229,14 @@ def check_server(role: str, address: str) -> list[str]:
             raise BadInput(f"no conformance suite for {role!r}; there is one for reasoning, synthesis, compile")
 
 
+def concluded(name: str, findings: Sequence[str]) -> int:
+    """Prints the findings on what is called `name`; the exit status: 0 when it fits, 1 when not."""
+    for finding in findings:
+        print(f"- {finding}")
+    print(f"{name}: {'fits' if not findings else f'{len(findings)} findings'}")
+    return 1 if findings else 0
+
+
 def main(arguments: list[str]) -> int:
     """Asks a server and prints the findings; 0: it fits, 1: it does not, 2: a wrong command line, 3: no answer."""
     if len(arguments) != 2:
@@ -242,10 +250,7 @@ def main(arguments: list[str]) -> int:
     except Infrastructure as error:
         print(f"{arguments[0]} at {arguments[1]}: {error}", file=sys.stderr)
         return 3
-    for finding in findings:
-        print(f"- {finding}")
-    print(f"{arguments[0]} at {arguments[1]}: {'fits' if not findings else f'{len(findings)} findings'}")
-    return 1 if findings else 0
+    return concluded(f"{arguments[0]} at {arguments[1]}", findings)
 
 
 if __name__ == "__main__":
