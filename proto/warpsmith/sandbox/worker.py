@@ -46,6 +46,9 @@ TAIL_BYTES: Final = 4096
 _TRACE_CHARACTERS: Final = 8192
 _START_DEADLINE_S: Final = 60.0
 _PAUSE_DEADLINE_S: Final = 10.0
+_PAUSE_LOOK_S: Final = 2e-5
+"""Between two looks whether all stand still: threads cannot stop on a processor that whoever looks never leaves (3 ms
+a pause on two processors)."""
 
 # A record: kind, length of the name, length of the body; then the name and the body.
 _HEADER: Final = struct.Struct("!BHI")
@@ -216,6 +219,7 @@ class Worker:
             if time.monotonic() > end:
                 self.close()
                 raise WorkerTimeout(f"{self.entry}: a process did not stop within {_PAUSE_DEADLINE_S:g} s")
+            time.sleep(_PAUSE_LOOK_S)
 
     def resume(self) -> None:
         """Lets every process that `pause` stopped go on."""
