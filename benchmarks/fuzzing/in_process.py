@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from agent_correctness.checks.limits import Size, size_of
-from gpu_bench.judging import comparison, judge_worker
+from gpu_bench.judging import comparison
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.bench_worker import Bench
@@ -60,7 +60,8 @@ class NearJudge(Judge):
         """Whether PyTorch itself fails the comparison when each of its results is up to one ulp off."""
         answer = self.answer(observed.family, observed.seed)
         sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
-        forgiveness = comparison.Forgiveness(observed.family in judge_worker._FORGIVING)
+        of_family = comparison.Forgiveness.of(observed.family)
+        forgiveness = comparison.Forgiveness(of_family.nan_stands_for_any_non_finite)
         for draw in range(NUDGES):
             moved = nudged(self.graph, sources, torch.Generator().manual_seed(draw))
             parts = zip(moved, answer.eager, answer.truth, answer.floors, strict=False)

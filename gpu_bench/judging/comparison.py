@@ -26,6 +26,14 @@ _CHUNK = BLOCK << 13
 _KERNEL_CHUNK = BLOCK << 16
 """The same where a kernel makes none and what it looks at is on its device."""
 
+ORDINARY = frozenset({
+    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
+})  # fmt: skip
+"""Families on which the reference has to define its result."""
+_FORGIVING = frozenset({
+    verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
+})  # fmt: skip
+
 KERNELBENCH_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """atol = rtol of KernelBench's harness; 1e-4 for every other type."""
 
@@ -39,6 +47,11 @@ class Forgiveness:
     worst_block_for_all: bool = False
     """Every 4,096 elements are measured by those that are eager's worst: where nearly all of an output is cut off at a
     bound, as values of 1e4 are, what is left in a block are one or two, and eager's error of those is small by luck."""
+
+    @staticmethod
+    def of(family: verdict_pb2.ValueFamily.ValueType) -> Forgiveness:
+        """What it allows."""
+        return Forgiveness(family in _FORGIVING, family not in ORDINARY)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -31,17 +31,10 @@ from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
 
 _KEPT_BYTES = 4 << 30
 """Truths kept for later comparisons, the one about to be made included."""
-_ORDINARY = frozenset({
-    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
-})  # fmt: skip
-"""Families on which the reference has to define its result."""
 _MANY = 1 << 26
 """Elements of all inputs from which on Σ|terms| of ordinary values is taken to be the same for every seed."""
 _FAR = 4.0
 """Times its yardstick that an element or a block has to be off to be asked whether anything decides there."""
-_FORGIVING = frozenset({
-    verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,9 @@ class Answer:
 class Judge:
     """A prepared reference: made once for a task."""
 
+    _shaken = frozenset({verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS})
+    """Families of which the yardstick is also how far a rounding of the sources moves the truth."""
+
     def __init__(self, loaded: LoadedTask, shared: SharedMemory) -> None:
         self._loaded = loaded
         self._shared = shared
@@ -77,16 +73,18 @@ class Judge:
         self._known_floors: dict[int, list[float]] = {}
         """By family the least that was seen."""
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        self.graph = loaded.capture(args)
+        begin = time.perf_counter()
+        outputs, written = self._run_eager(args, seed=0)
+        self.eager_seconds = time.perf_counter() - begin
+        self.is_random = False
+        """Whether a call draws from PyTorch's generator."""
+        self.graph = self._captured(args)
         specs = [source.spec for source in self.graph.sources]
         given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
         specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
         self._types = {dtypes.to_torch(spec.dtype) for spec in specs}
         """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
-        begin = time.perf_counter()
-        outputs, written = self._run_eager(args, seed=0)
-        self.eager_seconds = time.perf_counter() - begin
         self._written = self._may_be_written(args) | written
         self._refuse_random_reference(args, outputs, written)
         self.cases = Cases.learned(loaded, self.graph, self._run_eager, args)
@@ -99,6 +97,12 @@ class Judge:
     def loaded(self) -> LoadedTask:
         """The task."""
         return self._loaded
+
+    def _captured(self, args: Args) -> graph_pb2.Graph:
+        """What the truth is computed by, as `args` go through it; says whether it is random. Raises BadInput."""
+        graph = self._loaded.capture(args)
+        self.is_random = any(node.random for node in graph.nodes)
+        return graph
 
     @property
     def written(self) -> Collection[str]:
@@ -124,7 +128,7 @@ class Judge:
         key = (int(family), seed)
         if key not in self._answers:
             self._make_room()
-            is_alike = once or (self._has_many_terms and family in _ORDINARY)
+            is_alike = once or (self._has_many_terms and family in comparison.ORDINARY)
             floors = self._known_floors.get(family) if is_alike else None
             self._answers[key] = with_room(
                 lambda: self._compute(self.cases.taken(family, seed), family, seed, floors),
@@ -161,13 +165,13 @@ class Judge:
         sources = self._graph_sources(args)
         truth = self._interpret(args, written, seed, widen=True)
         floors = list(known or self._terms_floors(sources, truth, family))
-        if family == verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS:
+        if family in self._shaken:
             after = self._interpret(args, written, seed, widen=True, sources=conditioning.Moved(sources, seed))
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
         eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
         answer = Answer(eager, truth, floors, self._sliced)
         names = [region.name for region in self.regions]
-        if family not in _ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
+        if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
             raise BadInput(chaotic)
         doubts = self._doubts(answer, family)
         if not doubts:
@@ -364,9 +368,9 @@ class Judge:
                 answer.eager[position],
                 answer.truth[position],
                 terms_floor=answer.floors[position],
-                forgiveness=_forgiveness(observed.family),
+                forgiveness=comparison.Forgiveness.of(observed.family),
             )
-            may_be_open = observed.family not in _ORDINARY and not candidate.is_complex()
+            may_be_open = observed.family not in comparison.ORDINARY and not candidate.is_complex()
             is_far = may_be_open and max(error.max_ratio, error.block_ratio) > _FAR
             if (error.unequal_count or is_far) and position < len(self.graph.outputs):
                 error = self._second_look(error, position, candidate, answer, observed)
@@ -409,7 +413,7 @@ class Judge:
             if not is_want_of_memory(problem) or self.shortages.is_first("look", observed.family, observed.seed):
                 raise
             return error
-        forgiveness = _forgiveness(observed.family)
+        forgiveness = comparison.Forgiveness.of(observed.family)
         again = comparison.compare(judged, eager, truth, terms_floor=answer.floors[position], forgiveness=forgiveness)
         again.kernelbench_close = error.kernelbench_close
         return again
@@ -417,10 +421,6 @@ class Judge:
     def release_surplus(self) -> None:
         """Gives cached device memory back for the candidate's process."""
         release_surplus(self._loaded.device, self._loaded.task)
-
-
-def _forgiveness(family: verdict_pb2.ValueFamily.ValueType) -> comparison.Forgiveness:
-    return comparison.Forgiveness(family in _FORGIVING, family not in _ORDINARY)
 
 
 # ---- methods of the worker -----------------------------------------------------------------------------------
@@ -435,9 +435,10 @@ def _warm_up(_: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     return judging_pb2.Preparation()
 
 
-def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def prepare(request: judging_pb2.PrepareRequest, kind: type[Judge] = Judge) -> judging_pb2.Preparation:
+    """Makes the judge of this process. Raises BadInput."""
     _judges.clear()
-    _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited()))
+    _judges.append(kind(LoadedTask.load(request.task), SharedMemory.inherited()))
     judge = _judges[0]
     judge.release_surplus()
     prepared = judging_pb2.Preparation(
@@ -484,7 +485,7 @@ def prepared() -> Judge:
 
 METHODS: Methods = {
     "warm_up": (judging_pb2.PrepareRequest, _warm_up),
-    "prepare": (judging_pb2.PrepareRequest, _prepare),
+    "prepare": (judging_pb2.PrepareRequest, prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),
     "boundary": (judging_pb2.BoundaryRequest, _boundary),

@@ -21,12 +21,14 @@ from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
+from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedJudge
 from gpu_bench.timing import floor
 from gpu_bench.workers.sharing import SharedMemory
+from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
-from warpsmith.v1 import judging_pb2, tensor_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, timing_pb2, verdict_pb2
 
 GAP_BYTES = 4096
 """Of random bytes between inputs: who writes there is found out, who reads there gives other results."""
@@ -93,7 +95,7 @@ class Witness:
         self._returned = set(shares)
         self._views = {f"output {position}" for position, name in enumerate(shares) if name in sources}
         signature.result = structure.written(described)
-        signature.is_random = any(node.random for node in self._judge.graph.nodes)
+        signature.is_random = self._judge.is_random
         constants = {f"state {name}" for name in self._loaded.constants}
         signature.constants.extend(sorted(constants.difference(self._judge.written)))
         signature.has_state = any(name.startswith("state ") for name in before)
@@ -105,9 +107,11 @@ class Witness:
         target, precision = loaded.task.target, loaded.task.precision
         known = request.HasField("ceilings")
         ceilings = device.Ceilings.of(request.ceilings) if known else device.describe(target)
-        flags = floor.reference_flags(floor.work_of(self._judge.graph, precision), ceilings)
+        is_traced = not isinstance(self._judge, UntracedJudge)
+        graph = self._judge.graph if is_traced else graph_pb2.Graph()  # of which no work can be counted
+        flags = floor.reference_flags(floor.work_of(graph, precision), ceilings)
         report = timing_pb2.ReferenceReport(flags=flags, environment=device.environment(target))
-        return judging_pb2.Yardstick(report=report, graph=self._judge.graph, ceilings=ceilings.message())
+        return judging_pb2.Yardstick(report=report, graph=graph, ceilings=ceilings.message())
 
     # ---- before a call -------------------------------------------------------------------------------------
 
@@ -340,8 +344,19 @@ def _look(request: judging_pb2.LookRequest) -> judging_pb2.Look:
     return _witnesses[0].look(request)
 
 
+def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+    """Judges by the module's graph, or else by the module itself: no solution needs the graph."""
+    try:
+        return judge_worker.prepare(request)
+    except BadInput:
+        prepared = judge_worker.prepare(request, UntracedJudge)
+    prepared.flags.append(REFERENCE_UNTRACED)
+    return prepared
+
+
 METHODS: Methods = {
     **judge_worker.METHODS,
+    "prepare": (judging_pb2.PrepareRequest, _prepare),
     "introduce": (judging_pb2.IntroduceRequest, _introduce),
     "yardstick": (judging_pb2.YardstickRequest, _yardstick),
     "place": (judging_pb2.PlaceRequest, _place),

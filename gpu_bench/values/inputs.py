@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from gpu_bench.judging import sorting
-from gpu_bench.values import integers
+from gpu_bench.values import integers, sorting
 from warpsmith.graphs.task_module import seed_generator
 from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
 from warpsmith.v1 import judging_pb2, verdict_pb2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from gpu_bench.judging import sorting
+from gpu_bench.values import sorting
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 _SHARES: Mapping[int, float] = {

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from gpu_bench.judging import guard, sorting
+from gpu_bench.judging import guard
 from gpu_bench.timing import floor
+from gpu_bench.values import sorting
 from warpsmith.graphs import task_module
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, verdict_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_bench.judging import sorting
+from gpu_bench.values import sorting
 
 
 @pytest.fixture(autouse=True)

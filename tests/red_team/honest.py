@@ -25,10 +25,11 @@ from honest_case import Honest
 from honest_code import CODE
 from honest_state import STATE
 from honest_tensors import INPUTS, OUTPUTS
+from honest_untraced import UNTRACED
 from judging_bench import TARGETS
 from workers import Job, Setting, judged
 
-CORPUS = {"state": STATE, "outputs": OUTPUTS, "inputs": INPUTS, "code": CODE}
+CORPUS = {"state": STATE, "outputs": OUTPUTS, "inputs": INPUTS, "code": CODE, "untraced": UNTRACED}
 MOST_REFUSED = 1
 _SPIN = "while True: pass"
 

@@ -255,7 +255,7 @@ def interpret(
                 raise BadInput(f"source {source.name} of the graph has no tensor")
             tensor = sources[source.name]
         spec_types[source.name] = dtypes.to_torch(source.spec.dtype)  # random operations draw as in that type
-        values[source.name] = _widened_copy(tensor) if widen else tensor
+        values[source.name] = widened_copy(tensor) if widen else tensor
     written = written_sources(graph)
     kept = {*graph.outputs, *written}
     last_use = _last_uses(graph)
@@ -384,7 +384,8 @@ def _widened(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor.to(widened(tensor.dtype)) if tensor is not None else None
 
 
-def _widened_copy(tensor: torch.Tensor) -> torch.Tensor:
+def widened_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a memory of its own and in its layout, floats in float64."""
     copy = torch.empty_strided(
         tensor.shape,
         tensor.stride(),

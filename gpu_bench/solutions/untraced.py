@@ -1,0 +1,112 @@
+"""The truth of a module that `torch.export` cannot trace: the module itself, run in float64.
+
+The one idea: a solution is judged by what the reference computes, and for that no graph is needed. What only a graph
+could say stays unsaid: how much work there is at least (no floor), and which element a near tie decides. A candidate
+of ours is made from a graph, so for candidates such a module stays bad input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gpu_bench.judging.judge_worker import Answer, Judge
+from gpu_bench.judging.loaded import Args
+from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.task_module import seed_generators
+from warpsmith.v1 import graph_pb2, verdict_pb2
+
+REFERENCE_UNTRACED = "REFERENCE_UNTRACED"
+"""`torch.export` cannot trace the reference: the truth is the module in float64, and no floor is known."""
+
+_ORIGINS = {
+    "input": graph_pb2.ORIGIN_INPUT,
+    "parameter": graph_pb2.ORIGIN_PARAMETER,
+    "state": graph_pb2.ORIGIN_STATE,
+}
+
+
+class UntracedJudge(Judge):
+    """A prepared reference whose module is its own truth."""
+
+    _shaken = frozenset(verdict_pb2.ValueFamily.values())
+
+    def _captured(self, args: Args) -> graph_pb2.Graph:
+        """A graph without nodes: sources under the names that comparisons use, and names of the outputs."""
+        user = self._loaded.user
+        leaves = user.tensor_leaves(args)
+        self._form = user.with_leaves(args, [torch.empty(0)] * len(leaves))
+        self._leaf_count = len(leaves)
+        self.is_random = self._draws(args)
+        outputs, _ = self._run_eager(args, seed=0)
+        graph = graph_pb2.Graph(outputs=[f"output {position}" for position in range(len(outputs))])
+        for name, tensor in self._loaded.sources(args).named().items():
+            kind, _, bare = name.partition(" ")
+            source = graph.sources.add(name=name, origin=_ORIGINS[kind], spec=dtypes.spec_of(tensor))
+            if kind == "input":
+                source.input_index = int(bare)
+            else:
+                source.qualified_name = bare
+        return graph
+
+    def _draws(self, args: Args) -> bool:
+        """Whether a call moves PyTorch's generator on."""
+        self._run_eager(args, seed=0)
+        after = self._generator()
+        seed_generators(0)
+        return not torch.equal(after, self._generator())
+
+    def _generator(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state() if self._loaded.device.type == "cuda" else torch.get_rng_state()
+
+    def _terms_floors(
+        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], family: int
+    ) -> list[float]:
+        """None: nobody knows the terms. What a rounding of the sources moves has to do."""
+        del sources, family
+        return [0.0] * len(truth)
+
+    def _repeats_eager(self, answer: Answer, args: Args, written: Mapping[str, torch.Tensor], seed: int) -> bool:
+        """Whether the module is the module."""
+        del answer, args, written, seed
+        return True
+
+    def _widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Outputs, and every source as the call leaves it, by their names in the graph; floats in float64.
+
+        Neither `sources` nor the module change. Raises what the module raises.
+        """
+        values = {name: aten.widened_copy(tensor) for name, tensor in sources.items()}
+        module = copy.deepcopy(self._loaded.module)
+        for name, holder, own in _members(module):
+            value = values[name]
+            holder[own] = torch.nn.Parameter(value, value.requires_grad) if name.startswith("parameter ") else value
+        args = self._loaded.user.with_leaves(self._form, [values[f"input {n}"] for n in range(self._leaf_count)])
+        with torch.no_grad(), _default_is_float64():
+            returned = module(*args)
+        results = {f"output {n}": leaf.clone() for n, leaf in enumerate(self._loaded.output_leaves(returned))}
+        return {**values, **{name: holder[own] for name, holder, own in _members(module)}, **results}
+
+
+def _members(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(name, where it is kept, its name there) of each parameter and state."""
+    for prefix, each in module.named_modules(remove_duplicate=False):
+        for kind, held in (("parameter", each._parameters), ("state", each._buffers)):
+            for own, tensor in list(held.items()):
+                if tensor is not None:
+                    yield f"{kind} {prefix}.{own}" if prefix else f"{kind} {own}", held, own
+
+
+@contextmanager
+def _default_is_float64() -> Iterator[None]:
+    """What the module makes without saying of which type is as wide as its inputs."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
