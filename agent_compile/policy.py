@@ -48,8 +48,20 @@ _SPLICE = re.compile(r"\\[ \t\f\v\r]*\n")
 _GAP = r"(?:[ \t\f\v]|/\*.*?\*/)*"
 # Matched wherever it stands, inside comments and strings too: a false alarm there is cheap, a miss is not.
 _INCLUDE = re.compile(rf"(?:\#|%:|\?\?=){_GAP}(include_next|include|import|embed)\b{_GAP}([^\n]*)", re.DOTALL)
+# Any other directive is refused: one that names a line's file (`#line`, `# 1 "file"`) has a compiler quote that file in
+# its messages, and GCC takes \\u0064 in a directive's name for the letter.
+_DIRECTIVE = re.compile(rf"(?:^|\*/)[ \t\f\v]*(?:\#|%:|\?\?=){_GAP}([\w$\\]*)([^\n]*)", re.DOTALL | re.MULTILINE)
+_PLACE = re.compile(rf'\s+\d+(?:\s+"{_NAME.pattern}")?\s*')
+_DIRECTIVES = frozenset({
+    "", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif", "include", "pragma",
+    "error", "warning",
+})  # fmt: skip
 _OPERAND = re.compile(r'(?:"([^"\n]+)"|<([^>\n]+)>)')
-_FORBIDDEN = re.compile(r"__has_include(?:_next)?|__has_embed|\.incbin|^\s*(?:export\s+)?(?:import|module)\b", re.M)
+_FORBIDDEN = re.compile(
+    # A file's date, or that it is not there.
+    r"__has_include(?:_next)?|__has_embed|\.incbin|\bGCC\s+dependency\b|^\s*(?:export\s+)?(?:import|module)\b",
+    re.M,
+)
 
 
 def check_sources(program: candidate_pb2.Program) -> Rejected | None:
@@ -98,6 +110,11 @@ def _check_text(name: str, text: str, allowed: frozenset[str], folders: tuple[st
         if directive == "include" and _is_allowed(header, allowed, folders):
             continue
         return _refuse(f"{name}:{_line(text, header or directive)}: error: #{directive} {rest[:80]} is not allowed")
+    for match in _DIRECTIVE.finditer(spliced):
+        directive, rest = match.groups()
+        is_own_line = directive == "line" and _PLACE.fullmatch(rest)
+        if directive not in _DIRECTIVES and not is_own_line:
+            return _refuse(f"{name}:{_line(text, directive)}: error: #{directive[:80]} is not allowed")
     if forbidden := _FORBIDDEN.search(spliced):
         word = forbidden.group().strip()
         return _refuse(f"{name}:{_line(text, word)}: error: {word} is not allowed")
@@ -123,9 +140,8 @@ def _refuse(message: str) -> Rejected:
 
 # Assembly that a compiler wrote has none of these unless the source put them there: through asm statements (whose
 # text is between APP marks), through asm labels, or through section attributes.
-_ASSEMBLY = re.compile(
-    r"^\s*#+APP|(?:^|[;:])\s*(\.(?:incbin|include|macro|irpc?|rept|altmacro))\b", re.MULTILINE | re.IGNORECASE
-)
+# The directives that read files or make text are refused wherever they stand: a comment may stand before one.
+_ASSEMBLY = re.compile(r"^\s*#+APP|(\.(?:incbin|include|macro|irpc?|rept|altmacro))\b", re.MULTILINE | re.IGNORECASE)
 
 
 def check_assembly(name: str, text: str) -> Rejected | None:
