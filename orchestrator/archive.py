@@ -8,7 +8,9 @@ default: who opens an older archive adds them, its runs stay, and an older relea
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.model_turns import WRITE
 from orchestrator.search import moves_of, score
+from warpsmith import printable
 from warpsmith.digest import of_moves
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.sandbox import private_files
@@ -300,9 +303,29 @@ def _engine(url: str) -> sa.Engine:
         raise BadInput("the database's URL is malformed: write postgresql://user:password@host/name") from None
 
 
+_FOREIGN = """
+    SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' UNION ALL
+    SELECT tables.name FROM sqlite_master AS tables, pragma_table_xinfo(tables.name) AS columns
+    WHERE tables.type = 'table' AND columns.hidden <> 0
+"""
+"""What computes something when it is read or written."""
+
+
+def _refuse_programs(cursor: Any) -> None:
+    """A stranger's database may hold a view in a table's place, which is a program: one that never ends, say.
+
+    Raises BadInput.
+    """
+    cursor.execute("PRAGMA trusted_schema=OFF")
+    with contextlib.suppress(sqlite3.DatabaseError):  # no database at all: whoever reads it says so
+        if found := cursor.execute(_FOREIGN).fetchone():
+            raise BadInput(f"{FILE_NAME}: {printable.quotation(found[0], 80)} is no plain table; {REMEDY}")
+
+
 def _set_up_writing(connection: Any, _: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+    _refuse_programs(cursor)
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")  # a power cut loses nothing that was told to a watcher
     cursor.execute("PRAGMA foreign_keys=ON")
@@ -312,4 +335,5 @@ def _set_up_writing(connection: Any, _: object) -> None:
 def _set_up_reading(connection: Any, _: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+    _refuse_programs(cursor)
     cursor.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import types
@@ -168,6 +169,28 @@ def test_a_whole_command_refuses_a_packed_database(behind: Path) -> None:
         assert (said.returncode, said.stdout) == (2, "")
         assert f"{FILE_NAME}: is a symbolic link" in said.stderr
     assert behind.read_text() == f"[default]\n{SECRET}\n"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE VIEW runs AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id FROM n",
+        "CREATE TRIGGER late AFTER INSERT ON trials BEGIN DELETE FROM events; END",
+        "CREATE VIRTUAL TABLE runs USING fts5(message)",
+        "CREATE TABLE runs (id TEXT, message BLOB AS (hex(zeroblob(100000000))))",
+    ],
+)
+def test_a_database_in_which_something_would_run_is_refused_unread(behind: Path, made: str) -> None:
+    runs = behind.with_name("packed")
+    Archive.in_directory(runs).close()
+    with contextlib.closing(sqlite3.connect(runs / FILE_NAME)) as packed:
+        if "runs" in made.split("(", maxsplit=1)[0]:
+            packed.execute("DROP TABLE runs")
+        packed.execute(made)
+        packed.commit()
+    for opening in (Archive.in_directory, lambda place: Archive.reading(place).runs()):
+        with pytest.raises(BadInput, match="is no plain table"):
+            opening(runs)
 
 
 @pytest.fixture
