@@ -13,7 +13,8 @@ from dataclasses import dataclass
 _SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11
 _STARTUP_TAGS = {12: "DT_INIT", 13: "DT_FINI", 25: "DT_INIT_ARRAY", 26: "DT_FINI_ARRAY", 32: "DT_PREINIT_ARRAY"}
 _IFUNC, _CUDA = 10, 190
-_RELA, _LDC, _ANY_SLOT = 4, 0xB82, -1
+_RELOCATIONS = {4: 24, 9: 16}  # bytes of an entry, with what is to be added and without: sm_80 to sm_89 have both
+_LDC, _ANY_SLOT = 0xB82, -1
 _CUDA_TABLES = frozenset({("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)})
 _LOADED, _THREAD_LOCAL, _READ_ONLY_AFTER_LOADING, _WRITABLE = 1, 7, 0x6474E552, 2
 _LONGEST_NAME = 4096
@@ -94,10 +95,11 @@ def _read(data: bytes) -> Elf:
 
 
 def _device_variables(data: bytes, sections: list[tuple[int, ...]]) -> Iterator[str]:
-    """Variables in a cubin's sections `.nv.global` and `.nv.global.init` whose address some instruction loads.
+    """Variables in a cubin's sections `.nv.global` and `.nv.global.init` whose address some instruction loads, or which
+    stands in an instruction or in other variables, constant ones too.
 
     ptxas puts the address of every variable, folded constants included, into constant bank 4, so that only the
-    instructions tell which are used. The tables of CUDA's own sine and cosine are nobody's memory.
+    instructions tell which of these are used. The tables of CUDA's own sine and cosine are nobody's memory.
     """
     (titles,) = struct.unpack_from("<H", data, 62)
     named = [(_text(data, sections[titles], section[0]), section) for section in sections]
@@ -106,16 +108,17 @@ def _device_variables(data: bytes, sections: list[tuple[int, ...]]) -> Iterator[
         if title.startswith(".text."):
             used |= _slots(data[start : start + length])
     for title, (_, kind, _, _, start, length, link, *_) in named:
-        if kind != _RELA or title != ".rela.nv.constant4":
+        if kind not in _RELOCATIONS or ".debug" in title:
             continue
-        symbols = sections[link]
-        for at in range(start, start + length, 24):
+        symbols, is_bank = sections[link], title.endswith(".nv.constant4")
+        for at in range(start, start + length, _RELOCATIONS[kind]):
             slot, information = struct.unpack_from("<QQ", data, at)
             name, _, _, section, _, size = struct.unpack_from("<IBBHQQ", data, symbols[4] + 24 * (information >> 32))
             text = _text(data, sections[symbols[6]], name)
             is_global = section < len(named) and named[section][0].startswith(".nv.global")
-            if is_global and (text, size) not in _CUDA_TABLES and (slot in used or _ANY_SLOT in used):
-                yield text
+            is_used = not is_bank or slot in used or _ANY_SLOT in used
+            if is_global and (text, size) not in _CUDA_TABLES and is_used:
+                yield text or "of no name"
 
 
 def _slots(code: bytes) -> set[int]:

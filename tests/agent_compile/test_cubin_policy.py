@@ -9,6 +9,7 @@ import pytest
 from agent_compile.compiler import Compiler
 from agent_compile.toolchains.nvrtc import Nvrtc
 from agent_compile.toolchains.toolchain import Rejected
+from warpsmith.hardware import CARDS
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 HEAD = 'extern "C" __global__ void run(float* x) {'
@@ -25,8 +26,8 @@ def compiler() -> Iterator[Compiler]:
     made.close()
 
 
-def outcome(compiler: Compiler, ahead: str, body: str) -> artifact_pb2.Artifact | Rejected:
-    program = candidate_pb2.Program(target=task_pb2.TARGET_CUDA)
+def outcome(compiler: Compiler, ahead: str, body: str, architecture: str = "") -> artifact_pb2.Artifact | Rejected:
+    program = candidate_pb2.Program(target=task_pb2.TARGET_CUDA, architecture=architecture)
     program.sources.add(name="kernel.cu", text=f"{ahead}\n{HEAD} {body} }}\n")
     program.steps.add(group="y", launch=candidate_pb2.Launch(entry="run"))
     return compiler.compile(program).outcome
@@ -41,13 +42,18 @@ def outcome(compiler: Compiler, ahead: str, body: str) -> artifact_pb2.Artifact 
         ("__device__ float kept[100];", "for (int i = 0; i < (int)x[7]; ++i) kept[i * threadIdx.x] += x[i];"),
         ("__device__ float kept[100];", "float* at = threadIdx.x > 3 ? kept : x; at[x[3] > 2 ? 1 : 7] = 5;"),
         ("__device__ __noinline__ void count() { static int calls; ++calls; }", "count();"),
+        ("__device__ float kept[9]; __constant__ float* at[2] = {kept, kept + 1};", "at[x[3] > 2 ? 1 : 0][0] += x[1];"),
+        ("__device__ float kept[9]; __device__ float* at[2] = {kept, kept + 1};", "at[x[3] > 2 ? 1 : 0][0] += x[1];"),
         ("", "float* own = (float*)malloc(64); own[0] = x[0]; x[1] = own[threadIdx.x]; free(own);"),
         ('extern "C" int printf(const char*, ...);', 'printf("%f", x[0]);'),
     ],
-    ids=["zero", "one", "static", "array", "maybe", "in a function", "heap", "printer"],
+    ids=["zero", "one", "static", "array", "maybe", "in a function", "by a constant", "by another", "heap", "printer"],
 )
-def test_a_cubin_keeps_nothing_from_launch_to_launch(ahead: str, body: str, compiler: Compiler) -> None:
-    found = outcome(compiler, ahead, body)
+@pytest.mark.parametrize("architecture", ["", *sorted(CARDS)])
+def test_a_cubin_keeps_nothing_from_launch_to_launch(
+    ahead: str, body: str, architecture: str, compiler: Compiler
+) -> None:
+    found = outcome(compiler, ahead, body, architecture)
     assert isinstance(found, Rejected)
     assert found.kind == verdict_pb2.FAILURE_KIND_POLICY_REJECT
 
@@ -64,6 +70,9 @@ def test_a_cubin_keeps_nothing_from_launch_to_launch(ahead: str, body: str, comp
     ],
     ids=["constants", "constant memory", "unrolled table", "shared", "mathematics", "doubles"],
 )
-def test_what_lives_no_longer_than_a_launch_is_fine(ahead: str, body: str, compiler: Compiler) -> None:
-    found = outcome(compiler, ahead, body)
+@pytest.mark.parametrize("architecture", ["", *sorted(CARDS)])
+def test_what_lives_no_longer_than_a_launch_is_fine(
+    ahead: str, body: str, architecture: str, compiler: Compiler
+) -> None:
+    found = outcome(compiler, ahead, body, architecture)
     assert isinstance(found, artifact_pb2.Artifact), getattr(found, "diagnostics", "")
