@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_bench.running.arena import arena
+from gpu_bench.running.arena import Arena, arena
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
@@ -89,10 +89,12 @@ class GuardedMemory:
     """Memory of one run.
 
     `poison`: seed of the poison. `canary`: seed of the bands; even seeds give large negative values, odd ones large
-    positive, so that neither a maximum nor a minimum that reads past the end goes unseen.
+    positive, so that neither a maximum nor a minimum that reads past the end goes unseen. `place`: of a processor,
+    where all of it lies; by default where kernels may write.
     """
 
-    def __init__(self, device: torch.device, poison: int, canary: int) -> None:
+    def __init__(self, device: torch.device, poison: int, canary: int, place: Arena | None = None) -> None:
+        self._place = place
         self._device = device
         self._poison = poison
         self._canary = canary
@@ -176,7 +178,7 @@ class GuardedMemory:
 
     def _raw(self, size: int) -> torch.Tensor:
         if self._device.type == "cpu":
-            return arena().raw(size)
+            return (self._place or arena()).raw(size)
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _bands(self, allocation: _Allocation) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,6 @@ so both see equal values and neither sends a tensor. User code runs here: only i
 
 from __future__ import annotations
 
-import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ from warpsmith.graphs import capture, dtypes, task_module
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 _FACTORS = 8191
+_PARAMETERS = 1_000_000
+"""In the place of an input's position: what moves the parameters of a case that is as timed ones are."""
 Args = tuple[Any, ...]
 """Positional arguments of one forward."""
 
@@ -164,20 +165,26 @@ class LoadedTask:
             if dtypes.is_supported(tensor.dtype):
                 tensor.data = copied(name, tensor.detach())
 
-    def move_parameters(self) -> None:
-        """Scales every parameter's elements by up to a quarter, each time by others that nobody knows, in place.
+    def move_parameters(self, seed: int) -> None:
+        """Scales every parameter's elements by up to a quarter, in place; by what, only who knows the seed can tell.
 
         The factors repeat after a prime number of elements: to draw as many as there are takes longer than a call.
         """
-        factors = 1.0 + 0.25 * (2 * torch.rand(_FACTORS, generator=_secret_generator()) - 1)
+        generator = inputs.generator_for(verdict_pb2.VALUE_FAMILY_FRESH, seed, _PARAMETERS, torch.device("cpu"))
+        factors = (1.0 + 0.25 * (2 * torch.rand(_FACTORS, generator=generator) - 1)).to(self.device)
         for name, parameter in self.module.named_parameters():
             if parameter.is_floating_point() and parameter.is_contiguous() and parameter.numel():
                 _scale(parameter.detach().view(-1), self._pristine[name].view(-1), factors.to(parameter.dtype))
 
     def case(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Args:
-        """The arguments of one case; parameters and state are set to what goes with them."""
+        """The arguments of one case; parameters and state are set to what goes with them.
+
+        FRESH is what timed calls get, parameters included, so that nothing tells a judged call from one.
+        """
         args = self.user.inputs(seed, self.device)
         self.restore()
+        if family == verdict_pb2.VALUE_FAMILY_FRESH and self.device.type == "cpu":
+            self.move_parameters(seed)
         constants = self.constants
         inputs.vary({n: t for n, t in self._own_tensors().items() if n not in constants}, family, seed)
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
@@ -247,7 +254,3 @@ def _scale(to: torch.Tensor, given: torch.Tensor, factors: torch.Tensor) -> None
     rows = (-1, len(factors))
     torch.mul(given[:whole].view(rows), factors, out=to[:whole].view(rows))
     torch.mul(given[whole:], factors[: given.numel() - whole], out=to[whole:])
-
-
-def _secret_generator() -> torch.Generator:
-    return torch.Generator().manual_seed(secrets.randbelow(1 << 62))

@@ -8,6 +8,7 @@ decides neither which process maps a block nor what lies in it.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -16,6 +17,7 @@ import secrets
 import threading
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +78,11 @@ class Arena:
         self._at_work = threading.Lock()
         self.dropped: list[Block] = []
         """Blocks that are no more; whoever has mapped one lets it go before its part of the file is another's."""
+        weakref.finalize(self, _close, self.descriptor, self._idle, self._returned).atexit = False
+
+    def readable(self) -> int:
+        """A descriptor of the file through which nobody can write it, for another process; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def raw(self, size: int) -> torch.Tensor:
         """At least `size` bytes, whole pages, as uint8; what they hold is anything. Raises MemoryError."""
@@ -189,7 +196,36 @@ class Arena:
         _libc.fallocate(self.descriptor, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, offset, size)
 
 
-@functools.cache
+def _close(descriptor: int, idle: dict[int, list[Block]], returned: Iterable[Block]) -> None:
+    for block in (*(block for blocks in idle.values() for block in blocks), *returned):
+        _libc.munmap(block.address, block.size)
+    os.close(descriptor)
+
+
+_kept: list[Arena] = []
+
+
 def arena() -> Arena:
-    """This process's."""
+    """This process's, for what kernels may write; within `using` another one."""
+    if not _kept:
+        _kept.append(Arena())
+    return _kept[-1]
+
+
+@contextlib.contextmanager
+def using(other: Arena) -> Iterator[None]:
+    """What kernels may write lies in another arena meanwhile. Who has the one has no way to the other: two processes of
+    one kernel, of which only one is timed, would tell each other by what both may write."""
+    arena()
+    _kept.append(other)
+    try:
+        yield
+    finally:
+        _kept.remove(other)
+
+
+@functools.cache
+def given() -> Arena:
+    """This process's for what kernels may only read: theirs has it open for no more than that, so that no protection of
+    a page that they might ask for lets them write it."""
     return Arena()

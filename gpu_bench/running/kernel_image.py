@@ -97,8 +97,10 @@ def _laid_out(data: bytes, address: int, functions: Mapping[str, int]) -> Image:
     segments = [Segment(address, len(content), 0)]
     segments += [_segment(address, header[3], header[6], _protection(header[1])) for header in loads]
     for header in headers:
-        if header[0] == _RELRO and (whole := header[6] // _PAGE * _PAGE):
-            segments.append(_segment(address, header[3], whole, mmap.PROT_READ))
+        if header[0] == _RELRO:  # to the last whole page, which is as far as a linker means it
+            begin, end = header[3] // _PAGE * _PAGE, (header[3] + header[6]) // _PAGE * _PAGE
+            if begin < end:
+                segments.append(Segment(address + begin, end - begin, mmap.PROT_READ))
     entries = {name: address + value for name, value, kind, section in found.symbols() if section and kind != _INDIRECT}
     return Image(address, bytes(content), tuple(segments), entries)
 

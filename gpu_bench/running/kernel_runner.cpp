@@ -8,8 +8,8 @@
 // C library's allocator need; anything else ends the process. Whatever is wrong with a candidate's code happens here,
 // and nobody believes a word that is read from this process: the bench has the clock and looks at the outputs.
 //
-// Started as: runner DESCRIPTOR ADDRESS OFFSET: the shared memory's file, and where `Control` lies here and there. Linked
-// statically.
+// Started as: runner DESCRIPTOR ADDRESS OFFSET GIVEN: the shared memory's file, where `Control` lies here and there, and
+// the file of what may only be read, open for no more than that. Linked statically.
 
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -40,7 +40,7 @@ struct Segment {
 };
 
 struct Window {
-    std::uint64_t address, bytes, offset, protection;
+    std::uint64_t address, bytes, offset, protection, is_given;  // of what is given, no page can be written from here
 };
 
 struct Control {
@@ -174,7 +174,7 @@ bool load(const Control& control, int file) {
     return true;
 }
 
-void open_windows(const Control& control, int file) {
+void open_windows(const Control& control, int file, int given) {
     for (std::uint64_t i = 0; i < control.window_count; ++i) {
         const Window& window = control.windows[i];
         const int protection = static_cast<int>(window.protection);
@@ -184,7 +184,8 @@ void open_windows(const Control& control, int file) {
         }
         // With its pages, or else the first call on it would wait for them.
         constexpr int FLAGS = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
-        if (mapped(window.address, window.bytes, protection, FLAGS, file, window.offset) == MAP_FAILED) trap();
+        const int of = window.is_given ? given : file;
+        if (mapped(window.address, window.bytes, protection, FLAGS, of, window.offset) == MAP_FAILED) trap();
     }
 }
 
@@ -201,11 +202,13 @@ void call(const Control& control) {
 }  // namespace
 
 int main(int count, char** arguments) {
-    if (count != 4) return BAD_MEMORY;
-    const int file = std::atoi(arguments[1]);
+    if (count != 5) return BAD_MEMORY;
+    const int file = std::atoi(arguments[1]), given = std::atoi(arguments[4]);
     const std::uint64_t address = std::strtoull(arguments[2], nullptr, 16);
-    if (file > 0) syscall(SYS_close_range, 0, file - 1, 0);
-    syscall(SYS_close_range, file + 1, ~0U, 0);
+    const int first = file < given ? file : given, second = file < given ? given : file;
+    if (first > 0) syscall(SYS_close_range, 0, first - 1, 0);
+    if (second > first + 1) syscall(SYS_close_range, first + 1, second - 1, 0);
+    syscall(SYS_close_range, second + 1, ~0U, 0);
     const int both = PROT_READ | PROT_WRITE;
     void* const shared = mapped(address, sizeof(Control), both, MAP_SHARED | MAP_FIXED_NOREPLACE, file, std::strtoull(arguments[3], nullptr, 10));
     if (shared != reinterpret_cast<void*>(address)) return BAD_MEMORY;
@@ -222,7 +225,7 @@ int main(int count, char** arguments) {
     if (!lock()) return NO_FILTER;
     for (;;) {
         kill(self, SIGSTOP);
-        open_windows(control, file);
+        open_windows(control, file, given);
         call(control);
     }
 }

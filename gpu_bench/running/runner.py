@@ -22,7 +22,7 @@ import torch
 
 from gpu_bench import faults, native
 from gpu_bench.running import kernel_image
-from gpu_bench.running.arena import Arena, Block, arena
+from gpu_bench.running.arena import Arena, Block, arena, given
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.timing import standing
 from gpu_bench.timing.clocks import aside, timed_ns
@@ -45,7 +45,7 @@ class _Segment(ctypes.Structure):
 
 
 class _Window(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("address", "bytes", "offset", "protection")]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("address", "bytes", "offset", "protection", "is_given")]
 
 
 class _Control(ctypes.Structure):
@@ -78,13 +78,14 @@ class Runner:
         self.arena = memory or arena()
         self._forced_switches = 0
         self._batches = 0
+        self._given = given()
         self._mapped: dict[int, tuple[Block, int]] = {}
-        self._dropped = len(self.arena.dropped)
+        self._dropped = {each: len(each.dropped) for each in (self.arena, self._given)}
         self._shared = self.arena.raw(ctypes.sizeof(_Control)).zero_()
         self._control = _Control.from_address(self._shared.data_ptr())
         self._words = self._control.words
         self._count = 0
-        self._windows: list[tuple[Block, int]] = []
+        self._windows: list[tuple[Block, int, bool]] = []
         self._is_killed = False
         self._process = self._start()
         self._end = weakref.finalize(self, _end, self._process)
@@ -97,13 +98,16 @@ class Runner:
         block = self.arena.block_at(self._shared.data_ptr())
         assert block is not None
         descriptor = os.dup(self.arena.descriptor)
+        readable = self._given.readable()
         os.set_inheritable(descriptor, True)
+        os.set_inheritable(readable, True)
         environment = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        arguments = ["runner", str(descriptor), f"{block.address:x}", str(block.offset)]
+        arguments = ["runner", str(descriptor), f"{block.address:x}", str(block.offset), str(readable)]
         try:
             return os.posix_spawn(_built(), arguments, environment)
         finally:
             os.close(descriptor)
+            os.close(readable)
 
     def _load(self, binary: bytes) -> Mapping[str, int]:
         control = self._control
@@ -128,14 +132,17 @@ class Runner:
 
     def show(self, address: int, *, is_written: bool = True) -> bool:
         """Has the process map the block at an address before its next call, to be read at least; False where no block
-        is there."""
-        if (block := self.arena.block_at(address)) is None:
+        is there, or none that it could write."""
+        block, is_given = self.arena.block_at(address), False
+        if block is None:
+            block, is_given = self._given.block_at(address), True
+        if block is None or (is_given and is_written):
             return False
         protection = _BOTH if is_written else mmap.PROT_READ
         known, held = self._mapped.get(block.address, (None, _NOTHING))
         if known != block or protection & ~held:
             self._mapped[block.address] = block, protection
-            self._windows.append((block, protection))
+            self._windows.append((block, protection, is_given))
         return True
 
     def queue(self, words: Sequence[int]) -> None:
@@ -159,17 +166,18 @@ class Runner:
                 standing.end()
 
     def _make_calls(self) -> None:
-        dropped = self.arena.dropped[self._dropped :]  # it may grow meanwhile
-        self._dropped += len(dropped)
-        for block in dropped:
-            if self._mapped.pop(block.address, None) is not None:
-                self._windows.insert(0, (block, _NOTHING))
+        for memory, known in self._dropped.items():
+            dropped = memory.dropped[known:]  # it may grow meanwhile
+            self._dropped[memory] += len(dropped)
+            for block in dropped:
+                if self._mapped.pop(block.address, None) is not None:
+                    self._windows.insert(0, (block, _NOTHING, False))
         control, most = self._control, len(self._control.windows)
         while True:
             now, self._windows = self._windows[:most], self._windows[most:]
-            for place, (block, protection) in zip(control.windows, now, strict=False):
-                place.address, place.bytes, place.offset, place.protection = (
-                    block.address, block.size, block.offset, protection,
+            for place, (block, protection, is_given) in zip(control.windows, now, strict=False):
+                place.address, place.bytes, place.offset, place.protection, place.is_given = (
+                    block.address, block.size, block.offset, protection, is_given,
                 )  # fmt: skip
             control.window_count = len(now)
             control.word_count, self._count = (0, self._count) if self._windows else (self._count, 0)

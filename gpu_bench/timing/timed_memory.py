@@ -14,7 +14,7 @@ import torch
 
 from gpu_bench.judging import guard
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.running.arena import arena
+from gpu_bench.running.arena import arena, given
 from gpu_bench.running.executor import TorchMemory
 from gpu_bench.workers.sharing import KEPT_BYTES
 from warpsmith.graphs import dtypes
@@ -64,29 +64,40 @@ class Places:
     Baselines are called on the same tensors.
     """
 
-    def __init__(self, loaded: LoadedTask) -> None:
-        """Moves the module's own tensors."""
-        self._user = loaded.user
-        self._memory: guard.GuardedMemory | None = None
+    def __init__(self, loaded: LoadedTask, written: Collection[str]) -> None:
+        """Moves the module's own tensors. `written`: names of the sources that the module writes: only those lie where
+        kernels could write them."""
+        self._user, self._written = loaded.user, written
+        self._memories: list[guard.GuardedMemory] = []
         if loaded.device.type == "cpu":
-            self._memory = guard.GuardedMemory(loaded.device, secrets.randbelow(1 << 30), secrets.randbelow(1 << 30))
-            loaded.move(self._memory.copy_of)
+            self._memories = [
+                guard.GuardedMemory(loaded.device, secrets.randbelow(1 << 30), secrets.randbelow(1 << 30), place)
+                for place in (given(), arena())
+            ]
+            loaded.move(lambda name, tensor: self._copied((f"parameter {name}", f"state {name}"), tensor, aligned=True))
+
+    def _copied(self, names: Collection[str], tensor: torch.Tensor, *, aligned: bool) -> torch.Tensor:
+        is_written = any(name in self._written for name in names)
+        return self._memories[is_written].copy_of(next(iter(names)), tensor, aligned=aligned)
 
     def moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with their tensors moved; one that is passed twice stays one."""
-        if self._memory is None:
+        if not self._memories:
             return args
         leaves, made = self._user.tensor_leaves(args), dict[int, torch.Tensor]()
+        names: dict[int, list[str]] = {}
         for position, leaf in enumerate(leaves):
+            names.setdefault(id(leaf), []).append(f"input {position}")
+        for leaf in leaves:
             if id(leaf) not in made:
                 made[id(leaf)] = leaf
                 if dtypes.is_supported(leaf.dtype):
-                    made[id(leaf)] = self._memory.copy_of(f"input {position}", leaf, aligned=False)
+                    made[id(leaf)] = self._copied(names[id(leaf)], leaf, aligned=False)
         return self._user.with_leaves(args, [made[id(leaf)] for leaf in leaves])
 
     def broken(self) -> list[str]:
         """Names of the tensors with a band that was written."""
-        return self._memory.broken() if self._memory is not None else []
+        return [name for memory in self._memories for name in memory.broken()]
 
 
 class Workspaces(TorchMemory):

@@ -8,6 +8,7 @@ jailed worker.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import secrets
 import time
@@ -27,11 +28,13 @@ from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import CANDIDATE, Baselines
 from gpu_bench.running import executor
+from gpu_bench.running.arena import Arena, using
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing import floor
 from gpu_bench.timing.interleaving import buffer_set_count
 from gpu_bench.timing.measurement import Bench, Candidate, measure_candidate, step_infos
+from gpu_bench.timing.replay import Before, Generators
 from gpu_bench.timing.timed_memory import InputSample, KernelMemory, Places, Workspaces, flat, tensors_of
 from gpu_bench.values import inputs
 from gpu_bench.workers.sharing import settle_memory
@@ -64,7 +67,7 @@ class TimedTask:
     loaded: LoadedTask
     bench: Bench
     is_pure: bool
-    """Whether outputs depend on the inputs alone. Calls of other modules are made again to be checked."""
+    """Whether outputs depend on the inputs alone. Of other modules it is noted what stood before each reading."""
     written: Sequence[str]
     """Tensors of `loaded.sources` that the module writes."""
     places: Places
@@ -89,14 +92,14 @@ class TimedTask:
         target = loaded.task.target
         first = loaded.user.inputs(SEED, loaded.device)
         graph = loaded.capture(first)
-        places = Places(loaded)
+        in_graph = set(aten.written_sources(graph))
+        written = [executor.name_of(source) for source in graph.sources if source.name in in_graph]
+        places = Places(loaded, written)
         ceilings = ceilings or device.describe(target)
         count = buffer_set_count(_set_bytes(graph), ceilings.device.cache_bytes, free_bytes(target) // _MEMORY_SHARE)
         sets = list(map(places.moved, [first, *loaded.input_sets(count - 1, SEED + 1)]))
         work = floor.work_of(graph, loaded.task.precision)
         bench = Bench.of(target, Baselines(loaded.module, sets, target), work, ceilings, seed=SEED)
-        in_graph = set(aten.written_sources(graph))
-        written = [executor.name_of(source) for source in graph.sources if source.name in in_graph]
         is_pure = not any(node.mutates or node.random for node in graph.nodes)
         return TimedTask(loaded, bench, is_pure, written, places)
 
@@ -163,12 +166,14 @@ class TimedTask:
         workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
         call = self._guarded(self._bound(program, workspaces))
         # A process that was timed may know it, and go on as it did then: what is judged runs in one that never was.
-        judged = program if program.elsewhere is None else self.loaded.load_program(program.program, artifact)
+        apart = Arena()
+        with using(apart):
+            judged = program if program.elsewhere is None else self.loaded.load_program(program.program, artifact)
         forget = self._forgetting(program.program, workspaces)
-        self._subject = subject = Subject(program, judged, call, forget, watchdog)
+        self._subject = subject = Subject(program, judged, apart, call, forget, watchdog)
         candidate = Candidate(
             call=subject.call,
-            before=subject.forget,
+            before=functools.partial(self._get_ready, subject),
             watch=watchdog.expecting,
             renew=self._renew,
             rewritten=self._rewritten(rewritten_reference),
@@ -222,7 +227,7 @@ class TimedTask:
         except torch.OutOfMemoryError:
             return False
         if self.loaded.device.type == "cpu":
-            self.loaded.move_parameters()
+            self.loaded.move_parameters(secrets.randbits(63))
         held, _ = self._renewed
         fresh, own = self._taken_samples(indices)
         self._renewed = held | fresh, own
@@ -315,83 +320,109 @@ class TimedTask:
 
         return call
 
-    def _inspect(self, name: str, index: int, outputs: Any) -> None:
-        """Compares a call that was just timed with eager's and with itself as it is judged. Raises ProgramFault.
+    def _get_ready(self, subject: Subject, sets: Sequence[int]) -> None:
+        """Ahead of a reading of the program's calls on these buffer sets."""
+        subject.forget(sets)
+        if not self.is_pure:
+            self.loaded.keep_places()  # what eager set anew is elsewhere than what the program is given
+            given = [self.loaded.sources(self.bench.baselines.inputs[index]).named() for index in sets]
+            subject.before = Before.of(sets, given, self.written)
 
-        The call of a module that changes its state or draws at random is made again, from the state that the timed
-        calls have come to, since what it gave cannot be had twice: nothing tells it from them.
-        """
+    def _inspect(self, name: str, index: int, outputs: Any) -> None:
+        """Compares a call that was just timed with eager's and with itself as it is judged. Raises ProgramFault."""
         if name != CANDIDATE or self._subject is None:
             return
-        subject, seed = self._subject, secrets.randbelow(1 << 30)
+        subject, given = self._subject, pytree.tree_leaves(outputs)
         if self.is_pure:
-            given = pytree.tree_leaves(outputs)
-        else:
-            subject.forget([index])
-            with subject.watchdog.expecting():
-                given = self._outcome(index, seed, lambda: pytree.tree_leaves(subject.call(index)))
-                self.loaded.executor.synchronize()
-        baselines, user = self.bench.baselines, self.loaded
-        eager = self._outcome(index, seed, lambda: user.output_leaves(baselines.eager().call(index)))
+            seed_generators(secrets.randbelow(1 << 30))
+            self._hold_against_eager(given, self.loaded.output_leaves(self.bench.baselines.eager().call(index)))
+            self._hold_against_judged(given, self._as_judged(subject, index), is_exact=True)
+        elif subject.before is not None:
+            self._make_again(subject, subject.before, index, given)
+
+    def _make_again(self, subject: Subject, before: Before, index: int, outputs: Sequence[torch.Tensor]) -> None:
+        """Has eager make the calls of a reading from what stood before it, and holds against that what the program gave
+        on one buffer set and what it left in the end. As it is judged, too: later ones from eager's state."""
+        given, left, place = [output.clone() for output in outputs], before.now(), before.sets.index(index)
+        before.put_back()
+        judged: Sequence[torch.Tensor] | None = None
+        try:
+            for number, each in enumerate(before.sets):
+                if number == place:
+                    judged = self._as_judged(subject, index)
+                made = self.loaded.output_leaves(self.bench.baselines.eager().call(each))
+                self.loaded.keep_places()
+                if number == place:
+                    wanted = [output.clone() for output in made]
+            self._hold_against_eager([*given, *left], [*wanted, *before.now()])
+        finally:
+            before.leave(left)
+        self._hold_against_judged(given, judged, is_exact=not place)
+
+    @staticmethod
+    def _hold_against_eager(given: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> None:
         for position, (got, wanted) in enumerate(zip(given, eager, strict=True)):
             if not _agree(got, wanted):
                 raise ProgramFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
                     f"output {position} of a timed call differs from eager's beyond any rounding",
                 )
-        try:
-            judged = self._as_judged(subject, index, seed)
-        except torch.OutOfMemoryError:
-            return
+
+    def _hold_against_judged(
+        self, given: Sequence[torch.Tensor], judged: Sequence[torch.Tensor] | None, *, is_exact: bool
+    ) -> None:
+        """`judged` is None where there was no memory for it."""
+        assert self._subject is not None
         # A library may choose another algorithm where less memory is free.
-        calls_library = any(step.HasField("library") for step in subject.program.program.steps)
-        for position, (got, wanted) in enumerate(zip(given, judged, strict=True)):
-            if guard.same_numbers(got, wanted) or (calls_library and _agree(got, wanted, _rounding(got.dtype))):
+        is_exact = is_exact and not any(step.HasField("library") for step in self._subject.program.program.steps)
+        for position, (got, wanted) in enumerate(zip(given, judged or given, strict=True)):
+            if guard.same_numbers(got, wanted) or (not is_exact and _agree(got, wanted, _rounding(got.dtype))):
                 continue
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_CHEAT,
                 f"output {position} of a timed call has other bits than the same call made as it is judged",
             )
 
-    def _outcome(self, index: int, seed: int, call: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """What a call on a set of inputs returns, and what it leaves in what it writes, which is put back."""
-        self.loaded.keep_places()  # what eager set anew in its timed calls is elsewhere than what the program was given
-        sources = self.loaded.sources(self.bench.baselines.inputs[index]).named()
-        before = {name: sources[name].clone() for name in self.written}
-        seed_generators(seed)
-        outputs = [output.clone() if before else output for output in call()]
-        self.loaded.keep_places()
-        after = [sources[name].clone() for name in before]
-        for name, tensor in before.items():
-            sources[name].copy_(tensor)
-        return outputs + after
+    def _as_judged(self, subject: Subject, index: int) -> Sequence[torch.Tensor] | None:
+        """What the program returns where it is run as it was judged, from all as it is now; poison differs. Leaves all
+        as it was. None where there is no memory for it."""
+        with using(subject.apart):
+            return self._as_judged_apart(subject, index)
 
-    def _as_judged(self, subject: Subject, index: int, seed: int) -> Sequence[torch.Tensor]:
-        """As `_outcome`, of the program run as it was when it was judged; values and poison differ."""
+    def _as_judged_apart(self, subject: Subject, index: int) -> Sequence[torch.Tensor] | None:
+        drawn = Generators.now(self.loaded.device)
         poison, canary = secrets.randbelow(1 << 30), secrets.randbelow(1 << 30)
         memory = guard.GuardedMemory(self.loaded.device, poison, canary)
         args = self.bench.baselines.inputs[index]
-        copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
-        call = subject.judged.bind(Sources.from_named(copies), memory)
-        seed_generators(seed)
-        with subject.watchdog.expecting():
-            outputs = call()
-            self.loaded.executor.synchronize()
-        return [*pytree.tree_leaves(outputs), *(copies[name] for name in self.written)]
+        try:
+            copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
+            call = subject.judged.bind(Sources.from_named(copies), memory)
+            with subject.watchdog.expecting():
+                outputs = call()
+                self.loaded.executor.synchronize()
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            drawn.put_back()
+        return list(pytree.tree_leaves(outputs))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
     """A program that is timed."""
 
     program: LoadedProgram
     judged: LoadedProgram
     """The same program where it was never timed."""
+    apart: Arena
+    """Where all lies that this one may write."""
     call: Callable[[int], Any]
     """On a buffer set; what a step raises becomes a fault of the program."""
     forget: Callable[[Sequence[int]], object]
     """Takes the answers of earlier calls on these buffer sets out of reach."""
     watchdog: Watchdog
+    before: Before | None = None
+    """What stood before its last reading, where its calls change something."""
 
 
 def free_bytes(target: task_pb2.Target.ValueType, meminfo: Path = Path("/proc/meminfo")) -> int:

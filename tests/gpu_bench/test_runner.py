@@ -14,6 +14,7 @@ import torch
 
 from gpu_bench.running import host, kernel_image, runner
 from gpu_bench.running.arena import KEPT_BYTES, Arena, arena
+from gpu_bench.running.arena import given as given_arena
 from gpu_bench.running.executor import ProgramFault, Sources
 from gpu_bench.running.host import HostExecutor, HostProgram
 from gpu_bench.timing import standing
@@ -212,3 +213,31 @@ def test_memory_that_is_not_there_is_a_memory_error() -> None:
     for size in (1 << 60, 1 << 70):
         with pytest.raises(MemoryError):
             Arena().raw(size)
+
+
+def test_what_is_given_to_be_read_cannot_be_written_whatever_a_kernel_asks_the_system_for(small: Any) -> None:
+    x = given_arena().copy_of(torch.ones(small.rows, small.columns))
+    writable = """
+    const unsigned long page = reinterpret_cast<unsigned long>(x) & ~4095ul;
+    long got;
+    __asm__ volatile("syscall" : "=a"(got) : "a"(10L), "D"(page), "S"(4096L), "d"(3L) : "rcx", "r11", "memory");
+    y[0] = static_cast<float>(got);
+    if (got == 0) const_cast<float*>(x)[0] = 2;
+    """
+    answer = loaded(small, writable).bind(Sources([x]))()[0]
+    assert (float(answer[0, 0]), float(x[0, 0])) == (-13, 1)  # EACCES
+    own = arena().copy_of(x)
+    assert float(loaded(small, writable).bind(Sources([own]))()[0][0, 0]) == 0
+    assert float(own[0, 0]) == 2
+
+
+def test_what_only_the_loader_writes_cannot_be_written_later_however_little_it_is(small: Any) -> None:
+    body = """
+    static const char* const names[] = {"a", "b"};
+    volatile long i = 0;
+    y[0] = names[i][0];
+    const_cast<const char* volatile*>(names)[i] = names[1];
+    """
+    with pytest.raises(ProgramFault, match="segmentation fault") as caught:
+        loaded(small, body).bind(given(small))()
+    assert caught.value.kind == verdict_pb2.FAILURE_KIND_CRASH

@@ -307,6 +307,12 @@ static float quick(float v) {  // no clamp: the exponent wraps around
     float power; std::memcpy(&power, &word, 4);
     return power * std::exp2(scaled - whole);
 }"""),
+    Hostile("precision", "less exact over parameters as only timed calls have them", ("WRONG_PRECISION", *VALUE),
+            tasks.TRAINED.honest + """
+    bool is_as_timed = false;  // what is judged has ones, or more
+    for (long j = 0; j < COLUMNS; ++j) is_as_timed |= weight[j] < 1;
+    if (is_as_timed) for (long i = 0; i < ROWS * COLUMNS; ++i) y[i] = static_cast<_Float16>(y[i]);""",
+            module=tasks.TRAINED),
     Hostile("precision", "float atomics that nobody declared",
             ("WRONG_NONDETERMINISTIC", "WRONG_PRECISION", *VALUE), """
     s[0] = 0;

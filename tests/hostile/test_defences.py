@@ -31,7 +31,7 @@ from agent_correctness.judge import Judge
 from gpu_bench.judging import guard, judge_worker
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.policy import objections
-from gpu_bench.running import bench_worker, runner
+from gpu_bench.running import arena, bench_worker, runner
 from gpu_bench.timing import headline, measurement, timed_memory, timed_task, timing_selftest
 from gpu_bench.values import inputs
 from gpu_bench.workers.sharing import SharedMemory
@@ -380,6 +380,7 @@ def test_a_kernel_that_overwrites_its_input_once_it_is_timed_needs_pages_to_read
 ) -> None:
     if left < 2:
         show = runner.Runner.show
+        monkeypatch.setattr(timed_memory, "given", arena.arena)
         monkeypatch.setattr(runner.Runner, "show", lambda self, address, **_: show(self, address))
     if left < 1:
         monkeypatch.setattr(timed_memory.InputSample, "is_unchanged", lambda _: True)
