@@ -24,7 +24,7 @@ from gpu_bench.machine import BENCH, JUDGE, Machine
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.sanitizing import sanitizer
 from gpu_bench.timing import headline
-from gpu_bench.workers import room
+from gpu_bench.workers import room, shared_file
 from gpu_bench.workers.outbox import Passage
 from gpu_bench.workers.parcels import Parcels
 from gpu_bench.workers.reserve import Lot, started
@@ -75,7 +75,7 @@ class Session:
         self._machine = machine
         self._lot = lot
         self._tools = sanitizer.Ahead(task, rung)
-        self._descriptor = lot.descriptor if lot else os.memfd_create("outputs", os.MFD_CLOEXEC)
+        self._descriptor = lot.descriptor if lot else shared_file.made()
         self._judge: Worker | None = None
         self._bench: Worker | None = None
         self._prepared: judging_pb2.Preparation | None = None
@@ -239,7 +239,7 @@ class Session:
             return verdict_pb2.Comparison(family=case.family, seed=case.seed, group=case.group, unjudged=found.unjudged)
         self._parcels.give_up()
         if os.fstat(self._descriptor).st_size < found.total_bytes:
-            os.ftruncate(self._descriptor, found.total_bytes)
+            shared_file.grow(self._descriptor, found.total_bytes)
         return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=found.regions, group=case.group)
 
     def _without_truth(self, case: benchmark_service_pb2.ComparisonCase) -> str | None:
@@ -439,7 +439,7 @@ class Session:
                 self._prepared = self._judge.call("prepare", request, judging_pb2.Preparation, deadline_s=seconds)
             self._learned = {(0, 0): self._prepared.learned}  # goes with a judge: the next one is asked again
             self._known = {family: why for family, why in self._known.items() if why is not None}
-            os.ftruncate(self._descriptor, self._prepared.total_bytes)
+            shared_file.grow(self._descriptor, self._prepared.total_bytes)
             self._begin_outbox(self._prepared)
             if self._parcels.is_there:
                 self._share_outbox()

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from gpu_bench.machine import BENCH, JUDGE, Machine, worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
+from gpu_bench.workers import shared_file
 from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Passage
 from warpsmith.errors import WarpsmithError
 from warpsmith.sandbox import jail
@@ -45,7 +46,7 @@ class SharedFiles:
     def take(self) -> int:
         """A file; its content and size mean nothing."""
         with self._lock:
-            return self._idle.pop() if self._idle else os.memfd_create("outputs", os.MFD_CLOEXEC)
+            return self._idle.pop() if self._idle else shared_file.made()
 
     def give_back(self, descriptor: int) -> None:
         """Keeps one file that is not too large; closes others."""

@@ -12,6 +12,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from gpu_bench.solutions.callee import CALL, DELIVER
 from gpu_bench.solutions.caller import Called, CallFailed
+from gpu_bench.workers import shared_file
 from warpsmith.errors import WorkerCrashed, WorkerTimeout
 from warpsmith.sandbox import jail
 from warpsmith.sandbox.jail import Policy, Rung
@@ -57,8 +58,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rung: Rung) -> Iterat
     made: list[tuple[Called, int]] = []
 
     def start_called(code: str) -> tuple[Called, int]:
-        memory = os.memfd_create("shared", os.MFD_CLOEXEC)
-        os.ftruncate(memory, 4096)
+        memory = shared_file.made()
+        shared_file.grow(memory, 4096)
         policy = Policy(readable=(package,), listable=(package.parent,))
         environment = {"SHARED": str(memory), "PYTHONPATH": os.pathsep.join([str(tmp_path), *PATHS])}
         called = Called("called_entry:METHODS", policy, rung=rung, env=environment, shared_fds=(memory,))
@@ -87,6 +88,29 @@ def test_what_is_delivered_comes_with_the_answer(start: Start) -> None:
     called, _ = start("def call(number): memory[:4] = bytes([number] * 4)")
     called.ask(CALL, number=7, deadline_s=20.0)
     assert called.ask(DELIVER, deadline_s=20.0).carried == bytes([7] * 4)
+
+
+TAKING_AWAY = """
+import ctypes
+libc, shared = ctypes.CDLL(None), int(os.environ["SHARED"])
+here = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+def truncated():
+    try: os.ftruncate(shared, 0)
+    except OSError: return -1
+    return os.ftruncate(shared, 4096) or 0
+def call(number):
+    tried = [libc.madvise(here, ctypes.c_size_t(4096), advice) for advice in (9, 20, 21, 25)]
+    tried += [libc.fallocate(shared, mode, ctypes.c_long(0), ctypes.c_long(4096)) for mode in (3, 8, 16)]
+    memory[0] = tried.count(-1) + (truncated() == -1)
+    memory[1] = libc.madvise(here, ctypes.c_size_t(4096), 3)  # WILLNEED, which is one's own
+"""
+
+
+def test_nothing_takes_pages_away_that_others_have_as_well(start: Start) -> None:
+    """Each would be fetched anew in the next call of whoever is timed against it."""
+    called, memory = start(TAKING_AWAY)
+    called.ask(CALL, deadline_s=20.0)
+    assert os.pread(memory, 2, 0) == bytes([8, 0])
 
 
 COUNTING = """

@@ -155,7 +155,7 @@ _DENIED: Final[dict[str, tuple[int, int | None]]] = {
     "io_uring_register": (427, 427),
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "process_madvise": (440, 440),
     # namespaces, mounts and handles that pass by paths
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "setns": (308, 268), "unshare": (272, 97), "open_tree": (428, 428), "move_mount": (429, 429),
@@ -185,19 +185,28 @@ _DENIED_ON_SHARED_HOST: Final[dict[str, tuple[int, int | None]]] = {
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "setpriority": (141, 140), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
     "sched_setattr": (314, 274), "ioprio_set": (251, 30), "migrate_pages": (256, 238),
-    "move_pages": (279, 239), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "move_pages": (279, 239), "process_mrelease": (448, 448),
 }  # fmt: skip
 
 # Signals to a process named by the first argument.
 _SIGNALLING: Final = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240))
 _CLONE, _CLONE3, _PRLIMIT64, _SECCOMP = (56, 220), (435, 435), (302, 261), (317, 277)
 _SOCKET, _BIND, _CONNECT, _SENDTO = (41, 198), (49, 200), (42, 203), (44, 206)
+_FALLOCATE, _MADVISE = (285, 47), (28, 233)
+_PUNCHING = 0x1A  # FALLOC_FL_PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE
+_ADVICE_FOR_ALL = (9, 20, 21, 25)  # MADV_REMOVE, COLD, PAGEOUT, COLLAPSE
 _NEW_NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _X32_BIT = 0x40000000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _FIFTH_ARGUMENT_AT = 0, 4, 16, 48  # in struct seccomp_data
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4
+_FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT, _FIFTH_ARGUMENT_AT = (
+    16,
+    24,
+    32,
+    48,
+)  # in struct seccomp_data
 
 
 def _instruction(code: int, value: int, when_true: int = 0, when_false: int = 0) -> bytes:
@@ -244,6 +253,12 @@ def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool, pe
     code += [_instruction(_EQUAL, _CLONE3[ARM], 0, 1), absent]
     code += [_instruction(_EQUAL, _CLONE[ARM], 0, 4), load_first]
     code += [_instruction(_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1), deny, reload]
+    # Pages of memory that several processes share, taken away: whoever is timed next would fetch each anew.
+    code += [_instruction(_EQUAL, _FALLOCATE[ARM], 0, 4), _instruction(_LOAD, _SECOND_ARGUMENT_AT)]
+    code += [_instruction(_ANY_BIT, _PUNCHING, 0, 1), deny, reload]
+    for advice in _ADVICE_FOR_ALL:
+        code += [_instruction(_EQUAL, _MADVISE[ARM], 0, 4), _instruction(_LOAD, _THIRD_ARGUMENT_AT)]
+        code += [_instruction(_EQUAL, advice, 0, 1), deny, reload]
     # Limits of other processes: only "this process" (0) may be named.
     code += [_instruction(_EQUAL, _PRLIMIT64[ARM], 0, 4), load_first]
     code += [_instruction(_EQUAL, 0, 1, 0), deny, reload]
