@@ -96,13 +96,13 @@ class Cases:
     ) -> None:
         """Finds out what the results on `args` (outputs, then what is written) depend on, if memory allows."""
         base = dependence.Base(eager, truth, floors)
-        loaded, seed = self._loaded, secrets.randbits(63)
+        loaded, seed = self._loaded, secrets.randbits(62)
         user = loaded.user
         leaves = user.tensor_leaves(args)
 
-        def draw(family: verdict_pb2.ValueFamily.ValueType) -> Sequence[torch.Tensor]:
-            own = user.tensor_leaves(user.inputs(seed, loaded.device))
-            return inputs.replaced(own, family, seed, loaded.learned)
+        def draw(family: verdict_pb2.ValueFamily.ValueType, number: int) -> Sequence[torch.Tensor]:
+            own = user.tensor_leaves(user.inputs(seed + number, loaded.device))
+            return inputs.replaced(own, family, seed + number, loaded.learned)
 
         def run(tried: Sequence[torch.Tensor]) -> dependence.Outputs | None:
             changed = user.with_leaves(args, tried)

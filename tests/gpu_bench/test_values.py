@@ -278,6 +278,8 @@ def test_a_stored_answer_of_fixed_integers_is_right_on_the_tasks_own_alone(refer
         ("return x.softmax(1).sum(1)", "[torch.rand(8, 8)]", ["OUTPUT_CONSTANT", "INPUT_UNUSED"], ["input 0"]),
         ("return torch.relu(x - 2)", "[torch.rand(8, 8)]", ["OUTPUT_ZERO", "OUTPUT_CONSTANT"], []),
         ("return x.softmax(1).sum(1), x", "[torch.rand(8, 8)]", [], []),
+        ("return torch.sigmoid(x + 40), x", "[torch.rand(8, 8)]", ["OUTPUT_CONSTANT"], []),
+        ("return x.argmax(), x", "[torch.rand(2)]", [], []),
         ("return x + 1", "[torch.arange(8)]", ["TASK_VALUES_FIXED"], []),
         ("return x * 0", "[torch.arange(8)]",
          ["TASK_VALUES_FIXED", "OUTPUT_ZERO", "OUTPUT_CONSTANT", "INPUT_UNUSED"], ["input 0"]),
@@ -312,7 +314,7 @@ class Tried:
 
     def find(self, others: Sequence[torch.Tensor], members: int = 0) -> dependence.Dependence:
         changes = [(f"parameter {number}", lambda: self.run(self.leaves)) for number in range(members)]
-        return dependence.find(self.base, self.leaves, lambda _: others, self.run, changes, lambda: self.now)
+        return dependence.find(self.base, self.leaves, lambda *_: others, self.run, changes, lambda: self.now)
 
 
 def test_sources_are_tried_as_long_as_there_is_time() -> None:
