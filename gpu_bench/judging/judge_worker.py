@@ -19,6 +19,7 @@ from gpu_bench.judging import alone, comparison, conditioning, guard, near_ties,
 from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.judging.terms import terms_floor
 from gpu_bench.running import executor
+from gpu_bench.values import seeds
 from gpu_bench.values.cases import Cases, Eager, Taken
 from gpu_bench.values.inputs import family_name
 from gpu_bench.workers.sharing import SharedMemory, lay_out, move
@@ -215,7 +216,7 @@ class Judge:
         `sources`: others than those of `args`.
         """
         sources = sources or self._graph_sources(args)
-        seed_generators(seed)
+        seed_generators(seeds.of_generators(seed))
         try:
             if widen:
                 results = self._widened(sources)
@@ -274,7 +275,7 @@ class Judge:
         """Runs the module; sources are put back."""
         named = self._loaded.sources(args).named()
         before = {name: tensor.clone() for name, tensor in named.items()}
-        seed_generators(seed)
+        seed_generators(seeds.of_generators(seed))
         with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
             returned = self._loaded.module(*args)
         self._loaded.keep_places()
@@ -396,12 +397,12 @@ class Judge:
             part = graph_pb2.Graph()
             part.CopyFrom(self.graph)
             part.outputs[:] = [name]
-            seed_generators(observed.seed)
+            seed_generators(seeds.of_generators(observed.seed))
             return aten.interpret(part, {each: tensor.clone() for each, tensor in sources.items()}, widen)[name]
 
         def moved() -> Iterator[torch.Tensor]:
             for seed, reach in undecided.moves(observed.seed):
-                seed_generators(observed.seed)
+                seed_generators(seeds.of_generators(observed.seed))
                 yield self._widened(conditioning.Moved(sources, seed, reach))[name]
 
         if not eager.is_floating_point():

@@ -13,7 +13,7 @@ import torch
 
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.pytorch.baselines import EAGER, Baselines
-from gpu_bench.solutions import callee
+from gpu_bench.solutions import callee, left_memory, structure
 from gpu_bench.solutions.signature import arguments_of
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.graphs.task_module import seed_generators
@@ -43,8 +43,11 @@ class Arms:
         self._earlier: Any = None
         """As a solution's process keeps what the last call returned, and the one before."""
 
-    def call(self, arm: int, seed: int) -> None:
-        """One forward of an arm on the inputs that lie in the shared memory; its result is kept."""
+    def call(self, arm: int, seed: int) -> bytes:
+        """One forward of an arm on the inputs that lie in the shared memory; its result is kept.
+
+        Says where it lies, which nobody reads: a solution has to.
+        """
         call = self._calls[arm]
         assert call is not None
         self._earlier, self._returned = self._returned, None
@@ -53,6 +56,8 @@ class Arms:
         self._returned = call(0)
         if self._loaded.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
+        left = [(leaf.data_ptr(), leaf.stride()) for leaf in structure.leaves(self._returned)]
+        return left_memory.packed(left)
 
     def restore(self, _arm: int, _number: int) -> None:
         """Puts parameters and state back."""

@@ -20,6 +20,7 @@ from gpu_bench.judging.guard import GuardedMemory, Seeds
 from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.timing.timed_task import TimedTask
+from gpu_bench.values import seeds
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.errors import BadInput
@@ -200,7 +201,7 @@ class Bench:
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
         try:
             call = self.program.bind(Sources.from_named(copies), memory, after_step)
-            seed_generators(request.seed)
+            seed_generators(seeds.of_generators(request.seed))
             if after_step is not None:
                 after_step()
             outputs = call()

@@ -19,13 +19,15 @@ WORD = struct.Struct("<BBq")
 LENGTH = struct.Struct("<I")
 """Ahead of what an answer carries."""
 CALL, DELIVER, EARLIER, MEMBERS, ANEW = range(1, 6)
-"""Call the arm, the number seeding the generators; put the results where they are looked at; put there again those of
-the call before; take parameters and state from the shared memory; make the module anew, and then take them."""
+"""Call the arm, the number seeding the generators, and say where the results lie; describe them, and put them where
+they are looked at if they cannot be read from outside; the same of the call before; take parameters and state from the
+shared memory; make the module anew, and then take them."""
 DONE, FAILED = b".", b"!"
 """Begins an answer; then comes the number of the word that it is to, modulo 256: an answer to nothing shows."""
 
 Handlers = Mapping[int, Callable[[int, int], bytes | None]]
-"""By verb: (arm, number) → what the answer carries, for DELIVER and EARLIER."""
+"""By verb: (arm, number) → what the answer carries, for those of CARRYING."""
+CARRYING = (CALL, DELIVER, EARLIER)
 
 
 def serve(handlers: Handlers) -> NoReturn:
@@ -44,10 +46,9 @@ def serve(handlers: Handlers) -> NoReturn:
             if verb == DELIVER:
                 gc.collect()  # of what calls have left: few objects, for all others are frozen
             carried = handlers[verb](arm, number)
-            os.write(answers, DONE + bytes([count]))
-            if verb in (DELIVER, EARLIER):
-                text = carried or b""
-                _write(answers, LENGTH.pack(len(text)) + text)
+            text = carried or b""
+            # At once: who asks stops this process as soon as the first bytes are there.
+            _write(answers, DONE + bytes([count]) + (LENGTH.pack(len(text)) + text if verb in CARRYING else b""))
     except BaseException:
         os.write(answers, FAILED + bytes([count]))
         raise

@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_bench.solutions.callee import DELIVER, DONE, EARLIER, FAILED, LENGTH, VARIABLE, WORD
+from gpu_bench.solutions.callee import CALL, CARRYING, DONE, FAILED, LENGTH, VARIABLE, WORD
+from gpu_bench.solutions.left_memory import LeftMemory
 from warpsmith.errors import WorkerTimeout
 from warpsmith.sandbox import jail
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 UNASKED = "its process answers before it is asked"
+HALF_SAID = "its process says that it is done and not where its results lie"
+_WRITTEN_SECONDS = 1.0
+"""That what was written before a process was stopped is waited for."""
 _MOST_CARRIED = 1 << 20
 """Bytes of what an answer may carry."""
 
@@ -36,7 +40,7 @@ class Answer:
     waited_seconds: float
     """That its threads meanwhile waited for a processor, as the system counts it; 0 where it does not."""
     carried: bytes
-    """Of DELIVER and EARLIER."""
+    """Of CALL, DELIVER and EARLIER."""
     ended: float = 0.0
     """When, in seconds of the system's monotonic clock."""
     left_seconds: float = 0.0
@@ -67,6 +71,8 @@ class Called(Worker):
         self._answers, answers = os.pipe()
         self._is_calling = False
         self._word_count = 0
+        self.memory: LeftMemory | None = None
+        """Its own, to be read while it stands still."""
         try:
             super().__init__(
                 entry,
@@ -82,6 +88,12 @@ class Called(Worker):
             os.close(words)
             os.close(answers)
         os.set_blocking(self._answers, False)
+        try:
+            # Nothing untrusted has run: who is not the jail's own is the one that will be called.
+            self.memory = LeftMemory(min(self.processes - self._of_the_jail))
+        except BaseException:
+            self.close()
+            raise
 
     def begin_calls(self) -> None:
         """From here on it answers words, and stands still between them."""
@@ -107,7 +119,7 @@ class Called(Worker):
         carried = b""
         if select.select([self._answers], [], [], 0)[0]:
             raise CallFailed(judging_pb2.Calls(fault=verdict_pb2.FAILURE_KIND_CHEAT, detail=UNASKED))
-        waited_ns = self._waited_ns()
+        waited_ns, is_asked, answer = self._waited_ns(), False, 0
         try:
             begin = time.perf_counter()
             os.write(self._words, word)
@@ -119,11 +131,16 @@ class Called(Worker):
             at_once()
             waited_ns = self._waited_ns() - waited_ns
             is_asked = count == self._word_count % 256
-            if is_asked and answer == DONE[0] and verb in (DELIVER, EARLIER):
-                self.resume()
+            if is_asked and answer == DONE[0] and verb in CARRYING:
+                if verb == CALL:  # it was written as a whole: where results lie is said before the clock stops
+                    end = min(end, time.monotonic() + _WRITTEN_SECONDS)
+                else:
+                    self.resume()
                 (length,) = LENGTH.unpack(self._read(LENGTH.size, end))
                 carried = self._read(min(length, _MOST_CARRIED), end)
         except TimeoutError:
+            if is_asked and answer == DONE[0] and verb == CALL:
+                raise CallFailed(judging_pb2.Calls(fault=verdict_pb2.FAILURE_KIND_CHEAT, detail=HALF_SAID)) from None
             self.close()
             raise WorkerTimeout(f"{self.entry}: no end of a call within {deadline_s:g} s") from None
         except (EOFError, OSError) as error:
@@ -145,6 +162,8 @@ class Called(Worker):
         self._jailed.close()
         super().close()
         self._close_pipes()
+        if self.memory is not None:
+            self.memory.close()
 
     def _waited_ns(self) -> int:
         """That all threads have waited for a processor until now (proc(5), schedstat)."""

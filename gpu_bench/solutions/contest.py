@@ -19,9 +19,10 @@ from google.protobuf.message import Message
 
 from gpu_bench import faults
 from gpu_bench.limits import Limits
-from gpu_bench.solutions import structure_text
+from gpu_bench.solutions import left_memory, structure_text
 from gpu_bench.solutions.callee import ANEW, CALL, DELIVER, EARLIER, MEMBERS
 from gpu_bench.solutions.caller import Answer, Called, CallFailed
+from gpu_bench.values import seeds
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
@@ -29,7 +30,7 @@ from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
 Reply = TypeVar("Reply", bound=Message)
 
 _TASK, _FRESH = verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH
-_VARIED = frozenset({
+VARIED = frozenset({
     verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_MIXED,
     verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
 })  # fmt: skip
@@ -75,13 +76,21 @@ class Contest:
     introduction: judging_pb2.Introduction
     eager_seconds: float
     """Of one call of the reference."""
+    regions: Sequence[judging_pb2.Region] = ()
+    """Of results, in the memory that all share."""
+    shared: memoryview | None = None
+    """That memory, where results are read from stopped processes: on a processor. None: they deliver by themselves."""
     solution: Called | None = None
     eager_deliver_seconds: list[float] = field(default_factory=list)
     """Of putting eager's results where they are looked at, after each timed call."""
+    _left: tuple[bytes, bytes] = (b"", b"")
+    """Where the results of the last two calls lie, as the solution's process said at once."""
     _company: frozenset[int] = frozenset()
     """Processes of the solution's jail as it was opened."""
-    _members: tuple[int, int] | None = None
-    """Family and seed of the parameters that lie in the shared memory; (0, 0) for the constructor's."""
+    _members: tuple[verdict_pb2.ValueFamily.ValueType, int] | None = None
+    """Family and seed of the parameters that lie in the shared memory; (TASK, 0) for the constructor's."""
+    _members_seed: int = field(default_factory=lambda: secrets.randbits(63))
+    """Of the parameters of timed calls."""
     _has_members: bool = False
     """Whether the solution has taken them."""
     _packs: bool = False
@@ -102,11 +111,17 @@ class Contest:
 
     def place_members(self, family: verdict_pb2.ValueFamily.ValueType = _TASK, seed: int = 0) -> None:
         """Parameters and state of a case into the shared memory."""
-        wanted = (int(family), seed) if family in _VARIED else (0, 0)
+        self._place_members((family, seed) if family in VARIED else (_TASK, 0))
+
+    def place_timed_members(self) -> None:
+        """Others than the constructor's, which go with FRESH values until others are placed: a weight of zeros or ones
+        is one that nobody has after training."""
+        self._place_members((_FRESH, self._members_seed))
+
+    def _place_members(self, wanted: tuple[verdict_pb2.ValueFamily.ValueType, int]) -> None:
         if wanted != self._members:
-            self.ask_judge(
-                "place", judging_pb2.PlaceRequest(family=family, seed=seed, members=True), judging_pb2.Placed
-            )
+            request = judging_pb2.PlaceRequest(family=wanted[0], seed=wanted[1], members=True)
+            self.ask_judge("place", request, judging_pb2.Placed)
             self._members, self._has_members = wanted, False
 
     def place(
@@ -160,9 +175,12 @@ class Contest:
         self.place(family, seed, sweep_bytes, same_beside=same_beside)
         answer = self._timed(lambda at_once: self._word(CALL, seconds, self._generator_seed(seed), at_once))
         taken = self.ask_judge("take", judging_pb2.TakeRequest(), judging_pb2.Taken)
+        unread = self._read_results(answer.carried)
         with _Stopped(self.judge):
             delivered = self._word(DELIVER, seconds)
         self._look_at_structure(delivered.carried)
+        if unread:
+            raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, f"{unread} lies nowhere in its process")
         return Visit(answer, taken, delivered)
 
     def _timed(self, ask: Callable[[Callable[[], object]], Answer]) -> Answer:
@@ -181,7 +199,7 @@ class Contest:
         return replace(answer, seconds=answer.seconds + left_seconds, left_seconds=left_seconds - self._left_seconds)
 
     def _generator_seed(self, seed: int) -> int:
-        return seed if self.introduction.signature.is_random else 0
+        return seeds.of_generators(seed) if self.introduction.signature.is_random else 0
 
     def _word(
         self, verb: int, patience: float, number: int = 0, at_once: Callable[[], object] = lambda: None
@@ -201,6 +219,33 @@ class Contest:
         except (WorkerRaised, BadInput) as error:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CRASH, str(error)[:300]) from None
 
+    def _read_results(self, told: bytes) -> str:
+        """Copies what a call left, from its stopped process to where the judge looks; names what is not there."""
+        if self.shared is None:
+            return ""
+        self._left = (self._left[1], told)
+        return self._copied(told)
+
+    def _copied(self, told: bytes, *, only: str = "") -> str:
+        assert self.solution is not None
+        assert self.shared is not None
+        memory = self.solution.memory
+        try:
+            places = left_memory.unpacked(told, self.regions)
+        except ValueError:
+            raise SolutionFault(
+                verdict_pb2.FAILURE_KIND_CHEAT, "its process does not say where its results lie"
+            ) from None
+        unread = ""
+        for region, place in zip(self.regions, places, strict=True):
+            size = left_memory.item_bytes(region.spec) * math.prod(region.spec.shape)
+            # What becomes of inputs, the judge sees by itself.
+            if size and region.name.startswith(only) and not region.name.startswith("input "):
+                to = self.shared[region.offset_bytes : region.offset_bytes + size]
+                if memory is None or not memory.read(place, region.spec, to):
+                    unread = unread or region.name
+        return unread
+
     def _look_at_structure(self, text: bytes) -> None:
         try:
             described = structure_text.read(text)
@@ -218,6 +263,8 @@ class Contest:
         self.ask_judge("look", judging_pb2.LookRequest(keep=True), judging_pb2.Look)
         if is_next and self._has_kept:
             self._word(EARLIER, self.limits.judge_seconds)
+            if self.shared is not None and self._copied(self._left[0], only="output "):
+                raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "the result of an earlier call is gone")
             if changed := self._different(earlier=True):
                 raise SolutionFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
@@ -235,7 +282,7 @@ class Contest:
     def judged(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> verdict_pb2.Comparison:
         """What the solution makes of a case, compared with the truth. Raises SolutionFault."""
         self.place_members(family, seed)
-        may_pack = not self._has_members and not self._packs and self._members != (0, 0)
+        may_pack = not self._has_members and not self._packs and self._members != (_TASK, 0)
         comparison = self._judged(family, seed)
         if may_pack and any(map(_is_far, comparison.outputs)):
             # It may pack its weights at its first call: then they have to be there before.
@@ -286,6 +333,7 @@ class Contest:
 
         Raises SolutionFault.
         """
+        may_pack = not self._has_members and not self._packs and self._members != (_TASK, 0)
         self._timed_count += 1
         is_early = self._timed_count <= ALL_LOOKED_AT
         if self._called:
@@ -299,10 +347,15 @@ class Contest:
                 )
         if is_early or secrets.randbelow(1000) < 1000 * LOOK_SHARE:
             if wrong := self.ask_judge("look", judging_pb2.LookRequest(), judging_pb2.Look).wrong:
+                if may_pack:  # its weights, at its first call
+                    self._packs, self._has_members, self._has_kept = True, False, False
+                    return self.time_solution(name, sweep_bytes)
                 raise SolutionFault(verdict_pb2.FAILURE_KIND_WRONG_VALUE, wrong)
             self._keep(is_next=True)
         else:
             self._has_kept = False
+        if self.shared is not None:  # nothing could be put off
+            return visit.answer
         return with_work_put_off(visit.answer, visit.delivered, self.eager_deliver_seconds)
 
     def time_arm(self, name: str, arm: Called, number: int, sweep_bytes: int) -> Answer:
@@ -323,6 +376,8 @@ class Contest:
         self.ask_judge("take", judging_pb2.TakeRequest(), judging_pb2.Taken)
         with _Stopped(self.judge):
             delivered = arm.ask(DELIVER, deadline_s=seconds)
+        if self.shared is not None:
+            return answer
         self.eager_deliver_seconds.append(delivered.seconds)
         return with_work_put_off(answer, delivered, self.eager_deliver_seconds)
 

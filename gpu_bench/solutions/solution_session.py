@@ -8,6 +8,7 @@ something is timed.
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import sys
@@ -22,7 +23,8 @@ from gpu_bench.machine import worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.session import Reply, Session
 from gpu_bench.solutions.caller import Answer, Called
-from gpu_bench.solutions.contest import AA_COPY, EAGER, Contest, SolutionFault
+from gpu_bench.solutions.contest import AA_COPY, EAGER, VARIED, Contest, SolutionFault
+from gpu_bench.workers import shared_file
 from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Outbox
 from warpsmith.errors import BadInput, Infrastructure, WorkerRaised
 from warpsmith.sandbox.worker import Worker
@@ -152,6 +154,8 @@ class SolutionSession(Session):
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
             arms, contest = self._opened_arms(request.tier), self._opened()
             contest.place_members(_TASK, 0)
+            if any(self._known.get(family) is None for family in VARIED):  # the reference takes other parameters
+                contest.place_timed_members()
             swept = min(max(2 * arms.yardstick.ceilings.device.cache_bytes, 8 << 20), _MOST_SWEPT_BYTES)
 
             def call(name: str) -> Answer:
@@ -164,6 +168,9 @@ class SolutionSession(Session):
             except SolutionFault as failed:
                 self._drop_bench()
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=failed.fault)
+            finally:
+                if contest.judge.alive:
+                    contest.place_members(_TASK, 0)
             self._conclude(timing)
             timing.environment.toolkit = request.artifact.toolchain
             return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
@@ -233,12 +240,21 @@ class SolutionSession(Session):
                     f"{self.task.entry_path}: get_inputs or get_init_inputs gives what cannot be written down, so that "
                     "no solution can be made in a process without the reference"
                 )
-            os.ftruncate(self._descriptor, told.total_bytes)
-            eager_seconds = self._preparation().eager_seconds
-            self._contest = Contest(self.task.target, self._limits, judge, told, eager_seconds)
+            shared_file.grow(self._descriptor, told.total_bytes)
+            prepared = self._preparation()
+            self._contest = Contest(
+                self.task.target, self._limits, judge, told, prepared.eager_seconds, prepared.regions,
+                self._mapped(told.total_bytes),
+            )  # fmt: skip
             self._share(judge, told.total_bytes)
             self._contest.place_members(_TASK, 0)
         return self._contest
+
+    def _mapped(self, size: int) -> memoryview | None:
+        """The memory that all share, where results are put that are read here; a GPU's nobody else can read."""
+        if self.task.target == task_pb2.TARGET_CUDA:
+            return None
+        return memoryview(mmap.mmap(self._descriptor, size))
 
     def _load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact

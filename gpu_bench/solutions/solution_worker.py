@@ -23,7 +23,7 @@ import torch
 
 from gpu_bench.judging.loaded import device_of
 from gpu_bench.running.executor import ProgramFault
-from gpu_bench.solutions import callee, integrity, structure
+from gpu_bench.solutions import callee, integrity, left_memory, structure
 from gpu_bench.solutions.signature import arguments_of
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.errors import BadInput
@@ -61,6 +61,8 @@ class Solution:
         self._returned: Any = None
         self._earlier: Any = None
         """What the last call returned, and the one before."""
+        self._resolved: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        """The tensors of the call before and of the last, with nothing put off to whoever reads them."""
         self._module = self._made()
         self._names = counterparts(
             {
@@ -103,10 +105,10 @@ class Solution:
 
     # ---- what words ask for --------------------------------------------------------------------------------
 
-    def call(self, arm: int = 0, seed: int = 0) -> None:
-        """One forward on the inputs that lie in the shared memory; its result is kept."""
+    def call(self, arm: int = 0, seed: int = 0) -> bytes:
+        """One forward on the inputs that lie in the shared memory; its result is kept. Says where it lies."""
         if arm == HANDSHAKE:
-            return
+            return b""
         self._earlier, self._returned = self._returned, None
         if self._signature.is_random:
             seed_generators(seed)
@@ -119,11 +121,25 @@ class Solution:
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, f"the forward failed: {cause_of(error)}"
             ) from error
+        return b"" if self.device.type == "cuda" else self._places_left()
+
+    def _places_left(self) -> bytes:
+        """Where in this process each region's tensor lies."""
+        outputs = [leaf.resolve_conj().resolve_neg() for leaf in structure.leaves(self._returned)]
+        self._resolved = (self._resolved[1], outputs)
+        left = {f"output {position}": output for position, output in enumerate(outputs)}
+        if len(self._regions) > len(outputs):
+            own = members_of(self._module)
+            left |= {name: ours.of(own) for name, ours in self._names.items() if name in self._places}
+        return left_memory.packed([_place(left.get(name), expected) for name, expected in self._places.items()])
 
     def deliver(self, _arm: int = 0, _number: int = 0) -> bytes:
-        """Puts the results of the last call, and what it left in the state, where the judge reads them."""
+        """Describes the results of the last call; on a GPU, puts them and what is left in the state where the judge
+        reads them."""
         described, outputs = structure.describe(self._returned, self._sources)
         refuse_promises(outputs)
+        if self.device.type != "cuda":
+            return structure.written(described).encode()
         self._put(outputs)
         own = members_of(self._module)
         for name, place in self._places.items():
@@ -133,8 +149,10 @@ class Solution:
         return structure.written(described).encode()
 
     def deliver_earlier(self, _arm: int = 0, _number: int = 0) -> bytes:
-        """Puts the results of the call before there, as they are now. The process is looked at too."""
+        """On a GPU, puts the results of the call before there, as they are now. The process is looked at too."""
         look_at_process()
+        if self.device.type != "cuda":
+            return b""
         described, outputs = structure.describe(self._earlier, self._sources)
         self._put(outputs)
         return structure.written(described).encode()
@@ -158,6 +176,13 @@ class Solution:
         self._returned = self._earlier = None
         self._module = self._made()
         self.take_members()
+
+
+def _place(tensor: torch.Tensor | None, expected: torch.Tensor) -> left_memory.Place:
+    """Where a tensor lies, if it is such a one as is expected."""
+    if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not _is_alike(tensor, expected):
+        return 0, [0] * expected.dim()
+    return (tensor.data_ptr(), tensor.stride()) if tensor.layout is torch.strided else (0, [0] * expected.dim())
 
 
 def _wait(device: torch.device) -> None:

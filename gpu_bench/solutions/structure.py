@@ -70,6 +70,13 @@ def _kind(value: Any) -> str:
     return "list" if isinstance(value, list) else "dataclass"
 
 
+def leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors of what a forward returned, in the order of `describe`."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for _, child in _children(value) or () for leaf in leaves(child)]
+
+
 def tensors_of(node: Node) -> Iterator[Node]:
     """The described tensors of a result."""
     if node["kind"] == TENSOR:

@@ -8,6 +8,8 @@ itself; it asks no solution.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -17,13 +19,14 @@ import torch
 
 from gpu_bench import device
 from gpu_bench.judging import comparison, guard, judge_worker
-from gpu_bench.judging.judge_worker import Judge
+from gpu_bench.judging.judge_worker import Answer, Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedJudge
 from gpu_bench.timing import floor
 from gpu_bench.workers.sharing import SharedMemory
+from gpu_bench.workers.shortage import TruthTooLarge
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
 from warpsmith.graphs.task_module import seed_generators
@@ -36,6 +39,9 @@ ALIGNMENT = 256
 RMS_WITHIN, WORST_WITHIN = 16.0, 64.0
 """How far a timed call may be off eager, in units of how far eager is off the truth: all elements, and the worst one.
 Judged calls are held to a quarter of it against the truth; a cut of precision is beyond it as well."""
+POOLED, POOLED_WITHIN = 8, 5.0
+"""So many looks on are held together to what judged calls are held to, and eager's own error: what one may be by luck,
+many are not."""
 PROBE_CYCLES = 100_000
 """Of a GPU, 50 us: the piece of work that takes longer where somebody else is at work there."""
 
@@ -46,6 +52,8 @@ class Yardstick:
 
     rms: float
     worst: float
+    pooled: float
+    """As `rms`, with one rounding of a 16-bit result instead of two: of many calls together."""
 
 
 class Witness:
@@ -70,7 +78,10 @@ class Witness:
         """Results, region by region, that were kept last, and those before."""
         self._earlier: list[torch.Tensor] = []
         self._eager: tuple[tuple[int, int], list[torch.Tensor]] | None = None
-        self._yardsticks: list[Yardstick] = []
+        self._yardsticks: dict[tuple[int, int] | None, list[Yardstick]] = {}
+        """By the parameters that go with FRESH values."""
+        self._squares: list[list[float]] = []
+        """Of looks since parameters last changed: squares of how far each region was off eager's, in yardsticks."""
         self._sweep = torch.empty(0, dtype=torch.uint8)
 
     def introduce(self) -> judging_pb2.Introduction:
@@ -117,6 +128,10 @@ class Witness:
 
     def place(self, request: judging_pb2.PlaceRequest) -> judging_pb2.Placed:
         """Puts the inputs of a case into the shared memory, or its parameters and state."""
+        if request.members:
+            is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
+            self._loaded.fresh_members = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed) if is_timed else None
+            self._eager, self._squares = None, []
         if (request.family, request.seed) != (self._family, self._seed):
             self._family, self._seed, self._is_spoiled = request.family, request.seed, True
             self._args = self._loaded.case(request.family, request.seed)
@@ -169,11 +184,11 @@ class Witness:
         """Says what became of inputs and of the memory beside them, and takes the inputs away before results are put
         where they are looked at: what is still to be computed then has lost them."""
         named = self._loaded.sources(self._args).named()
-        inputs = [each for each in self._sources if each.name.startswith("input ")]
+        given = [each for each in self._sources if each.name.startswith("input ")]
         written = self._judge.written
         taken = judging_pb2.Taken()
         self._after = {}
-        for region, place in zip(inputs, self._shared.tensors(inputs), strict=True):
+        for region, place in zip(given, self._shared.tensors(given), strict=True):
             if region.name in written:
                 self._after[region.name] = place.clone()
             elif not guard.same_bits(place, named[region.name]):
@@ -184,7 +199,7 @@ class Witness:
                 taken.broken.append(region.name)
         self._is_spoiled = True
         # Not those that are results too: views of an input, or one that is changed and given back.
-        gone = [region for region in inputs if region.name not in self._returned]
+        gone = [region for region in given if region.name not in self._returned]
         for place in (*self._shared.tensors(gone), *self._shared.tensors(self._judge.regions)):
             _flat(place).zero_()
         return taken
@@ -215,21 +230,53 @@ class Witness:
 
     def _wrong(self, regions: Sequence[judging_pb2.Region], places: Sequence[torch.Tensor]) -> str:
         yardsticks, eager = self._measures(), self._eagerly()
-        for region, place, yard, own in zip(regions, places, yardsticks, eager, strict=True):
-            if (told := far(place.to(own.device), own, yard)) != "":
+        given = [place.to(own.device) for place, own in zip(places, eager, strict=True)]
+        pairs = list(zip(given, eager, strict=True))
+        for region, pair, yard in zip(regions, pairs, yardsticks, strict=True):
+            if (told := far(*pair, yard)) != "":
                 return f"{region.name} of a timed call {told}"
+        if any(differing(*pair) for pair in pairs) and (told := self._wrong_integers(regions)) != "":
+            return told
+        self._squares.append([pace(*pair, yard) ** 2 for pair, yard in zip(pairs, yardsticks, strict=True)])
+        for region, squares in zip(regions, zip(*self._squares, strict=True), strict=True):
+            if len(squares) >= POOLED and (ratio := math.sqrt(sum(squares) / len(squares))) > POOLED_WITHIN:
+                return (
+                    f"{region.name} of {len(squares)} timed calls is {ratio:.3g} times as far off eager's as eager is "
+                    "off the truth: less precise than in judged calls"
+                )
+        return ""
+
+    def _wrong_integers(self, regions: Sequence[judging_pb2.Region]) -> str:
+        """As in a judged call, for an index of a near tie may be another than eager's."""
+        observed = verdict_pb2.Comparison(family=self._family, seed=self._seed)
+        try:
+            errors = self._judge.judge(observed).outputs
+        except (BadInput, TruthTooLarge):
+            return ""  # nobody can say; they are few
+        finally:
+            self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
+        for region, error in zip(regions, errors, strict=True):
+            if error.unequal_count:
+                return f"{region.name} of a timed call differs from eager's in {error.unequal_count} elements"
         return ""
 
     def _measures(self) -> list[Yardstick]:
-        """How far eager is off the truth in each region, found out once."""
-        if not self._yardsticks:
-            answer = self._judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
-            self._yardsticks = [
+        """How far eager is off the truth in each region, found out once for the parameters that timed calls have."""
+        members = self._loaded.fresh_members
+        if members not in self._yardsticks:
+            answer = self._answer_of_timed_calls()
+            self._yardsticks[members] = [
                 yardstick(eager, truth, floor)
                 for eager, truth, floor in zip(answer.eager, answer.truth, answer.floors, strict=True)
             ]
             self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
-        return self._yardsticks
+        return self._yardsticks[members]
+
+    def _answer_of_timed_calls(self) -> Answer:
+        if self._loaded.fresh_members is not None:
+            with contextlib.suppress(BadInput):  # where float64 is no truth, the task's own values have another
+                return self._judge.answer(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
+        return self._judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
 
     def _eagerly(self) -> list[torch.Tensor]:
         """What eager gives on the case, region by region."""
@@ -271,14 +318,16 @@ def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardsti
     """How far eager is off the truth, and no less than a rounding of the result."""
     eager, truth = comparison.parts_of(eager), comparison.parts_of(truth)
     if not eager.is_floating_point() or not eager.numel():
-        return Yardstick(0.0, 0.0)
+        return Yardstick(0.0, 0.0, 0.0)
     own = comparison.compare(eager, eager, truth, terms_floor=floor)
     size = truth.nan_to_num(0.0, 0.0, 0.0).abs()
     rms, largest = float(size.square().mean().sqrt()), float(size.max())
     least = comparison.least_yardstick(eager.dtype)
+    step = comparison.ulp(rms, eager.dtype)
     return Yardstick(
-        max(own.rms_error, 2.0 * comparison.ulp(rms, eager.dtype), floor, least),
+        max(own.rms_error, 2.0 * step, floor, least),
         max(own.max_error, comparison.ulp(largest, eager.dtype), floor, least),
+        max(own.rms_error, step if eager.itemsize < 4 else 2.0 * step, floor, least),
     )
 
 
@@ -286,7 +335,7 @@ def far(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> str:
     """How a result is farther off eager's than any rounding; empty where it is not."""
     result, eager = comparison.parts_of(result), comparison.parts_of(eager)
     if not eager.is_floating_point():
-        count = int((result != eager).sum())
+        count = differing(result, eager)
         return f"differs from eager's in {count} elements" if count > eager.numel() // 100 else ""
     error = comparison.compare(result, eager, eager.double(), terms_floor=0.0)
     if error.non_finite_mismatch_count:
@@ -297,6 +346,21 @@ def far(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> str:
         f"is {error.max_error:.3g} off eager's at element {error.worst_index} ({error.worst_value:.6g} instead of "
         f"{error.worst_truth:.6g}), {error.rms_error:.3g} rms: beyond any rounding"
     )
+
+
+def differing(result: torch.Tensor, eager: torch.Tensor) -> int:
+    """Integers and booleans that are not eager's; 0 of other numbers."""
+    if eager.is_floating_point() or eager.is_complex():
+        return 0
+    return int((result != eager).sum())
+
+
+def pace(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> float:
+    """How far a result is off eager's, in yardsticks of many calls; 0 for integers."""
+    result, eager = comparison.parts_of(result), comparison.parts_of(eager)
+    if not eager.is_floating_point() or not eager.numel():
+        return 0.0
+    return float((result - eager).double().nan_to_num_(0.0, 0.0, 0.0).square().mean().sqrt()) / yard.pooled
 
 
 def _fill(place: torch.Tensor, value: torch.Tensor) -> None:

@@ -138,9 +138,11 @@ def test_nothing_that_a_process_started_runs_while_nobody_asks(code: str, start:
     assert called.stopped
 
 
-@pytest.mark.parametrize(("forged", "asked"), [("b'..'", 1), (r"b'.\x01'", 2)])
+@pytest.mark.parametrize(
+    ("forged", "asked"), [("b'..'", 1), (r"b'.\x01'", 1), (r"b'.\x01\0\0\0\0'", 2)], ids=["no word's", "half", "whole"]
+)
 def test_an_answer_that_nobody_asked_for_is_a_cheat(start: Start, forged: str, asked: int) -> None:
-    """Without the number of its word at once, with it when the real answer follows."""
+    """Without the number of its word or what it has to carry at once, with them when the real answer follows."""
     called, _ = start(f"def call(number): os.write(int(os.environ['WARPSMITH_CALL_FDS'].split()[1]), {forged})")
     for _ in range(asked - 1):
         called.ask(CALL, deadline_s=20.0)

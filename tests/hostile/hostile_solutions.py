@@ -317,7 +317,8 @@ CHEATS = [
         "return self.kept[key].clone()", init="self.kept = {}"), TWICE, timed=True, most=3.0),
     Solution("a thread that works ahead on what is placed for it", (),
              slow(AHEAD, top=AHEAD_TOP), SLOW, timed=True, most=1.1),
-    Solution("puts its work off until somebody looks", (), slow(PUT_OFF, top=PUT_OFF_TOP), SLOW, timed=True, most=1.1),
+    Solution("puts its work off until somebody looks", LATE, slow(PUT_OFF, top=PUT_OFF_TOP), SLOW, timed=True,
+             most=1.1),
     Solution("a thread that burns the processor while others are timed", (), slow(
         # Python's lock is released meanwhile: calls are not held up by it.
         "return compute(x)", top="import threading, zlib\ndef burn():\n    while True: zlib.crc32(bytes(1 << 20))",

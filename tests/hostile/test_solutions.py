@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hostile_solutions import CHEATS, HONEST, Solution, reference_task
+from hostile_solutions import CHEATS as OTHER_CHEATS
+from hostile_solutions import HONEST, Solution, reference_task
+from hostile_timed_solutions import TIMED_CHEATS
 
 from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
@@ -28,6 +30,7 @@ from warpsmith.v1 import (
 
 pytestmark = pytest.mark.hostile
 
+CHEATS = [*OTHER_CHEATS, *TIMED_CHEATS]
 FAIL, PASS = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.VERDICT_STATE_PASS
 LOOK_SECONDS = 30.0
 """How long a solution that has to be caught while it is timed is timed again; a quiet machine needs one time."""
@@ -205,8 +208,20 @@ def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contest.Contest, "_different", lambda self, *, earlier=False: [] if earlier else different(self))
 
 
-def with_time_put_off_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(contest, "with_work_put_off", lambda answer, *_: answer)
+def with_results_read_when_they_are_described(patch: pytest.MonkeyPatch) -> None:
+    read, look = contest.Contest._read_results, contest.Contest._look_at_structure
+    told: list[bytes] = []
+    patch.setattr(contest.Contest, "_read_results", lambda _, places: told.append(places) or "")
+
+    def looked(self: contest.Contest, text: bytes) -> None:
+        read(self, told[-1])
+        look(self, text)
+
+    patch.setattr(contest.Contest, "_look_at_structure", looked)
+
+
+def with_the_constructors_parameters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contest.Contest, "place_timed_members", lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +231,8 @@ def with_time_put_off_for_nothing(patch: pytest.MonkeyPatch) -> None:
         ("a constant with eager's sums for whoever it thinks is timing", without_looks),
         ("memo by content", with_known_values),
         ("a thread that works ahead on what is placed for it", with_nobody_stopped),
-        ("puts its work off until somebody looks", with_time_put_off_for_nothing),
+        ("puts its work off until somebody looks", with_results_read_when_they_are_described),
+        ("leaves out a parameter that the constructor makes of zeros", with_the_constructors_parameters),
     ],
 )
 def test_a_timed_solution_needs_each_defence(
