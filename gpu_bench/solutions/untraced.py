@@ -16,6 +16,7 @@ import torch
 
 from gpu_bench.judging.judge_worker import Answer, Judge
 from gpu_bench.judging.loaded import Args
+from gpu_bench.values import seeds
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.v1 import graph_pb2, verdict_pb2
@@ -57,7 +58,7 @@ class UntracedJudge(Judge):
         """Whether a call moves PyTorch's generator on."""
         self._run_eager(args, seed=0)
         after = self._generator()
-        seed_generators(0)
+        seed_generators(seeds.of_generators(0))
         return not torch.equal(after, self._generator())
 
     def _generator(self) -> torch.Tensor:
