@@ -40,7 +40,7 @@ RMS_WITHIN, WORST_WITHIN = 16.0, 64.0
 """How far a timed call may be off eager, in units of how far eager is off the truth: all elements, and the worst one.
 Judged calls are held to a quarter of it against the truth; a cut of precision is beyond it as well."""
 POOLED, POOLED_WITHIN = 8, 5.0
-"""So many looks on are held together to what judged calls are held to, and eager's own error: what one may be by luck,
+"""So many last looks are together held to what judged calls are held to and eager's own error: what one is by luck,
 many are not."""
 PROBE_CYCLES = 100_000
 """Of a GPU, 50 us: the piece of work that takes longer where somebody else is at work there."""
@@ -81,7 +81,7 @@ class Witness:
         self._yardsticks: dict[tuple[int, int] | None, list[Yardstick]] = {}
         """By the parameters that go with FRESH values."""
         self._squares: list[list[float]] = []
-        """Of looks since parameters last changed: squares of how far each region was off eager's, in yardsticks."""
+        """Of the last looks since parameters changed: squares of how far each region was off, in yardsticks."""
         self._sweep = torch.empty(0, dtype=torch.uint8)
 
     def introduce(self) -> judging_pb2.Introduction:
@@ -238,8 +238,9 @@ class Witness:
         if any(differing(*pair) for pair in pairs) and (told := self._wrong_integers(regions)) != "":
             return told
         self._squares.append([pace(*pair, yard) ** 2 for pair, yard in zip(pairs, yardsticks, strict=True)])
+        del self._squares[:-POOLED]  # honest looks of the beginning would hide what comes later
         for region, squares in zip(regions, zip(*self._squares, strict=True), strict=True):
-            if len(squares) >= POOLED and (ratio := math.sqrt(sum(squares) / len(squares))) > POOLED_WITHIN:
+            if len(squares) == POOLED and (ratio := math.sqrt(sum(squares) / len(squares))) > POOLED_WITHIN:
                 return (
                     f"{region.name} of {len(squares)} timed calls is {ratio:.3g} times as far off eager's as eager is "
                     "off the truth: less precise than in judged calls"
