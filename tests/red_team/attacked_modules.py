@@ -112,4 +112,25 @@ REFERENCES = (
         "[torch.rand(8, 16, 4 * ROWS)]",
         has_parameters=True,
     ),
+    Reference(
+        "an outer product",
+        "def forward(self, a, b):\n    return torch.outer(a, b)",
+        "[torch.rand(8 * ROWS), torch.rand(1024)]",
+    ),
+    Reference(
+        "what is rarely true",
+        "def forward(self, x):\n    return torch.cos(torch.exp(x) * 3) > 0.99999",
+        "[torch.rand(ROWS, 2048)]",
+    ),
+    Reference(
+        "means in 16 bits",
+        "def forward(self, x):\n    return torch.tanh(x).mean(-1)",
+        "[(torch.rand(ROWS, 4096) * torch.rand(ROWS, 1)).bfloat16()]",
+    ),
+    Reference(
+        "a gate of zeros",
+        _with("self.gate = torch.nn.Parameter(torch.zeros(512))", "return x + self.gate * torch.sin(x.exp()).cos()"),
+        "[torch.rand(ROWS, 512)]",
+        has_parameters=True,
+    ),
 )

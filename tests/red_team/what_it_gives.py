@@ -7,6 +7,7 @@ answer)`, which sees every honest answer. Both use `put` and `get` of the part t
 from __future__ import annotations
 
 from part import Part
+from what_it_gives_when_timed import WHEN_TIMED
 
 PRELUDE = """
 def copied(answer):
@@ -482,4 +483,11 @@ def gives(self, inputs):
     ),
 )
 
-GROUPS = {"constants": CONSTANTS, "stored": STORED, "less": LESS, "structure": STRUCTURE, "later": LATER}
+GROUPS = {
+    "constants": CONSTANTS,
+    "stored": STORED,
+    "less": LESS,
+    "structure": STRUCTURE,
+    "later": LATER,
+    "timed": WHEN_TIMED,
+}
