@@ -106,7 +106,8 @@ class LoadedTask:
     learned: judging_pb2.Learned = field(default_factory=judging_pb2.Learned)
     """What values the inputs may have; in every process what the judge's found out."""
     fresh_members: tuple[verdict_pb2.ValueFamily.ValueType, int] | None = None
-    """Family and seed of parameters and state that go with FRESH values; None: the constructor's."""
+    """Family and seed of parameters and state that go with FRESH values. None: on a processor the case's own seed moves
+    parameters, as it does those of a candidate's timed calls."""
     _pristine: dict[str, torch.Tensor] = field(default_factory=dict)
     _attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = field(default_factory=list)
     """What every module of the tree held when it was made."""
@@ -185,11 +186,11 @@ class LoadedTask:
         """
         args = self.user.inputs(seed, self.device)
         self.restore()
-        if family == verdict_pb2.VALUE_FAMILY_FRESH and self.device.type == "cpu":
-            self.move_parameters(seed)
         constants = self.constants
         is_fresh = family == verdict_pb2.VALUE_FAMILY_FRESH
         moved_by = (self.fresh_members if is_fresh else None) or (family, seed)
+        if is_fresh and self.fresh_members is None and self.device.type == "cpu":
+            self.move_parameters(seed)
         inputs.vary({n: t for n, t in self._own_tensors().items() if n not in constants}, *moved_by)
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
         return self.user.with_leaves(args, leaves)

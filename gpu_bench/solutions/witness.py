@@ -42,6 +42,8 @@ Judged calls are held to a quarter of it against the truth; a cut of precision i
 POOLED, POOLED_WITHIN = 8, 5.0
 """So many last looks are together held to what judged calls are held to and eager's own error: what one is by luck,
 many are not."""
+_CONSTRUCTORS = (verdict_pb2.VALUE_FAMILY_TASK, 0)
+"""Family and seed of parameters and state as the constructor leaves them."""
 PROBE_CYCLES = 100_000
 """Of a GPU, 50 us: the piece of work that takes longer where somebody else is at work there."""
 
@@ -62,6 +64,7 @@ class Witness:
     def __init__(self, judge: Judge, shared: SharedMemory) -> None:
         self._judge, self._shared = judge, shared
         self._loaded = judge.loaded
+        self._loaded.fresh_members = _CONSTRUCTORS
         args = self._loaded.case(verdict_pb2.VALUE_FAMILY_TASK, secrets.randbits(63))
         self._sources, self._gaps, total = lay_out(self._loaded.sources(args).named(), judge.total_bytes)
         self._introduction = judging_pb2.Introduction(
@@ -130,7 +133,8 @@ class Witness:
         """Puts the inputs of a case into the shared memory, or its parameters and state."""
         if request.members:
             is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
-            self._loaded.fresh_members = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed) if is_timed else None
+            timed = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed)
+            self._loaded.fresh_members = timed if is_timed else _CONSTRUCTORS
             self._eager, self._squares = None, []
         if (request.family, request.seed) != (self._family, self._seed):
             self._family, self._seed, self._is_spoiled = request.family, request.seed, True
@@ -274,7 +278,7 @@ class Witness:
         return self._yardsticks[members]
 
     def _answer_of_timed_calls(self) -> Answer:
-        if self._loaded.fresh_members is not None:
+        if self._loaded.fresh_members != _CONSTRUCTORS:
             with contextlib.suppress(BadInput):  # where float64 is no truth, the task's own values have another
                 return self._judge.answer(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
         return self._judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
