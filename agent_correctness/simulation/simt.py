@@ -291,8 +291,9 @@ def _files(programs: Sequence[candidate_pb2.Program]) -> dict[str, str]:
     for program in programs:
         own = list(dict.fromkeys(launch.entry for launch in _launches(program)))
         kernel = f"{own[0]}.cu"
-        files[kernel] = _DYNAMIC_SHARED.sub(r"\1* const \2 = simt::dynamic_shared<\1>();", program.sources[0].text)
-        files.update({source.name: source.text for source in program.sources[1:]})
+        texts = [_DYNAMIC_SHARED.sub(r"\1* const \2 = simt::dynamic_shared<\1>();", s.text) for s in program.sources]
+        files[kernel] = texts[0]
+        files.update({source.name: text for source, text in zip(program.sources[1:], texts[1:], strict=True)})
         lines.append(f'#include "{kernel}"')
         entries += own
     files[_PTX] = '#include "simt/ptx.hpp"\n'

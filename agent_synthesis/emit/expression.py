@@ -193,6 +193,12 @@ class Scope:
         """Adds a statement."""
         self.lines.append("  " * self.depth + text if text else "")
 
+    def declare(self, kind: str, stem: str, text: str) -> str:
+        """Gives a value a name that begins with the stem, and returns it."""
+        name = self.function.names.take(stem)
+        self.line(f"const {kind} {name} = {text};")
+        return name
+
     def child(self, known: Iterable[str] = (), deeper: int = 1, *, closed: bool = False) -> Scope:
         """An inner block, to be ended with `absorb`."""
         return Scope(self.function, self, known, self.depth + deeper, closed)
@@ -283,9 +289,7 @@ class Scope:
             case _:
                 raise AssertionError(f"nothing to place: {expression}")
         if named:
-            name = function.names.take(stem)
-            self.line(f"const {function.dialect.compute(expression.type)} {name} = {text.text};")
-            text = Text(name)
+            text = Text(self.declare(function.dialect.compute(expression.type), stem, text.text))
             self._values[number] = text
         return text
 
@@ -293,8 +297,8 @@ class Scope:
         """A choice that loads, under a name: a load that is made only sometimes keeps g++ from vectorising the loop."""
         if "[" not in text.text:
             return text
-        name = self.function.names.take(_stem(choice) if isinstance(choice, Call) else "choice")
-        self.line(f"const {self.function.dialect.compute(choice.type)} {name} = {text.text};")
+        stem = _stem(choice) if isinstance(choice, Call) else "choice"
+        name = self.declare(self.function.dialect.compute(choice.type), stem, text.text)
         self._values[self.function.interner.number(choice)] = Text(name)
         return Text(name)
 

@@ -10,6 +10,7 @@ import torch
 
 from agent_synthesis.emit.cuda import geometry, reduction_stages
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
@@ -126,10 +127,10 @@ def test_blocks_that_cannot_keep_a_row_leave_the_rest_to_the_cache() -> None:
     assert (found.choices["reduce"], found.choices["loads"]) == ("hold", "shared")
     assert (found.integers["splits"], found.integers["held"], found.integers["lag"]) == (128, 12, 0)
     text = CudaRowReduction(H200).emit(batch_statistics(64, 64, 1 << 18), found).text
-    assert text.count("refill(row + kTeams);") == 1
-    assert "ws::copy_async<ws::kLast>" in text, "what stays on chip leaves its room in the cache to the rest"
-    assert text.count("for (int part = kKept + kHeld / kPacks; part < 16; ++part)") == 1
-    assert text.count("for (int part = 16; part-- > kKept + kHeld / kPacks;)") == 1
+    assert "kResident = kX;" in text
+    assert f".depth = {found.integers['depth']}, .lag = 0, .held = 12" in text
+    skeleton = (INCLUDE_DIRECTORY / "ws_rows_resident.cuh").read_text()
+    assert "CopyVector<Shared, Shape, kLast> copy" in skeleton, "what stays leaves its room in the cache to the rest"
 
 
 def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
@@ -221,10 +222,13 @@ def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() 
 def test_the_next_row_is_asked_for_where_it_lies() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
     text = CudaRowReduction(H200).emit(nest, preferred(nest, "hold")).text
-    (address,) = re.findall(r"ws::prefetch\(x \+ (.*) \+ \w+_begin, 512\);", text)
+    assert "kTogether = kX;" in text
+    (address,) = re.findall(r"&Vector::x, ws::kOnce>\(\), x \+ \((.*) \+ \w+_begin\)\);", text)
+    axes = re.findall(r"(\w+) = (row.*?);", text[text.index("void at(int row)") :].split("}")[0])
     for row in (0, 7, 128, 895):
         # Offsets are of 32 bits, in which the row's number times what eight rows hold would wrap.
-        place = eval(address.replace("/", "//"), {"next_row": torch.tensor(row, dtype=torch.int32)})
+        scope = {"row": torch.tensor(row, dtype=torch.int32)}
+        place = eval(address, {axis: eval(value.replace("/", "//"), dict(scope)) for axis, value in axes})
         assert place == row << 21
 
 

@@ -67,14 +67,15 @@ class KernelText:
     ) -> list[str]:
         """The head of a kernel; workspaces are name → pointer type."""
         passed = list(self.nest.buffers if buffers is None else buffers)
-        arguments = [self._argument(buffer) for buffer in passed]
+        arguments = [self.argument(buffer) for buffer in passed]
         arguments += [f"{kind}* {name}" for name, kind in (workspaces or {}).items()]
         bounds = f"__launch_bounds__({threads}, {min_blocks})"
         head = f'extern "C" __global__ void {bounds} {entry}('
         one_line = f"{head}{', '.join(arguments)}) {{"
         return [one_line] if len(one_line) <= 120 else [head, *wrapped(arguments)]
 
-    def _argument(self, buffer: BufferRef) -> str:
+    def argument(self, buffer: BufferRef) -> str:
+        """A buffer as a parameter."""
         kind = self.function.dialect.storage[buffer.type]
         name = self.function.buffers[buffer.name]
         if not buffer.written:
@@ -104,16 +105,18 @@ class KernelText:
         """The pack that begins at element `begin` of the axis; `reuse`: how it treats the caches."""
         if place := self.places.get(self.function.interner.number(load)):
             return place
-        if self.nest.buffer(load.buffer).written:
-            reuse = "ws::kWritten"
-        elif self._once and (load.index.axes() & self._rows or not self._rows):
-            reuse = reuse or "ws::kOnce"
-        else:
-            reuse = reuse or "ws::kShared"
+        reuse = self.reuse_of(load, reuse)
         address = self.address(load.buffer, load, begin)
         if self._skew is not None:
             return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin}{self.is_whole})"
         return f"ws::load<{self.pack}, {reuse}>({address})"
+
+    def reuse_of(self, load: Load, reuse: str = "") -> str:
+        """How a load treats the caches, `reuse` where it may choose."""
+        if self.nest.buffer(load.buffer).written:
+            return "ws::kWritten"
+        once = self._once and (load.index.axes() & self._rows or not self._rows)
+        return reuse or ("ws::kOnce" if once else "ws::kShared")
 
     def address(self, buffer: str, access: Load | Store, begin: str) -> str:
         """The address of an access by the element `begin`."""

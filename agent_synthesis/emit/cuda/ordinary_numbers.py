@@ -70,7 +70,7 @@ def fold(
     ordinary = scope.function.names.take("ordinary")
     scope.line(f"bool {ordinary} = true;  // whether all logarithms are of positive, finite, normal numbers")
     quick = [replace(reduction, value=of_ordinary(reduction.value, logarithms)) for reduction in reductions]
-    visit(scope, quick, lambda inner: _know(inner, logarithms, ordinary))
+    visit(scope, quick, lambda inner: know_logarithms(inner, logarithms, ordinary))
     scope.line(f"if (!{ordinary}) {{")
     careful = scope.child()
     for lane in lanes:
@@ -80,13 +80,11 @@ def fold(
     scope.line("}")
 
 
-def _know(inner: Scope, logarithms: Sequence[Call], ordinary: str) -> None:
+def know_logarithms(inner: Scope, logarithms: Sequence[Call], ordinary: str) -> None:
     """Computes them in the scope of an element; `ordinary` becomes false where one is not of an ordinary number."""
     for logarithm in logarithms:
-        name = inner.function.names.take("logarithm")
         argument = inner.value(logarithm.arguments[0]).text
-        inner.line(f"const float {name} = ws::ordinary_log({argument}, {ordinary});")
-        inner.define(logarithm, name)
+        inner.define(logarithm, inner.declare("float", "logarithm", f"ws::ordinary_log({argument}, {ordinary})"))
 
 
 def quick_quotients(root: Scope, stores: Sequence[Store], axis: str) -> Callable[[Scope, str], None] | None:
@@ -102,16 +100,15 @@ def quick_quotients(root: Scope, stores: Sequence[Store], axis: str) -> Callable
     for quotient in found:
         divisor = quotient.arguments[1]
         if number(divisor) not in divisors:
-            name = divisors[number(divisor)] = root.function.names.take("divisor")
             root.expect([divisor, divisor])
-            root.line(f"const ws::Divisor {name} = ws::divisor({root.value(divisor).text});")
+            divisors[number(divisor)] = root.declare(
+                "ws::Divisor", "divisor", f"ws::divisor({root.value(divisor).text})"
+            )
 
     def know(inner: Scope, ordinary: str) -> None:
         for quotient in found:
             dividend, divisor = quotient.arguments
-            name = inner.function.names.take("quotient")
-            text = inner.value(dividend).text
-            inner.line(f"const float {name} = ws::quotient({text}, {divisors[number(divisor)]}, {ordinary});")
-            inner.define(quotient, name)
+            arguments = f"{inner.value(dividend).text}, {divisors[number(divisor)]}, {ordinary}"
+            inner.define(quotient, inner.declare("float", "quotient", f"ws::quotient({arguments})"))
 
     return know

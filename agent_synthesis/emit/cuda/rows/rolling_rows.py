@@ -14,9 +14,8 @@ from functools import partial
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_accumulate import accumulate, learn
-from agent_synthesis.emit.cuda.rows.row_prologue import declare_axes, declare_columns
 from agent_synthesis.emit.cuda.rows.row_team import Team, kept_loads, shared_loads, shared_words, team_of
-from agent_synthesis.emit.cuda.rows.row_text import RowKernel, Write
+from agent_synthesis.emit.cuda.rows.row_text import RowKernel, Write, declare_axes, declare_columns
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests.ir import Expression, Load, Nest
 from agent_synthesis.schedule import Emission, Parameters

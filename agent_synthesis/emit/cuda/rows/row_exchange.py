@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_accumulate import accumulate, learn
-from agent_synthesis.emit.cuda.rows.row_prologue import prologue, wait_for_previous
-from agent_synthesis.emit.cuda.rows.row_text import RowKernel
+from agent_synthesis.emit.cuda.rows.row_text import RowKernel, prologue, wait_for_previous
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware

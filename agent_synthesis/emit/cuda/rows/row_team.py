@@ -255,6 +255,18 @@ def ahead_loads(nest: Nest, team: Team) -> list[Load]:
     return [load for load in ring_loads(nest) if load in first and comes_in_packs(load)]
 
 
+def asked_loads(nest: Nest, team: Team, min_blocks: int) -> list[Load]:
+    """Loads of which a block asks for its slice before the previous kernel ends: of rows that fit a cache at once."""
+    axis, card = nest.reduced[0].name, team.hardware
+    one_wave = team.lanes == team.threads and nest.row_count * team.splits <= card.sm_count * min_blocks
+    if not one_wave or geometry.row_data_bytes(nest) > card.l2_bytes or team.skewed or team.columns % team.slice:
+        return []
+    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    found = [load for load in first if load.index.coefficient(axis) == 1 and load.index.axes() - {axis}]
+    found = [load for load in found if geometry.access(load.index, axis, team.pack) == "pack"]
+    return [load for load in found if team.pack * nest.buffer(load.buffer).type.size_bytes % 16 == 0]
+
+
 def ring_values(nest: Nest) -> list[Load]:
     """Loads of one element for all of a row, which stream and hold have copied ahead too, for each thread."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name

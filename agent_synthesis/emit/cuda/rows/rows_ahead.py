@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_accumulate import accumulate, learn
-from agent_synthesis.emit.cuda.rows.row_prologue import declare_axes, declare_columns
 from agent_synthesis.emit.cuda.rows.row_team import ahead_loads, early_values
-from agent_synthesis.emit.cuda.rows.row_text import RowKernel
+from agent_synthesis.emit.cuda.rows.row_text import RowKernel, declare_axes, declare_columns
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Parameters

@@ -14,8 +14,13 @@ from dataclasses import replace
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_accumulate import accumulate, learn
-from agent_synthesis.emit.cuda.rows.row_prologue import declare_axes, declare_columns, prologue, wait_for_previous
-from agent_synthesis.emit.cuda.rows.row_text import RowKernel
+from agent_synthesis.emit.cuda.rows.row_text import (
+    RowKernel,
+    declare_axes,
+    declare_columns,
+    prologue,
+    wait_for_previous,
+)
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware

@@ -1,0 +1,221 @@
+"""What the skeletons of row reductions on CUDA do to one element: expressions for each stage, and for the stores.
+
+The one idea: a value that does not depend on the place in the row is a member of the struct, so that loops over
+elements find it ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent_synthesis.emit import sweeps
+from agent_synthesis.emit.cuda import geometry, ordinary_numbers
+from agent_synthesis.emit.cuda.kernel_text import KernelText
+from agent_synthesis.emit.cuda.reduction_stages import Stage, kept_parts, narrowed
+from agent_synthesis.emit.cuda.rows.row_loads import RowLoads, function
+from agent_synthesis.emit.expression import Function, Names, Scope
+from agent_synthesis.emit.spelling import accumulator
+from agent_synthesis.nests.ir import Expression, Nest
+
+
+class Members(Scope):
+    """A block whose values are members of the struct, so that what comes later has them."""
+
+    def __init__(self, function: Function, parent: Scope | None, known: Iterable[str] = ()) -> None:
+        super().__init__(function, parent, known, depth=2)
+        self.declared: list[tuple[str, str]] = []
+        """Kind and name of each."""
+
+    def declare(self, kind: str, stem: str, text: str) -> str:
+        name = self.member(kind, self.function.names.take(stem))
+        self.line(f"{name} = {text};")
+        return name
+
+    def member(self, kind: str, name: str) -> str:
+        """Declares a member of that very name."""
+        self.declared.append((kind, name))
+        return name
+
+    def taken(self) -> list[str]:
+        """The statements since the last call."""
+        lines, self.lines = self.lines, []
+        return lines
+
+
+class RowElements:
+    """Writes the functions of one struct; used once, stage by stage in order and then the stores."""
+
+    def __init__(
+        self, nest: Nest, text: KernelText, loads: RowLoads, stages: Sequence[Stage], *, keeps: bool = False
+    ) -> None:
+        """`keeps`: whether registers hold a row from its first visit to its last."""
+        self._nest, self._stages, self.text, self.loads = nest, list(stages), text, loads
+        self.function, self.dialect = text.function, text.function.dialect
+        self.once = Members(self.function, None)
+        """What no row changes."""
+        self.row = Members(self.function, self.once, [axis.name for axis in nest.parallel])
+        """What is known of a row."""
+        self.element_stores = [store for store in nest.stores if nest.is_element_store(store)]
+        self._to_keep = kept_parts(nest, stages) if keeps else {}
+        self._kept: list[tuple[Expression, str]] = []
+        self._rescale: tuple[Stage, str] | None = None
+        self._results = dict(self.function.reductions)
+
+    # -- elements
+
+    def _element(self, known: Iterable[str] = ()) -> Scope:
+        """The block of one element, in which its loads are known."""
+        inner = Scope(self.function, self.row, [self.text.axis, *known], depth=2)
+        self.loads.define(inner)
+        for part, text in self._kept:
+            inner.define(part, text)
+        return inner
+
+    def _keep(self, inner: Scope, number: int) -> None:
+        """Lets the vector keep parts that are needed again."""
+        for part in self._to_keep.get(number, ()):
+            place = self.loads.keep(self.dialect.compute(part.type))
+            inner.line(f"{place} = {inner.value(part).text};")
+            inner.define(part, place)
+            self._kept.append((part, place))
+
+    def _returns(self, kind: str, name: str, number: int, inner: Scope, text: str, more: str = "") -> list[str]:
+        inner.line(f"return {text};")
+        vector = f"Vector& vector, {self.text.offset} {self.text.j}, int {self.text.e}{more}"
+        return function(f"{kind} {name}(ws::RowNumber<{number}>, {vector}) const", inner.lines)
+
+    # -- stages
+
+    def stage(self, number: int) -> tuple[str, list[str]]:
+        """The stage's type, and its functions of an element."""
+        stage = self._stages[number]
+        make = {"folds": self._folds, "shifted": self._shifted, "moments": self._moments}[stage.kind]
+        return make(stage, number)
+
+    def _folds(self, stage: Stage, number: int) -> tuple[str, list[str]]:
+        state, roots = stage.state_type(self.dialect), [reduction.value for reduction in stage.reductions]
+        logarithms = ordinary_numbers.logarithms(roots, self.text.axis) if not self._to_keep.get(number) else []
+        lines = []
+        for quick in (True, False) if logarithms else (False,):
+            inner = self._element()
+            values = [ordinary_numbers.of_ordinary(root, logarithms) if quick else root for root in roots]
+            inner.expect(values)
+            if quick:
+                ordinary_numbers.know_logarithms(inner, logarithms, "ordinary")
+            self._keep(inner, number)
+            parts = []
+            for reduction, value in zip(stage.reductions, values, strict=True):
+                kind, text = accumulator(reduction, self.dialect), inner.converted(value, reduction.type)
+                wide = kind in ("float", "double", "ws::int64") or kind.startswith("ws::At")
+                parts.append(text if wide else f"static_cast<{kind}>({text})")
+            name, more = ("element_quick", ", bool& ordinary") if quick else ("element", "")
+            lines += self._returns(state, name, number, inner, stage.state_of(parts), more)
+        return f"ws::RowStage<{state}, {self.loads.below(*roots)}{', 0, true' if logarithms else ''}>", lines
+
+    def _shifted(self, stage: Stage, number: int) -> tuple[str, list[str]]:
+        top, total = stage.reductions
+        kind, state = self.dialect.compute(top.type), stage.state_type(self.dialect)
+        first = self._element()
+        first.expect([top.value])
+        lines = self._returns(kind, "top", number, first, first.converted(top.value, top.type))
+        self.function.reductions[top.name] = "pivot"
+        second = self._element([f"%{top.name}"])
+        second.expect([total.value])
+        assert stage.shared is not None
+        same = self.function.interner.number
+        if same(stage.shared) in {same(part) for part in self._to_keep.get(number, ())}:
+            self._to_keep = {**self._to_keep, number: [stage.shared]}
+            self._keep(second, number)
+            _, place = self._kept.pop()
+            self._rescale = (stage, place)
+        lines += self._returns(
+            kind, "term", number, second, second.converted(total.value, total.type), f", {kind} pivot"
+        )
+        return f"ws::RowStage<{state}, {self.loads.below(top.value)}, {self.loads.below(total.value)}>", lines
+
+    def _moments(self, stage: Stage, number: int) -> tuple[str, list[str]]:
+        total, squares = stage.reductions
+        kind, state = self.dialect.compute(squares.type), stage.state_type(self.dialect)
+        # A thread's few elements add up in the narrower type, also where the row's sum is a wider one.
+        own = narrowed(total.value, squares.type)
+        first, second = self._element(), self._element([f"%{total.name}"])
+        first.expect([own])
+        lines = self._returns(kind, "value", number, first, first.converted(own, squares.type))
+        assert stage.shared is not None
+        second.define(stage.shared, "mean")
+        second.expect([squares.value])
+        text = second.converted(squares.value, squares.type)
+        lines += self._returns(kind, "square", number, second, text, f", {kind} mean")
+        return f"ws::RowStage<{state}, {self.loads.below(own)}, {self.loads.below(squares.value)}>", lines
+
+    def learn(self, number: int) -> None:
+        """From here on the stage's results are known, from the row's state."""
+        stage, row = self._stages[number], self.row
+        for name, text in stage.results("state").items():
+            reduction = next(r for r in stage.reductions if r.name == name)
+            member = row.member(self.dialect.compute(reduction.result), self._results[name])
+            row.line(f"{member} = {text};")
+            self.function.reductions[name] = member
+        row.learn(sweeps.names_of(stage.reductions))
+        if stage.kind == "moments" and stage.shared is not None:
+            kind = self.dialect.compute(stage.shared.type)
+            same = stage.shared.type is stage.reductions[0].type
+            text = "state.mean" if same else f"static_cast<{kind}>(state.mean)"
+            row.define(stage.shared, row.declare(kind, f"{stage.name}_mean", text))
+        if self._rescale is not None and stage.shared is not None:
+            _, place = self._rescale
+            text = f"State::exponential(own.greatest - {self.function.reductions[stage.name]})"
+            factor = row.declare(self.dialect.compute(stage.reductions[0].type), "rescale", text)
+            self._kept.append((stage.shared, f"({place} * {factor})"))
+            self._rescale = None
+
+    # -- stores
+
+    def stores(self) -> list[str]:
+        """The functions of an element that is stored, and of whole vectors."""
+        names, text = Names(), self.text
+        wide = {s.buffer: names.take(self.function.buffers[s.buffer]) for s in self.element_stores
+                if text.access_of(s) == "pack"}  # fmt: skip
+        values = [store.value for store in self.element_stores]
+        quick = ordinary_numbers.quick_quotients(self.row, self.element_stores, text.axis)
+        if len(wide) < len(self.element_stores):
+            quick = None
+        lines = [f"  static constexpr ws::LoadSet kStoreLoads = {self.loads.below(*values)};"]
+        if quick is not None:
+            lines.append("  static constexpr bool kQuickStores = true;")
+        given = f"Stored& stored, Vector& vector, {text.offset} {text.j}, int {text.e}"
+        for hurried in (True, False) if quick is not None else (False,):
+            inner = self._element()
+            inner.expect(values)
+            if hurried and quick is not None:
+                quick(inner, "ordinary")
+            for store in self.element_stores:
+                inner.store(store, f"stored.{wide[store.buffer]}[{text.e}]" if store.buffer in wide else None)
+            head = f"finish_quick({given}, bool& ordinary)" if hurried else f"finish({given})"
+            lines += function(f"void {head} const", inner.lines)
+        if wide:
+            fields = [f"{text.pack_type(text.storage(name))} {field};" for name, field in wide.items()]
+            visits = [f"    visit(stored.{wide[s.buffer]}, {text.address(s.buffer, s, text.begin)});"
+                      for s in self.element_stores if s.buffer in wide]  # fmt: skip
+            head = f"void each_store(Stored& stored, int {text.begin}, const Visit& visit) const"
+            lines = [f"  struct Stored {{ {' '.join(fields)} }};", *lines, "  template <class Visit>",
+                     *function(head, visits)]  # fmt: skip
+        return lines
+
+    def row_stores(self) -> list[str]:
+        """What is stored once a row.
+
+        What these stores read of what they overwrite only the thread that writes it may read, so nothing of them is
+        computed further out; they come last, since the others wait for nobody who waits for that.
+        """
+        stores = [store for store in self._nest.stores if not self._nest.is_element_store(store)]
+        if not stores:
+            return []
+        values, names = [store.value for store in stores], {store.buffer for store in stores}
+        in_place = any(load.buffer in names for load in geometry.loads_below(values))
+        inner = Scope(self.function, self.row, depth=2, closed=in_place)
+        (inner if in_place else self.row).expect(values)
+        for store in stores:
+            inner.store(store)
+        flag = ["  static constexpr bool kElementsFirst = true;"] if in_place else []
+        return [*flag, *function("void store_row() const", inner.lines)]
