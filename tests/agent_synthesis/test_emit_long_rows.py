@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -319,17 +320,14 @@ def test_rows_too_many_for_registers_and_too_long_for_a_cluster_roll() -> None:
         assert {11, 13} <= {p.integers["lag"] for p in others}
 
 
-def test_what_rows_share_is_read_from_memory_once_and_its_rest_kept_by_the_cache() -> None:
+def test_what_rows_share_is_held_by_registers_as_far_as_it_fits(compile_cuda: Compile) -> None:
     nest = layer_norm(16, 1 << 22)
-    text = CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL)).text
-    before, _, rows = text.partition("for (int row = team;")
-    assert "weight_held[part * kPacks + v] = ws::load<4, ws::kLast>(weight + j_begin);" in before
-    assert "weight_held[8 * kPacks];" in before
-    assert "bias_held[1 * kPacks];" in before
-    assert "(weight + " not in rows
-    assert "if (following >= 1) {" in rows
-    assert rows.count("ws::load_again<4>(bias + j_begin, row + (following > 0 ? 1 : 2) * kTeams >= 16)") == 1
-    assert "wait_copies<kDepth - kLead>" in before
+    emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL))
+    assert "kSharedByRows = kWeight | kBias;" in emission.text
+    common = "ws::SharedLoads<ws::RowShape<layer_norm_tiling>, layer_norm_row, layer_norm_tiling.held>"
+    parts = {"kWeight": 8, "kBias": 1}
+    checks = [f"static_assert({common}::held_parts(layer_norm_row::{bit}) == {n});" for bit, n in parts.items()]
+    compile_cuda(replace(emission, text="\n".join([emission.text, *checks])))
 
 
 def test_a_rolling_row_is_added_up_long_before_it_is_stored() -> None:
