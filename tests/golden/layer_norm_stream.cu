@@ -4,120 +4,65 @@
 //   squares = sum((x[393216 i + j] - (total / 393216)) * (x[393216 i + j] - (total / 393216)))
 //   y[393216 i + j] = (((x[393216 i + j] - (total / 393216)) * rsqrt(((squares / 393216) + 1e-05))) * weight[j]) + bias[j]
 // cuda_row_reduction: reduce = stream, merge = yes, loads = once, stores = streaming, preload = yes, overlap = yes, exp = accurate, threads = 128, lanes = 128, splits = 64, pack = 4, packs = 12, min_blocks = 2, depth = 4, lag = 2, held = 0
+struct layer_norm_stream_row : ws::RowBase {
+  using Index = int;
+  const float* __restrict__ x;
+  const float* __restrict__ weight;
+  const float* __restrict__ bias;
+  float* __restrict__ y;
+  int i;
+  float total;
+  float squares;
+  float total_mean;
+  float rsqrt;
+  enum Load : ws::LoadSet { kX = 1ull, kWeight = 2ull, kBias = 4ull };
+  static constexpr ws::LoadSet kCommon = kWeight | kBias;
+  static constexpr ws::LoadSet kInRing = kX;
+  struct Vector {
+    ws::Pack<float, 4> x;
+    ws::Pack<float, 4> weight;
+    ws::Pack<float, 4> bias;
+  };
+  static constexpr int kLoadBytes[] = {16, 16, 16};
+  template <ws::LoadSet kLoads, class Visit>
+  WS_INLINE void each_load(int j_begin, const Visit& visit) const {
+    if constexpr (kLoads & kX) visit(ws::RowLoad<kX, &Vector::x, ws::kOnce>(), x + (393216 * i + j_begin));
+    if constexpr (kLoads & kWeight) visit(ws::RowLoad<kWeight, &Vector::weight, ws::kShared>(), weight + j_begin);
+    if constexpr (kLoads & kBias) visit(ws::RowLoad<kBias, &Vector::bias, ws::kShared>(), bias + j_begin);
+  }
+  using Stages = ws::RowStages<ws::RowStage<ws::Moments<float, true>, kX, kX>>;
+  WS_INLINE void at(int row) { i = row; }
+  template <class State>
+  WS_INLINE void learn(ws::RowNumber<0>, const State& state, const State& own) {
+    total = state.mean * state.count;
+    squares = state.squares;
+    total_mean = state.mean;
+    rsqrt = ws::rsqrt((squares / 393216.0f) + 1e-05f);
+  }
+  WS_INLINE float value(ws::RowNumber<0>, Vector& vector, int j, int e) const { return vector.x[e]; }
+  WS_INLINE float square(ws::RowNumber<0>, Vector& vector, int j, int e, float mean) const {
+    const float difference = vector.x[e] - mean;
+    return difference * difference;
+  }
+  struct Stored { ws::Pack<float, 4> y; };
+  static constexpr ws::LoadSet kStoreLoads = kX | kWeight | kBias;
+  WS_INLINE void finish(Stored& stored, Vector& vector, int j, int e) const {
+    const float total2 = (((vector.x[e] - total_mean) * rsqrt) * vector.weight[e]) + vector.bias[e];
+    stored.y[e] = total2;
+  }
+  template <class Visit>
+  WS_INLINE void each_store(Stored& stored, int j_begin, const Visit& visit) const {
+    visit(stored.y, y + (393216 * i + j_begin));
+  }
+};
+
+constexpr ws::RowTiling layer_norm_stream_tiling{
+    .rows = 4096, .columns = 393216, .threads = 128, .lanes = 128, .ctas = 64, .vector_width = 4, .vectors = 12,
+    .slice = 6144, .overlap = true, .preload = true, .streaming = true, .teams = 4, .depth = 4, .lag = 2};
+
 extern "C" __global__ void __launch_bounds__(128, 2) layer_norm_stream(
     const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ y, ws::uint64* mailboxes) {
-  constexpr int kColumns = 393216;
-  constexpr int kPacks = 12;  // of a thread, in each row
-  constexpr int kThreads = 128;
-  constexpr int kTeams = 4;  // rows in work at once
-  constexpr int kDepth = 4;  // rows that a block has on chip or on the way
-  constexpr int kSplits = 64;
-  constexpr int kLag = 2;  // turns from a block's own state to the row's
-  const int rank = blockIdx.x % kSplits;
-  const int team = blockIdx.x / kSplits;
-  const int first = rank * 6144 + 4 * threadIdx.x;
-  extern __shared__ uint4 ring[];
-  auto* x_ring = reinterpret_cast<ws::Pack<float, 4>*>(ring) + threadIdx.x;
-  __shared__ ws::Moments<float, true> total_box[2][4];
-  __shared__ ws::Moments<float, true> total_agreed[2];
-  auto inbox = [&](int turn) {  // of all blocks of the row
-    return reinterpret_cast<ws::Slot<ws::Moments<float, true>>*>(mailboxes) + (team * 2 * kLag + turn % (2 * kLag)) * (kSplits * kSplits);
-  };
-  auto fetch = [&](int turn, int slot) {
-    const int row = team + turn * kTeams;
-    if (row < 4096) {
-      const int i = row;
-      #pragma unroll
-      for (int v = 0; v < kPacks; ++v) {
-        const int j_begin = first + v * 512;
-        ws::copy_async(x_ring + slot * (kPacks * kThreads) + v * kThreads, x + (393216 * i + j_begin));
-      }
-    }
-    ws::commit_copies();
-  };
-  ws::wait_for_previous();
-  for (int slot = 0; slot < kDepth; ++slot) fetch(slot, slot);
-  ws::Pack<float, 4> weight_row[kPacks];
-  ws::Pack<float, 4> bias_row[kPacks];
-  #pragma unroll
-  for (int v = 0; v < kPacks; ++v) {
-    const int j_begin = first + v * 512;
-    weight_row[v] = ws::load<4, ws::kShared>(weight + j_begin);
-    bias_row[v] = ws::load<4, ws::kShared>(bias + j_begin);
-  }
-  const int turns = (4095 - team) / kTeams + 1;
-  int newest = 0, oldest = 0;  // slots of the ring
-
-  for (int turn = 0; turn < turns + kLag; ++turn) {
-    ws::Mail<kSplits, ws::Moments<float, true>> mail;
-    if (threadIdx.x < 32 && turn >= kLag) mail = ws::look<kSplits>(inbox(turn - kLag), rank);
-    if (turn < turns) {
-      const int row = team + turn * kTeams;
-      const int i = row;
-      const ws::Pack<float, 4>* x_places = x_ring + newest * (kPacks * kThreads);
-      ws::wait_copies<kDepth - 1 - kLag>();
-      ws::Lanes<ws::Sum, float, 4> total_lanes;
-      #pragma unroll
-      for (int v = 0; v < kPacks; ++v) {
-        const int j_begin = first + v * 512;
-        const ws::Pack<float, 4> x_pack = x_places[v * kThreads];
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          total_lanes.take(e, x_pack[e]);
-        }
-      }
-      constexpr float count2 = 48;
-      const float thread_mean = total_lanes.folded() * (1.0f / count2);
-      ws::Lanes<ws::Sum, float, 4> squares_lanes;
-      #pragma unroll
-      for (int v = 0; v < kPacks; ++v) {
-        const int j_begin = first + v * 512;
-        const ws::Pack<float, 4> x_pack2 = x_places[v * kThreads];
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float difference = x_pack2[e] - thread_mean;
-          squares_lanes.take(e, difference * difference);
-        }
-      }
-      const ws::Moments<float, true> own_total = ws::Moments<float, true>{thread_mean, count2, squares_lanes.folded()};
-      const ws::Moments<float, true> mine = ws::Moments<float, true>::over_lanes<32>(own_total);
-      if (threadIdx.x % 32 == 0) total_box[turn % 2][threadIdx.x / 32] = mine;
-      newest = newest + 1 == kDepth ? 0 : newest + 1;
-    }
-    if (threadIdx.x < 32 && turn >= kLag) {
-      const ws::Moments<float, true> all = ws::take_from_blocks(mail, inbox(turn - kLag), rank, (turn - kLag));
-      if (threadIdx.x == 0) total_agreed[turn % 2] = all;
-    }
-    __syncthreads();
-    if (threadIdx.x >= kThreads - 32 && turn < turns)
-      ws::send_to_blocks<kSplits>(ws::over_array<4>(total_box[turn % 2]), inbox(turn), rank, turn);
-    if (turn >= kLag) {
-      const int row = team + (turn - kLag) * kTeams;
-      const int i = row;
-      const ws::Pack<float, 4>* x_places = x_ring + oldest * (kPacks * kThreads);
-      const ws::Moments<float, true> total_state = total_agreed[turn % 2];
-      const float total = total_state.mean * total_state.count;
-      const float squares = total_state.squares;
-      const float rsqrt = ws::rsqrt((squares / 393216.0f) + 1e-05f);
-      #pragma unroll
-      for (int v = 0; v < kPacks; ++v) {
-        const int j_begin = first + v * 512;
-        ws::Pack<float, 4> y_pack;
-        const ws::Pack<float, 4> x_pack3 = x_places[v * kThreads];
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float total2 = (((x_pack3[e] - total_state.mean) * rsqrt) * weight_row[v][e]) + bias_row[v][e];
-          y_pack[e] = total2;
-        }
-        ws::store_streaming(y + (393216 * i + j_begin), y_pack);
-      }
-      fetch((turn - kLag) + kDepth, oldest);
-      oldest = oldest + 1 == kDepth ? 0 : oldest + 1;
-    }
-  }
-  ws::launch_dependents();
-  if (threadIdx.x < 32)
-    for (int turn_of_box = 0; turn_of_box < 2 * kLag; ++turn_of_box)
-      ws::clear_mailboxes<kSplits>(inbox(turn_of_box), rank);
+  __shared__ ws::StageBoxes<layer_norm_stream_row, ws::pipelined_places(layer_norm_stream_tiling)> boxes;
+  ws::pipelined_rows<layer_norm_stream_tiling>(layer_norm_stream_row{{}, x, weight, bias, y}, boxes, mailboxes);
 }
