@@ -349,7 +349,7 @@ def test_counters_between_blocks_of_a_column_are_zero_between_calls() -> None:
 
 
 def test_large_buffers_get_64_bit_offsets() -> None:
-    assert "const ws::int64 row = static_cast<ws::int64>(blockIdx.x)" in emitted(softmax(1 << 17, 16384)).text
+    assert "using Index = ws::int64;" in emitted(softmax(1 << 17, 16384)).text
     assert "ws::int64" not in emitted(softmax(16, 16384)).text
 
 

@@ -90,8 +90,8 @@ def test_rows_that_begin_anywhere_are_read_in_packs_behind_a_ragged_head(
     }
     emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings))
     compile_cuda(emission)
-    assert "const int shift = (4099 * i) % 4;" in emission.text
-    assert "ws::load_inside<4" in emission.text
+    assert "int shift() const { return (4099 * i) % 4; }" in emission.text
+    assert ".unaligned = true" in emission.text
 
 
 def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
@@ -143,17 +143,16 @@ def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
 def test_blocks_that_store_channels_follow_each_other_as_memory_does(packs: int) -> None:
     nest = batch_statistics(64, 64, 1 << 18)
     settings = with_settings(nest, reduce="two_pass", threads=512, splits=64, packs=packs, depth=1)
-    stores = CudaRowReduction(H200).emit(nest, settings).text.split('extern "C"')[2]
-    rank, row, first = (
-        re.findall(rf"const int {name} = (.*);", stores)[0].replace("/", "//").replace("blockIdx.x", "number")
-        for name in ("rank", "row", "first")
-    )
+    text = CudaRowReduction(H200).emit(nest, settings).text
+    ((together, backwards),) = re.findall(r"store_rows<batch_statistics_stores, (\d+), (\w+), 64>", text)
+    assert backwards == "false"
+    skeleton = (INCLUDE_DIRECTORY / "ws_rows_two_kernels.cuh").read_text().replace("unsigned(kRows)", "kRows")
+    rank, row = (re.findall(rf"      {name} = (.*kTogether.*);", skeleton)[0] for name in ("rank", "number"))
     blocks = (64 * 64 << 18) // (2048 * packs)
     for number in (0, 1, 31, 32, 127, 128, 4095, 77777, blocks - 1):
-        scope = {"number": number}
-        scope["rank"] = eval(rank, dict(scope))
-        column = eval(first.replace("threadIdx.x", "0"), dict(scope))
-        place = (column >> 18) * (64 << 18) + (eval(row, dict(scope)) << 18) + column % (1 << 18)
+        scope = {"block": number, "kTogether": int(together), "kRows": 64}
+        column = eval(rank.replace("/", "//"), dict(scope)) * 2048 * packs
+        place = (column >> 18) * (64 << 18) + (eval(row.replace("/", "//"), dict(scope)) << 18) + column % (1 << 18)
         assert place == number * 2048 * packs
 
 
@@ -161,18 +160,19 @@ def test_stores_walk_backwards_where_the_cache_still_has_much_of_what_was_read()
     for images, backwards in ((4, True), (64, False)):
         nest = batch_statistics(images, 64, 1 << 18)
         settings = with_settings(nest, reduce="two_pass", threads=512, splits=4, packs=4, depth=1)
-        stores = CudaRowReduction(H200).emit(nest, settings).text.split('extern "C"')[2]
-        assert (f"const int number = {images * 64 * 32 - 1} - blockIdx.x;" in stores) == backwards
+        text = CudaRowReduction(H200).emit(nest, settings).text
+        assert re.findall(r"store_rows<batch_statistics_stores, \d+, (\w+), 4>", text) == [str(backwards).lower()]
 
 
 def test_rows_that_share_weights_load_them_once() -> None:
     nest = layer_norm(16, 1 << 22)
     emission = CudaRowReduction(H200).emit(nest, preferred(nest, "two_pass"))
-    stores = emission.text.split('extern "C"')[2]
-    before, _, of_a_row = stores.partition("for (int number = 0; number < kRows")
-    assert all(f"ws::kShared>({weight} + " in before for weight in ("weight", "bias"))
-    assert "(x + " in of_a_row
-    assert "(x + " not in before
+    assert "kCommon = kWeight | kBias;" in emission.text
+    assert "ws::store_several_rows<layer_norm_stores, 16, " in emission.text
+    skeleton = (INCLUDE_DIRECTORY / "ws_rows_two_kernels.cuh").read_text()
+    before, _, of_a_row = skeleton.partition("for (int number = 0; number < kRows")
+    assert "fill<Shape, kCommon, true>" in before
+    assert "fill<Shape, kOwn, true>" in of_a_row
     assert emission.launches[1].grid.x == (1 << 22) // (2 * 2048)
 
 
@@ -213,11 +213,10 @@ def test_what_cannot_come_ahead_is_refused_with_the_reason(changes: dict[str, in
 
 def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() -> None:
     settings = {"reduce": "cluster", "threads": 256, "splits": 8, "packs": 16, "pack": 4, "min_blocks": 2}
-    for rows, first, step in ((16, "rank * 16384 + ", 1024), (4096, "rank * 1024 + ", 8192)):
+    for rows, together in ((16, False), (4096, True)):
         nest = softmax(rows, 131072)
         text = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings)).text
-        assert f"const int first = {first}4 * threadIdx.x;" in text
-        assert f"first + v * {step};" in text
+        assert (".interleaved = true" in text) == together
 
 
 def test_the_next_row_is_asked_for_where_it_lies() -> None:
@@ -241,9 +240,10 @@ def test_a_mean_in_float64_is_one_stage_with_the_squares_about_it() -> None:
 
 def test_only_the_thread_that_overwrites_a_row_value_reads_it() -> None:
     nest = batch_statistics(64, 64, 256)
-    code = CudaRowReduction(H200).emit(nest, CudaRowReduction(H200).defaults(nest)).text.split('extern "C"')[1]
+    code = CudaRowReduction(H200).emit(nest, CudaRowReduction(H200).defaults(nest)).text.partition("struct ")[2]
     assert code.count("running[c]") == 2
-    assert code.index("running[c]") > code.index("threadIdx.x == 0) {", code.index("y_pack"))
+    assert code.partition("void store_row() const {")[2].count("running[c]") == 2, "by the thread that leads the row"
+    assert "kElementsFirst = true;" in code
 
 
 @pytest.mark.parametrize(

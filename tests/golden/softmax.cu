@@ -4,59 +4,55 @@
 //   row_sum = sum(exp((x[16384 i + j] - row_max)))
 //   y[16384 i + j] = exp((x[16384 i + j] - row_max)) / row_sum
 // cuda_row_reduction: reduce = block, merge = yes, loads = shared, stores = plain, preload = no, overlap = yes, exp = fast, threads = 512, lanes = 512, splits = 1, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0, held = 0
+struct softmax_row : ws::RowBase {
+  using Index = int;
+  const float* __restrict__ x;
+  float* __restrict__ y;
+  int i;
+  float row_max;
+  float row_sum;
+  float rescale;
+  float reciprocal;
+  enum Load : ws::LoadSet { kX = 1ull };
+  struct Vector {
+    ws::Pack<float, 4> x;
+    ws::Pack<float, 4> kept;
+  };
+  static constexpr int kLoadBytes[] = {16};
+  template <ws::LoadSet kLoads, class Visit>
+  WS_INLINE void each_load(int j_begin, const Visit& visit) const {
+    if constexpr (kLoads & kX) visit(ws::RowLoad<kX, &Vector::x, ws::kShared>(), x + (16384 * i + j_begin));
+  }
+  using Stages = ws::RowStages<ws::RowStage<ws::ShiftedSum<float, true>, kX, kX>>;
+  WS_INLINE void at(int row) { i = row; }
+  template <class State>
+  WS_INLINE void learn(ws::RowNumber<0>, const State& state, const State& own) {
+    row_max = state.greatest;
+    row_sum = state.total();
+    rescale = State::exponential(own.greatest - row_max);
+    reciprocal = 1.0f / row_sum;
+  }
+  WS_INLINE float top(ws::RowNumber<0>, Vector& vector, int j, int e) const { return vector.x[e]; }
+  WS_INLINE float term(ws::RowNumber<0>, Vector& vector, int j, int e, float pivot) const {
+    vector.kept[e] = ws::fast_exp(vector.x[e] - pivot);
+    return vector.kept[e];
+  }
+  struct Stored { ws::Pack<float, 4> y; };
+  static constexpr ws::LoadSet kStoreLoads = kX;
+  WS_INLINE void finish(Stored& stored, Vector& vector, int j, int e) const {
+    stored.y[e] = (vector.kept[e] * rescale) * reciprocal;
+  }
+  template <class Visit>
+  WS_INLINE void each_store(Stored& stored, int j_begin, const Visit& visit) const {
+    visit(stored.y, y + (16384 * i + j_begin));
+  }
+};
+
+constexpr ws::RowTiling softmax_tiling{
+    .rows = 4096, .columns = 16384, .threads = 512, .lanes = 512, .ctas = 1, .vector_width = 4, .vectors = 8,
+    .slice = 16384, .overlap = true};
+
 extern "C" __global__ void __launch_bounds__(512, 2) softmax(const float* __restrict__ x, float* __restrict__ y) {
-  constexpr int kColumns = 16384;
-  constexpr int kPacks = 8;
-  const int row = blockIdx.x;
-  const int i = row;
-  const int first = 4 * threadIdx.x;
-  ws::wait_for_previous();
-  ws::Pack<float, 4> x_row[kPacks];
-  #pragma unroll
-  for (int v = 0; v < kPacks; ++v) {
-    const int j_begin = first + v * 2048;
-    x_row[v] = ws::load<4, ws::kShared>(x + (16384 * i + j_begin));
-  }
-
-  ws::Lanes<ws::Maximum, float, 4> row_max_lanes;
-  #pragma unroll
-  for (int v = 0; v < kPacks; ++v) {
-    const int j_begin = first + v * 2048;
-    #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      row_max_lanes.take(e, x_row[v][e]);
-    }
-  }
-  const float thread_row_max = row_max_lanes.folded();
-  const float pivot = ws::ShiftedSum<float, true>::pivot(thread_row_max);
-  ws::Lanes<ws::Sum, float, 4> row_sum_lanes;
-  ws::Pack<float, 4> shifted[kPacks];
-  #pragma unroll
-  for (int v = 0; v < kPacks; ++v) {
-    const int j_begin = first + v * 2048;
-    #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      shifted[v][e] = ws::fast_exp(x_row[v][e] - pivot);
-      row_sum_lanes.take(e, shifted[v][e]);
-    }
-  }
-  const ws::ShiftedSum<float, true> own_row_max = ws::ShiftedSum<float, true>{thread_row_max, row_sum_lanes.folded()};
-  ws::launch_dependents();
-  __shared__ ws::ShiftedSum<float, true> row_max_box[16];
-  const ws::ShiftedSum<float, true> row_max_state = ws::over_block<16>(own_row_max, row_max_box);
-  const float row_max = row_max_state.greatest;
-  const float row_sum = row_max_state.total();
-  const float rescale = ws::ShiftedSum<float, true>::exponential(thread_row_max - row_max);
-
-  const float reciprocal = 1.0f / row_sum;
-  #pragma unroll
-  for (int v = 0; v < kPacks; ++v) {
-    const int j_begin = first + v * 2048;
-    ws::Pack<float, 4> y_pack;
-    #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      y_pack[e] = (shifted[v][e] * rescale) * reciprocal;
-    }
-    ws::store(y + (16384 * i + j_begin), y_pack);
-  }
+  __shared__ ws::StageBoxes<softmax_row, ws::plain_places(softmax_tiling, ws::kOverCta)> boxes;
+  ws::plain_rows<softmax_tiling, ws::kOverCta>(softmax_row{{}, x, y}, boxes);
 }

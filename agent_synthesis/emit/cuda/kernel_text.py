@@ -50,10 +50,6 @@ class KernelText:
         """Where rows begin whose packs hang over their ends; the element number tells who is inside."""
         self._loaded = {load.buffer for load in geometry.loads(nest)}
         self._rows = {a.name for a in nest.parallel if a.name != axis}
-        self.places: dict[int, str] = {}
-        """Number of a load → text of the place on chip where its pack lies."""
-        self.whole = ""
-        """Where rows begin anywhere: text of whether the pack at hand surely lies inside its row."""
 
     # -- signature
 
@@ -84,11 +80,6 @@ class KernelText:
 
     # -- one access
 
-    @property
-    def is_whole(self) -> str:
-        """That text as a last argument."""
-        return f", {self.whole}" if self.whole else ""
-
     def storage(self, buffer: str) -> Type:
         """Type of a buffer's elements."""
         return self.nest.buffer(buffer).type
@@ -101,22 +92,19 @@ class KernelText:
         """A pack of stored elements."""
         return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.pack}>"
 
-    def pack_load(self, load: Load, begin: str, reuse: str = "") -> str:
-        """The pack that begins at element `begin` of the axis; `reuse`: how it treats the caches."""
-        if place := self.places.get(self.function.interner.number(load)):
-            return place
-        reuse = self.reuse_of(load, reuse)
+    def pack_load(self, load: Load, begin: str) -> str:
+        """The pack that begins at element `begin` of the axis."""
+        reuse = self.reuse_of(load)
         address = self.address(load.buffer, load, begin)
         if self._skew is not None:
-            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin}{self.is_whole})"
+            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin})"
         return f"ws::load<{self.pack}, {reuse}>({address})"
 
-    def reuse_of(self, load: Load, reuse: str = "") -> str:
-        """How a load treats the caches, `reuse` where it may choose."""
+    def reuse_of(self, load: Load) -> str:
+        """How a load treats the caches."""
         if self.nest.buffer(load.buffer).written:
             return "ws::kWritten"
-        once = self._once and (load.index.axes() & self._rows or not self._rows)
-        return reuse or ("ws::kOnce" if once else "ws::kShared")
+        return "ws::kOnce" if self._once and (load.index.axes() & self._rows or not self._rows) else "ws::kShared"
 
     def address(self, buffer: str, access: Load | Store, begin: str) -> str:
         """The address of an access by the element `begin`."""
@@ -192,8 +180,7 @@ class KernelText:
         if uses_axis or self._skew is not None:
             scope.line(f"  {declaration}")
         if self._skew is not None:
-            known = f"{self.whole} || " if self.whole else ""
-            scope.line(f"  if ({known}ws::is_inside<kColumns>({self.j})) {{")
+            scope.line(f"  if (ws::is_inside<kColumns>({self.j})) {{")
             scope.absorb(inner)
             scope.line("  }")
         else:
@@ -216,12 +203,8 @@ class KernelText:
         *,
         begin: str = "",
         held: Sequence[tuple[Load, str]] = (),
-        quick: Callable[[Scope, str], None] | None = None,
     ) -> None:
-        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope.
-
-        `quick` may make some known that hold only while the flag that it gets stays true; otherwise all is done again.
-        """
+        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope."""
         wide: dict[str, str] = {}
         for store in stores:
             if self.access_of(store) == "pack":
@@ -235,30 +218,13 @@ class KernelText:
                 inner.store(store, place and f"{place}[{self.lane}]")
 
         values = [store.value for store in stores]
-        if quick is not None and len(wide) == len(stores):
-            ordinary = self.function.names.take("ordinary")
-            scope.line(f"bool {ordinary} = true;")
-
-            def quick_body(inner: Scope) -> None:
-                define(inner)
-                quick(inner, ordinary)
-                body(inner)
-
-            self.elements(scope, values, quick_body, begin=begin, held=held)
-            scope.line(f"if (!{ordinary}) {{")
-            careful = scope.child()
-            self.elements(careful, values, body, begin=begin, held=held)
-            scope.absorb(careful)
-            scope.line("}")
-        else:
-            self.elements(scope, values, body, begin=begin, held=held)
+        self.elements(scope, values, body, begin=begin, held=held)
         function = "ws::store_streaming" if self.streaming else "ws::store"
         for store in stores:
             if store.buffer in wide:
                 place = self.address(store.buffer, store, begin or self.begin)
                 if self._skew is not None:
-                    where = f"{begin or self.begin}{self.is_whole}"
-                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {where});")
+                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {begin or self.begin});")
                 else:
                     scope.line(f"{function}({place}, {wide[store.buffer]});")
 

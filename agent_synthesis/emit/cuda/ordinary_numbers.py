@@ -10,10 +10,9 @@ their memory: the divergence of 16384x16384 took 618 us and takes 515, the L1 no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from agent_synthesis.emit.expression import Interner, Scope
-from agent_synthesis.nests.ir import Call, Expression, Literal, Reduction, Store, Type
+from agent_synthesis.nests.ir import Call, Expression, Literal, Store, Type
 
 
 def logarithms(roots: Sequence[Expression], axis: str) -> list[Call]:
@@ -57,27 +56,6 @@ def of_ordinary(value: Expression, logarithms: Sequence[Call]) -> Expression:
         return part
 
     return renew(value)
-
-
-Visit = Callable[[Scope, Sequence[Reduction], Callable[[Scope], None]], None]
-"""Adds a visit of a thread's packs to a scope, for reductions; what to do first in the scope of an element."""
-
-
-def fold(
-    scope: Scope, reductions: Sequence[Reduction], logarithms: Sequence[Call], lanes: Sequence[str], visit: Visit
-) -> None:
-    """A visit with quick logarithms, and the careful one that takes its place where that was too quick."""
-    ordinary = scope.function.names.take("ordinary")
-    scope.line(f"bool {ordinary} = true;  // whether all logarithms are of positive, finite, normal numbers")
-    quick = [replace(reduction, value=of_ordinary(reduction.value, logarithms)) for reduction in reductions]
-    visit(scope, quick, lambda inner: know_logarithms(inner, logarithms, ordinary))
-    scope.line(f"if (!{ordinary}) {{")
-    careful = scope.child()
-    for lane in lanes:
-        careful.line(f"{lane} = {{}};")
-    visit(careful, reductions, lambda _: None)
-    scope.absorb(careful)
-    scope.line("}")
 
 
 def know_logarithms(inner: Scope, logarithms: Sequence[Call], ordinary: str) -> None:
