@@ -52,8 +52,8 @@ _RESERVED = frozenset({
 class Names:
     """Identifiers of one function: legal, unique, as close as possible to what the nest calls things."""
 
-    def __init__(self) -> None:
-        self._taken = set(_RESERVED)
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = {*_RESERVED, *reserved}
 
     def take(self, wanted: str) -> str:
         """The wanted name, or the wanted name with a number when it is taken or reserved."""

@@ -143,6 +143,19 @@ def window_maximum(images: int, side: int, window: int, stride: int, padding: in
     return verify(Nest("windows", axes, (Axis("p", window), Axis("q", window)), (reduction,), stores, buffers))
 
 
+def window_spread(side: int, window: int, stride: int, padding: int) -> Nest:
+    """The greatest and the least of each window, over the sum of its doubles: reductions of unlike types."""
+    nest = window_maximum(1, side, window, stride, padding)
+    (top,), (store,) = nest.windows, nest.stores
+    wide = call("cast", top.value, type_=Type.F64)
+    total = replace(top, name="total", operation="sum", value=wide, type=Type.F64)
+    least = replace(top, name="least", operation="min")
+    both = call("add", Reduced("top", F32), Reduced("least", F32))
+    ratio = call("div", call("cast", both, type_=Type.F64), Reduced("total", Type.F64), type_=Type.F64)
+    stores = (replace(store, value=call("cast", ratio, type_=F32)),)
+    return verify(replace(nest, reductions=(top, total, least), stores=stores))
+
+
 Make = Callable[[int], Nest]
 """A nest of a class with about that many rows, where it has rows."""
 Changes = Mapping[str, str | int]
@@ -276,6 +289,7 @@ _WINDOWS: Mapping[str, Make] = {
     "overlapping": lambda _: window_maximum(2, 19, 3, 2),
     "apart": lambda _: window_maximum(3, 16, 2, 2),
     "padded": lambda _: window_maximum(1, 32, 3, 1, 1),
+    "several_reductions": lambda _: window_spread(19, 3, 2, 1),
 }
 _WINDOW_TEAMS: Mapping[str, Changes] = {
     "columns": {"reuse": "columns", "threads": 64, "rows": 2, "items": 1, "blocks": 1},

@@ -73,6 +73,8 @@ FAULTS = (
     Fault("tile_barrier", "turn_small_packs", "kernel.cu", "  __syncthreads();\n", "", THREAD, RACE, "b_tile"),
     Fault("tile_barrier_of_results", "turn_small_few_channels", "kernel.cu",
           "  __syncthreads();\n", "", THREAD, RACE, "y_tile", which=-1),
+    Fault("window_barrier", "window_columns_overlapping", "ws_window.cuh",
+          "(columns);\n  __syncthreads();", "(columns);", THREAD, RACE, "columns"),
     # -- an access outside
     Fault("load_past_a_buffer", "pointwise_single_packs", "kernel.cu",
           "(x + i_begin)", "(x + i_begin + 4)", ADDRESS, OUT_OF_BOUNDS, "at byte 4096 of the 4096 of x"),
@@ -82,6 +84,8 @@ FAULTS = (
           "ws::plain_places(", "1 + 0 * ws::plain_places(", ADDRESS, OUT_OF_BOUNDS, "boxes"),
     Fault("tile_that_hangs_over", "turn_small_ragged", "kernel.cu",
           "|| j >= 37", "|| j > 37", ADDRESS, OUT_OF_BOUNDS, "of b", which=0),
+    Fault("window_that_hangs_over", "window_columns_padded", "ws_window.cuh",
+          "ws::max<Offset>(down, 0)", "ws::max<Offset>(down, -1)", ADDRESS, OUT_OF_BOUNDS, "of x"),
     Fault("small_tile", "turn_small_packs", "ws_transpose.cuh", "elements[kRows * kColumns];",
           "elements[kRows * kColumns / 2];", ADDRESS, OUT_OF_BOUNDS, "b_tile"),
     Fault("small_ring", "row_stream_softmax", "launch", "", "", ADDRESS, OUT_OF_BOUNDS, "dynamic shared memory"),

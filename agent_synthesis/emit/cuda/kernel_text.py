@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.expression import Function, Scope
+from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
 from agent_synthesis.nests.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
 
@@ -33,11 +33,13 @@ class KernelText:
         once: bool,
         streaming: bool,
         skew: Index | None = None,
+        reserved: Iterable[str] = (),
     ) -> None:
+        """`reserved`: what no buffer or variable may be called."""
         self.nest = nest
         self.axis = axis
         self.pack = pack
-        self.function = Function(dialect, nest)
+        self.function = Function(dialect, nest, Names(reserved))
         self.entry = shape.name_everything(self.function)
         self.offset = geometry.offset_type(nest)
         self.streaming = streaming

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import shape, windows
-from agent_synthesis.emit.cuda import geometry, kernel_text
+from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.emit.cuda.windows.window_text import Layout, by_columns
-from agent_synthesis.emit.expression import Scope
+from agent_synthesis.emit.cuda.windows.window_text import Layout, by_columns, by_outputs
 from agent_synthesis.emit.windows import Tiling
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES
 
-_HEADERS = (*geometry.HEADERS, "ws_window.cuh")
+_HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_window.cuh")
 _HELD_REGISTERS = 16
 """Accumulators of a thread by default."""
 _SHARED_PACK_BYTES = 8
@@ -29,8 +28,6 @@ would allow. An H200 took 1.067 against 1.102 ms for a 4x4 maximum of 32x64x512x
 of 16x32x128x128x128."""
 _LOADS_AT_ONCE = 8
 """Packs that a thread should have on the way."""
-_LONGEST_UNROLLED_WINDOW = 128
-"""Elements of a window whose loops are unrolled."""
 
 
 class CudaWindow(CudaSchedule):
@@ -91,7 +88,7 @@ class CudaWindow(CudaSchedule):
         if parameters.choices["reuse"] == "columns" and tiling:
             lines += by_columns(Layout.of(tiling, parameters), nest.windows[0], parameters)
         else:
-            lines += _by_outputs(simple, parameters)
+            lines += by_outputs(simple, parameters)
         dependent = parameters.choices["overlap"] == "yes"
         threads = parameters.integers["threads"]
         record = geometry.launch(nest, grid=self._grid(simple, parameters), threads=threads, dependent=dependent)
@@ -147,33 +144,3 @@ def _guesses(tiling: Tiling, overlap: str) -> list[Parameters]:
             integers = {"threads": threads, "pack": pack, "rows": rows, "items": items, "blocks": blocks}
             found.append(Parameters({"reuse": "columns", "overlap": overlap}, integers))
     return found
-
-
-def _by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
-    """A thread for each output."""
-    threads = parameters.integers["threads"]
-    text = kernel_text.KernelText(simple, "", 1, kernel_text.dialect_of("accurate"), once=False, streaming=False)
-    windows.name_elements(text.function, simple.windows[0])
-    root = Scope(text.function, None)
-    overlap(root, parameters)
-    number = text.function.names.take("output")
-    block = "blockIdx.x" if text.offset == "int" else "static_cast<ws::int64>(blockIdx.x)"
-    root.line(f"const {text.offset} {number} = {block} * {threads} + threadIdx.x;")
-    if simple.row_count % threads:
-        root.line(f"if ({number} >= {simple.row_count}) return;")
-    for axis, value in geometry.row_axes(simple, number).items():
-        root.line(f"const {text.offset} {text.function.axes[axis]} = {value};")
-    root.learn(axis.name for axis in simple.parallel)
-    unroll = kernel_text.UNROLL if simple.column_count <= _LONGEST_UNROLLED_WINDOW else ""
-    windows.walk_windows(root, unroll=unroll, kind="int")
-    root.expect(store.value for store in simple.stores)
-    for store in simple.stores:
-        root.store(store)
-    return [*text.signature(text.entry, threads, parameters.integers["blocks"]), *root.lines]
-
-
-def overlap(root: Scope, parameters: Parameters) -> None:
-    """Lets the kernel start while the previous one ends."""
-    if parameters.choices["overlap"] == "yes":
-        root.line("ws::wait_for_previous();")
-        root.line("ws::launch_dependents();")
