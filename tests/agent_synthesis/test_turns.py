@@ -187,7 +187,8 @@ def test_strided_accesses_cost_sectors_in_the_estimate() -> None:
 def test_beyond_32_bits_places_are_64_bit_numbers() -> None:
     nest = nest_of("large", (lambda x: x.t().contiguous(), [(U8, (65536, 32776))]))
     text = CudaTranspose(H200).emit(nest, CudaTranspose(H200).defaults(nest)).text
-    assert "const ws::int64 i0_tile = 128 * (static_cast<ws::int64>(blockIdx.x)" in text
+    assert "using Offset = ws::int64;" in text
+    assert "const ws::int64 (&at)[1], ws::int64 i0_begin, ws::int64 i1)" in " ".join(text.split())
 
 
 # ---- the CPU schedule --------------------------------------------------------------------------------
