@@ -223,18 +223,6 @@ template <int kWarps, class State> WS_INLINE State over_block(State mine, State*
   return mine;
 }
 
-// Over the kDepth threads of a block that have the same columns, kLanes apart; all of them get the results, element by element.
-// `box` has a place for each thread and is used once.
-template <int kDepth, int kLanes, class Op, class T, int N>
-WS_INLINE Lanes<Op, T, N> over_depth(const Lanes<Op, T, N>& mine, Pack<T, N>* box) {
-  box[threadIdx.x] = mine.pack();
-  __syncthreads();
-  Lanes<Op, T, N> all;
-#pragma unroll 8
-  for (int depth = 0; depth < kDepth; ++depth) all.join(box[depth * kLanes + threadIdx.x % kLanes]);
-  return all;
-}
-
 // Thread-block clusters.
 WS_INLINE void cluster_arrive() { ptx::cluster_arrive(); }
 WS_INLINE void cluster_wait() { ptx::cluster_wait(); }

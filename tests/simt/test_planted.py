@@ -45,19 +45,19 @@ class Fault:
 RACE, UNINITIALIZED, OUT_OF_BOUNDS = Kind.RACE, Kind.UNINITIALIZED, Kind.OUT_OF_BOUNDS
 THREAD, ADDRESS = Sanitizer.THREAD, Sanitizer.ADDRESS
 BLOCK_BARRIER = "    __syncthreads();\n    mine = over_array"
-COLUMN_BARRIER = "  box[threadIdx.x] = mine.pack();\n  __syncthreads();"
+COLUMN_BARRIER = "    results.template put<kThreads>(box);\n    __syncthreads();"
 CLUSTER_BARRIER = "  cluster_arrive();\n  cluster_wait();\n  return"
 LAST_BLOCK = "  __threadfence();\n  __shared__ bool is_last;\n  __syncthreads();\n"
 STATE_OF_A_WARP = "    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = mine;\n"
-PARTIALS = "if (depth == 0) {\n    ws::store(total_partials"
+PARTIALS = "if (at.is_top()) results.store_to("
 MESSAGE = "    if (i * 32 + lane < kCount) write_slot("
 RETURN = "if (pack >= kPacks) return;\n"
 FAULTS = (
     # -- nothing orders two accesses
     Fault("block_barrier", "row_online_softmax", "ws_reduce.cuh",
           BLOCK_BARRIER, "    mine = over_array", THREAD, RACE, "boxes"),
-    Fault("columns_barrier", "column_one_block_sum", "ws_reduce.cuh",
-          COLUMN_BARRIER, "  box[threadIdx.x] = mine.pack();", THREAD, RACE, "total_box"),
+    Fault("columns_barrier", "column_one_block_sum", "ws_columns.cuh",
+          COLUMN_BARRIER, COLUMN_BARRIER.partition("\n")[0], THREAD, RACE, "box"),
     Fault("stream_barrier", "row_stream_softmax", "ws_rows_pipelined.cuh",
           "    __syncthreads();\n", "", THREAD, RACE, "boxes"),
     Fault("team_barrier", "row_roll_team_several_turns", "ws_stream.cuh",
@@ -66,9 +66,9 @@ FAULTS = (
           CLUSTER_BARRIER, "  return", THREAD, RACE, "boxes"),
     Fault("wait_for_previous_launch", "row_two_pass_softmax", "ws_rows_two_kernels.cuh",
           "  wait_for_previous();\n", "", THREAD, RACE, "partials"),
-    Fault("last_block_before_the_others", "column_splits_sum", "kernel.cu",
-          "  if (!is_last) return;\n", "", THREAD, RACE, "total_partials"),
-    Fault("counter_after_the_partials", "column_splits_sum", "kernel.cu",
+    Fault("last_block_before_the_others", "column_splits_sum", "ws_columns.cuh",
+          "  if (!is_last) return false;\n", "", THREAD, RACE, "total_partials"),
+    Fault("counter_after_the_partials", "column_splits_sum", "ws_columns.cuh",
           LAST_BLOCK, "  __shared__ bool is_last;\n", THREAD, RACE, "total_partials"),
     Fault("tile_barrier", "turn_small_packs", "ws_transpose.cuh",
           "  tile.put_into_tiles();\n  __syncthreads();", "  tile.put_into_tiles();", THREAD, RACE, "tiles"),
@@ -99,8 +99,8 @@ FAULTS = (
           "wait_copies<kDepth - 1 - kLag>();", "", ADDRESS, UNINITIALIZED, "shared memory"),
     Fault("part_not_waited_for", "row_roll_softmax", "ws_rows_ring.cuh",
           "wait_copies<kDepth - kLead>();", "", ADDRESS, UNINITIALIZED, "shared memory"),
-    Fault("partial_results", "column_splits_sum", "kernel.cu",
-          PARTIALS, PARTIALS.replace("== 0", "== 0 && split > 0"), ADDRESS, UNINITIALIZED, "total_partials"),
+    Fault("partial_results", "column_splits_sum", "ws_columns.cuh",
+          PARTIALS, PARTIALS.replace("is_top()", "is_top() && at.cta > 0"), ADDRESS, UNINITIALIZED, "total_partials"),
     Fault("part_of_a_tile", "turn_small_packs", "ws_transpose.cuh",
           "tiles.template get<k>().put(", "if (item == 0) tiles.template get<k>().put(",
           ADDRESS, UNINITIALIZED, "shared memory"),
