@@ -15,8 +15,8 @@ namespace ws {
 
 struct ColumnTiling {
   int rows;             // elements of a column
-  int columns;          // neighbours in memory
-  int others;           // points of the other axes, each with columns of its own
+  int64 columns;        // neighbours in memory
+  int64 others;         // points of the other axes, each with columns of its own
   int visits;           // of the rows, before anything is stored
   int vector_width;     // columns of a thread
   int threads;          // of a block
@@ -96,20 +96,22 @@ template <class P> struct ColumnTile {
   static constexpr int kChunk = kTiling.rows_in_flight * kDepth;  // rows that a block has in flight
   static constexpr bool kWholeTiles = kTiling.columns % kColumns == 0;
   static constexpr bool kWholeChunks = kTiling.rows % (kCtas * kChunk) == 0;
-  static constexpr int64 kPoints = static_cast<int64>(kTiling.others) * kTiling.columns;
+  static constexpr int64 kPoints = kTiling.others * kTiling.columns;
 
+  using Offset = typename P::Offset;
   int tile, cta, depth;
   unsigned outer;
   bool inside;  // else the thread has columns of the tile that are another's
-  typename P::Offset column;
+  Offset column;
   int first, end;
 
   WS_INLINE ColumnTile()
-      : tile(blockIdx.x % kTiles), cta(blockIdx.x / kTiles % kCtas), depth(threadIdx.x / kLanes),
+      : tile(blockIdx.x % kTiles), cta(blockIdx.x / kTiles % kCtas), depth(kDepth == 1 ? 0 : threadIdx.x / kLanes),
         outer(kTiling.others == 1 ? 0 : blockIdx.x / (kTiles * kCtas)) {
-    const int own = tile * kColumns + kTiling.vector_width * (threadIdx.x % kLanes);
-    inside = kWholeTiles || own < kTiling.columns;
-    column = inside ? own : tile * kColumns;
+    const Offset first_of_tile = static_cast<Offset>(tile) * kColumns;
+    const Offset own = first_of_tile + kTiling.vector_width * static_cast<int>(threadIdx.x % kLanes);
+    inside = kWholeTiles || own < static_cast<Offset>(kTiling.columns);
+    column = inside ? own : first_of_tile;
     first = rows_before(cta) + depth;
     end = rows_before(cta + 1);
   }
@@ -119,6 +121,8 @@ template <class P> struct ColumnTile {
     else if constexpr (static_cast<int64>(kTiling.rows) * kCtas < 1ll << 31) return kTiling.rows * cta / kCtas;
     else return static_cast<int64>(kTiling.rows) * cta / kCtas;
   }
+  // Number of the thread's first column among those of all blocks.
+  WS_INLINE Offset point() const { return static_cast<Offset>(outer) * static_cast<Offset>(kTiling.columns) + column; }
   WS_INLINE bool has_row(int k) const { return kWholeChunks || k < end; }
   WS_INLINE bool is_top() const { return depth == 0 && inside; }
 };
@@ -176,7 +180,7 @@ template <int kVisit, class P, class Found> WS_INLINE void join_threads(const Co
 // `arrived` has a counter for each tile, zero between calls.
 template <class P, class Found, class... Spaces>
 WS_INLINE bool join_ctas(const ColumnTile<P>& at, Found& results, unsigned* arrived, Spaces*... partials) {
-  const int64 point = static_cast<typename P::Offset>(at.outer) * P::kTiling.columns + at.column;
+  const int64 point = at.point();
   if (at.is_top()) results.store_to(point + at.cta * at.kPoints, partials...);
   __threadfence();
   __shared__ bool is_last;

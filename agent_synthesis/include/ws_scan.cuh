@@ -6,6 +6,27 @@
 
 namespace ws {
 
+// A scan of a nest. `Carried_` is the type of what a row carries from chunk to chunk.
+template <int kNumber_, class Op_, class T, class Carried_, bool kExclusive_> struct Scan {
+  using Op = Op_;
+  using Value = T;
+  using Carried = Carried_;
+  static constexpr int kNumber = kNumber_;
+  static constexpr bool kExclusive = kExclusive_;
+};
+template <class... All> struct ScanList {
+  static constexpr int kCount = sizeof...(All);
+};
+
+// What the scans of a row carry.
+template <class One> struct Carry {
+  typename One::Carried before = One::Op::template neutral<typename One::Carried>();
+  WS_INLINE typename One::Carried& of(One) { return before; }
+};
+template <class... All> struct Carries : Carry<All>... {
+  using Carry<All>::of...;
+};
+
 // ---- a pack, a warp, a block -----------------------------------------------------------------------------
 
 // Running results along a pack (from its last element on, with kReverse); the pack's total.

@@ -3,46 +3,40 @@
 //   running = cumsum(x[16777216 b + 4096 k + m])
 //   y[16777216 b + 4096 k + m] = running * 2
 // cuda_scan: scan = columns, loads = shared, stores = plain, exp = accurate, overlap = yes, ahead = no, threads = 512, lanes = 32, pack = 4, packs = 8, splits = 1, min_blocks = 1
-extern "C" __global__ void __launch_bounds__(512, 1) column_scan(const float* __restrict__ x, float* __restrict__ y) {
-  ws::wait_for_previous();
-  ws::launch_dependents();
-  constexpr int kLanes = 32, kDepth = 16, kUnroll = 8;
-  constexpr int kRows = 4096, kTiles = 32;
-  const int tile = blockIdx.x % kTiles;
-  const int b = blockIdx.x / 32;
-  const int lane_of_tile = threadIdx.x % kLanes, depth = threadIdx.x / kLanes;
-  const int m_begin = tile * 128 + 4 * lane_of_tile;
-  ws::Lanes<ws::Sum, float, 4> running_before;
-  __shared__ ws::Pack<float, 4> running_box[2][kDepth * kLanes];
-  for (int chunk = 0; chunk < kRows; chunk += 128) {
-    ws::Pack<float, 4> x_part[kUnroll];
+struct column_scan_scan {
+  const float* __restrict__ x;
+  float* __restrict__ y;
+  int b;
+  using Offset = int;
+  static constexpr ws::ColumnScanTiling kTiling{.rows = 4096, .columns = 4096, .others = 16, .vector_width = 4,
+      .rows_in_flight = 8, .threads = 512, .lanes = 32, .ctas_per_column = 1, .reverse = false, .overlap = true};
+  using Scan0 = ws::Scan<0, ws::Sum, float, double, false>;
+  using Scans = ws::ScanList<Scan0>;
+  struct Values {
+    ws::Lanes<ws::Sum, float, 4> running[8];
+    WS_INLINE auto& of(Scan0) { return running; }
+  };
+  WS_INLINE void begin(unsigned outer) { b = outer; }
+  struct Vector { ws::Pack<float, 4> x; };
+  WS_INLINE Vector load(int k, int m_begin) const {
+    return {ws::load<4, ws::kShared>(x + (16777216 * b + 4096 * k + m_begin))};
+  }
+  WS_INLINE void value(Scan0, Values& values, int v, const Vector& vector, int k, int m_begin) const {
     #pragma unroll
-    for (int v = 0; v < kUnroll; ++v) {
-      const int place = chunk + depth * kUnroll + v;
-      const int k = place;
-      x_part[v] = ws::load<4, ws::kShared>(x + (16777216 * b + 4096 * k + m_begin));
-    }
-    ws::Lanes<ws::Sum, float, 4> running[kUnroll];
-    #pragma unroll
-    for (int v = 0; v < kUnroll; ++v) {
-      const int place = chunk + depth * kUnroll + v;
-      const int k = place;
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        running[v].lane[e] = x_part[v][e];
-      }
-    }
-    ws::scan_columns<ws::Sum, kDepth, kLanes, false>(running, running_before, running_box[chunk / 128 % 2]);
-    #pragma unroll
-    for (int v = 0; v < kUnroll; ++v) {
-      const int place = chunk + depth * kUnroll + v;
-      const int k = place;
-      ws::Pack<float, 4> y_pack;
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        y_pack[e] = running[v].lane[e] * 2.0f;
-      }
-      ws::store(y + (16777216 * b + 4096 * k + m_begin), y_pack);
+    for (int e = 0; e < 4; ++e) {
+      values.running[v].lane[e] = vector.x[e];
     }
   }
+  WS_INLINE void store(const Values& values, int v, const Vector& vector, int k, int m_begin) const {
+    ws::Pack<float, 4> y_pack;
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      y_pack[e] = values.running[v].lane[e] * 2.0f;
+    }
+    ws::store(y + (16777216 * b + 4096 * k + m_begin), y_pack);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(512, 1) column_scan(const float* __restrict__ x, float* __restrict__ y) {
+  ws::scan_whole_columns(column_scan_scan{x, y});
 }

@@ -112,12 +112,17 @@ def _split(axes: Sequence[Axis], flat: Axis) -> tuple[dict[str, Index], dict[str
 
 def row_axes(nest: Nest, row: str) -> dict[str, str]:
     """Each parallel axis as text, from the row-major number of the point."""
+    return coordinates(nest.parallel, row)
+
+
+def coordinates(axes: Sequence[Axis], number: str) -> dict[str, str]:
+    """Each axis as text, from the row-major number of a point."""
     texts = {}
-    inside = nest.row_count
-    for axis in nest.parallel:
+    inside = points = math.prod(axis.extent for axis in axes)
+    for axis in axes:
         outside, inside = inside, inside // axis.extent
-        text = f"{row} / {inside}" if inside > 1 else row
-        texts[axis.name] = text if outside == nest.row_count else f"{text} % {axis.extent}"
+        text = f"{number} / {inside}" if inside > 1 else number
+        texts[axis.name] = text if outside == points else f"{text} % {axis.extent}"
     return texts
 
 

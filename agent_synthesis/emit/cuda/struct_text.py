@@ -74,9 +74,15 @@ def kernel(
     min_blocks: int,
     workspaces: Mapping[str, str],
     entry: str = "",
+    *,
+    stores: bool = True,
 ) -> list[str]:
-    """The kernel, which hands the struct and then the workspaces to a function of the skeleton."""
-    given = ", ".join(text.function.buffers[buffer.name] for buffer in text.nest.buffers)
-    arguments = ", ".join([f"{name}{{{given}}}", *workspaces])
-    signature = text.signature(entry or text.entry, threads, min_blocks, workspaces=workspaces)
+    """The kernel, which hands the struct and then the workspaces to a function of the skeleton.
+
+    Unless it `stores`, it has no written buffers.
+    """
+    passed = [buffer for buffer in text.nest.buffers if stores or not buffer.written]
+    names = (text.function.buffers[b.name] if b in passed else "nullptr" for b in text.nest.buffers)
+    arguments = ", ".join([f"{name}{{{', '.join(names)}}}", *workspaces])
+    signature = text.signature(entry or text.entry, threads, min_blocks, passed, workspaces)
     return [*signature, f"  ws::{skeleton}({arguments});", "}", ""]

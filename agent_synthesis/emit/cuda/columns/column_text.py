@@ -110,11 +110,8 @@ class ColumnKernel:
 
     def _place(self) -> None:
         """The coordinates of the other axes, from the row-major number of their point."""
-        inside = 1
-        for position, axis in reversed(list(enumerate(self._others))):
-            value = (f"outer / {inside}" if inside > 1 else "outer") + (f" % {axis.extent}" if position else "")
-            self._members.member(self._text.offset, self._function.axes[axis.name], value)
-            inside *= axis.extent
+        for axis, value in geometry.coordinates(self._others, "outer").items():
+            self._members.member(self._text.offset, self._function.axes[axis], value)
 
     def _constants(self) -> list[str]:
         team = self._team

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from agent_synthesis.emit import shape, sweeps
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.scans import scan_columns
-from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam
-from agent_synthesis.emit.cuda.scans.scan_text import RowScan, RowTeam
+from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam, scan_columns
+from agent_synthesis.emit.cuda.scans.scan_text import RowTeam, scan_rows
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests.ir import Axis, Nest, Scan
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -177,8 +176,8 @@ class CudaScan(CudaSchedule):
         simple = geometry.canonical(nest)
         header = shape.header(nest, self.name, parameters)
         if parameters.choices["scan"] == "columns":
-            return scan_columns.emit(simple, nest, _column_team(nest, simple, parameters), parameters, header)
-        return RowScan(simple, _row_team(simple, parameters), parameters).write(nest, header)
+            return scan_columns(simple, nest, _column_team(nest, simple, parameters), parameters, header)
+        return scan_rows(simple, nest, _row_team(simple, parameters), parameters, header)
 
     def _require(self, nest: Nest, parameters: Parameters) -> None:
         """Raises IllegalMove where the parameters cannot run this nest."""
