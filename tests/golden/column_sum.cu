@@ -7,8 +7,8 @@ struct column_sum_columns {
   const float* __restrict__ x;
   float* __restrict__ y;
   using Offset = int;
-  static constexpr ws::ColumnTiling kTiling{.rows = 8192, .columns = 8192, .others = 1, .visits = 1,
-      .vector_width = 4, .threads = 256, .lanes = 32, .ctas_per_column = 4, .rows_in_flight = 8, .overlap = true};
+  static constexpr ws::ColumnTiling kTiling{.rows = 8192, .columns = 8192, .others = 1, .visits = 1, .vector_width = 4,
+      .threads = 256, .lanes = 32, .ctas_per_column = 4, .rows_in_flight = 8, .overlap = true};
   using Results0 = ws::Results<ws::Lanes<ws::Sum, float, 4>>;
   Results0 total;
   WS_INLINE Results0& results(ws::Visit<0>) { return total; }

@@ -16,8 +16,8 @@ struct ws_max_pool2d_window {
   using Outer = ws::Axes<512>;
 
   struct State { float r0; };
-  static WS_INLINE State empty() { return {-ws::infinity<float>()}; }
-  static WS_INLINE void join(State& a, const State& b) { a.r0 = ws::joined<ws::Maximum, float>(a.r0, b.r0); }
+  WS_INLINE static State empty() { return {-ws::infinity<float>()}; }
+  WS_INLINE static void join(State& a, const State& b) { a.r0 = ws::joined<ws::Maximum, float>(a.r0, b.r0); }
 
   WS_INLINE ws::States<State, 2> load(const int (&at)[1], int h, int w_begin, bool inside) const {
     const auto& [i0] = at;

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit.cuda import geometry, kernel_text, struct_text
+from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.emit.spelling import accumulator, accumulator_bytes
@@ -74,7 +74,7 @@ class ColumnKernel:
         self._function = self._text.function
         self._axis = nest.reduced[0].name
         self._others = [axis for axis in nest.parallel if axis.name != team.axis.name]
-        self._members = struct_text.Members(self._function, [axis.name for axis in self._others])
+        self._members = generated_struct.Members(self._function, [axis.name for axis in self._others])
         self._known: list[str] = []
 
     def write(self, original: Nest, header: Sequence[str]) -> Emission:
@@ -88,12 +88,12 @@ class ColumnKernel:
         name = f"{text.entry}_columns"
         lines = [
             *header,
-            *struct_text.struct(
+            *generated_struct.struct(
                 name, text, self._members.fields(), self._constants(),
-                struct_text.function("void begin(unsigned outer)", begin) if begin else [],
+                generated_struct.function("void begin(unsigned outer)", begin) if begin else [],
                 *visits, stores,
             ),
-            *struct_text.kernel(
+            *generated_struct.kernel(
                 name, text, "reduce_columns", team.threads, self._min_blocks,
                 {argument: kind for argument, (kind, _) in spaces.items()},
             ),
@@ -117,7 +117,7 @@ class ColumnKernel:
         team = self._team
         return [
             f"  using Offset = {self._text.offset};",
-            *struct_text.constant("ws::ColumnTiling", "kTiling", {
+            *generated_struct.constant("ws::ColumnTiling", "kTiling", {
                 "rows": team.rows, "columns": team.axis.extent, "others": team.others, "visits": len(self._stages),
                 "vector_width": team.pack, "threads": team.threads, "lanes": team.lanes,
                 "ctas_per_column": team.splits, "rows_in_flight": team.unroll, "overlap": self._overlap,
@@ -165,10 +165,10 @@ class ColumnKernel:
         place = f"{offset} {self._function.axes[self._axis]}, {offset} {text.begin}"
         return [
             f"  struct {kind} {{ {types} }};",
-            *struct_text.function(
+            *generated_struct.function(
                 f"Row{number} load(ws::Visit<{number}>, {place}) const", [f"    return {{{loads}}};"]
             ),
-            *struct_text.function(f"void {head}(const {kind}& row, {place}{more}) const", body.lines),
+            *generated_struct.function(f"void {head}(const {kind}& row, {place}{more}) const", body.lines),
         ]
 
     def _visit(self, number: int, stage: Stage) -> list[str]:
@@ -212,7 +212,7 @@ class ColumnKernel:
         if once:
             body = self._members.child()
             write(once, body)
-            lines += struct_text.function(f"void store_columns({text.offset} {text.begin}) const", body.lines)
+            lines += generated_struct.function(f"void store_columns({text.offset} {text.begin}) const", body.lines)
         if each:
             values = [store.value for store in each]
             lines += self._uses_row(len(self._stages), values, "store_row", "", lambda s, held: write(each, s, held))

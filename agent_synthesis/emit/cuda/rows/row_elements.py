@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from agent_synthesis.emit import sweeps
 from agent_synthesis.emit.cuda import geometry, ordinary_numbers
+from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.cuda.reduction_stages import Stage, kept_parts, narrowed
-from agent_synthesis.emit.cuda.rows.row_loads import RowLoads, function
+from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
 from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.nests.ir import Expression, Nest

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.nests.ir import Expression, Load, Nest, Type
@@ -15,13 +16,6 @@ from warpsmith.errors import IllegalMove
 
 _MOST_LOADS = 64
 """Bits of a set."""
-
-
-def function(head: str, lines: Sequence[str]) -> list[str]:
-    """A member function, in one line where it is short."""
-    if len(lines) == 1 and len(head) + len(lines[0]) < 110:
-        return [f"  WS_INLINE {head} {{ {lines[0].strip()} }}"]
-    return [f"  WS_INLINE {head} {{", *lines, "  }"] if lines else [f"  WS_INLINE {head} {{}}"]
 
 
 class RowLoads:

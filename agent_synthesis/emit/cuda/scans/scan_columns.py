@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit.cuda import geometry, struct_text
+from agent_synthesis.emit.cuda import generated_struct, geometry
 from agent_synthesis.emit.cuda.scans.scan_text import HEADERS, ScanStruct
 from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Parameters
@@ -46,7 +46,7 @@ def scan_columns(
     made = ScanStruct(nest, parameters, team.axis.name, team.pack)
     others = [axis for axis in nest.parallel if axis.name != team.axis.name]
     points = nest.row_count // team.axis.extent
-    tiling = struct_text.constant("ws::ColumnScanTiling", "kTiling", {
+    tiling = generated_struct.constant("ws::ColumnScanTiling", "kTiling", {
         "rows": team.rows, "columns": team.axis.extent, "others": points, "vector_width": team.pack,
         "rows_in_flight": team.unroll, "threads": team.threads, "lanes": team.lanes, "ctas_per_column": team.splits,
         "reverse": made.scans[0].reverse, "overlap": made.overlap,
@@ -64,7 +64,7 @@ def scan_columns(
         totals = bool(suffix)
         entry = f"{made.text.entry}{suffix}"
         types = {name: kind if totals else f"const {kind}" for name, kind in workspaces.items()}
-        lines += struct_text.kernel(
+        lines += generated_struct.kernel(
             made.name, made.text, skeleton, team.threads, made.min_blocks, types, entry, stores=not totals
         )
         buffers = [buffer for buffer in nest.buffers if not (totals and buffer.written)]

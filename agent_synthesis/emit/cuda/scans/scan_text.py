@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit.cuda import geometry, kernel_text, struct_text
+from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.emit.sweeps import FUNCTORS
 from agent_synthesis.nests.ir import SCANS, Load, Nest, Scan, Type
@@ -95,15 +95,15 @@ class ScanStruct:
         `number`: the parameter that `coordinates`, axis → text, are made of; `kept`: whether a vector is still there
         when it is stored.
         """
-        members = struct_text.Members(self.function, coordinates)
+        members = generated_struct.Members(self.function, coordinates)
         for axis, value in coordinates.items():
             members.member(self.text.offset, self.function.axes[axis], value)
         functions = self._functions(members, kept)
         statements = members.statements()
-        return struct_text.struct(
+        return generated_struct.struct(
             self.name, self.text, members.fields(),
             [f"  using Offset = {self.text.offset};", *tiling], self._scans(count),
-            struct_text.function(f"void begin({number})", statements) if statements else [], functions,
+            generated_struct.function(f"void begin({number})", statements) if statements else [], functions,
         )  # fmt: skip
 
     def _scans(self, count: int) -> list[str]:
@@ -118,7 +118,7 @@ class ScanStruct:
             rooms.append(f"    WS_INLINE auto& of({name}) {{ return {field}; }}")
         return [*types, f"  using Scans = ws::ScanList<{', '.join(names)}>;", "  struct Values {", *rooms, "  };"]
 
-    def _functions(self, members: struct_text.Members, kept: bool) -> list[str]:
+    def _functions(self, members: generated_struct.Members, kept: bool) -> list[str]:
         """What is loaded, what each scan takes of it, and what is stored."""
         text, fields, known = self.text, Names(), list[str]()
         loads = [(load, fields.take(self.function.buffers[load.buffer])) for load in self._loads()]
@@ -127,7 +127,7 @@ class ScanStruct:
         held = [(load, f"vector.{field}") for load, field in loads]
         lines = [
             f"  struct Vector {{ {types} }};",
-            *struct_text.function(f"Vector load({self._place}) const", [f"    return {{{packs}}};"]),
+            *generated_struct.function(f"Vector load({self._place}) const", [f"    return {{{packs}}};"]),
         ]
         given = f"int v, const Vector& vector, {self._place}"
         for number, scan in enumerate(self.scans):
@@ -138,12 +138,12 @@ class ScanStruct:
 
             body = members.child(self._across)
             text.elements(body, [scan.value], take, held=held, known=known)
-            lines += struct_text.function(f"void value(Scan{number}, Values& values, {given}) const", body.lines)
+            lines += generated_struct.function(f"void value(Scan{number}, Values& values, {given}) const", body.lines)
             self.function.reductions[scan.name] = place
             known.append(f"%{scan.name}")
         body = members.child(self._across)
         text.stores(body, self.nest.stores, lambda inner: inner.learn(known), held=held if kept else [])
-        return lines + struct_text.function(f"void store(const Values& values, {given}) const", body.lines)
+        return lines + generated_struct.function(f"void store(const Values& values, {given}) const", body.lines)
 
     def _loads(self) -> list[Load]:
         """What scans read along the row, wide."""
@@ -161,7 +161,7 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, parameters: Parameters,
     made = ScanStruct(nest, parameters, nest.reduced[0].name, team.pack)
     names = made.function.names
     prefetch = parameters.choices["ahead"] == "yes" and team.chunks > 1 and not team.grid
-    tiling = struct_text.constant("ws::RowScanTiling", "kTiling", {
+    tiling = generated_struct.constant("ws::RowScanTiling", "kTiling", {
         "rows": nest.row_count, "columns": team.columns, "vector_width": team.pack, "vectors": team.packs,
         "threads": team.threads, "lanes": team.lanes, "reverse": made.scans[0].reverse, "prefetch": prefetch,
         "overlap": made.overlap,
@@ -178,7 +178,7 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, parameters: Parameters,
     lines = made.lines(tiling, team.packs, f"{made.text.offset} row", axes, kept=not prefetch)
     skeleton = "scan_rows_by_tiles" if team.grid else "scan_rows"
     types = {name: kind for name, (kind, _) in spaces.items()}
-    lines += struct_text.kernel(made.name, made.text, skeleton, team.threads, made.min_blocks, types)
+    lines += generated_struct.kernel(made.name, made.text, skeleton, team.threads, made.min_blocks, types)
     buffers = [geometry.workspace(original, name, words, zero=True) for name, (_, words) in spaces.items()]
     record = geometry.launch(
         original,

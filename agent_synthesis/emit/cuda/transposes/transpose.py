@@ -108,7 +108,7 @@ class CudaTranspose(CudaSchedule):
         lines = shape.header(nest, self.name, parameters) + text.lines()
         threads, overlap = parameters.integers["threads"], parameters.choices["overlap"] == "yes"
         record = geometry.launch(nest, grid=_tiles(found, parameters), threads=threads, dependent=overlap)
-        return Emission("\n".join([*lines, "}", ""]), HEADERS, (record,))
+        return Emission("\n".join(lines), HEADERS, (record,))
 
     def _legal_defaults(self, nest: Nest) -> list[Parameters]:
         """What could be the default, larger tiles first."""

@@ -55,7 +55,7 @@ class TransposeText:
         ]  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The struct and the kernel, without its closing brace."""
+        """The struct and the kernel."""
         text, integers = self._text, self._parameters.integers
         across = [(access, self._vector(access)) for access in self._crossing]
         loads = [kind for access, kind in across if isinstance(access, Load)]
@@ -71,10 +71,11 @@ class TransposeText:
             f"  using Results = ws::List<{', '.join(results)}>;",
             "",
         ]
-        struct = generated_struct.struct(text, "transpose", sizes, list(self._moves()), self._compute())
+        name = f"{text.entry}_transpose"
+        struct = generated_struct.struct(name, text, sizes, list(self._moves()), self._compute())
         shared = {"tiles": "ws::TransposeTiles<%>"}
         return struct + generated_struct.kernel(
-            text, "transpose", "transpose", integers["threads"], 1, shared=shared
+            name, text, "transpose", integers["threads"], 1, shared=shared
         )  # fmt: skip
 
     def _sizes(self) -> dict[str, int | bool]:
@@ -97,7 +98,7 @@ class TransposeText:
         offset = self._text.offset
         at = f"const {offset} (&at)[{max(1, len(self._places))}]"
         given = [*([f"ws::{tag}"] if tag else []), at, *(f"{offset} {axis}" for axis in axes), *more]
-        return f"WS_INLINE {result} {name}({', '.join(given)}) const"
+        return f"{result} {name}({', '.join(given)}) const"
 
     def _moves(self) -> Iterator[str]:
         """Loads across and along, and stores across, of one vector each."""

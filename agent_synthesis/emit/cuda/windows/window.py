@@ -92,7 +92,7 @@ class CudaWindow(CudaSchedule):
         dependent = parameters.choices["overlap"] == "yes"
         threads = parameters.integers["threads"]
         record = geometry.launch(nest, grid=self._grid(simple, parameters), threads=threads, dependent=dependent)
-        return Emission("\n".join([*lines, "}", ""]), _HEADERS, (record,))
+        return Emission("\n".join(lines), _HEADERS, (record,))
 
     def _grid(self, simple: Nest, parameters: Parameters) -> int:
         tiling = windows.tiling(simple)

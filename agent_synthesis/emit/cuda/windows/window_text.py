@@ -180,19 +180,20 @@ def _columns_only(tiling: Tiling) -> Nest:
 
 
 def by_columns(layout: Layout, window: Windowed, parameters: Parameters) -> list[str]:
-    """The struct and the kernel, without its closing brace."""
+    """The struct and the kernel."""
     text = kernel_text.KernelText(
         layout.tiling.nest, layout.row.position, layout.pack, kernel_text.dialect_of("accurate"), once=False,
         streaming=False, reserved=_MEMBERS,
     )  # fmt: skip
     windows.name_elements(text.function, window)
     joins = windows.joins(text.function)
+    name = f"{text.entry}_window"
     lines = generated_struct.struct(
-        text, "window", [""], _sizes(layout, text, overlap=parameters.choices["overlap"] == "yes"),
+        name, text, [""], _sizes(layout, text, overlap=parameters.choices["overlap"] == "yes"),
         _state(text, joins), [""], _load(layout, text, joins), _store(layout, text),
     )  # fmt: skip
     blocks, shared = parameters.integers["blocks"], {"columns": "ws::WindowTile<%>::Columns"}
-    return lines + generated_struct.kernel(text, "window", "reduce_windows", layout.threads, blocks, shared=shared)
+    return lines + generated_struct.kernel(name, text, "reduce_windows", layout.threads, blocks, shared=shared)
 
 
 def _sizes(layout: Layout, text: KernelText, *, overlap: bool) -> list[str]:
@@ -227,9 +228,9 @@ def _state(text: KernelText, joins: Sequence[Join]) -> list[str]:
     fields = [(join, text.function.reductions[join.reduction.name]) for join in joins]
     return [
         f"  struct State {{ {' '.join(f'{join.kind} {name};' for join, name in fields)} }};",
-        f"  static WS_INLINE State empty() {{ return {{{', '.join(join.neutral for join in joins)}}}; }}",
+        f"  WS_INLINE static State empty() {{ return {{{', '.join(join.neutral for join in joins)}}}; }}",
         *generated_struct.function(
-            "static WS_INLINE void join(State& a, const State& b)",
+            "static void join(State& a, const State& b)",
             [f"    {join.step(f'a.{name}', f'b.{name}')}" for join, name in fields],
         ),
     ]
@@ -253,7 +254,7 @@ def _load(layout: Layout, text: KernelText, joins: Sequence[Join]) -> list[str]:
     text.elements(inner, [join.reduction.value for join in joins], element)
     inner.line("return values;")
     arguments = ", ".join(f"{offset} {name}" for name in (*positions, text.begin))
-    head = f"WS_INLINE {kind} load(const {offset} (&at)[{max(1, len(places))}], {arguments}, bool inside) const"
+    head = f"{kind} load(const {offset} (&at)[{max(1, len(places))}], {arguments}, bool inside) const"
     return generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
 
 
@@ -271,7 +272,7 @@ def _store(layout: Layout, text: KernelText) -> list[str]:
     for store in nest.stores:
         inner.store(store)
     arguments = ", ".join(f"{offset} {name}" for name in axes)
-    head = f"WS_INLINE void store(const {offset} (&at)[{max(1, len(places))}], {arguments}, const State& total) const"
+    head = f"void store(const {offset} (&at)[{max(1, len(places))}], {arguments}, const State& total) const"
     return generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
 
 
@@ -289,7 +290,7 @@ def by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
     for store in simple.stores:
         inner.store(store)
     places = [text.function.axes[axis.name] for axis in simple.parallel]
-    head = f"WS_INLINE void operator()(const {text.offset} (&at)[{max(1, len(places))}]) const"
+    head = f"void operator()(const {text.offset} (&at)[{max(1, len(places))}]) const"
     sizes = [
         "",
         f"  using Offset = {text.offset};",
@@ -299,6 +300,7 @@ def by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
         "",
     ]
     lines = generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
-    return generated_struct.struct(text, "window", sizes, lines) + generated_struct.kernel(
-        text, "window", "reduce_each_window", threads, parameters.integers["blocks"]
+    name = f"{text.entry}_window"
+    return generated_struct.struct(name, text, sizes, lines) + generated_struct.kernel(
+        name, text, "reduce_each_window", threads, parameters.integers["blocks"]
     )
