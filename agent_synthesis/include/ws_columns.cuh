@@ -106,7 +106,7 @@ template <class P> struct ColumnTile {
   int first, end;
 
   WS_INLINE ColumnTile()
-      : tile(blockIdx.x % kTiles), cta(blockIdx.x / kTiles % kCtas), depth(kDepth == 1 ? 0 : threadIdx.x / kLanes),
+      : tile(blockIdx.x % kTiles), cta(blockIdx.x / kTiles % kCtas), depth(threadIdx.x / kLanes),
         outer(kTiling.others == 1 ? 0 : blockIdx.x / (kTiles * kCtas)) {
     const Offset first_of_tile = static_cast<Offset>(tile) * kColumns;
     const Offset own = first_of_tile + kTiling.vector_width * static_cast<int>(threadIdx.x % kLanes);

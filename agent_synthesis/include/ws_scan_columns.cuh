@@ -94,7 +94,6 @@ WS_INLINE void scan_of_rows(const P& nest, const ColumnScan<P>& at, int chunk, t
 template <bool kStores, class P, class Before, class... Scans>
 WS_INLINE void scan_part(const P& nest, const ColumnScan<P>& at, Before& before, ScanList<Scans...>) {
   using Part = ColumnScan<P>;
-#pragma unroll 1
   for (int chunk = at.first(); chunk < at.end(); chunk += Part::kChunk) {
     decltype(nest.load(0, at.column)) vectors[Part::kVectors];
 #pragma unroll

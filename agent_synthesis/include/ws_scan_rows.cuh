@@ -114,13 +114,20 @@ template <class P, class... Scans> WS_INLINE void scan_row(const P& nest, bool i
   Carries<Scans...> before;
   decltype(nest.load(0)) vectors[Part::kVectors];
   const int first = Part::first();
-  if constexpr (Part::kPrefetches) load_chunk(nest, first, vectors);
-#pragma unroll 1
-  for (int chunk = 0; chunk < P::kTiling.columns; chunk += Part::kChunk) {
-    if constexpr (!Part::kPrefetches) load_chunk(nest, chunk + first, vectors);
+  const auto scan = [&](int chunk) {
     typename P::Values values;
     (scan_of_chunk<Scans>(nest, chunk, first, values, vectors, before.of(Scans())), ...);
     if (inside) store_chunk(nest, chunk + first, values, vectors);
+  };
+  if constexpr (Part::kPrefetches) {
+    load_chunk(nest, first, vectors);
+#pragma unroll 1
+    for (int chunk = 0; chunk < P::kTiling.columns; chunk += Part::kChunk) scan(chunk);
+  } else {
+    for (int chunk = 0; chunk < P::kTiling.columns; chunk += Part::kChunk) {
+      load_chunk(nest, chunk + first, vectors);
+      scan(chunk);
+    }
   }
 }
 
