@@ -16,6 +16,7 @@
 // `at` holds coordinates along the axes that only count tiles (Outer), i lies across and j along.
 #pragma once
 #include "ws_axes.cuh"
+#include "ws_vectors.cuh"
 
 namespace ws {
 
@@ -33,21 +34,6 @@ struct TransposeTiling {
 template <int k> struct AcrossLoad {};
 template <int k> struct AlongLoad {};
 template <int k> struct AcrossStore {};
-
-// Types, and one value of each.
-template <class... Types> struct List { static constexpr int kCount = 0; };
-template <class First, class... More> struct List<First, More...> : List<More...> {
-  static constexpr int kCount = 1 + sizeof...(More);
-  First first;
-  template <int k> WS_INLINE auto& get() {
-    if constexpr (k == 0) return first;
-    else return List<More...>::template get<k - 1>();
-  }
-};
-template <int k, class Types> struct TypeAt;
-template <class First, class... More> struct TypeAt<0, List<First, More...>> { using Type = First; };
-template <int k, class First, class... More> struct TypeAt<k, List<First, More...>> : TypeAt<k - 1, List<More...>> {};
-template <int k, class Types> using type_at = typename TypeAt<k, Types>::Type;
 
 // kRows x kColumns elements, both powers of two. Along a row they move in vectors of kVector; down a column one by one, by
 // threads that are kGroup rows apart.
@@ -90,23 +76,6 @@ template <int kThreads, int kRows, int kColumns, int kVector, int kElementBytes>
     const unsigned vector = number % kBeside + kBeside * (warp % (kVectors / kBeside));
     return {static_cast<int>(row), kVector * static_cast<int>(vector)};
   }
-};
-
-template <class T> struct OfVector;
-template <class T, int kWidth_> struct OfVector<Pack<T, kWidth_>> {
-  using Element = T;
-  static constexpr int kWidth = kWidth_;
-};
-
-// A thread's part of the vectors of a tile, for each of the types in a list.
-template <class Vector, int kItems_> struct Held {
-  static constexpr int kItems = kItems_;
-  Vector item[kItems];
-};
-template <class W, class Vectors> struct HeldOfEach;
-template <class W, class... Vectors> struct HeldOfEach<W, List<Vectors...>> {
-  static constexpr int kElements = W::kTiling.along * W::kTiling.across / W::kTiling.threads;
-  using Type = List<Held<Vectors, kElements / OfVector<Vectors>::kWidth>...>;
 };
 
 // Where vectors across meet those along: a row of the tile is of one j.
@@ -156,8 +125,9 @@ template <class W> struct Transpose {
   TransposeTiles<W>& tiles;
   Offset at[W::Outer::kCount];
   Offset i_tile, j_tile;
-  typename HeldOfEach<W, Across>::Type across;
-  typename HeldOfEach<W, Along>::Type along;
+  static constexpr int kElements = kTiling.along * kTiling.across / kTiling.threads;
+  held_of_each<kElements, Across> across;
+  held_of_each<kElements, Along> along;
 
   WS_INLINE Transpose(const W& given, TransposeTiles<W>& memory) : computation(given), tiles(memory) {
     constexpr unsigned kInner = kTiling.across_first ? kAcrossTiles : kAlongTiles;

@@ -51,7 +51,7 @@ LAST_BLOCK = "  __threadfence();\n  __shared__ bool is_last;\n  __syncthreads();
 STATE_OF_A_WARP = "    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = mine;\n"
 PARTIALS = "if (at.is_top()) results.store_to("
 MESSAGE = "    if (i * 32 + lane < kCount) write_slot("
-RETURN = "if (pack >= kPacks) return;\n"
+RETURN = "kernel.number >= Kernel::kVectors) return;\n"
 FAULTS = (
     # -- nothing orders two accesses
     Fault("block_barrier", "row_online_softmax", "ws_reduce.cuh",
@@ -108,8 +108,8 @@ FAULTS = (
     Fault("part_of_a_tile", "turn_small_packs", "ws_transpose.cuh",
           "tiles.template get<k>().put(", "if (item == 0) tiles.template get<k>().put(",
           ADDRESS, UNINITIALIZED, "shared memory"),
-    Fault("output_element", "pointwise_single_ragged", "kernel.cu",
-          RETURN, "if (pack >= kPacks - 1) return;\n", ADDRESS, Kind.UNWRITTEN,
+    Fault("output_element", "pointwise_single_ragged", "ws_pointwise.cuh",
+          RETURN, RETURN.replace("kVectors", "kVectors - 1"), ADDRESS, Kind.UNWRITTEN,
           "element 1000 and 2 more of y was never written"),
     Fault("slot_not_cleared", "row_grid_softmax", "ws_reduce.cuh",
           "      clear_slot(slot);\n", "", ADDRESS, Kind.DIRTY, "is not left zero"),

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import shape
-from agent_synthesis.emit.cuda import geometry, kernel_text
+from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
-from agent_synthesis.emit.expression import Scope
-from agent_synthesis.nests.ir import Axis, Load, Nest
+from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 
+HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_vectors.cuh", "ws_pointwise.cuh")
+_MEMBERS = ("Offset", "kTiling", "kColumns", "Outer", "Loads", "load", "compute", "at")
+"""What the struct calls things of its own."""
 _TAILED = 256
 """Elements from which on packs are worth the one that hangs over the end."""
 
@@ -66,10 +68,10 @@ class CudaPointwise(CudaSchedule):
         self._require(nest, parameters)
         simple, axis = _canonical(nest)
         threads = parameters.integers["threads"]
-        lines = shape.header(nest, self.name, parameters) + _body(simple, axis, parameters)
+        lines = shape.header(nest, self.name, parameters) + _text(simple, axis, parameters)
         grid = _blocks(simple, axis, parameters)
         record = geometry.launch(nest, grid=grid, threads=threads, dependent=parameters.choices["overlap"] == "yes")
-        return Emission("\n".join([*lines, "}", ""]), geometry.HEADERS, (record,))
+        return Emission("\n".join(lines), HEADERS, (record,))
 
     def _require(self, nest: Nest, parameters: Parameters) -> None:
         simple, axis = _canonical(nest)
@@ -105,97 +107,39 @@ def _blocks(nest: Nest, axis: Axis, parameters: Parameters) -> int:
     return -(-packs // (parameters.integers["threads"] * parameters.integers["items"]))
 
 
-def _body(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
+def _text(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
+    """The struct and the kernel."""
     threads, items, pack = (parameters.integers[key] for key in ("threads", "items", "pack"))
     text = kernel_text.KernelText(
         nest, axis.name, pack, kernel_text.dialect_of(parameters.choices["exp"]),
         once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
-        skew=geometry.skew(nest, axis, pack),
+        skew=geometry.skew(nest, axis, pack), reserved=_MEMBERS,
     )  # fmt: skip
-    names, function = text.function.names, text.function
-    packs = -(-nest.row_count // pack)
-    even = packs % (threads * items) == 0
-    root = Scope(function, None)
-    if parameters.choices["overlap"] == "yes":
-        root.line("ws::wait_for_previous();")
-        root.line("ws::launch_dependents();")
-    root.line(f"constexpr {text.offset} kPacks = {packs};")
-    if nest.row_count % pack:
-        root.line(f"constexpr int kColumns = {nest.row_count};  // the last pack hangs over")
-    if items > 1:
-        root.line(f"constexpr int kItems = {items};")
-    first, number, item = names.take("first_pack"), names.take("pack"), names.take("item")
-    block = "blockIdx.x" if text.offset == "int" else "static_cast<ws::int64>(blockIdx.x)"
-    start = f"{block} * {threads * items} + threadIdx.x"
-    root.line(f"const {text.offset} {first if items > 1 else number} = {start};")
-    if items == 1 and not even:
-        root.line(f"if ({number} >= kPacks) return;")
+    function, names, offset = text.function, text.function.names, text.offset
+    outer = [each for each in nest.parallel if each.name != axis.name]
+    places = [function.axes[each.name] for each in outer]
     wide = [load for load in text.varying_loads(s.value for s in nest.stores) if text.access_of(load) == "pack"]
-    held = _hold(text, root, wide, items, even, first, number, item) if items > 1 else []
-    inner = root.child(deeper=int(items > 1))
-    if items > 1:
-        root.line(kernel_text.UNROLL)
-        root.line(f"for (int {item} = 0; {item} < kItems; ++{item}) {{")
-        inner.line(f"const {text.offset} {number} = {first} + {item} * {threads};")
-        if not even:
-            inner.line(f"if ({number} >= kPacks) break;")
-    _place(text, inner, axis, number)
-    inner.learn(a.name for a in nest.parallel if a.name != axis.name)
-    text.stores(inner, nest.stores, held=[(load, f"{name}[{item}]") for load, name in held])
-    root.absorb(inner)
-    if items > 1:
-        root.line("}")
-    return [*text.signature(text.entry, threads, 1), *root.lines]
-
-
-def _hold(
-    text: kernel_text.KernelText,
-    root: Scope,
-    wide: list[Load],
-    items: int,
-    even: bool,
-    first: str,
-    number: str,
-    item: str,
-) -> list[tuple[Load, str]]:
-    """Loads all packs of a thread before any is used, so that their latencies overlap."""
-    held = []
-    for load in wide:
-        name = text.function.names.take(f"{text.function.buffers[load.buffer]}_packs")
-        root.line(f"{text.pack_type(text.storage(load.buffer))} {name}[kItems];")
-        held.append((load, name))
-    if not held:
-        return held
-    axis = next(a for a in text.nest.parallel if a.name == text.axis)
-    loop = root.child()
-    _place(text, loop, axis, number)
-    for load, name in held:
-        loop.line(f"{name}[{item}] = {text.pack_load(load, text.begin)};")
-    threads = f"{first} + {item} * blockDim.x"
-    root.line(kernel_text.UNROLL)
-    root.line(f"for (int {item} = 0; {item} < {items}; ++{item}) {{")
-    root.line(f"  const {text.offset} {number} = {threads};")
-    if not even:
-        root.line(f"  if ({number} >= kPacks) break;")
-    root.absorb(loop)
-    root.line("}")
-    return held
-
-
-def _place(text: kernel_text.KernelText, scope: Scope, axis: Axis, number: str) -> None:
-    """Declares the axes and the pack's first element from the pack's number."""
-    pack = text.pack
-    inner = axis.extent // pack
-    others = [a for a in text.nest.parallel if a.name != axis.name]
-    scaled = f"{pack} * " if pack > 1 else ""
-    if not others:
-        scope.line(f"const {text.offset} {text.begin} = {scaled}{number};")
-        return
-    scope.line(f"const {text.offset} {text.begin} = {scaled}({number} % {inner});")
-    inside = inner
-    for position, other in reversed(list(enumerate(others))):
-        value = f"{number} / {inside}"
-        if position:
-            value = f"{value} % {other.extent}"
-        scope.line(f"const {text.offset} {text.function.axes[other.name]} = {value};")
-        inside *= other.extent
+    kinds = [text.pack_type(text.storage(load.buffer)) for load in wide]
+    held = [(load, names.take(f"{function.buffers[load.buffer]}_pack")) for load in wide]
+    arguments = f"const {offset} (&at)[{max(1, len(outer))}], {offset} {text.begin}"
+    located = generated_struct.located(places, "at")
+    lines = ["", f"  using Offset = {offset};"]
+    lines += generated_struct.constant("ws::PointwiseTiling", "kTiling", {
+        "threads": threads, "items": items, "vector_width": pack, "row_vectors": -(-axis.extent // pack),
+        "overlap": parameters.choices["overlap"] == "yes",
+    })  # fmt: skip
+    if nest.row_count % pack:
+        lines.append(f"  static constexpr int kColumns = {nest.row_count};  // the last vector hangs over")
+    lines.append(f"  using Outer = ws::Axes<{', '.join(str(each.extent) for each in outer) or 1}>;")
+    lines += [f"  using Loads = ws::List<{', '.join(kinds)}>;", ""]
+    for k, (load, kind) in enumerate(zip(wide, kinds, strict=True)):
+        head = f"{kind} load(ws::VectorLoad<{k}>, {arguments}) const"
+        lines += generated_struct.function(head, [*located, f"    return {text.pack_load(load, text.begin)};"])
+    inner = generated_struct.body(text, [each.name for each in outer])
+    text.stores(inner, nest.stores, held=held)
+    given = [f"const {kind}& {name}" for kind, (_, name) in zip(kinds, held, strict=True)]
+    head = f"void compute({', '.join([arguments, *given])}) const"
+    lines += generated_struct.function(head, [*located, *inner.lines])
+    name = f"{text.entry}_pointwise"
+    struct = generated_struct.struct(name, text, lines)
+    return struct + generated_struct.kernel(name, text, "compute_pointwise", threads, 1)

@@ -20,7 +20,7 @@ from warpsmith.hardware import STATIC_SHARED_BYTES, Hardware
 
 SECTOR_BYTES = 32
 """What a GPU's memory moves at least (CUDA programming guide, device memory accesses)."""
-HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_transpose.cuh")
+HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_vectors.cuh", "ws_transpose.cuh")
 _AREAS = (4096, 2048, 1024)
 """Elements of a tile, the best first."""
 _BYTE_AREA = 16384
