@@ -3,9 +3,9 @@
 // columns, have other rows of the same ones, and what each has found is joined in a fixed order.
 //
 // A nest is a struct with the arguments of the kernel, `kTiling`, `Offset`, and for each visit of the rows:
-//   `Row load(Visit<v>, k, column)`           what of row k is asked for ahead of its use
+//   `Row load(ColumnVisit<v>, k, column)`           what of row k is asked for ahead of its use
 //   `fold(const Row&, k, column, part)`       takes the row into the visit's running results
-//   `results(Visit<v>)`                       where the visit's results stay; later visits read them
+//   `results(ColumnVisit<v>)`                       where the visit's results stay; later visits read them
 // It may have `begin(outer)`, the coordinates of the other axes and what only they decide; `store_columns(column)`, what is
 // stored once a column; and, with a `load` of its own, `store_row(const Row&, k, column)`, what is stored of every row.
 #pragma once
@@ -26,7 +26,7 @@ struct ColumnTiling {
   bool overlap;         // programmatic dependent launch
 };
 
-template <int kNumber> struct Visit {};
+template <int kNumber> struct ColumnVisit {};
 
 // A thread's running results of the reductions of one visit, each of them `Lanes`; a thread's columns are their elements.
 template <class... All> struct Results {
@@ -133,14 +133,14 @@ WS_INLINE void load_rows(const P& nest, const ColumnTile<P>& at, int chunk, Row 
 #pragma unroll
   for (int u = 0; u < kRows; ++u) {
     const int k = chunk + u * at.kDepth;
-    if (at.has_row(k)) rows[u] = nest.load(Visit<kVisit>(), k, at.column);
+    if (at.has_row(k)) rows[u] = nest.load(ColumnVisit<kVisit>(), k, at.column);
   }
 }
 
 template <int kVisit, class P, class Found> WS_INLINE void fold_rows(const P& nest, const ColumnTile<P>& at, Found& results) {
   constexpr int kRows = P::kTiling.rows_in_flight;
   for (int chunk = at.first; chunk < at.end; chunk += at.kChunk) {
-    decltype(nest.load(Visit<kVisit>(), 0, at.column)) rows[kRows];
+    decltype(nest.load(ColumnVisit<kVisit>(), 0, at.column)) rows[kRows];
     load_rows<kVisit>(nest, at, chunk, rows);
     Found part;  // a sum of sums, so that many rows stay exact
 #pragma unroll
@@ -155,7 +155,7 @@ template <int kVisit, class P, class Found> WS_INLINE void fold_rows(const P& ne
 template <int kVisit, class P> WS_INLINE void store_rows(const P& nest, const ColumnTile<P>& at) {
   constexpr int kRows = P::kTiling.rows_in_flight;
   for (int chunk = at.first; chunk < at.end; chunk += at.kChunk) {
-    decltype(nest.load(Visit<kVisit>(), 0, at.column)) rows[kRows];
+    decltype(nest.load(ColumnVisit<kVisit>(), 0, at.column)) rows[kRows];
     load_rows<kVisit>(nest, at, chunk, rows);
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
@@ -198,7 +198,7 @@ WS_INLINE bool join_ctas(const ColumnTile<P>& at, Found& results, unsigned* arri
 }
 
 template <int kVisit, class P> WS_INLINE void visit_columns(P& nest, const ColumnTile<P>& at) {
-  auto& results = nest.results(Visit<kVisit>());
+  auto& results = nest.results(ColumnVisit<kVisit>());
   fold_rows<kVisit>(nest, at, results);
   constexpr bool kLast = kVisit == P::kTiling.visits - 1;
   if constexpr (P::kTiling.overlap && kLast) launch_dependents();
@@ -213,11 +213,11 @@ template <class P, class... Spaces> WS_INLINE void reduce_columns(P nest, unsign
   if constexpr (requires { nest.begin(at.outer); }) nest.begin(at.outer);
   visit_columns<0>(nest, at);
   if constexpr (ColumnTile<P>::kCtas > 1)
-    if (!join_ctas(at, nest.results(Visit<0>()), arrived, partials...)) return;
+    if (!join_ctas(at, nest.results(ColumnVisit<0>()), arrived, partials...)) return;
   if constexpr (requires { nest.store_columns(at.column); })
     if (at.is_top()) nest.store_columns(at.column);
   constexpr int kVisits = P::kTiling.visits;
-  if constexpr (requires { nest.load(Visit<kVisits>(), 0, at.column); })
+  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); })
     if (at.inside) store_rows<kVisits>(nest, at);
 }
 

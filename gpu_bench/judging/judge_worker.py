@@ -74,18 +74,18 @@ class Judge:
         self._known_floors: dict[int, list[float]] = {}
         """By family the least that was seen."""
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        begin = time.perf_counter()
-        outputs, written = self._run_eager(args, seed=0)
-        self.eager_seconds = time.perf_counter() - begin
         self.is_random = False
         """Whether a call draws from PyTorch's generator."""
-        self.graph = self._captured(args)
+        self.graph = self._captured(args)  # before any call: what the first one makes of the module is no part of it
         specs = [source.spec for source in self.graph.sources]
         given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
         specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
         self._types = {dtypes.to_torch(spec.dtype) for spec in specs}
         """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
+        begin = time.perf_counter()
+        outputs, written = self._run_eager(args, seed=0)
+        self.eager_seconds = time.perf_counter() - begin
         self._written = self._may_be_written(args) | written
         self._refuse_random_reference(args, outputs, written)
         self.cases = Cases.learned(loaded, self.graph, self._run_eager, args)

@@ -42,8 +42,10 @@ class UntracedJudge(Judge):
         leaves = user.tensor_leaves(args)
         self._form = user.with_leaves(args, [torch.empty(0)] * len(leaves))
         self._leaf_count = len(leaves)
+        self._unused = copy.deepcopy(self._loaded.module)
         self.is_random = self._draws(args)
         outputs, _ = self._run_eager(args, seed=0)
+        self._loaded.restore()
         graph = graph_pb2.Graph(outputs=[f"output {position}" for position in range(len(outputs))])
         for name, tensor in self._loaded.sources(args).named().items():
             kind, _, bare = name.partition(" ")
@@ -82,7 +84,7 @@ class UntracedJudge(Judge):
         Neither `sources` nor the module change. Raises what the module raises.
         """
         values = {name: aten.widened_copy(tensor) for name, tensor in sources.items()}
-        module = copy.deepcopy(self._loaded.module)
+        module = copy.deepcopy(self._unused)  # what calls leave in the other is of its own types
         for name, holder, own in _members(module):
             value = values[name]
             holder[own] = torch.nn.Parameter(value, value.requires_grad) if name.startswith("parameter ") else value

@@ -352,8 +352,8 @@ def test_large_buffers_get_64_bit_offsets() -> None:
     assert "using Index = ws::int64;" in emitted(softmax(1 << 17, 16384)).text
     assert "ws::int64" not in emitted(softmax(16, 16384)).text
     # Row 2^18 of 2^13 columns begins beyond 2^31: rows are counted in what their addresses are made of.
-    assert "load(ws::Visit<0>, ws::int64 k, ws::int64 m_begin)" in emitted(column_sum(1 << 19, 1 << 13)).text
-    assert "load(ws::Visit<0>, int k, int m_begin)" in emitted(column_sum(1 << 13, 1 << 13)).text
+    assert "load(ws::ColumnVisit<0>, ws::int64 k, ws::int64 m_begin)" in emitted(column_sum(1 << 19, 1 << 13)).text
+    assert "load(ws::ColumnVisit<0>, int k, int m_begin)" in emitted(column_sum(1 << 13, 1 << 13)).text
 
 
 def test_rereading_rows_costs_their_bytes_only_beyond_the_second_level_cache() -> None:

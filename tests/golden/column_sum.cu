@@ -11,9 +11,9 @@ struct column_sum_columns {
       .threads = 256, .lanes = 32, .ctas_per_column = 4, .rows_in_flight = 8, .overlap = true};
   using Results0 = ws::Results<ws::Lanes<ws::Sum, float, 4>>;
   Results0 total;
-  WS_INLINE Results0& results(ws::Visit<0>) { return total; }
+  WS_INLINE Results0& results(ws::ColumnVisit<0>) { return total; }
   struct Row0 { ws::Pack<float, 4> x; };
-  WS_INLINE Row0 load(ws::Visit<0>, int k, int m_begin) const {
+  WS_INLINE Row0 load(ws::ColumnVisit<0>, int k, int m_begin) const {
     return {ws::load<4, ws::kOnce>(x + (8192 * k + m_begin))};
   }
   WS_INLINE void fold(const Row0& row, int k, int m_begin, Results0& part) const {

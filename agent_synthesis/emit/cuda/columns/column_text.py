@@ -166,7 +166,7 @@ class ColumnKernel:
         return [
             f"  struct {kind} {{ {types} }};",
             *generated_struct.function(
-                f"Row{number} load(ws::Visit<{number}>, {place}) const", [f"    return {{{loads}}};"]
+                f"Row{number} load(ws::ColumnVisit<{number}>, {place}) const", [f"    return {{{loads}}};"]
             ),
             *generated_struct.function(f"void {head}(const {kind}& row, {place}{more}) const", body.lines),
         ]
@@ -195,7 +195,7 @@ class ColumnKernel:
         return [
             f"  using {kind} = ws::Results<{', '.join(lanes)}>;",
             f"  {kind} {result};",
-            f"  WS_INLINE {kind}& results(ws::Visit<{number}>) {{ return {result}; }}",
+            f"  WS_INLINE {kind}& results(ws::ColumnVisit<{number}>) {{ return {result}; }}",
             *fold,
         ]
 
