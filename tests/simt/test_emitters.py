@@ -17,7 +17,7 @@ from agent_correctness.simulation.simt import Execution, Sanitizer, Simulator
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY, PRODUCTS, schedules
 from warpsmith.v1 import task_pb2
 
-pytestmark = pytest.mark.simt
+pytestmark = [pytest.mark.simt, pytest.mark.timeout(1800)]  # the first test of each sanitizer compiles and runs all
 
 SLICE = a_slice()
 
