@@ -63,7 +63,7 @@ def repaired() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     launches[-1].grid.x = 2
     launches += [made.columns_launch(), *last.launches]
     headers = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh")
-    headers = (*headers, "ws_product_simt.cuh", "ws_column_states.cuh", "ws_reduce.cuh")
+    headers = (*headers, "ws_product_simt.cuh", "ws_column_states.cuh", "ws_reduce.cuh", *last.headers)
     text = "\n\n".join("\n".join(piece) for piece in pieces)
     return nest, Emission(f"{text}\n", headers, tuple(launches), made.workspaces()), values
 
