@@ -93,26 +93,58 @@ extern "C" __global__ void __launch_bounds__(256, 1) ws_relu_columns(
 // for all j:192, i:256
 //   relu[i + 256 j] = max(((((ws_relu_values[i + 256 j] - ws_relu_part1[i]) * ws_relu_part0[i]) * p_norm_weight[i]) + p_norm_bias[i]), 0)
 // cuda_pointwise: loads = shared, stores = plain, exp = accurate, overlap = yes, threads = 256, items = 1, pack = 4
+struct ws_relu_normalized_pointwise {
+  const float* __restrict__ p_norm_weight;
+  const float* __restrict__ p_norm_bias;
+  float* __restrict__ relu;
+  const float* __restrict__ ws_relu_values;
+  const float* __restrict__ ws_relu_part0;
+  const float* __restrict__ ws_relu_part1;
+
+  using Offset = int;
+  static constexpr ws::PointwiseTiling kTiling{.threads = 256, .items = 1, .vector_width = 4, .row_vectors = 64,
+      .overlap = true};
+  using Outer = ws::Axes<192>;
+  using Loads = ws::List<ws::Pack<float, 4>, ws::Pack<float, 4>, ws::Pack<float, 4>, ws::Pack<float, 4>, ws::Pack<float, 4>>;
+
+  WS_INLINE ws::Pack<float, 4> load(ws::VectorLoad<0>, const int (&at)[1], int i_begin) const {
+    const auto& [j] = at;
+    return ws::load<4, ws::kShared>(ws_relu_values + (i_begin + 256 * j));
+  }
+  WS_INLINE ws::Pack<float, 4> load(ws::VectorLoad<1>, const int (&at)[1], int i_begin) const {
+    const auto& [j] = at;
+    return ws::load<4, ws::kShared>(ws_relu_part1 + i_begin);
+  }
+  WS_INLINE ws::Pack<float, 4> load(ws::VectorLoad<2>, const int (&at)[1], int i_begin) const {
+    const auto& [j] = at;
+    return ws::load<4, ws::kShared>(ws_relu_part0 + i_begin);
+  }
+  WS_INLINE ws::Pack<float, 4> load(ws::VectorLoad<3>, const int (&at)[1], int i_begin) const {
+    const auto& [j] = at;
+    return ws::load<4, ws::kShared>(p_norm_weight + i_begin);
+  }
+  WS_INLINE ws::Pack<float, 4> load(ws::VectorLoad<4>, const int (&at)[1], int i_begin) const {
+    const auto& [j] = at;
+    return ws::load<4, ws::kShared>(p_norm_bias + i_begin);
+  }
+  WS_INLINE void compute(const int (&at)[1], int i_begin, const ws::Pack<float, 4>& ws_relu_values_pack,
+      const ws::Pack<float, 4>& ws_relu_part1_pack, const ws::Pack<float, 4>& ws_relu_part0_pack, const ws::Pack<float,
+      4>& p_norm_weight_pack, const ws::Pack<float, 4>& p_norm_bias_pack) const {
+    const auto& [j] = at;
+    ws::Pack<float, 4> relu_pack;
+    #pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float product = ((ws_relu_values_pack[e] - ws_relu_part1_pack[e]) * ws_relu_part0_pack[e]) * p_norm_weight_pack[e];
+      relu_pack[e] = ws::max<float>(product + p_norm_bias_pack[e], 0.0f);
+    }
+    ws::store(relu + (i_begin + 256 * j), relu_pack);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(256, 1) ws_relu_normalized(
     const float* __restrict__ p_norm_weight, const float* __restrict__ p_norm_bias, float* __restrict__ relu,
     const float* __restrict__ ws_relu_values, const float* __restrict__ ws_relu_part0,
     const float* __restrict__ ws_relu_part1) {
-  ws::wait_for_previous();
-  ws::launch_dependents();
-  constexpr int kPacks = 12288;
-  const int pack = blockIdx.x * 256 + threadIdx.x;
-  const int i_begin = 4 * (pack % 64);
-  const int j = pack / 64;
-  ws::Pack<float, 4> relu_pack;
-  const ws::Pack<float, 4> ws_relu_values_pack = ws::load<4, ws::kShared>(ws_relu_values + (i_begin + 256 * j));
-  const ws::Pack<float, 4> ws_relu_part1_pack = ws::load<4, ws::kShared>(ws_relu_part1 + i_begin);
-  const ws::Pack<float, 4> ws_relu_part0_pack = ws::load<4, ws::kShared>(ws_relu_part0 + i_begin);
-  const ws::Pack<float, 4> p_norm_weight_pack = ws::load<4, ws::kShared>(p_norm_weight + i_begin);
-  const ws::Pack<float, 4> p_norm_bias_pack = ws::load<4, ws::kShared>(p_norm_bias + i_begin);
-  #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const float product = ((ws_relu_values_pack[e] - ws_relu_part1_pack[e]) * ws_relu_part0_pack[e]) * p_norm_weight_pack[e];
-    relu_pack[e] = ws::max<float>(product + p_norm_bias_pack[e], 0.0f);
-  }
-  ws::store(relu + (i_begin + 256 * j), relu_pack);
+  ws::compute_pointwise(ws_relu_normalized_pointwise{p_norm_weight, p_norm_bias, relu, ws_relu_values, ws_relu_part0,
+      ws_relu_part1});
 }
