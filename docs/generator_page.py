@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from agent_synthesis import generator
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import moves
@@ -42,7 +42,7 @@ def excerpts() -> dict[str, str]:
     nest = fused.nest(group)
     assert isinstance(nest, Nest)
     made["nest"] = "\n".join(
-        line.removeprefix("// ") for line in shape.header(nest, group.schedule, group.parameters)[1:-1]
+        line.removeprefix("// ") for line in function_text.header(nest, group.schedule, group.parameters)[1:-1]
     )
     source = _kernel(fused)
     made["source"] = source

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent_synthesis.emit.spelling import CPP, Dialect, Text, call_text, convert, index_text, literal
+from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     AxisValue,
     BufferRef,
@@ -27,12 +28,6 @@ from agent_synthesis.nests.ir import (
     Store,
     Type,
 )
-
-EXPENSIVE = frozenset({
-    "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-    "tanh", "erf", "erfc", "sigmoid", "pow", "atan2",
-})  # fmt: skip
-"""Operations that cost more than reading their result back from a cache would."""
 
 _LONGEST_INLINE = 72
 """Characters of an inlined expression; a longer one gets a name."""
@@ -64,70 +59,6 @@ class Names:
             name, number = f"{stem}{'_' if stem[-1].isdigit() else ''}{number}", number + 1
         self._taken.add(name)
         return name
-
-
-class Interner:
-    """Gives equal expressions one number, in time linear in the shared graph rather than in the tree."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-        self._by_identity: dict[int, tuple[Expression, int]] = {}
-        self._needs: dict[int, frozenset[str]] = {}
-
-    def number(self, expression: Expression) -> int:
-        """The number that all expressions equal to this one share."""
-        known = self._by_identity.get(id(expression))
-        if known is not None:
-            return known[1]
-        key: object
-        match expression:
-            case Call(operation, arguments, type_):
-                key = ("call", operation, type_, *(self.number(argument) for argument in arguments))
-            case Literal(value, type_):
-                key = ("literal", type_, repr(value))
-            case _:
-                key = expression
-        number = self._numbers.setdefault(key, len(self._numbers))
-        self._by_identity[id(expression)] = (expression, number)
-        return number
-
-    def needs(self, expression: Expression) -> frozenset[str]:
-        """What must be known to compute it: axes by name, reductions by name with a leading '%'."""
-        number = self.number(expression)
-        if number not in self._needs:
-            match expression:
-                case Call(_, arguments, _):
-                    found = frozenset[str]().union(*(self.needs(argument) for argument in arguments))
-                case Load(_, index, _) | AxisValue(index, _):
-                    found = index.axes()
-                case Reduced(reduction, _):
-                    found = frozenset({f"%{reduction}"})
-                case _:
-                    found = frozenset()
-            self._needs[number] = found
-        return self._needs[number]
-
-    def parts(self, roots: Iterable[Expression]) -> dict[int, Expression]:
-        """Every distinct expression at or below the roots, by number."""
-        found: dict[int, Expression] = {}
-        pending = list(roots)
-        while pending:
-            expression = pending.pop()
-            number = self.number(expression)
-            if number not in found:
-                found[number] = expression
-                if isinstance(expression, Call):
-                    pending.extend(expression.arguments)
-        return found
-
-    def uses(self, roots: Iterable[Expression]) -> Counter[int]:
-        """How many times each distinct expression is used by the others and as a root."""
-        roots = list(roots)
-        counts = Counter(self.number(root) for root in roots)
-        for expression in self.parts(roots).values():
-            if isinstance(expression, Call):
-                counts.update(self.number(argument) for argument in expression.arguments)
-        return counts
 
 
 @dataclass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 
@@ -19,7 +20,7 @@ class OneThreadAnElement(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing and read what they overwrite only in place."""
-        return not nest.reductions and bool(nest.parallel) and shape.is_safe_in_place(nest)
+        return not nest.reductions and bool(nest.parallel) and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """A good block for anything."""
@@ -52,7 +53,11 @@ class OneThreadAnElement(CudaSchedule):
         body.line(f"const {text.offset} {text.begin} = {places[axis.name]};")
         body.learn(other.name for other in others)
         text.stores(body, nest.stores)
-        lines = [*shape.header(nest, self.name, parameters), *text.signature(text.entry, threads, 1), *body.lines]
+        lines = [
+            *function_text.header(nest, self.name, parameters),
+            *text.signature(text.entry, threads, 1),
+            *body.lines,
+        ]
         grid = -(-nest.row_count // threads)
         record = geometry.launch(nest, grid=grid, threads=threads)
         return Emission("\n".join([*lines, "}", ""]), geometry.HEADERS, (record,))

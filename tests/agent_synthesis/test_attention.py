@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda.attention import CudaAttention, require_fits
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests import interpreter
+from agent_synthesis.nests import interpreter, iteration_space
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -420,8 +419,8 @@ def test_what_one_kernel_does_not_take_is_no_other_kernels_either(args: tuple[to
 
 
 def test_rows_of_heads_that_share_keys_are_one_tile_s_where_no_rule_counts_them() -> None:
-    plain = attention_of(shape.simplified(nest_of(as_one_kernel(grouped, *shared_by(3, 70, 66, 64)))))
-    causal = attention_of(shape.simplified(nest_of(as_one_kernel(grouped_causal, *shared_by(3, 70, 66, 64)))))
+    plain = attention_of(iteration_space.simplified(nest_of(as_one_kernel(grouped, *shared_by(3, 70, 66, 64)))))
+    causal = attention_of(iteration_space.simplified(nest_of(as_one_kernel(grouped_causal, *shared_by(3, 70, 66, 64)))))
     assert plain is not None
     assert causal is not None
     assert (plain.layers, plain.rows.extent, plain.group) == (4, 210, 1)

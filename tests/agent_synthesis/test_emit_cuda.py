@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_synthesis.emit.cuda import geometry, reduction_stages
+from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_legal import STRATEGIES
 from agent_synthesis.emit.registry import schedules
+from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import (
     OPERATIONS,
     Axis,
@@ -239,7 +240,7 @@ def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: i
 
 @pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
 def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
-    chosen = row_defaults.two_pass(CudaRowReduction(H200), geometry.canonical(softmax(rows, columns)))
+    chosen = row_defaults.two_pass(CudaRowReduction(H200), iteration_space.canonical(softmax(rows, columns)))
     assert chosen.integers["splits"] == splits
 
 
@@ -442,11 +443,11 @@ def test_shared_columns_need_a_single_visit() -> None:
 
 
 def test_neighbours_are_read_together_only_where_every_pack_is_aligned() -> None:
-    assert geometry.access(at(i=64, j=1), "j", 4) == "pack"
-    assert geometry.access(at(2, i=64, j=1), "j", 4) == "each"
-    assert geometry.access(at(i=63, j=1), "j", 4) == "each"
-    assert geometry.access(at(i=64), "j", 4) == "same"
-    assert geometry.access(at(j=2), "j", 4) == "each"
+    assert memory_access.access(at(i=64, j=1), "j", 4) == "pack"
+    assert memory_access.access(at(2, i=64, j=1), "j", 4) == "each"
+    assert memory_access.access(at(i=63, j=1), "j", 4) == "each"
+    assert memory_access.access(at(i=64), "j", 4) == "same"
+    assert memory_access.access(at(j=2), "j", 4) == "each"
 
 
 def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_cuda: Compile) -> None:
@@ -461,7 +462,7 @@ def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_c
 def test_what_begins_between_two_packs_goes_element_by_element() -> None:
     nest = gelu(2102787)
     (store,) = nest.stores
-    load = next(iter(geometry.loads(nest)))
+    load = next(iter(memory_access.loads(nest)))
     shifted = Load(load.buffer, at(1, i=1), load.type)
     buffers = tuple(replace(buffer, element_count=buffer.element_count + 1) for buffer in nest.buffers)
     moved = replace(nest, stores=(replace(store, index=at(1, i=1), value=call("neg", shifted)),), buffers=buffers)
@@ -470,12 +471,12 @@ def test_what_begins_between_two_packs_goes_element_by_element() -> None:
 
 def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
     channel = Index(0, ((Quotient(at(j=1), 16), 1),))
-    assert geometry.access(channel, "j", 4) == "same"
-    assert geometry.access(Index(0, ((Quotient(at(j=1), 6), 1),)), "j", 4) == "each"
-    nest = geometry.canonical(batch_norm(8, 64, 784))
-    assert geometry.widest_pack(nest, nest.reduced[0]) == 4
-    odd = geometry.canonical(batch_norm(8, 64, 49))
-    assert geometry.widest_pack(odd, odd.reduced[0]) == 1
+    assert memory_access.access(channel, "j", 4) == "same"
+    assert memory_access.access(Index(0, ((Quotient(at(j=1), 6), 1),)), "j", 4) == "each"
+    nest = iteration_space.canonical(batch_norm(8, 64, 784))
+    assert memory_access.widest_pack(nest, nest.reduced[0]) == 4
+    odd = iteration_space.canonical(batch_norm(8, 64, 49))
+    assert memory_access.widest_pack(odd, odd.reduced[0]) == 1
 
 
 # ---- how it reads ------------------------------------------------------------------------------------

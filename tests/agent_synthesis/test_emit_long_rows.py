@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_synthesis.emit.cuda import geometry, reduction_stages
+from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
+from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Parameters
 from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
@@ -102,8 +103,8 @@ def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
 
 def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() -> None:
     nest = group_norm(35, 8, 3, 11449)
-    simple = geometry.canonical(nest)
-    (x,) = {index for name, index in geometry.accesses(simple) if name == "y"}
+    simple = iteration_space.canonical(nest)
+    (x,) = {index for name, index in memory_access.accesses(simple) if name == "y"}
     assert x.coefficient(simple.reduced[0].name) == 1
     assert CudaRowReduction(H200).defaults(nest).integers["pack"] == 4
 

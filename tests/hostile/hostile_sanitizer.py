@@ -14,6 +14,7 @@ from pathlib import Path
 import hostile_kernels as kernels
 import torch
 
+from agent_synthesis.nests import memory_access
 from gpu_bench.sanitizing import sanitizer
 from warpsmith.sandbox import jail
 from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, graph_pb2, task_pb2, verdict_pb2
@@ -67,13 +68,11 @@ def schedules() -> list[candidate_pb2.Program]:
     import simulated
     import subjects
 
-    from agent_synthesis.emit.cuda import geometry
-
     programs = []
     for subject in subjects.a_slice():
         program = simulated.program_of(subject.nest, subject.emission())
         program.outputs.extend(each.name for each in program.buffers if each.role == candidate_pb2.ROLE_OUTPUT)
-        read = {load.buffer for load in geometry.loads(subject.nest)}  # also what is updated in place
+        read = {load.buffer for load in memory_access.loads(subject.nest)}  # also what is updated in place
         for position, buffer in enumerate(each for each in program.buffers if each.name in read):
             buffer.role = candidate_pb2.ROLE_SOURCE
             buffer.source.origin, buffer.source.input_index = graph_pb2.ORIGIN_INPUT, position

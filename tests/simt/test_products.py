@@ -11,7 +11,6 @@ from simulated import draw, program_of, wrong_values
 
 from agent_correctness.simulation.simt import Execution, Sanitizer, Simulation, Simulator
 from agent_correctness.simulation.simt_findings import Kind
-from agent_synthesis.emit import shape
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling, padded, slice_depth
@@ -20,6 +19,7 @@ from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import matrix_product
 from agent_synthesis.plans.plan import plan_zero
@@ -100,7 +100,7 @@ def test_a_small_product_is_the_interpreters_and_no_access_is_stray(
 
 def without_tensor_cores(nest: Nest, slices: int = 1, *, engine: str = "fp16x3", repaired: bool = False) -> Emission:
     """A product of parts, without the kernel that multiplies them; perhaps with its repair, by two blocks."""
-    simple = shape.simplified(nest)
+    simple = iteration_space.simplified(nest)
     product = matrix_product(simple)
     assert product is not None
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=slices)
@@ -140,7 +140,7 @@ def halved(name: str) -> tuple[Nest, Emission]:
 @pytest.mark.parametrize("name", SPLIT)
 def test_parts_and_roots_make_the_floats_again(executions: dict[str, Execution], name: str) -> None:
     (nest, _), (_, _, slices, engine) = halved(name), SPLIT[name]
-    product = matrix_product(shape.simplified(nest))
+    product = matrix_product(iteration_space.simplified(nest))
     assert product is not None
     execution = executions[nest.name]
     assert {finding.kind for finding in execution.findings} <= {Kind.UNWRITTEN}  # the product's own output

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.column_text import ColumnWriter
+from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.element_types import CONTRACT
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -33,24 +35,24 @@ class CpuColumnReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
-        if not nest.reductions or nest.windows or nest.scans or not shape.is_safe_in_place(nest):
+        if not nest.reductions or nest.windows or nest.scans or not iteration_space.is_safe_in_place(nest):
             return False
-        axis, better = sweeps.vector_axis(shape.simplified(nest))
+        axis, better = passes.vector_axis(iteration_space.simplified(nest))
         return better and axis is not None and axis.extent >= _SMALLEST_VECTOR_EXTENT
 
     def defaults(self, nest: Nest) -> Parameters:
         """Splits the rows when there are too few tiles to occupy threads; tiles as wide as leaves a few for each."""
-        simple = shape.simplified(nest)
-        axis, _ = sweeps.vector_axis(simple)
+        simple = iteration_space.simplified(nest)
+        axis, _ = passes.vector_axis(simple)
         extent = axis.extent if axis else 1
         others = simple.row_count // extent
-        threads = shape.default_threads(nest)
+        threads = cpu_function.default_threads(nest)
         few_tiles = others * -(-extent // 2048) < _PIECES and threads == 0 and simple.column_count >= 8 * _PIECES
         split = few_tiles and not self._split_objection(simple)
         tile = 2048
         while tile > 128 and (tile // 2 >= extent or (not split and others * extent // tile < 8)):
             tile //= 2
-        streams = shape.default_stores(simple) if sweeps.element_stores(simple) and tile >= 256 else "plain"
+        streams = cpu_function.default_stores(simple) if passes.element_stores(simple) and tile >= 256 else "plain"
         return Parameters(
             {"reduce": "split" if split else "columns", "stores": streams}, {"tile": tile, "threads": threads}
         )
@@ -63,27 +65,29 @@ class CpuColumnReduction:
             "tile": (128, 256, 512, 1024, 2048),
             "threads": (0, 1),
         }
-        changes = shape.variations(current, domain)
+        changes = function_text.variations(current, domain)
         return [change for change in changes if not self._objection(nest, change)]
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Sweeps after the first come from memory unless a tile of columns fits the core's own cache."""
-        simple = shape.simplified(nest)
-        visits = len(sweeps.levels(simple)) + bool(sweeps.element_stores(simple))
+        simple = iteration_space.simplified(nest)
+        visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
         read = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written)
         tile_bytes = parameters.integers["tile"] * simple.column_count * 4
-        again = (visits - 1) * read if tile_bytes > shape.PRIVATE_CACHE_BYTES else 0
-        return Footprint(again + shape.fill_bytes(nest, parameters), shape.thread_count(nest, parameters), 1)
+        again = (visits - 1) * read if tile_bytes > cpu_function.PRIVATE_CACHE_BYTES else 0
+        return Footprint(
+            again + cpu_function.fill_bytes(nest, parameters), cpu_function.thread_count(nest, parameters), 1
+        )
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One function; pieces' results are workspaces."""
         if objection := self._objection(nest, parameters):
             raise IllegalMove(f"{nest.name}: {objection}")
-        simple = shape.simplified(nest)
-        axis, _ = sweeps.vector_axis(simple)
+        simple = iteration_space.simplified(nest)
+        axis, _ = passes.vector_axis(simple)
         assert axis is not None  # accepts() requires it
-        writer = ColumnWriter(sweeps.with_reciprocal(simple), axis, parameters, _PIECES)
-        lines, workspaces = writer.write(shape.header(nest, self.name, parameters))
+        writer = ColumnWriter(passes.with_reciprocal(simple), axis, parameters, _PIECES)
+        lines, workspaces = writer.write(function_text.header(nest, self.name, parameters))
         buffers = [
             candidate_pb2.Buffer(
                 name=name,
@@ -93,21 +97,21 @@ class CpuColumnReduction:
             )
             for name, type_, count in workspaces
         ]
-        launch = shape.launch(nest, [buffer.name for buffer in buffers])
-        return Emission("\n".join([*lines, "}", ""]), shape.HEADERS, (launch,), tuple(buffers))
+        launch = cpu_function.launch(nest, [buffer.name for buffer in buffers])
+        return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (launch,), tuple(buffers))
 
     def _objection(self, nest: Nest, parameters: Parameters) -> str:
         """Why the parameters cannot run this nest; empty when they can."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         if not 16 <= parameters.integers["tile"] <= 2048:
             return "a tile has from 16 to 2048 columns: its accumulators stay in the first-level cache"
-        if parameters.choices["stores"] == "streaming" and not sweeps.element_stores(simple):
+        if parameters.choices["stores"] == "streaming" and not passes.element_stores(simple):
             return "nothing to stream: every store is made once a column"
         return self._split_objection(simple) if parameters.choices["reduce"] == "split" else ""
 
     @staticmethod
     def _split_objection(nest: Nest) -> str:
-        if len(sweeps.levels(nest)) > 1 or sweeps.element_stores(nest):
+        if len(passes.levels(nest)) > 1 or passes.element_stores(nest):
             return "only one sweep can be split over pieces of the rows"
         if any(reduction.operation in ARG_REDUCTIONS for reduction in nest.reductions):
             return "positions are not joined over pieces of the rows"

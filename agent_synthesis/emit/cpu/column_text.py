@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.accumulation import Accumulation, accumulation
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.emit.sweeps import Accumulation, accumulation
+from agent_synthesis.nests import passes
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction, Type
 from agent_synthesis.schedule import Parameters
 
@@ -31,7 +33,7 @@ class ColumnWriter:
         self._axis = axis
         self._others = [other for other in nest.parallel if other is not axis]
         self._function = Function(CPP, nest)
-        self._entry = shape.name_everything(self._function)
+        self._entry = function_text.name_everything(self._function)
         self._split = parameters.choices["reduce"] == "split"
         self._streaming = parameters.choices["stores"] == "streaming"
         self._threads = parameters.integers["threads"]
@@ -63,7 +65,7 @@ class ColumnWriter:
                 workspaces.append((name, type_, self._pieces * nest.row_count))
         top.line("")
         places = [name for name, _, _ in workspaces]
-        tiles = [shape.loop_over(function, axis) for axis in self._others]
+        tiles = [cpu_function.loop_over(function, axis) for axis in self._others]
         tiles.append(f"for (long {self._begin} = 0; {self._begin} < {self._extent}; {self._begin} += kTile)")
         passes: list[tuple[list[str], Scope]] = []
         if self._split:
@@ -74,10 +76,10 @@ class ColumnWriter:
         for heads, body in passes:
             collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
             if self._threads != 1:
-                top.line(shape.parallel_pragma(self._threads, f"for schedule(static){collapse}"))
+                top.line(cpu_function.parallel_pragma(self._threads, f"for schedule(static){collapse}"))
             top.enclose(heads, body)
         pointers = {name: CPP.storage[type_] for name, type_, _ in workspaces}
-        return [*header, *shape.prologue(function, self._entry, pointers), *top.lines], [
+        return [*header, *cpu_function.prologue(function, self._entry, pointers), *top.lines], [
             (f"{nest.name}_{name}", type_, count) for name, type_, count in workspaces
         ]
 
@@ -110,7 +112,7 @@ class ColumnWriter:
         if self._split:
             for reduction, place in zip(nest.reductions, places, strict=True):
                 self._join(tile, reduction, place)
-        for sweep in sweeps.levels(nest):
+        for sweep in passes.levels(nest):
             if not self._split:
                 tile_values += self._per_column(tile, [reduction.value for reduction in sweep])
                 names = [function.reductions[reduction.name] for reduction in sweep]
@@ -135,7 +137,7 @@ class ColumnWriter:
                 column.store(store)
             tile.line("#pragma omp simd")
             tile.enclose([self._in_tile], column)
-        if sweeps.element_stores(nest):
+        if passes.element_stores(nest):
             self._element_stores(tile, tile_values)
         return tile
 
@@ -158,7 +160,9 @@ class ColumnWriter:
                 tile.line(f"ws::fill({name}_tile, {accumulated.neutral});")
         heads = []
         for number, axis in enumerate(nest.reduced[:-1]):
-            heads.append(self._piece_loop(axis) if self._split and number == 0 else shape.loop_over(function, axis))
+            heads.append(
+                self._piece_loop(axis) if self._split and number == 0 else cpu_function.loop_over(function, axis)
+            )
         k = function.axes[last.name]
         begin, end = (
             (self._first_begin, self._first_end) if self._split and len(nest.reduced) == 1 else ("0", str(last.extent))
@@ -199,7 +203,7 @@ class ColumnWriter:
         function = self._function
         parts = function.interner.parts([reduction.value for reduction in sweep]).values()
         for load in dict.fromkeys(part for part in parts if isinstance(part, Load)):
-            if shape.is_contiguous(load.index, self._axis.name) and load.index.coefficient(last.name):
+            if load.index.coefficient(self._axis.name) == 1 and load.index.coefficient(last.name):
                 rows = -(-_AHEAD_BYTES // (self._tile * self._nest.buffer(load.buffer).type.size_bytes))
                 soon = {self._axis.name: self._begin, last.name: f"({function.axes[last.name]} + {rows})"}
                 place = f"{function.buffers[load.buffer]} + {function.index(load.index, soon)}"
@@ -242,7 +246,7 @@ class ColumnWriter:
 
     def _per_column(self, tile: Scope, roots: Sequence[Expression]) -> list[tuple[Expression, str]]:
         """Computes what needs no row once for each column; returns where it is held."""
-        found = sweeps.per_column(self._nest, roots, self._function.interner)
+        found = passes.per_column(self._nest, roots, self._function.interner)
         if not found:
             return []
         known = {need for part in found for need in self._function.interner.needs(part)} | {self._axis.name}
@@ -269,7 +273,7 @@ class ColumnWriter:
             element.define(part, text)
         streamed: dict[str, str] = {}
         for store in stores:
-            if self._streaming and shape.is_contiguous(store.index, self._axis.name):
+            if self._streaming and store.index.coefficient(self._axis.name) == 1:
                 streamed[store.buffer] = function.names.take(f"{function.buffers[store.buffer]}_block")
                 kind = CPP.storage[nest.buffer(store.buffer).type]
                 tile.line(f"alignas(64) {kind} {streamed[store.buffer]}[kTile];")
@@ -284,6 +288,6 @@ class ColumnWriter:
                     f"ws::stream({function.buffers[store.buffer]} + {start}, {streamed[store.buffer]}, "
                     f"{self._end} - {self._begin});"
                 )
-        tile.enclose([shape.loop_over(function, axis) for axis in nest.reduced], row)
+        tile.enclose([cpu_function.loop_over(function, axis) for axis in nest.reduced], row)
         if streamed:
             tile.line("ws::stream_fence();")

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.emit.turns import Turn, turn
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Axis, Nest
+from agent_synthesis.nests.transposition import Turn, turn
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
@@ -39,18 +41,18 @@ class CpuPointwise:
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest that reduces nothing and reads what it overwrites only in place."""
-        return not nest.reductions and shape.is_safe_in_place(nest)
+        return not nest.reductions and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """Streams outputs that no cache could keep; one thread for tiny nests; flat when the inner axis is short; tiled
         when what it reads lies along another axis and is no longer in a core's cache for the next row.
         """
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         axes = simple.parallel + simple.reduced
         short = len(axes) > 1 and axes[-1].extent < _SMALLEST_VECTOR_EXTENT
         inner = simple.row_count * simple.column_count if short else (axes[-1].extent if axes else 1)
-        stores = shape.default_stores(nest) if inner >= 256 else "plain"
-        threads = shape.default_threads(nest)
+        stores = cpu_function.default_stores(nest) if inner >= 256 else "plain"
+        threads = cpu_function.default_threads(nest)
         if not short and _gains_by_tiles(nest):
             return Parameters({"stores": "plain", "loop": "tiled"}, {"block": _TILE_COLUMNS, "threads": threads})
         return Parameters(
@@ -68,9 +70,9 @@ class CpuPointwise:
             "block": tuple(size for size in blocks if size <= most),
             "threads": (0, 1),
         }
-        found = shape.variations(current, domain)
+        found = function_text.variations(current, domain)
         if tiled:  # blocks of tiles are too short for other loops, and theirs too long for tiles
-            return [p if p.choices["loop"] == "tiled" else shape.changed(p, "block", most) for p in found]
+            return [p if p.choices["loop"] == "tiled" else function_text.changed(p, "block", most) for p in found]
         if turn(nest, _LINE_BYTES) is not None:
             choices = {"stores": "plain", "loop": "tiled"}
             found.append(Parameters(choices, {**current.integers, "block": _TILE_COLUMNS}))
@@ -78,7 +80,7 @@ class CpuPointwise:
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Plain stores read each line of an output before they write it."""
-        return Footprint(shape.fill_bytes(nest, parameters), shape.thread_count(nest, parameters), 1)
+        return Footprint(cpu_function.fill_bytes(nest, parameters), cpu_function.thread_count(nest, parameters), 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One function."""
@@ -89,10 +91,10 @@ class CpuPointwise:
             raise IllegalMove(f"{nest.name}: rows of tiles are too short to stream")
         simple, across = _looped(nest, parameters.choices["loop"])
         function = Function(CPP, simple)
-        entry = shape.name_everything(function)
-        lines = shape.header(nest, self.name, parameters) + shape.prologue(function, entry)
+        entry = function_text.name_everything(function)
+        lines = function_text.header(nest, self.name, parameters) + cpu_function.prologue(function, entry)
         lines += _body(function, parameters, across)
-        return Emission("\n".join([*lines, "}", ""]), shape.HEADERS, (shape.launch(nest),))
+        return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (cpu_function.launch(nest),))
 
     def _largest_block(self, nest: Nest) -> int:
         bytes_each = sum(nest.buffer(store.buffer).type.size_bytes for store in nest.stores)
@@ -103,7 +105,7 @@ def _gains_by_tiles(nest: Nest) -> bool:
     """Whether rows of tiles save lines, of data that exceeds a core's cache."""
     found = turn(nest, _LINE_BYTES)
     size = sum(buffer.element_count * buffer.type.size_bytes for buffer in nest.buffers)
-    return found is not None and found.pays and _is_tile(found) and size > shape.PRIVATE_CACHE_BYTES
+    return found is not None and found.pays and _is_tile(found) and size > cpu_function.PRIVATE_CACHE_BYTES
 
 
 def _is_tile(found: Turn) -> bool:
@@ -117,9 +119,9 @@ def _looped(nest: Nest, loop: str) -> tuple[Nest, Axis | None]:
         if found is None:
             raise IllegalMove(f"{nest.name}: all accesses run along one axis")
         axes = (*found.others, found.across, found.along)
-        return shape.reindexed(found.nest, lambda index: index, axes, ()), found.across
-    simple = shape.simplified(nest)
-    return shape.flattened(simple) if loop == "flat" and simple.row_count > 1 else simple, None
+        return iteration_space.reindexed(found.nest, lambda index: index, axes, ()), found.across
+    simple = iteration_space.simplified(nest)
+    return iteration_space.flattened(simple) if loop == "flat" and simple.row_count > 1 else simple, None
 
 
 def _body(function: Function, parameters: Parameters, across: Axis | None) -> list[str]:
@@ -136,12 +138,12 @@ def _body(function: Function, parameters: Parameters, across: Axis | None) -> li
     streamed = list(dict.fromkeys(
         store.buffer
         for store in nest.stores
-        if parameters.choices["stores"] == "streaming" and shape.is_contiguous(store.index, inner.name)
+        if parameters.choices["stores"] == "streaming" and store.index.coefficient(inner.name) == 1
     ))  # fmt: skip
     j = function.axes[inner.name]
     begin, end = function.names.take(f"{j}_begin"), function.names.take(f"{j}_end")
     extent = function.names.take(f"k{inner.name.capitalize()}Extent")
-    loops = [shape.loop_over(function, axis) for axis in outer]
+    loops = [cpu_function.loop_over(function, axis) for axis in outer]
     rows = function.names.take(f"{across.name}_begin") if across else ""
     if across:
         loops.append(f"for (long {rows} = 0; {rows} < {across.extent}; {rows} += kRows)")
@@ -170,12 +172,12 @@ def _body(function: Function, parameters: Parameters, across: Axis | None) -> li
     collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
     if threads != 1:
         share = f"for schedule(static){collapse}"
-        around.line(f"#pragma omp {share}" if region else shape.parallel_pragma(threads, share))
+        around.line(f"#pragma omp {share}" if region else cpu_function.parallel_pragma(threads, share))
     around.enclose(loops, body)
     if streamed:
         around.line("ws::stream_fence();")
     if region:
-        root.line(shape.parallel_pragma(threads))
+        root.line(cpu_function.parallel_pragma(threads))
         root.line("{")
         root.absorb(around)
         root.line("}")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.row_text import RowWriter
+from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.element_types import CONTRACT
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -37,30 +39,30 @@ class CpuRowReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place."""
-        return bool(nest.reductions) and not (nest.windows or nest.scans) and shape.is_safe_in_place(nest)
+        return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """Keeps exponentials where a row of them fits the cache, goes online where even the input does not."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         inner = simple.reduced[-1].extent
         long_rows = simple.row_count < _SPLIT_ROWS and simple.column_count >= _SPLIT_COLUMNS
         split = long_rows and self._pieces(simple, 4096) <= _MOST_PIECES
         keeps = self._kept_bytes(simple)
         if 0 < keeps <= KEPT_ROW_BYTES:
             visits = "cached"
-        elif sweeps.online_pair(simple) and simple.column_count * 4 > shape.PRIVATE_CACHE_BYTES // 2:
+        elif passes.online_pair(simple) and simple.column_count * 4 > cpu_function.PRIVATE_CACHE_BYTES // 2:
             visits = "online"
         else:
             visits = "recompute"
         lanes = 64 if inner >= 256 else 16
         while lanes > 1 and lanes // 2 >= inner:
             lanes //= 2
-        in_output = visits == "cached" and sweeps.output_that_keeps(simple) is not None
-        streamable = inner >= 256 and bool(sweeps.element_stores(simple)) and not in_output
-        streams = shape.default_stores(simple) if streamable else "plain"
+        in_output = visits == "cached" and passes.output_that_keeps(simple) is not None
+        streamable = inner >= 256 and bool(passes.element_stores(simple)) and not in_output
+        streams = cpu_function.default_stores(simple) if streamable else "plain"
         return Parameters(
             {"reduce": "split" if split else "rows", "sweeps": visits, "stores": streams},
-            {"lanes": lanes, "block": 4096, "threads": shape.default_threads(nest)},
+            {"lanes": lanes, "block": 4096, "threads": cpu_function.default_threads(nest)},
         )
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
@@ -73,28 +75,30 @@ class CpuRowReduction:
             "block": (1024, 2048, 4096),
             "threads": (0, 1),
         }
-        changes = shape.variations(current, domain)
+        changes = function_text.variations(current, domain)
         return [change for change in changes if not self._objection(nest, change)]
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Sweeps after the first leave the core's own cache only when a row is longer than that."""
-        simple = shape.simplified(nest)
-        visits = len(sweeps.levels(simple)) + bool(sweeps.element_stores(simple))
+        simple = iteration_space.simplified(nest)
+        visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
         visits -= parameters.choices["sweeps"] == "online"
         row_bytes = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written) // max(
             1, nest.row_count
         )
-        again = (visits - 1) * row_bytes * nest.row_count if row_bytes > shape.PRIVATE_CACHE_BYTES else 0
+        again = (visits - 1) * row_bytes * nest.row_count if row_bytes > cpu_function.PRIVATE_CACHE_BYTES else 0
         split = parameters.choices["reduce"] == "split"
-        busy = shape.thread_count(nest, parameters)
-        return Footprint(again + shape.fill_bytes(nest, parameters), busy if split else min(busy, nest.row_count), 1)
+        busy = cpu_function.thread_count(nest, parameters)
+        return Footprint(
+            again + cpu_function.fill_bytes(nest, parameters), busy if split else min(busy, nest.row_count), 1
+        )
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One function; a split row's kept values are a workspace."""
         if objection := self._objection(nest, parameters):
             raise IllegalMove(f"{nest.name}: {objection}")
-        writer = RowWriter(sweeps.with_reciprocal(shape.simplified(nest)), parameters)
-        lines, workspaces = writer.write(shape.header(nest, self.name, parameters))
+        writer = RowWriter(passes.with_reciprocal(iteration_space.simplified(nest)), parameters)
+        lines, workspaces = writer.write(function_text.header(nest, self.name, parameters))
         buffers = [
             candidate_pb2.Buffer(
                 name=name,
@@ -104,31 +108,31 @@ class CpuRowReduction:
             )
             for name, type_, count in workspaces
         ]
-        launch = shape.launch(nest, [buffer.name for buffer in buffers])
-        return Emission("\n".join([*lines, "}", ""]), shape.HEADERS, (launch,), tuple(buffers))
+        launch = cpu_function.launch(nest, [buffer.name for buffer in buffers])
+        return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (launch,), tuple(buffers))
 
     def _objection(self, nest: Nest, parameters: Parameters) -> str:
         """Why the parameters cannot run this nest; empty when they can."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         lanes, block = parameters.integers["lanes"], parameters.integers["block"]
         if lanes < 1 or lanes & (lanes - 1) or lanes > 256:
             return f"lanes = {lanes} is not a power of two up to 256"
         if not lanes <= block <= 4096 or block % lanes:
             return f"block = {block} is not a multiple of {lanes} lanes up to 4096"
         visits, keeps = parameters.choices["sweeps"], self._kept_bytes(simple)
-        if visits == "online" and sweeps.online_pair(simple) is None:
+        if visits == "online" and passes.online_pair(simple) is None:
             return "online sweeps need a maximum and the sum of exponentials less that maximum"
         if visits == "cached" and not 0 < keeps <= KEPT_ROW_BYTES:
             return f"cached sweeps would keep {keeps} bytes a row, of {KEPT_ROW_BYTES} that fit"
         if parameters.choices["reduce"] == "split" and self._pieces(simple, block) > _MOST_PIECES:
             return f"a split row has more than {_MOST_PIECES} blocks"
-        if parameters.choices["stores"] == "streaming" and not sweeps.element_stores(simple):
+        if parameters.choices["stores"] == "streaming" and not passes.element_stores(simple):
             return "nothing to stream: every store is made once a row"
         return ""
 
     @staticmethod
     def _kept_bytes(nest: Nest) -> int:
-        kept = [part for parts in sweeps.worth_keeping(nest).values() for part in parts]
+        kept = [part for parts in passes.worth_keeping(nest).values() for part in parts]
         if any(part.type not in (Type.F32, Type.F64) for part in kept):
             return 0
         return nest.column_count * sum(part.type.size_bytes for part in kept)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.accumulation import Accumulation, accumulation
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.emit.sweeps import Accumulation, accumulation
+from agent_synthesis.nests import passes
 from agent_synthesis.nests.ir import Expression, Nest, Reduction, Store, Type
 from agent_synthesis.schedule import Parameters
 
@@ -25,7 +27,7 @@ class RowWriter:
     def __init__(self, nest: Nest, parameters: Parameters) -> None:
         self._nest = nest
         self._function = Function(CPP, nest)
-        self._entry = shape.name_everything(self._function)
+        self._entry = function_text.name_everything(self._function)
         self._split = parameters.choices["reduce"] == "split"
         self._threads = parameters.integers["threads"]
         self._streaming = parameters.choices["stores"] == "streaming"
@@ -39,8 +41,8 @@ class RowWriter:
         names = self._function.names
         self._extent = names.take(f"k{self._inner.name.capitalize()}Extent")
         self._begin, self._end = names.take(f"{self._j}_begin"), names.take(f"{self._j}_end")
-        self._keep = sweeps.worth_keeping(nest) if self._visits == "cached" else {}
-        self._in_output = None if self._streaming else sweeps.output_that_keeps(nest)
+        self._keep = passes.worth_keeping(nest) if self._visits == "cached" else {}
+        self._in_output = None if self._streaming else passes.output_that_keeps(nest)
         if not self._keep:
             self._in_output = None
         self._kept: list[tuple[Expression, str]] = [
@@ -51,7 +53,7 @@ class RowWriter:
         self._streamed = [
             store
             for store in nest.stores
-            if self._streaming and nest.is_element_store(store) and shape.is_contiguous(store.index, self._inner.name)
+            if self._streaming and nest.is_element_store(store) and store.index.coefficient(self._inner.name) == 1
         ]
         self._stream_blocks = {
             store.buffer: names.take(f"{self._function.buffers[store.buffer]}_block") for store in self._streamed
@@ -60,7 +62,7 @@ class RowWriter:
     def write(self, header: Sequence[str]) -> tuple[list[str], list[Workspace]]:
         """The lines without the closing brace, and the workspaces in order of their arguments."""
         nest, function = self._nest, self._function
-        loops = [shape.loop_over(function, axis) for axis in nest.parallel]
+        loops = [cpu_function.loop_over(function, axis) for axis in nest.parallel]
         region = not self._split and bool(loops) and self._threads != 1
         root = Scope(function, None)
         row = Scope(function, root, [axis.name for axis in nest.parallel], 1 + region + len(loops))
@@ -89,11 +91,11 @@ class RowWriter:
             around.line("ws::stream_fence();")
         top.lines += root.lines
         if region:
-            top.line(shape.parallel_pragma(self._threads))
+            top.line(cpu_function.parallel_pragma(self._threads))
             top.enclose([""], around)
         else:
             top.absorb(around)
-        return [*header, *shape.prologue(function, self._entry, pointers), *top.lines], [
+        return [*header, *cpu_function.prologue(function, self._entry, pointers), *top.lines], [
             (f"{nest.name}_{name}", type_, count) for name, type_, count in workspaces
         ]
 
@@ -101,24 +103,24 @@ class RowWriter:
 
     def _fill_row(self, row: Scope) -> None:
         nest = self._nest
-        planned = sweeps.levels(nest)
+        planned = passes.levels(nest)
         row_stores = [store for store in nest.stores if not nest.is_element_store(store)]
         row.expect(store.value for store in row_stores)
-        pair = sweeps.online_pair(nest) if self._visits == "online" else None
+        pair = passes.online_pair(nest) if self._visits == "online" else None
         for number, sweep in enumerate(planned):
             if pair and number == 0:
                 self._online_sweep(row, *pair)
             elif not (pair and number == 1):
                 self._sweep(row, sweep, self._keep.get(number, []))
                 self._available += self._keep.get(number, [])
-            row.learn(sweeps.names_of(sweep))
+            row.learn(passes.names_of(sweep))
         for store in row_stores:
             row.store(store)
         element_stores = [store for store in nest.stores if nest.is_element_store(store)]
         if element_stores:
             self._element_stores(row, element_stores)
 
-    def _sweep(self, row: Scope, sweep: sweeps.Sweep, keep: Sequence[Expression]) -> None:
+    def _sweep(self, row: Scope, sweep: passes.Sweep, keep: Sequence[Expression]) -> None:
         how = [accumulation(self._function, reduction) for reduction in sweep]
         names = [self._function.reductions[reduction.name] for reduction in sweep]
         held = self._held_between_blocks(row, how, names)
@@ -194,7 +196,7 @@ class RowWriter:
             if reduction is total:
                 # Inside a block the block's own maximum stands in for the row's.
                 function.reductions[top.name] = f"{top_name}_shift"
-                visit.learn(sweeps.names_of([top]))
+                visit.learn(passes.names_of([top]))
             visit.expect([reduction.value])
             value = visit.converted(reduction.value, reduction.type)
             visit.line(accumulated.step(f"{name}_lanes", "lane", value))
@@ -254,11 +256,11 @@ class RowWriter:
         if self._one_block:
             row.absorb(block)
             return
-        loops = [shape.loop_over(self._function, axis) for axis in self._outer]
+        loops = [cpu_function.loop_over(self._function, axis) for axis in self._outer]
         loops.append(f"for (long {self._begin} = 0; {self._begin} < {self._extent}; {self._begin} += kBlock)")
         if self._split and self._threads != 1:
             collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-            row.line(shape.parallel_pragma(self._threads, f"for schedule(static){collapse}"))
+            row.line(cpu_function.parallel_pragma(self._threads, f"for schedule(static){collapse}"))
         row.enclose(loops, block)
 
     def _visit_lanes(self, block: Scope, visit: Scope) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.scan_text import PIECES, ColumnScanWriter, RowScanWriter
 from agent_synthesis.emit.cuda.scans.scan import is_scan
+from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-HEADERS = ("ws_scan.hpp", *shape.HEADERS)
+HEADERS = ("ws_scan.hpp", *cpu_function.HEADERS)
 """What a scan includes."""
 _SMALLEST_EXTENT = 8
 """Least extent of an axis for a tile to lie along it."""
@@ -37,12 +39,12 @@ class CpuScan:
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing but scans along one axis, in one direction, and store every element."""
-        return is_scan(nest) and len(shape.simplified(nest).reduced) == 1
+        return is_scan(nest) and len(iteration_space.simplified(nest).reduced) == 1
 
     def defaults(self, nest: Nest) -> Parameters:
         """Columns where data lies across the scanned axis; split for few long rows."""
-        simple = shape.simplified(nest)
-        axis, threads = _across(simple), shape.default_threads(nest)
+        simple = iteration_space.simplified(nest)
+        axis, threads = _across(simple), cpu_function.default_threads(nest)
         tile = 1024
         if axis is not None:
             while tile > 32 and (tile // 2 >= axis.extent or simple.row_count // tile < 8):
@@ -51,7 +53,7 @@ class CpuScan:
         scan = "columns" if axis is not None else "split" if few and len(simple.scans) == 1 and threads != 1 else "rows"
         streams = scan != "columns" and simple.column_count >= 256
         return Parameters(
-            {"scan": scan, "stores": shape.default_stores(nest) if streams else "plain"},
+            {"scan": scan, "stores": cpu_function.default_stores(nest) if streams else "plain"},
             {"block": 1024, "tile": tile, "threads": threads},
         )
 
@@ -65,36 +67,36 @@ class CpuScan:
             "tile": (32, 128, 256, 512, 1024) if columns else (),
             "threads": (0, 1),
         }
-        return [p for p in shape.variations(current, domain) if not self._objection(nest, p)]
+        return [p for p in function_text.variations(current, domain) if not self._objection(nest, p)]
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Split rows are read twice."""
-        simple, scan = shape.simplified(nest), parameters.choices["scan"]
+        simple, scan = iteration_space.simplified(nest), parameters.choices["scan"]
         read = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written)
-        again = read if scan == "split" and read > shape.LAST_LEVEL_BYTES else 0
+        again = read if scan == "split" and read > cpu_function.LAST_LEVEL_BYTES else 0
         axis = _across(simple)
         units = simple.row_count
         if scan == "columns" and axis is not None:
             units = simple.row_count // axis.extent * -(-axis.extent // parameters.integers["tile"])
-        busy = shape.thread_count(nest, parameters)
+        busy = cpu_function.thread_count(nest, parameters)
         parallel = busy if scan == "split" else min(busy, units)
-        return Footprint(again + shape.fill_bytes(nest, parameters), parallel, 1)
+        return Footprint(again + cpu_function.fill_bytes(nest, parameters), parallel, 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One function."""
         if objection := self._objection(nest, parameters):
             raise IllegalMove(f"{nest.name}: {objection}")
-        simple, header = shape.simplified(nest), shape.header(nest, self.name, parameters)
+        simple, header = iteration_space.simplified(nest), function_text.header(nest, self.name, parameters)
         axis = _across(simple)
         if parameters.choices["scan"] == "columns" and axis is not None:
             lines = ColumnScanWriter(simple, axis, parameters).write(header)
         else:
             lines = RowScanWriter(simple, parameters).write(header)
-        return Emission("\n".join([*lines, "}", ""]), HEADERS, (shape.launch(nest),))
+        return Emission("\n".join([*lines, "}", ""]), HEADERS, (cpu_function.launch(nest),))
 
     def _objection(self, nest: Nest, parameters: Parameters) -> str:
         """Why the parameters cannot run this nest; empty when they can."""
-        simple, scan = shape.simplified(nest), parameters.choices["scan"]
+        simple, scan = iteration_space.simplified(nest), parameters.choices["scan"]
         if not 16 <= parameters.integers["block"] <= 4096 or not 16 <= parameters.integers["tile"] <= 4096:
             return "a block or tile has from 16 to 4096 elements, so that it stays in the first-level cache"
         if scan == "columns" and _across(simple) is None:
@@ -110,5 +112,5 @@ class CpuScan:
 
 def _across(simple: Nest) -> Axis | None:
     """The axis that data is contiguous along, where that is not the scanned one and is long enough."""
-    axis, better = sweeps.vector_axis(simple)
+    axis, better = passes.vector_axis(simple)
     return axis if better and axis is not None and axis.extent >= _SMALLEST_EXTENT else None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.accumulation import FUNCTORS
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.emit.sweeps import FUNCTORS
 from agent_synthesis.nests.ir import REDUCTIONS, SCANS, Axis, Nest, Scan
 from agent_synthesis.schedule import Parameters
 
@@ -24,7 +25,7 @@ class _ScanWriter:
     def __init__(self, nest: Nest, parameters: Parameters) -> None:
         self.nest = nest
         self.function = Function(CPP, nest)
-        self.entry = shape.name_everything(self.function)
+        self.entry = function_text.name_everything(self.function)
         self.threads = parameters.integers["threads"]
         self.scans: tuple[Scan, ...] = nest.scans
         self.names = {scan.name: self.function.reductions[scan.name] for scan in self.scans}
@@ -51,7 +52,7 @@ class _ScanWriter:
 
     def whole(self, header: Sequence[str], lines: Sequence[str]) -> list[str]:
         """The function without its closing brace."""
-        return [*header, *shape.prologue(self.function, self.entry), *lines]
+        return [*header, *cpu_function.prologue(self.function, self.entry), *lines]
 
 
 class RowScanWriter(_ScanWriter):
@@ -69,14 +70,14 @@ class RowScanWriter(_ScanWriter):
         self._streamed = {
             store.buffer: names.take(f"{self.function.buffers[store.buffer]}_block")
             for store in nest.stores
-            if parameters.choices["stores"] == "streaming" and shape.is_contiguous(store.index, self._axis.name)
+            if parameters.choices["stores"] == "streaming" and store.index.coefficient(self._axis.name) == 1
         }
         self._in_block = f"for (long {self._j} = {self._begin}; {self._j} < {self._end}; ++{self._j})"
 
     def write(self, header: Sequence[str]) -> list[str]:
         """The lines without the closing brace."""
         nest, function = self.nest, self.function
-        loops = [shape.loop_over(function, axis) for axis in nest.parallel]
+        loops = [cpu_function.loop_over(function, axis) for axis in nest.parallel]
         top = Scope(function, None)
         top.line(f"constexpr long kExtent = {self._axis.extent}, kBlock = {self._block};")
         top.line("constexpr long kBlocks = (kExtent + kBlock - 1) / kBlock;")
@@ -84,7 +85,7 @@ class RowScanWriter(_ScanWriter):
         (self._split_row if self._split else self._plain_row)(row)
         if self.threads != 1 and loops and not self._split:
             collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-            top.line(shape.parallel_pragma(self.threads, f"for schedule(static){collapse}"))
+            top.line(cpu_function.parallel_pragma(self.threads, f"for schedule(static){collapse}"))
         top.enclose(loops, row)
         return self.whole(header, top.lines)
 
@@ -117,7 +118,7 @@ class RowScanWriter(_ScanWriter):
             if not stored:
                 body.line(f"{name}_of_part[{self._part}] = {name}_before;")
             if self.threads != 1:
-                row.line(shape.parallel_pragma(self.threads, "for schedule(static)"))
+                row.line(cpu_function.parallel_pragma(self.threads, "for schedule(static)"))
             row.enclose([f"for (long {self._part} = 0; {self._part} < kParts; ++{self._part})"], body)
 
     def _declare(self, scope: Scope, *, stored: bool) -> None:
@@ -188,7 +189,7 @@ class ColumnScanWriter(_ScanWriter):
         others = [axis for axis in nest.parallel if axis is not self._axis]
         top = Scope(function, None)
         top.line(f"constexpr long kExtent = {self._axis.extent}, kTile = {self._tile};")
-        heads = [shape.loop_over(function, axis) for axis in others]
+        heads = [cpu_function.loop_over(function, axis) for axis in others]
         heads.append(f"for (long {self._begin} = 0; {self._begin} < kExtent; {self._begin} += kTile)")
         tile = Scope(function, top, [axis.name for axis in others], 1 + len(heads))
         tile.line(f"const long {self._end} = {self._begin} + kTile < kExtent ? {self._begin} + kTile : kExtent;")
@@ -202,7 +203,7 @@ class ColumnScanWriter(_ScanWriter):
         tile.enclose([down if self.scans[0].reverse else f"for (long {k} = 0; {k} < {rows}; ++{k})"], row)
         if self.threads != 1:
             collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
-            top.line(shape.parallel_pragma(self.threads, f"for schedule(static){collapse}"))
+            top.line(cpu_function.parallel_pragma(self.threads, f"for schedule(static){collapse}"))
         top.enclose(heads, tile)
         return self.whole(header, top.lines)
 

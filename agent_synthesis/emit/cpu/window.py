@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape, windows
+from agent_synthesis.emit import function_text, window_loops
+from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.emit.windows import Loops, Tiling
+from agent_synthesis.emit.window_loops import Loops
+from agent_synthesis.nests import iteration_space, sliding_window
 from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.sliding_window import Tiling
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
@@ -36,13 +39,13 @@ class CpuWindow:
 
     def accepts(self, nest: Nest) -> bool:
         """Reductions over sliding windows, stored once for each output."""
-        return windows.is_window(shape.simplified(nest))
+        return sliding_window.is_window(iteration_space.simplified(nest))
 
     def defaults(self, nest: Nest) -> Parameters:
         """Columns where the indices allow it, a whole row at once where its buffer stays in the cache."""
         tiling = _tiling(nest)
         block = min(4096, _longest_block(tiling)) if tiling else 1
-        integers = {"block": block, "threads": shape.default_threads(nest)}
+        integers = {"block": block, "threads": cpu_function.default_threads(nest)}
         return Parameters({"reuse": "columns" if tiling else "none"}, integers)
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
@@ -50,7 +53,7 @@ class CpuWindow:
         tiling = _tiling(nest)
         longest = _longest_block(tiling) if tiling else 1
         blocks = tuple(block for block in (512, 1024, 2048, 4096, 8192) if block <= longest)
-        return shape.variations(current, {
+        return function_text.variations(current, {
             "reuse": ("columns", "none") if tiling else ("none",),
             "block": blocks if current.choices["reuse"] == "columns" else (),
             "threads": (0, 1),
@@ -58,7 +61,7 @@ class CpuWindow:
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Plain stores read each line of an output before they write it."""
-        return Footprint(shape.fill_bytes(nest, parameters), shape.thread_count(nest, parameters), 1)
+        return Footprint(cpu_function.fill_bytes(nest, parameters), cpu_function.thread_count(nest, parameters), 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One function."""
@@ -71,16 +74,16 @@ class CpuWindow:
                 raise IllegalMove(f"{nest.name}: block = {block}, of {_longest_block(tiling)} outputs that fit")
             function = Function(CPP, tiling.nest)
         else:
-            tiling, function = None, Function(CPP, shape.simplified(nest))
-        entry = shape.name_everything(function)
-        windows.name_elements(function, nest.windows[0])
-        lines = shape.header(nest, self.name, parameters) + shape.prologue(function, entry)
+            tiling, function = None, Function(CPP, iteration_space.simplified(nest))
+        entry = function_text.name_everything(function)
+        window_loops.name_elements(function, nest.windows[0])
+        lines = function_text.header(nest, self.name, parameters) + cpu_function.prologue(function, entry)
         lines += _by_columns(function, tiling, parameters) if tiling else _by_outputs(function, parameters)
-        return Emission("\n".join([*lines, "}", ""]), ("ws_window.hpp",), (shape.launch(nest),))
+        return Emission("\n".join([*lines, "}", ""]), ("ws_window.hpp",), (cpu_function.launch(nest),))
 
 
 def _tiling(nest: Nest) -> Tiling | None:
-    tiling = windows.tiling(shape.simplified(nest))
+    tiling = sliding_window.tiling(iteration_space.simplified(nest))
     return tiling if tiling and tiling.row.size <= _LONGEST_JOIN else None
 
 
@@ -94,16 +97,16 @@ def _longest_block(tiling: Tiling) -> int:
 def _by_outputs(function: Function, parameters: Parameters) -> list[str]:
     """Every output walks its own window."""
     nest = function.nest
-    loops = [shape.loop_over(function, axis) for axis in nest.parallel]
+    loops = [cpu_function.loop_over(function, axis) for axis in nest.parallel]
     root = Scope(function, None)
     point = Scope(function, root, [axis.name for axis in nest.parallel], 1 + len(loops))
-    windows.walk_windows(point, unroll="", kind="long")
+    window_loops.walk_windows(point, unroll="", kind="long")
     point.expect(store.value for store in nest.stores)
     for store in nest.stores:
         point.store(store)
     if parameters.integers["threads"] != 1 and loops:
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        root.line(shape.parallel_pragma(parameters.integers["threads"], f"for schedule(static){collapse}"))
+        root.line(cpu_function.parallel_pragma(parameters.integers["threads"], f"for schedule(static){collapse}"))
     root.enclose(loops, point)
     return root.lines
 
@@ -120,7 +123,7 @@ def _by_columns(function: Function, tiling: Tiling, parameters: Parameters) -> l
     begin, first = names.take(f"{i}_begin") if blocks > 1 else "", names.take("first_column")
     columns = {r.name: names.take(f"{function.reductions[r.name]}_columns") for r in function.nest.reductions}
     outputs = tiling.outputs
-    loops = [shape.loop_over(function, axis) for axis in outputs]
+    loops = [cpu_function.loop_over(function, axis) for axis in outputs]
     if begin:
         loops.append(f"for (long {begin} = 0; {begin} < {row.outputs}; {begin} += {block})")
     region = threads != 1 and bool(loops)
@@ -132,7 +135,7 @@ def _by_columns(function: Function, tiling: Tiling, parameters: Parameters) -> l
     edges = begin or row.padding or span > row.data
     if begin:
         body.line(f"const long {first} = {left};")
-    joins = windows.joins(function)
+    joins = window_loops.joins(function)
     for each in joins:
         kept = -(-span // _COLUMNS) * _COLUMNS
         around.line(f"alignas(64) {each.kind} {columns[each.reduction.name]}[{kept}];")
@@ -150,7 +153,7 @@ def _by_columns(function: Function, tiling: Tiling, parameters: Parameters) -> l
         around.line(f"#pragma omp for schedule(static){collapse}")
     around.enclose(loops, body)
     if region:
-        root.line(shape.parallel_pragma(threads))
+        root.line(cpu_function.parallel_pragma(threads))
         root.line("{")
         root.absorb(around)
         root.line("}")
@@ -169,7 +172,7 @@ def _join_columns(
     column = function.axes[tiling.row.position]
     element = loops.inner.child([tiling.row.position])
     element.expect(reduction.value for reduction in function.nest.reductions)
-    for each in windows.joins(function):
+    for each in window_loops.joins(function):
         value = element.converted(each.reduction.value, each.reduction.type)
         element.line(each.step(f"{columns[each.reduction.name]}[{column}{place}]", value))
     loops.inner.line("#pragma omp simd")
@@ -187,7 +190,7 @@ def _join_rows(
     inner = body.child([row.output.name])
     offset = f"({i} - {begin})" if begin else i
     start = f"{row.stride} * {offset}" if row.stride > 1 else offset
-    for each in windows.joins(function):
+    for each in window_loops.joins(function):
         name, joined = function.reductions[each.reduction.name], columns[each.reduction.name]
         call = f"ws::join_steps<ws::{each.operation}, {row.size}, {row.dilation}>({joined} + {start})"
         inner.line(f"const {each.kind} {name} = {call};")

@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.attention import Attention, Factor, Mask, attention_of
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
@@ -65,8 +66,8 @@ class CudaAttention(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """Attention whose operands are rows of neighbours, up to 256 of them, that the copy engine can walk."""
-        made = attention_of(shape.simplified(nest))
-        if made is None or made.type not in _ENGINES or shape.reads_what_it_writes(nest):
+        made = attention_of(iteration_space.simplified(nest))
+        if made is None or made.type not in _ENGINES or iteration_space.reads_what_it_writes(nest):
             return False
         if made.rows.extent < LEAST_ROWS or max(made.reduction.depth, made.columns.extent) > MOST_COLUMNS:
             return False
@@ -107,10 +108,10 @@ class CudaAttention(CudaSchedule):
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel; its grid's blocks stay and take tile after tile."""
         require_fits(self.hardware, nest, parameters)
-        simple, made = shape.simplified(nest), _attention(nest)
+        simple, made = iteration_space.simplified(nest), _attention(nest)
         setting = _Setting.of(parameters)
         text = _AttentionText(self.hardware, simple, made, setting)
-        heading = "\n".join(shape.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, parameters))
         pieces = "\n\n".join("\n".join(piece) for piece in (text.attention_shape(), text.end(), text.kernel()))
         return Emission(f"{heading}\n{pieces}\n", _HEADERS, (text.record(),))
 
@@ -164,7 +165,7 @@ def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None
 
 
 def _attention(nest: Nest) -> Attention:
-    made = attention_of(shape.simplified(nest))
+    made = attention_of(iteration_space.simplified(nest))
     assert made is not None, nest
     return made
 

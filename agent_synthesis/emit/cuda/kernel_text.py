@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
 
 UNROLL = "#pragma unroll"
@@ -40,7 +41,7 @@ class KernelText:
         self.axis = axis
         self.pack = pack
         self.function = Function(dialect, nest, Names(reserved))
-        self.entry = shape.name_everything(self.function)
+        self.entry = function_text.name_everything(self.function)
         self.offset = geometry.offset_type(nest)
         self.streaming = streaming
         names = self.function.names
@@ -50,7 +51,7 @@ class KernelText:
         self._once = once
         self._skew = skew
         """Where rows begin whose packs hang over their ends; the element number tells who is inside."""
-        self._loaded = {load.buffer for load in geometry.loads(nest)}
+        self._loaded = {load.buffer for load in memory_access.loads(nest)}
         self._rows = {a.name for a in nest.parallel if a.name != axis}
 
     # -- signature
@@ -119,11 +120,11 @@ class KernelText:
         text = f"{pack}[{self.e}]"
         return f"ws::widen({text})" if self.storage(load.buffer) in (Type.F16, Type.BF16) else text
 
-    def access_of(self, access: Load | Store) -> geometry.Access:
+    def access_of(self, access: Load | Store) -> memory_access.Access:
         """How a pack makes the access."""
         if self._skew is not None:
-            return geometry.skewed_access(access.index, self.axis, self.pack, self._skew)
-        return geometry.access(access.index, self.axis, self.pack)
+            return memory_access.skewed_access(access.index, self.axis, self.pack, self._skew)
+        return memory_access.access(access.index, self.axis, self.pack)
 
     def varying_loads(self, roots: Iterable[Expression]) -> list[Load]:
         """Loads below the roots that use the axis, in order of first use."""

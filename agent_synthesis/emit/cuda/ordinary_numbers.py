@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agent_synthesis.emit.expression import Interner, Scope
+from agent_synthesis.emit.expression import Scope
+from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import Call, Expression, Literal, Store, Type
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
+from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
@@ -35,7 +36,11 @@ class CudaPointwise(CudaSchedule):
     def accepts(self, nest: Nest) -> bool:
         """Any nest that reduces nothing and reads what it overwrites only in place, but for large ones that turn."""
         # A group keeps its schedule through a fusion for as long as that accepts it, so another's must say no.
-        return not nest.reductions and shape.is_safe_in_place(nest) and not transpose.dominates(self.hardware, nest)
+        return (
+            not nest.reductions
+            and iteration_space.is_safe_in_place(nest)
+            and not transpose.dominates(self.hardware, nest)
+        )
 
     def defaults(self, nest: Nest) -> Parameters:
         """As wide as memory allows; one pack a thread."""
@@ -68,7 +73,7 @@ class CudaPointwise(CudaSchedule):
         self._require(nest, parameters)
         simple, axis = _canonical(nest)
         threads = parameters.integers["threads"]
-        lines = shape.header(nest, self.name, parameters) + _text(simple, axis, parameters)
+        lines = function_text.header(nest, self.name, parameters) + _text(simple, axis, parameters)
         grid = _blocks(simple, axis, parameters)
         record = geometry.launch(nest, grid=grid, threads=threads, dependent=parameters.choices["overlap"] == "yes")
         return Emission("\n".join(lines), HEADERS, (record,))
@@ -78,26 +83,28 @@ class CudaPointwise(CudaSchedule):
         pack, items = parameters.integers["pack"], parameters.integers["items"]
         if pack < 1 or _widest_pack(simple, axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
-        held = sum(max(1, pack * simple.buffer(load.buffer).type.size_bytes // 4) for load in geometry.loads(simple))
+        held = sum(
+            max(1, pack * simple.buffer(load.buffer).type.size_bytes // 4) for load in memory_access.loads(simple)
+        )
         self.require_block(nest, threads=parameters.integers["threads"], held_registers=held * items)
 
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:
     """The nest with all axes parallel, and its innermost axis."""
-    simple = geometry.canonical(nest)
+    simple = iteration_space.canonical(nest)
     axes = simple.parallel + simple.reduced
     if not axes:
         axes = (Axis("one", 1),)
-    return shape.reindexed(simple, lambda index: index, axes, ()), axes[-1]
+    return iteration_space.reindexed(simple, lambda index: index, axes, ()), axes[-1]
 
 
 def _widest_pack(nest: Nest, axis: Axis) -> int:
     """The most elements that every contiguous access can move at once; the last may be fewer where all axes are one."""
-    widest = geometry.widest_pack(nest, axis)
+    widest = memory_access.widest_pack(nest, axis)
     if widest > 1 or len(nest.parallel) > 1 or geometry.offset_type(nest) != "int":
         return widest
-    pack = geometry.best_pack(nest, axis, _TAILED)
-    place = geometry.skew(nest, axis, pack)
+    pack = memory_access.best_pack(nest, axis, _TAILED)
+    place = memory_access.skew(nest, axis, pack)
     return pack if place is not None and place.offset % pack == 0 else widest
 
 
@@ -113,7 +120,7 @@ def _text(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
     text = kernel_text.KernelText(
         nest, axis.name, pack, kernel_text.dialect_of(parameters.choices["exp"]),
         once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
-        skew=geometry.skew(nest, axis, pack), reserved=_MEMBERS,
+        skew=memory_access.skew(nest, axis, pack), reserved=_MEMBERS,
     )  # fmt: skip
     function, names, offset = text.function, text.function.names, text.offset
     outer = [each for each in nest.parallel if each.name != axis.name]

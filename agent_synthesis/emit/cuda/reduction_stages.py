@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal as OneOf
 
-from agent_synthesis.emit import sweeps
-from agent_synthesis.emit.expression import Interner
+from agent_synthesis.emit import accumulation
 from agent_synthesis.emit.spelling import Dialect, accumulator, accumulator_bytes
+from agent_synthesis.nests import passes
+from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Call, Expression, Literal, Nest, Reduced, Reduction, Type
 
 
@@ -56,7 +57,7 @@ class Stage:
 
     def functor(self, reduction: Reduction) -> str:
         """The functor of `ws` for one reduction."""
-        return f"ws::{sweeps.FUNCTORS[reduction.operation]}"
+        return f"ws::{accumulation.FUNCTORS[reduction.operation]}"
 
     def state_of(self, values: Sequence[str]) -> str:
         """Braces around the parts of a state of folds, in order."""
@@ -85,7 +86,7 @@ class Stage:
 
 def plan(nest: Nest, *, merge: bool, even: bool = False) -> list[Stage]:
     """The stages in order; with `merge`, pairs whose partial results merge share one. `even` as in `Stage`."""
-    levels = sweeps.levels(nest)
+    levels = passes.levels(nest)
     stages: list[Stage] = []
     position = 0
     while position < len(levels):
@@ -188,10 +189,10 @@ def _wide(mean: Expression) -> Expression:
 
 def kept_parts(nest: Nest, stages: Sequence[Stage]) -> Mapping[int, Sequence[Expression]]:
     """Stage number → expensive parts of its elements that are needed again later."""
-    levels = sweeps.levels(nest)
+    levels = passes.levels(nest)
     where = {reduction.name: number for number, stage in enumerate(stages) for reduction in stage.reductions}
     found: dict[int, list[Expression]] = {}
-    for level, parts in sweeps.worth_keeping(nest).items():
+    for level, parts in passes.worth_keeping(nest).items():
         found.setdefault(where[levels[level][0].name], []).extend(p for p in parts if p.type in (Type.F32, Type.F64))
     return found
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, reduction_stages
 from agent_synthesis.emit.cuda.columns.column_text import ColumnKernel, ColumnTeam
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.spelling import accumulator_bytes
+from agent_synthesis.nests import iteration_space, memory_access, passes
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
@@ -43,15 +44,15 @@ class CudaColumnReduction(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
-        if not nest.reductions or nest.windows or nest.scans or not shape.is_safe_in_place(nest):
+        if not nest.reductions or nest.windows or nest.scans or not iteration_space.is_safe_in_place(nest):
             return False
-        axis, better = sweeps.vector_axis(shape.simplified(nest))
+        axis, better = passes.vector_axis(iteration_space.simplified(nest))
         return better and axis is not None and axis.extent >= _SMALLEST_EXTENT
 
     def defaults(self, nest: Nest) -> Parameters:
         """Two blocks an SM; wide pieces of rows where blocks can share the rows, narrow ones where they cannot."""
         problem = _problem(nest)
-        pack = geometry.widest_pack(problem.nest, problem.axis)
+        pack = memory_access.widest_pack(problem.nest, problem.axis)
         rows = problem.nest.column_count
         others = problem.nest.row_count // problem.axis.extent
         packs = problem.axis.extent // pack
@@ -92,7 +93,7 @@ class CudaColumnReduction(CudaSchedule):
             },
         )
         for unroll in (16, 8, 4, 2, 1) if deep else (8, 4, 2, 1):
-            candidate = shape.changed(draft, "unroll", unroll)
+            candidate = function_text.changed(draft, "unroll", unroll)
             try:
                 self._require(nest, candidate)
             except IllegalMove:
@@ -103,7 +104,7 @@ class CudaColumnReduction(CudaSchedule):
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
         problem = _problem(nest)
-        widest = geometry.widest_pack(problem.nest, problem.axis)
+        widest = memory_access.widest_pack(problem.nest, problem.axis)
         splits = current.integers["splits"]
         changes = geometry.domain_without(current, {
             "loads": ("once", "shared"),
@@ -122,8 +123,8 @@ class CudaColumnReduction(CudaSchedule):
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Visits after the first cost their bytes again; partial results are written and read once."""
         problem = _problem(nest)
-        visits = len(sweeps.levels(problem.nest)) + bool(sweeps.element_stores(problem.nest))
-        read = geometry.row_data_bytes(problem.nest)
+        visits = len(passes.levels(problem.nest)) + bool(passes.element_stores(problem.nest))
+        read = memory_access.row_data_bytes(problem.nest)
         team = self._team(problem, parameters)
         partials = (
             sum(8 * problem.nest.row_count * team.splits * 2 for _ in problem.nest.reductions) if team.splits > 1 else 0
@@ -135,17 +136,17 @@ class CudaColumnReduction(CudaSchedule):
         """One kernel."""
         self._require(nest, parameters)
         problem = _problem(nest)
-        simple = sweeps.with_reciprocal(problem.nest)
+        simple = passes.with_reciprocal(problem.nest)
         kernel = ColumnKernel(
             simple, self._team(problem, parameters), parameters, reduction_stages.plan(simple, merge=False)
         )
-        header = shape.header(nest, self.name, parameters)
+        header = function_text.header(nest, self.name, parameters)
         return kernel.write(nest, header)
 
     @staticmethod
     def _is_single(simple: Nest) -> bool:
         """Whether one visit is all, so that blocks may share a column."""
-        return len(sweeps.levels(simple)) == 1 and not sweeps.element_stores(simple)
+        return len(passes.levels(simple)) == 1 and not passes.element_stores(simple)
 
     @staticmethod
     def _team(problem: _Problem, parameters: Parameters) -> ColumnTeam:
@@ -165,7 +166,7 @@ class CudaColumnReduction(CudaSchedule):
         problem = _problem(nest)
         integers = parameters.integers
         pack, splits, lanes, threads = (integers[key] for key in ("pack", "splits", "lanes", "threads"))
-        if pack < 1 or geometry.widest_pack(problem.nest, problem.axis) % pack:
+        if pack < 1 or memory_access.widest_pack(problem.nest, problem.axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} columns do not lie together everywhere")
         if lanes < 1 or threads % lanes:
             raise IllegalMove(f"{nest.name}: {threads} threads are no multiple of {lanes} lanes")
@@ -174,7 +175,7 @@ class CudaColumnReduction(CudaSchedule):
         if splits > 1 and not self._is_single(problem.nest):
             raise IllegalMove(f"{nest.name}: only one visit can be shared by several blocks")
         axis = problem.axis.name
-        below = geometry.loads_below(shape.roots(problem.nest))
+        below = memory_access.loads_below(iteration_space.roots(problem.nest))
         sizes = [problem.nest.buffer(load.buffer).type.size_bytes for load in below if axis in load.index.axes()]
         held = sum(max(1, pack * size // 4) for size in sizes) * integers["unroll"]
         accumulators = [pack * max(4, accumulator_bytes(r)) for r in problem.nest.reductions]
@@ -190,7 +191,7 @@ class CudaColumnReduction(CudaSchedule):
 
 
 def _problem(nest: Nest) -> _Problem:
-    simple = geometry.canonical(nest)
-    axis, _ = sweeps.vector_axis(shape.simplified(nest))
+    simple = iteration_space.canonical(nest)
+    axis, _ = passes.vector_axis(iteration_space.simplified(nest))
     assert axis is not None  # accepts() requires it
     return _Problem(simple, axis)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -48,9 +49,9 @@ class CudaConvertedProduct(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """A product of floats, the left along the depth and the right across, where a split in memory costs more."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         product = matrix_product(simple)
-        if product is None or shape.reads_what_it_writes(nest) or not _is_laid_out(product):
+        if product is None or iteration_space.reads_what_it_writes(nest) or not _is_laid_out(product):
             return False
         if band_of(end_of(three_axes(simple, product), 2)[0]) != EVERYWHERE:
             return False
@@ -84,7 +85,7 @@ class CudaConvertedProduct(CudaSchedule):
         """Multiplies, repairs rows and columns that have no halves, and adds slices."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of floats by rows with floats by columns that gains by it")
-        simple, integers = shape.simplified(nest), parameters.integers
+        simple, integers = iteration_space.simplified(nest), parameters.integers
         tiling = Tiling(COLUMNS, integers["halves"], cluster=1, group=8, promote=1, slices=integers["slices"])
         made = _ConvertedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling)
         made.across = ()  # nothing is measured
@@ -95,7 +96,7 @@ class CudaConvertedProduct(CudaSchedule):
             headers.append("ws_product_slices.cuh")
             pieces.append(made.add())
             launches.append(made.add_launch())
-        heading = "\n".join(shape.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, parameters))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
@@ -201,6 +202,6 @@ def _without_empty(depth: int, slices: int) -> int:
 
 
 def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(shape.simplified(nest))
+    product = matrix_product(iteration_space.simplified(nest))
     assert product is not None, nest
     return product

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products import tensor_core_product
@@ -24,6 +24,7 @@ from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
@@ -51,7 +52,7 @@ class CudaNormalizedProduct(CudaSchedule):
         found = normalized_product(nest)
         if found is None:
             return False
-        end, _ = end_of(three_axes(shape.simplified(found.elements), found.product), 8)
+        end, _ = end_of(three_axes(iteration_space.simplified(found.elements), found.product), 8)
         if band_of(end) != EVERYWHERE:
             return False
         if any(
@@ -103,7 +104,7 @@ class CudaNormalizedProduct(CudaSchedule):
         pieces += [made.columns(), [last.text.rstrip()]]
         launches += [made.columns_launch(), *last.launches]
         headers += ["ws_column_states.cuh", "ws_product_columns.cuh", *last.headers]
-        heading = "\n".join(shape.header(nest, self.name, parameters))
+        heading = "\n".join(function_text.header(nest, self.name, parameters))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         return Emission(f"{heading}\n{text}\n", tuple(dict.fromkeys(headers)), tuple(launches), made.workspaces())
 
@@ -128,7 +129,7 @@ class NormalizedText(ProductText):
     """A product's pieces of text, with an end that gives back what it stores, and the kernel that joins states."""
 
     def __init__(self, hardware: Hardware, found: NormalizedProduct, engine: Engine, tiling: Tiling) -> None:
-        super().__init__(hardware, shape.simplified(found.elements), found.product, engine, tiling)
+        super().__init__(hardware, iteration_space.simplified(found.elements), found.product, engine, tiling)
         self._found = found
         function = self._text.function
         for name, given in function.buffers.items():

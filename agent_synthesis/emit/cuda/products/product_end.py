@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_synthesis.emit import shape
-from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.expression import Interner
 from agent_synthesis.emit.spelling import CUDA, Dialect
+from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
@@ -81,7 +80,7 @@ def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
             outside, inside = inside, inside // axis.extent
             part = Index.axis(whole.name).divided(inside, extents)
             parts[axis.name] = part if outside == whole.extent else part.modulo(axis.extent, extents)
-    return shape.reindexed(
+    return iteration_space.reindexed(
         nest, lambda index: index.substituted(parts, extents), [axis for axis, _ in kept], nest.reduced
     )
 
@@ -89,11 +88,11 @@ def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
 def end_of(nest: Nest, widest: int) -> tuple[Nest, int]:
     """The stores alone, with the buffers that they touch, and how many neighbours every access takes at once."""
     end = replace(nest, reduced=(), reductions=())
-    used = {name for name, _ in geometry.accesses(end)}
+    used = {name for name, _ in memory_access.accesses(end)}
     used |= {part.buffer for store in end.stores for part in walk(store.value) if isinstance(part, Memory)}
     end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
     columns = next(axis for axis in end.parallel if axis.name == "n")
-    return end, min(widest, geometry.widest_pack(end, columns))
+    return end, min(widest, memory_access.widest_pack(end, columns))
 
 
 def can_hold(nest: Nest, product: MatrixProduct) -> bool:
@@ -103,7 +102,7 @@ def can_hold(nest: Nest, product: MatrixProduct) -> bool:
     """
     end, pack = end_of(three_axes(nest, product), HELD_PACK)
     types = {operand.type for operand in (product.left, product.right)}
-    reads_nothing = all(buffer.written for buffer in end.buffers) and not shape.reads_what_it_writes(end)
+    reads_nothing = all(buffer.written for buffer in end.buffers) and not iteration_space.reads_what_it_writes(end)
     return types <= {Type.F16, Type.BF16} and reads_nothing and pack == HELD_PACK and band_of(end) == EVERYWHERE
 
 

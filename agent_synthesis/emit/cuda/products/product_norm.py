@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import reduction_stages
-from agent_synthesis.emit.expression import Interner
+from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
@@ -75,8 +76,8 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
     once = [store for store in late if not nest.is_element_store(store)]
     finals = [store for store in late if nest.is_element_store(store)]
     parts = []
-    for number, part in enumerate(sweeps.per_column(nest, [store.value for store in finals], interner)):
-        parts.append(Store(f"{shape.entry_name(nest)}_part{number}", _row_major(nest.parallel), part))
+    for number, part in enumerate(passes.per_column(nest, [store.value for store in finals], interner)):
+        parts.append(Store(f"{function_text.entry_name(nest)}_part{number}", _row_major(nest.parallel), part))
         spaces.append(BufferRef(parts[-1].buffer, part.type, nest.row_count, written=True))
         instead[interner.number(part)] = Load(parts[-1].buffer, parts[-1].index, part.type)
     finals = [replace(store, value=_replaced(store.value, instead, interner)) for store in finals]
@@ -90,7 +91,7 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
     everything = (*nest.buffers, *spaces)
     others = tuple(store for store in early if store is not values)
     elements = replace(elements, stores=(values, *others), buffers=everything)
-    product = matrix_product(shape.simplified(elements))
+    product = matrix_product(iteration_space.simplified(elements))
     if product is None or product.extents[:3] != (1, nest.column_count, nest.row_count):
         return None
     rest = replace(nest, reduced=(), reductions=(), buffers=everything)
@@ -148,7 +149,7 @@ def _reads_what_others_write(nest: Nest) -> bool:
     once = [store for store in nest.stores if not nest.is_element_store(store)]
     others = [r.value for r in nest.reductions] + [s.value for s in nest.stores if nest.is_element_store(s)]
     read = _buffers_below(others)
-    if read & {store.buffer for store in nest.stores} or not shape.is_safe_in_place(nest):
+    if read & {store.buffer for store in nest.stores} or not iteration_space.is_safe_in_place(nest):
         return True
     written = {store.buffer for store in nest.stores if nest.is_element_store(store)}
     return bool(_buffers_below(store.value for store in once) & written)
@@ -168,7 +169,7 @@ def _stored_values(nest: Nest, early: Sequence[Store], value: Expression, intern
         is_same = interner.number(store.value) == interner.number(value) and nest.buffer(store.buffer).type is type_
         if is_same and store.index.coefficient(nest.parallel[-1].name) == 1:
             return store, type_
-    return Store(f"{shape.entry_name(nest)}_values", _row_major((*nest.reduced, *nest.parallel)), value), type_
+    return Store(f"{function_text.entry_name(nest)}_values", _row_major((*nest.reduced, *nest.parallel)), value), type_
 
 
 def _row_major(axes: Sequence[Axis]) -> Index:
@@ -214,6 +215,6 @@ def _replaced(value: Expression, instead: Mapping[int, Expression], interner: In
 def _touching(nest: Nest, more: Sequence[Expression] = ()) -> Nest:
     """The nest with no buffers but those that it and some values touch, written where it stores."""
     written = {store.buffer for store in nest.stores}
-    used = written | _buffers_below([*shape.roots(nest), *more])
+    used = written | _buffers_below([*iteration_space.roots(nest), *more])
     kept = [replace(buffer, written=buffer.name in written) for buffer in nest.buffers if buffer.name in used]
     return replace(nest, buffers=tuple(kept))

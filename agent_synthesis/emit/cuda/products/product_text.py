@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes, with_short_erfc
 from agent_synthesis.emit.cuda.products.product_engine import Engine
@@ -87,7 +87,7 @@ class ProductText:
         self._end, self._pack = end_of(self._nest, widest)
         self._end, dialect = with_short_erfc(self._end)
         self._text = kernel_text.KernelText(self._end, "n", self._pack, dialect, once=False, streaming=False)
-        self.entry = shape.entry_name(nest)
+        self.entry = function_text.entry_name(nest)
         self._names = self._text.function.names
         self._batch, self._m, self._n, self._k = product.extents
         self._slice = slice_depth(self._k, tiling.slices)

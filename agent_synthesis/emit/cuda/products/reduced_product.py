@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
@@ -21,8 +21,10 @@ from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProd
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.emit.expression import Interner, Scope
+from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
+from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import BufferRef, Call, Literal, Nest, Reduced, Store, Type
 from agent_synthesis.nests.product import MatrixProduct, elements_and_rows, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -65,7 +67,7 @@ def reduced_product(nest: Nest) -> ReducedProduct | None:
     elements, rows = parts
     if _is_logsumexp(rows):
         stage = Stage("shifted", rows.reductions)
-    elif len(sweeps.levels(rows)) == 1:
+    elif len(passes.levels(rows)) == 1:
         stage = Stage("folds", rows.reductions)
     else:
         return None
@@ -77,7 +79,7 @@ def reduced_product(nest: Nest) -> ReducedProduct | None:
     stores = [Store(f"{reduction.name}_values", sums.index, reduction.value) for reduction in wanted]
     buffers = [BufferRef(store.buffer, Type.F32, count, written=True) for store in stores]
     made = replace(elements, stores=(*stores, *nest.stores), buffers=(*nest.buffers, *buffers))
-    product = matrix_product(shape.simplified(made))
+    product = matrix_product(iteration_space.simplified(made))
     return None if product is None else ReducedProduct(made, product, stage)
 
 
@@ -102,7 +104,7 @@ class CudaReducedProduct(CudaSchedule):
     def accepts(self, nest: Nest) -> bool:
         """Rows of a product that `cuda_product` takes and no schedule of few tiles would rather make."""
         reduced = reduced_product(nest)
-        if reduced is None or shape.reads_what_it_writes(nest):
+        if reduced is None or iteration_space.reads_what_it_writes(nest):
             return False
         product = _alone(nest)
         if any(
@@ -110,7 +112,7 @@ class CudaReducedProduct(CudaSchedule):
             for schedule in (CudaStreamedProduct(self.hardware), CudaConvertedProduct(self.hardware))
         ):
             return False
-        values = replace(shape.simplified(reduced.elements), stores=_values(reduced))
+        values = replace(iteration_space.simplified(reduced.elements), stores=_values(reduced))
         return CudaProduct(self.hardware).accepts(product) and end_of(three_axes(values, reduced.product), 8)[1] > 1
 
     def defaults(self, nest: Nest) -> Parameters:
@@ -147,7 +149,7 @@ class CudaReducedProduct(CudaSchedule):
         headers += ["ws_reduce.cuh", "ws_product_partials.cuh"]
         pieces.append(made.rows())
         launches.append(made.rows_launch())
-        heading = "\n".join(shape.header(nest, self.name, parameters))
+        heading = "\n".join(function_text.header(nest, self.name, parameters))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
@@ -169,7 +171,7 @@ class ReducedText(ProductText):
     """A product's pieces of text, with an end that reduces, and the kernel behind it."""
 
     def __init__(self, hardware: Hardware, reduced: ReducedProduct, engine: Engine, tiling: Tiling) -> None:
-        simple = shape.simplified(reduced.elements)
+        simple = iteration_space.simplified(reduced.elements)
         values = simple.stores[: reduced.value_count]
         super().__init__(hardware, replace(simple, stores=values), reduced.product, engine, tiling)
         self._stage = reduced.stage
@@ -303,4 +305,4 @@ def _reduced(nest: Nest) -> ReducedProduct:
 
 
 def _values(reduced: ReducedProduct) -> tuple[Store, ...]:
-    return shape.simplified(reduced.elements).stores[: reduced.value_count]
+    return iteration_space.simplified(reduced.elements).stores[: reduced.value_count]

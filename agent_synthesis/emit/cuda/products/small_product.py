@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -39,10 +40,10 @@ class CudaSmallProduct(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """A product with any strides, up to `MOST_FLOPS`."""
-        product = matrix_product(shape.simplified(nest))
+        product = matrix_product(iteration_space.simplified(nest))
         if product is None or product.left.type is not product.right.type or product.left.type not in _TYPES:
             return False
-        return product.flop_count <= MOST_FLOPS and shape.is_safe_in_place(nest)
+        return product.flop_count <= MOST_FLOPS and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """The largest tile that still gives every other multiprocessor one; slices where none does."""
@@ -70,7 +71,7 @@ class CudaSmallProduct(CudaSchedule):
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel, and one that adds slices."""
         _require_slices(nest, parameters)
-        simple, product, given = shape.simplified(nest), _product(nest), parameters.integers
+        simple, product, given = iteration_space.simplified(nest), _product(nest), parameters.integers
         tiling = Tiling(given["columns"], stages=1, cluster=1, group=1, promote=1, slices=given["slices"])
         made = ProductText(self.hardware, simple, product, None, tiling, widest=given["columns"] // 16)
         pieces = [made.shape(), made.end(), _kernel(made, given["rows"])]
@@ -85,7 +86,7 @@ class CudaSmallProduct(CudaSchedule):
             launches.append(made.add_launch())
             headers.append("ws_product_slices.cuh")
         text = "\n\n".join("\n".join(piece) for piece in pieces)
-        heading = "\n".join(shape.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, parameters))
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
@@ -113,7 +114,7 @@ def _require_slices(nest: Nest, parameters: Parameters) -> None:
 
 
 def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(shape.simplified(nest))
+    product = matrix_product(iteration_space.simplified(nest))
     assert product is not None, nest
     return product
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -47,9 +48,9 @@ class CudaStreamedProduct(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """A product of floats, its few rows and many columns along the depth, all in whole packs and stages."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         product = matrix_product(simple)
-        if product is None or product.batch or shape.reads_what_it_writes(nest):
+        if product is None or product.batch or iteration_space.reads_what_it_writes(nest):
             return False
         _, m, n, k = product.extents
         if (
@@ -91,12 +92,12 @@ class CudaStreamedProduct(CudaSchedule):
         """Splits what is held, multiplies, and repairs rows that have no halves."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         tiling = Tiling(STREAMED_ROWS, parameters.integers["held"], cluster=CLUSTER, group=1, promote=1, slices=1)
         made = _StreamedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling, widest=2)
         made.steps = parameters.integers["streamed"]
         pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
-        heading = "\n".join(shape.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, parameters))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         launches = (made.split_launch(), made.product_launch(), made.repair_launch())
         return Emission(f"{heading}\n{text}\n", _HEADERS, launches, made.workspaces())
@@ -182,6 +183,6 @@ class _StreamedText(ProductText):
 
 
 def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(shape.simplified(nest))
+    product = matrix_product(iteration_space.simplified(nest))
     assert product is not None, nest
     return product

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
 from agent_synthesis.emit.cuda.products.product_end import HELD_PACK, can_hold
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, engines
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from agent_synthesis.schedule import Emission, Footprint, Parameters
@@ -69,13 +70,13 @@ class CudaProduct(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """A product of two matrices, each contiguous along its rows or its depth, and stores at every point of it."""
-        product = matrix_product(shape.simplified(nest))
+        product = matrix_product(iteration_space.simplified(nest))
         if product is None or not engines(nest, product):
             return False
-        if product.left.type is Type.F32 and shape.reads_what_it_writes(nest):
+        if product.left.type is Type.F32 and iteration_space.reads_what_it_writes(nest):
             return False  # tiles whose rows no scale fits are computed again
         batch, m, n, k = product.extents
-        if min(m, n) < LEAST_ROWS or k < LEAST_DEPTH or not shape.is_safe_in_place(nest):
+        if min(m, n) < LEAST_ROWS or k < LEAST_DEPTH or not iteration_space.is_safe_in_place(nest):
             return False
         return all(_suits(operand, batch) for operand in (product.left, product.right))
 
@@ -123,7 +124,7 @@ class CudaProduct(CudaSchedule):
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """The product's kernel; for f32 between one that splits operands and one that repairs what has no halves."""
         require_fits(self.hardware, nest, parameters)
-        simple, tiling = shape.simplified(nest), _tiling(parameters)
+        simple, tiling = iteration_space.simplified(nest), _tiling(parameters)
         made = product_text.ProductText(
             self.hardware, simple, _product(nest), ENGINES[parameters.choices["engine"]], tiling
         )
@@ -134,7 +135,7 @@ class CudaProduct(CudaSchedule):
             pieces.append(made.add())
             launches.append(made.add_launch())
         text = "\n\n".join("\n".join(piece) for piece in pieces)
-        heading = "\n".join(shape.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, parameters))
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
@@ -259,7 +260,7 @@ def _holds(nest: Nest, integers: Mapping[str, int]) -> bool:
     product = _product(nest)
     packs = integers["columns"] // (integers["warpgroups"] * HELD_PACK)
     steps = -(-product.extents[3] // product_tiling.TILE_DEPTH)
-    return integers["slices"] == 1 and 2 * packs <= steps and can_hold(shape.simplified(nest), product)
+    return integers["slices"] == 1 and 2 * packs <= steps and can_hold(iteration_space.simplified(nest), product)
 
 
 def _tiling(parameters: Parameters) -> Tiling:
@@ -268,7 +269,7 @@ def _tiling(parameters: Parameters) -> Tiling:
 
 
 def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(shape.simplified(nest))
+    product = matrix_product(iteration_space.simplified(nest))
     assert product is not None, nest
     return product
 

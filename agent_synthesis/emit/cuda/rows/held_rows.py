@@ -15,6 +15,7 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import Team, early_values, kept_loads, team_of
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
@@ -78,7 +79,9 @@ def emit(
     row = RowStruct(hardware, nest, parameters, stages, values=early_values(nest))
     team, axis, kept = row.team, nest.reduced[0].name, kept_loads(nest, row.team.pack)
     wide = 32 * team.pack  # a warp's packs
-    together = [load for load in kept if geometry.access(load.index, axis, wide) == "pack" and team.columns % wide == 0]
+    together = [
+        load for load in kept if memory_access.access(load.index, axis, wide) == "pack" and team.columns % wide == 0
+    ]
     teams = team.teams(nest.row_count, row.min_blocks)
     spaces = [
         geometry.workspace(original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),

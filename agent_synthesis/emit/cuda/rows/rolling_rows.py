@@ -14,6 +14,7 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import Team, kept_loads, shared_loads, shared_words, team_of
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
@@ -93,7 +94,7 @@ def emit(
     def lies_together(load: Load) -> bool:
         """Whether a warp's packs do."""
         affine = all(isinstance(atom, str) for atom, _ in load.index.terms)
-        return affine or geometry.access(load.index, axis, wide) == "pack"
+        return affine or memory_access.access(load.index, axis, wide) == "pack"
 
     teams = team.teams(nest.row_count, row.min_blocks)
     spaces = [

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent_synthesis.emit import sweeps
-from agent_synthesis.emit.cuda import geometry, ordinary_numbers
+from agent_synthesis.emit.cuda import ordinary_numbers
 from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.cuda.reduction_stages import Stage, kept_parts, narrowed
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
 from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import accumulator
+from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.ir import Expression, Nest
 
 
@@ -157,7 +157,7 @@ class RowElements:
             member = row.member(self.dialect.compute(reduction.result), self._results[name])
             row.line(f"{member} = {text};")
             self.function.reductions[name] = member
-        row.learn(sweeps.names_of(stage.reductions))
+        row.learn(passes.names_of(stage.reductions))
         if stage.kind == "moments" and stage.shared is not None:
             kind = self.dialect.compute(stage.shared.type)
             same = stage.shared.type is stage.reductions[0].type
@@ -213,7 +213,7 @@ class RowElements:
         if not stores:
             return []
         values, names = [store.value for store in stores], {store.buffer for store in stores}
-        in_place = any(load.buffer in names for load in geometry.loads_below(values))
+        in_place = any(load.buffer in names for load in memory_access.loads_below(values))
         inner = Scope(self.function, self.row, depth=2, closed=in_place)
         (inner if in_place else self.row).expect(values)
         for store in stores:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import sweeps
-from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_team import Team
+from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Footprint
 
@@ -18,9 +17,9 @@ from agent_synthesis.schedule import Footprint
 def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> Footprint:
     """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
     launches = len(stages) + 1 if team.reduce == "two_pass" else 1
-    visits = len(stages) + bool(sweeps.element_stores(simple))
+    visits = len(stages) + bool(passes.element_stores(simple))
     rereads = 0 if team.holds_row and launches == 1 else visits - 1
-    read, rows = geometry.row_data_bytes(simple), simple.row_count
+    read, rows = memory_access.row_data_bytes(simple), simple.row_count
     if team.reduce in ("hold", "roll", "ahead", "stream"):
         blocks = team.teams(rows, min_blocks) * team.splits
         extra = 0

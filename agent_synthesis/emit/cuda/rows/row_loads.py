@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.expression import Names, Scope
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Expression, Load, Nest, Type
 from warpsmith.errors import IllegalMove
 
@@ -36,7 +36,7 @@ class RowLoads:
         found = {}
         for load in text.varying_loads(roots):
             how, buffer = text.access_of(load), text.function.buffers[load.buffer]
-            if how == "pack" or (text.pack == 1 and geometry.access(load.index, text.axis, 1) == "each"):
+            if how == "pack" or (text.pack == 1 and memory_access.access(load.index, text.axis, 1) == "each"):
                 found[load] = (self._fields.take(buffer), False)
             elif how == "same" and text.pack > 1:
                 found[load] = (self._fields.take(f"{buffer}_at"), True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows import (
     held_rows,
@@ -24,6 +24,7 @@ from agent_synthesis.emit.cuda.rows.row_team import stages_of, team_of
 from agent_synthesis.emit.cuda.rows.settings import row_alternatives, row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
@@ -49,11 +50,11 @@ class CudaRowReduction(CudaSchedule):
         """Any nest with reductions that reads what it overwrites only in place; places in a row fit 32 bits."""
         if nest.column_count > 2**31 - 2**16:
             return False
-        return bool(nest.reductions) and not (nest.windows or nest.scans) and shape.is_safe_in_place(nest)
+        return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> Parameters:
         """The measured rule: lanes for short rows; clusters or a grid for few long rows; a block for many."""
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         for candidate in row_defaults.preferred(self, simple):
             try:
                 require(self.hardware, nest, candidate)
@@ -67,22 +68,22 @@ class CudaRowReduction(CudaSchedule):
 
         A change of the team's size keeps what the team holds; settings that make no difference are left out.
         """
-        found = row_alternatives.alternatives(self, geometry.canonical(nest), current)
+        found = row_alternatives.alternatives(self, iteration_space.canonical(nest), current)
         return geometry.legal(found, lambda parameters: require(self.hardware, nest, parameters))
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         team, stages = team_of(self.hardware, simple, parameters), stages_of(self.hardware, simple, parameters)
         return row_footprint.footprint(simple, team, stages, parameters.integers["min_blocks"])
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel, or with two_pass one for each stage and one for the stores."""
         require(self.hardware, nest, parameters)
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         stages = stages_of(self.hardware, simple, parameters)
-        header = shape.header(nest, self.name, parameters)
+        header = function_text.header(nest, self.name, parameters)
         writers = {"two_pass": two_pass.emit, "stream": streamed_rows.emit, "hold": held_rows.emit,
                    "ahead": rows_ahead.emit, "roll": rolling_rows.emit}  # fmt: skip
         write = writers.get(parameters.choices["reduce"], row_exchange.emit)
-        return write(self.hardware, sweeps.with_reciprocal(simple), nest, parameters, stages, header)
+        return write(self.hardware, passes.with_reciprocal(simple), nest, parameters, stages, header)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_elements import RowElements
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
 from agent_synthesis.emit.cuda.rows.row_team import Team, team_of
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
@@ -61,7 +62,7 @@ class RowStruct:
         self.team: Team = team_of(hardware, nest, parameters)
         self.min_blocks = parameters.integers["min_blocks"]
         self._choices = parameters.choices
-        self._skew = geometry.skew(nest, nest.reduced[0], self.team.pack)
+        self._skew = memory_access.skew(nest, nest.reduced[0], self.team.pack)
         self.text = kernel_text.KernelText(
             nest, nest.reduced[0].name, self.team.pack, kernel_text.dialect_of(parameters.choices["exp"]),
             once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
@@ -170,7 +171,7 @@ class RowStruct:
         grid: int, cluster: int = 1, cooperative: bool = False, shared_bytes: int = 0, **tiling: int,
     ) -> Emission:  # fmt: skip
         """The struct in the one kernel of a skeleton; `tiling`: what its tiling says besides."""
-        names = [space.name.removeprefix(f"{shape.entry_name(original)}_") for space in skeleton.workspaces]
+        names = [space.name.removeprefix(f"{function_text.entry_name(original)}_") for space in skeleton.workspaces]
         signature = self.text.signature(
             self.entry, self.team.threads, self.min_blocks, workspaces=dict.fromkeys(names, "ws::uint64")
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, plan
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
@@ -177,7 +178,7 @@ def team_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> Team:
     splits = 1 if reduce in ("warp", "block") else integers["splits"]
     pack = integers["pack"]
     team = Team(hardware, reduce, integers["threads"], lanes, splits, pack, integers["packs"], nest.column_count)
-    team = replace(team, skewed=geometry.skew(nest, nest.reduced[0], pack) is not None)
+    team = replace(team, skewed=memory_access.skew(nest, nest.reduced[0], pack) is not None)
     most = -(-team.slice // team.stride)
     if reduce == "hold":
         team = replace(team, packs=min(team.packs, most), lag=integers["lag"])
@@ -194,7 +195,7 @@ def team_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> Team:
         return replace(team, packs=most, depth=integers["depth"], lag=integers["lag"] if splits > 1 else 0)
     depth = integers["depth"] if reduce == "two_pass" else 0
     team = replace(team, packs=min(team.packs, most), depth=depth)
-    beyond_cache = geometry.row_data_bytes(nest) > hardware.l2_bytes
+    beyond_cache = memory_access.row_data_bytes(nest) > hardware.l2_bytes
     return replace(team, interleaved=reduce in ("cluster", "ahead") and team.holds_row and beyond_cache)
 
 
@@ -207,33 +208,33 @@ def stages_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> list[St
 def ring_loads(nest: Nest) -> list[Load]:
     """Contiguous loads that differ from row to row, which stream has copied ahead."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    found = geometry.loads(nest)
-    return [load for load in found if load.index.axes() & rows and geometry.is_contiguous(load.index, axis)]
+    found = memory_access.loads(nest)
+    return [load for load in found if load.index.axes() & rows and memory_access.is_contiguous(load.index, axis)]
 
 
 def kept_loads(nest: Nest, pack: int) -> list[Load]:
     """Loads that differ from row to row and that the stores need again: hold keeps them on chip."""
     axis = nest.reduced[0].name
-    again = geometry.loads_below(store.value for store in nest.stores)
-    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    again = memory_access.loads_below(store.value for store in nest.stores)
+    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
     found = [load for load in ring_loads(nest) if load in first and load in again]
-    return [load for load in found if geometry.access(load.index, axis, pack) == "pack"]
+    return [load for load in found if memory_access.access(load.index, axis, pack) == "pack"]
 
 
 def shared_loads(nest: Nest, pack: int) -> list[Load]:
     """Loads along the row that rows share and only stores need: roll has them in registers, or asks for them ahead."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
-    again = geometry.loads_below(store.value for store in nest.stores)
+    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
+    again = memory_access.loads_below(store.value for store in nest.stores)
     found = [load for load in again if load not in first and not load.index.axes() & rows]
     found = [load for load in found if not nest.buffer(load.buffer).written]
-    return [load for load in found if geometry.access(load.index, axis, pack) == "pack"]
+    return [load for load in found if memory_access.access(load.index, axis, pack) == "pack"]
 
 
 def has_common_loads(nest: Nest) -> bool:
     """Whether rows share what they read along the axis, such as a weight."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    return any(axis in load.index.axes() and not load.index.axes() & rows for load in geometry.loads(nest))
+    return any(axis in load.index.axes() and not load.index.axes() & rows for load in memory_access.loads(nest))
 
 
 def shared_words(nest: Nest, pack: int) -> int:
@@ -244,13 +245,13 @@ def shared_words(nest: Nest, pack: int) -> int:
 def ahead_loads(nest: Nest, team: Team) -> list[Load]:
     """Loads that differ from row to row and that reductions need: they arrive while the row before is worked on."""
     axis = nest.reduced[0]
-    place = geometry.skew(nest, axis, team.pack)
-    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    place = memory_access.skew(nest, axis, team.pack)
+    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
 
     def comes_in_packs(load: Load) -> bool:
         if place is not None:
-            return geometry.skewed_access(load.index, axis.name, team.pack, place) == "pack"
-        return geometry.access(load.index, axis.name, team.pack) == "pack"
+            return memory_access.skewed_access(load.index, axis.name, team.pack, place) == "pack"
+        return memory_access.access(load.index, axis.name, team.pack) == "pack"
 
     return [load for load in ring_loads(nest) if load in first and comes_in_packs(load)]
 
@@ -259,18 +260,18 @@ def asked_loads(nest: Nest, team: Team, min_blocks: int) -> list[Load]:
     """Loads of which a block asks for its slice before the previous kernel ends: of rows that fit a cache at once."""
     axis, card = nest.reduced[0].name, team.hardware
     one_wave = team.lanes == team.threads and nest.row_count * team.splits <= card.sm_count * min_blocks
-    if not one_wave or geometry.row_data_bytes(nest) > card.l2_bytes or team.skewed or team.columns % team.slice:
+    if not one_wave or memory_access.row_data_bytes(nest) > card.l2_bytes or team.skewed or team.columns % team.slice:
         return []
-    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
     found = [load for load in first if load.index.coefficient(axis) == 1 and load.index.axes() - {axis}]
-    found = [load for load in found if geometry.access(load.index, axis, team.pack) == "pack"]
+    found = [load for load in found if memory_access.access(load.index, axis, team.pack) == "pack"]
     return [load for load in found if team.pack * nest.buffer(load.buffer).type.size_bytes % 16 == 0]
 
 
 def ring_values(nest: Nest) -> list[Load]:
     """Loads of one element for all of a row, which stream and hold have copied ahead too, for each thread."""
     rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    found = [load for load in geometry.loads(nest) if load.index.axes() & rows and axis not in load.index.axes()]
+    found = [load for load in memory_access.loads(nest) if load.index.axes() & rows and axis not in load.index.axes()]
     return [load for load in found if nest.buffer(load.buffer).type.size_bytes in (4, 8)]
 
 
@@ -290,7 +291,7 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     axis = nest.reduced[0].name
     roots = [reduction.value for stage in stages for reduction in stage.reductions]
     roots += [store.value for store in nest.stores] if preload else []
-    held = [load for load in geometry.loads_below(roots) if axis in load.index.axes()]
+    held = [load for load in memory_access.loads_below(roots) if axis in load.index.axes()]
     if stream:
         checks = {"hold": _require_hold, "roll": _require_roll, "stream": _require_stream}
         checks[team.reduce](nest, team, stages, min_blocks)
@@ -300,7 +301,7 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     if team.reduce == "two_pass" and not 0 <= team.depth <= (1 if team.skewed else 64):
         raise IllegalMove(f"{nest.name}: a block stores its columns of 1 to 64 rows, or of one that begins anywhere")
     if team.reduce == "two_pass" and team.depth:
-        stored = geometry.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
+        stored = memory_access.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
         held = max(held, [load for load in stored if axis in load.index.axes()], key=len)
     registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
     # ptxas keeps what it read from the ring for the second visit.
@@ -319,11 +320,11 @@ def _require_stream(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks:
     ring = ring_loads(nest)
     if len(stages) != 1:
         raise IllegalMove(f"{nest.name}: a row streams through one exchange, and this one needs {len(stages)}")
-    if any(nest.buffer(load.buffer).written for load in geometry.loads(nest)):
+    if any(nest.buffer(load.buffer).written for load in memory_access.loads(nest)):
         raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
     for load in ring:
         size = team.pack * nest.buffer(load.buffer).type.size_bytes
-        if size % 16 or geometry.access(load.index, nest.reduced[0].name, team.pack) != "pack":
+        if size % 16 or memory_access.access(load.index, nest.reduced[0].name, team.pack) != "pack":
             raise IllegalMove(f"{nest.name}: asynchronous copies are of 16 bytes, which {load.buffer} does not have")
     if not ring or not 2 + team.lag <= team.depth <= 32:
         raise IllegalMove(f"{nest.name}: a ring of {team.depth} rows does not reach ahead of a lag of {team.lag}")
@@ -352,7 +353,7 @@ def _require_roll(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: i
     """Raises IllegalMove where rows cannot roll through shared memory in parts."""
     _require_hold(nest, replace(team, lag=0), stages, min_blocks)
     kept, axis = kept_loads(nest, team.pack), nest.reduced[0].name
-    first = geometry.loads_below(reduction.value for reduction in nest.reductions)
+    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
     if team.splits < 2 or any(axis in load.index.axes() and load not in kept for load in first):
         raise IllegalMove(f"{nest.name}: rows of two blocks and more roll, of which what is added up is stored too")
     if not team.parts <= team.lag < min(team.depth, 2 * team.parts):

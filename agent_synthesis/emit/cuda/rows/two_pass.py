@@ -15,6 +15,7 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct
 from agent_synthesis.emit.cuda.rows.row_team import Team, asked_loads
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.schedule import Emission, Parameters
 from warpsmith.hardware import Hardware
@@ -100,7 +101,7 @@ def _lines(row: RowStruct, kernel: _Kernel, partials: Sequence[str], used: Seque
 
 def _together(nest: Nest, team: Team) -> int:
     """Parts of a row that lie together before the next row's do, so that blocks follow each other as memory does."""
-    run, part = geometry.run(nest), team.slice
+    run, part = memory_access.run(nest), team.slice
     return run // part if run % part == 0 else int(run > 0 and part % run == 0)
 
 
@@ -118,7 +119,7 @@ def _storing(nest: Nest, row: RowStruct, depth: int) -> _Kernel:
         team = replace(team, splits=1, threads=32, lanes=32)
         return _Kernel(row.entry, team, rows, f"store_slices<{tiling}, false, {states}>")
     # Of what is many times the second-level cache, nothing worth a thought is left there.
-    backwards = str(geometry.row_data_bytes(nest) <= _LARGE_DATA * team.hardware.l2_bytes).lower()
+    backwards = str(memory_access.row_data_bytes(nest) <= _LARGE_DATA * team.hardware.l2_bytes).lower()
     if depth == 0:
         return _Kernel(row.entry, team, rows * team.splits, f"store_slices<{tiling}, {backwards}, {states}>")
     call = f"store_rows<{tiling}, {_together(nest, chunks)}, {backwards}, {states}>"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam, scan_columns
 from agent_synthesis.emit.cuda.scans.scan_text import RowTeam, scan_rows
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space, memory_access, passes
 from agent_synthesis.nests.ir import Axis, Nest, Scan
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
@@ -52,7 +53,7 @@ class CudaScan(CudaSchedule):
 
     def defaults(self, nest: Nest) -> Parameters:
         """Columns where data lies across the scanned axis; a grid for few long rows; a warp for short ones."""
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         candidates = [*self._preferred(nest, simple), self._parameters("rows", 32, 32, 1, 1)]
         return next(iter(geometry.legal(candidates, lambda parameters: self._require(nest, parameters))))
 
@@ -127,11 +128,11 @@ class CudaScan(CudaSchedule):
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away; other strategies with the settings that suit them."""
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         integers, scan = current.integers, current.choices["scan"]
         splits = integers["splits"]
         axis = _across(nest) if scan == "columns" else None
-        widest = geometry.widest_pack(simple, axis or simple.reduced[0])
+        widest = memory_access.widest_pack(simple, axis or simple.reduced[0])
         domain: Mapping[str, Sequence[str | int]] = {
             "min_blocks": (1, 2, 3, 4, 5, 6, 8),
             "packs": (1, 2, 4, 8, 16),
@@ -158,10 +159,10 @@ class CudaScan(CudaSchedule):
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Columns that blocks share are read twice; totals on boards are small."""
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         if parameters.choices["scan"] == "columns":
             team = _column_team(nest, simple, parameters)
-            shared, read = team.splits > 1, geometry.row_data_bytes(simple)
+            shared, read = team.splits > 1, memory_access.row_data_bytes(simple)
             blocks = simple.row_count // team.axis.extent * team.tiles * team.splits
             return Footprint(read if shared and read > self.hardware.l2_bytes // 2 else 0, blocks, 1 + shared)
         row = _row_team(simple, parameters)
@@ -173,15 +174,15 @@ class CudaScan(CudaSchedule):
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel."""
         self._require(nest, parameters)
-        simple = geometry.canonical(nest)
-        header = shape.header(nest, self.name, parameters)
+        simple = iteration_space.canonical(nest)
+        header = function_text.header(nest, self.name, parameters)
         if parameters.choices["scan"] == "columns":
             return scan_columns(simple, nest, _column_team(nest, simple, parameters), parameters, header)
         return scan_rows(simple, nest, _row_team(simple, parameters), parameters, header)
 
     def _require(self, nest: Nest, parameters: Parameters) -> None:
         """Raises IllegalMove where the parameters cannot run this nest."""
-        simple = geometry.canonical(nest)
+        simple = iteration_space.canonical(nest)
         integers, scan = parameters.integers, parameters.choices["scan"]
         threads, lanes, pack, packs = (integers[key] for key in ("threads", "lanes", "pack", "packs"))
         if scan not in ("rows", "grid", "columns"):
@@ -189,7 +190,7 @@ class CudaScan(CudaSchedule):
         axis = _across(nest) if scan == "columns" else simple.reduced[0]
         if axis is None:
             raise IllegalMove(f"{nest.name}: no other axis has enough neighbours for threads to lie across the scan")
-        if pack < 1 or geometry.widest_pack(simple, axis) % pack:
+        if pack < 1 or memory_access.widest_pack(simple, axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
         if packs < 1 or lanes < 1 or threads % lanes or lanes & (lanes - 1):
             raise IllegalMove(f"{nest.name}: {threads} threads in lanes of {lanes}, {packs} packs each")
@@ -227,8 +228,8 @@ class CudaScan(CudaSchedule):
 
 def _pack(simple: Nest, axis: Axis) -> int:
     """Elements of one access, of 16 bytes of the widest type: a warp then moves what lies together."""
-    sizes = [simple.buffer(name).type.size_bytes for name, _ in geometry.accesses(simple)]
-    return max(1, min(geometry.widest_pack(simple, axis), 16 // max(sizes)))
+    sizes = [simple.buffer(name).type.size_bytes for name, _ in memory_access.accesses(simple)]
+    return max(1, min(memory_access.widest_pack(simple, axis), 16 // max(sizes)))
 
 
 def _multiplies(simple: Nest) -> bool:
@@ -239,14 +240,14 @@ def _multiplies(simple: Nest) -> bool:
 def _is_needed_again(simple: Nest) -> bool:
     """Whether stores read along the scan what scans read."""
     axis = simple.reduced[0].name
-    scanned = geometry.loads_below(scan.value for scan in simple.scans)
-    stored = geometry.loads_below(store.value for store in simple.stores)
+    scanned = memory_access.loads_below(scan.value for scan in simple.scans)
+    stored = memory_access.loads_below(store.value for store in simple.stores)
     return any(axis in load.index.axes() and load in scanned for load in stored)
 
 
 def _registers(simple: Nest, axis: Axis, elements: int, *, ahead: bool) -> int:
     """Registers of what a thread loads and scans at once: a value takes the place of what it is made of, if it may."""
-    loads = geometry.loads_below(scan.value for scan in simple.scans)
+    loads = memory_access.loads_below(scan.value for scan in simple.scans)
     wide = [load for load in loads if axis.name in load.index.axes()]
     loaded = sum(max(1, elements * simple.buffer(load.buffer).type.size_bytes // 4) for load in wide)
     scanned = sum(max(1, elements * scan.type.compute.size_bytes // 4) for scan in simple.scans)
@@ -261,13 +262,13 @@ def is_scan(nest: Nest) -> bool:
         and all(isinstance(reduction, Scan) for reduction in nest.reductions)
         and len({scan.reverse for scan in nest.scans}) == 1
         and all(nest.is_element_store(store) for store in nest.stores)
-        and shape.is_safe_in_place(nest)
+        and iteration_space.is_safe_in_place(nest)
     )
 
 
 def _across(nest: Nest) -> Axis | None:
     """The axis that data is contiguous along, where that is not the scanned one and is long enough."""
-    axis, better = sweeps.vector_axis(shape.simplified(nest))
+    axis, better = passes.vector_axis(iteration_space.simplified(nest))
     return axis if better and axis is not None and axis.extent >= _SMALLEST_EXTENT else None
 
 

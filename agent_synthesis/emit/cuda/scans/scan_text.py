@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agent_synthesis.emit.accumulation import FUNCTORS
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.expression import Names, Scope
-from agent_synthesis.emit.sweeps import FUNCTORS
 from agent_synthesis.nests.ir import SCANS, Load, Nest, Scan, Type
 from agent_synthesis.schedule import Emission, Parameters
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agent_synthesis.emit import shape
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeText, crossing, pack_of
-from agent_synthesis.emit.turns import Turn, turn
+from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Load, Nest
+from agent_synthesis.nests.transposition import Turn, turn
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES, Hardware
@@ -73,7 +74,7 @@ class CudaTranspose(CudaSchedule):
         """One change away; a tile may change in both directions at once."""
         found = turn(nest, SECTOR_BYTES)
         assert found is not None
-        widest = geometry.widest_pack(found.nest, found.along)
+        widest = memory_access.widest_pack(found.nest, found.along)
         changes = geometry.domain_without(current, {
             "loads": ("once", "shared"),
             "stores": ("plain", "streaming"),
@@ -105,14 +106,14 @@ class CudaTranspose(CudaSchedule):
             raise IllegalMove(f"{nest.name}: no access runs across another")
         _require(self.hardware, found, parameters)
         text = TransposeText(found, parameters)
-        lines = shape.header(nest, self.name, parameters) + text.lines()
+        lines = function_text.header(nest, self.name, parameters) + text.lines()
         threads, overlap = parameters.integers["threads"], parameters.choices["overlap"] == "yes"
         record = geometry.launch(nest, grid=_tiles(found, parameters), threads=threads, dependent=overlap)
         return Emission("\n".join(lines), HEADERS, (record,))
 
     def _legal_defaults(self, nest: Nest) -> list[Parameters]:
         """What could be the default, larger tiles first."""
-        if nest.reductions or not shape.is_safe_in_place(nest):
+        if nest.reductions or not iteration_space.is_safe_in_place(nest):
             return []
         found = turn(nest, SECTOR_BYTES)
         if found is None or not found.pays:
@@ -124,7 +125,7 @@ class CudaTranspose(CudaSchedule):
 
 def _candidates(found: Turn, overlap: str) -> Iterator[Parameters]:
     """A tile of each area, as square as the axes allow, without and with less in registers."""
-    widest = geometry.widest_pack(found.nest, found.along)
+    widest = memory_access.widest_pack(found.nest, found.along)
     longest = geometry.power_of_two_at_least(found.along.extent)
     deepest = geometry.power_of_two_at_least(found.across.extent)
     packs = [widest, *(pack_of(found, access) for access in crossing(found))]
@@ -141,7 +142,7 @@ def _candidates(found: Turn, overlap: str) -> Iterator[Parameters]:
         threads = min(512 if area == _BYTE_AREA else 256, area // max(packs))
         integers = {"threads": threads, "along": along, "across": area // along, "pack": pack}
         made = Parameters(choices, integers)
-        yield made if _held_registers(found, made) <= _HELD_REGISTERS else shape.changed(made, "preload", "no")
+        yield made if _held_registers(found, made) <= _HELD_REGISTERS else function_text.changed(made, "preload", "no")
 
 
 def _held_registers(found: Turn, parameters: Parameters) -> int:
@@ -151,8 +152,8 @@ def _held_registers(found: Turn, parameters: Parameters) -> int:
     held = [load for load in crossing(found) if isinstance(load, Load)]
     if parameters.choices["preload"] == "yes":
         pack = parameters.integers["pack"]
-        direct = (load for load in geometry.loads(found.nest) if load not in held)
-        held += [load for load in direct if geometry.access(load.index, found.along.name, pack) == "pack"]
+        direct = (load for load in memory_access.loads(found.nest) if load not in held)
+        held += [load for load in direct if memory_access.access(load.index, found.along.name, pack) == "pack"]
     return sum(max(1, each * found.nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
 
 
@@ -166,7 +167,7 @@ def _require(hardware: Hardware, found: Turn, parameters: Parameters) -> None:
     threads, along, across, pack = (integers[key] for key in ("threads", "along", "across", "pack"))
     if any(size < 1 or size & (size - 1) for size in (threads, along, across, pack)):
         raise IllegalMove(f"{name}: {integers} are not all powers of two")
-    if geometry.widest_pack(found.nest, found.along) % pack or pack > along:
+    if memory_access.widest_pack(found.nest, found.along) % pack or pack > along:
         raise IllegalMove(f"{name}: {pack} elements do not lie together everywhere")
     packs = [pack_of(found, access) for access in crossing(found)]
     largest = max(pack, *packs)

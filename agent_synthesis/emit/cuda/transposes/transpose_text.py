@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
+from agent_synthesis.emit.cuda import generated_struct, kernel_text
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.emit.turns import Turn
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Store
+from agent_synthesis.nests.transposition import Turn
 from agent_synthesis.schedule import Parameters
 
 _MEMBERS = (
@@ -21,14 +22,14 @@ _MEMBERS = (
 
 def crossing(found: Turn) -> list[Load | Store]:
     """Accesses that pass through a tile, each once: loads, then stores."""
-    loads: list[Load | Store] = [load for load in geometry.loads(found.nest) if found.crosses(load.index)]
+    loads: list[Load | Store] = [load for load in memory_access.loads(found.nest) if found.crosses(load.index)]
     return loads + [store for store in found.nest.stores if found.crosses(store.index)]
 
 
 def pack_of(found: Turn, access: Load | Store) -> int:
     """Elements that an access which crosses moves at once: 16 bytes, or less where they are not aligned."""
     pack = min(8, 16 // found.nest.buffer(access.buffer).type.size_bytes)
-    aligned = (geometry.access(access.index, found.across.name, size) == "pack" for size in (8, 4, 2))
+    aligned = (memory_access.access(access.index, found.across.name, size) == "pack" for size in (8, 4, 2))
     fits = [size for size, fine in zip((8, 4, 2), aligned, strict=True) if fine and found.across.extent % size == 0]
     return max((size for size in fits if size <= pack), default=1)
 

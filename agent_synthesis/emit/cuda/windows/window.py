@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit import shape, windows
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.windows.window_text import Layout, by_columns, by_outputs
-from agent_synthesis.emit.windows import Tiling
+from agent_synthesis.nests import iteration_space, sliding_window
 from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.sliding_window import Tiling
 from agent_synthesis.schedule import Emission, Footprint, Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES
@@ -42,12 +43,12 @@ class CudaWindow(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """Reductions over sliding windows, stored once for each output."""
-        return windows.is_window(shape.simplified(nest))
+        return sliding_window.is_window(iteration_space.simplified(nest))
 
     def defaults(self, nest: Nest) -> Parameters:
         """Columns where the indices allow it; as many rows as registers hold, if they share data."""
-        simple = shape.simplified(nest)
-        tiling = windows.tiling(simple)
+        simple = iteration_space.simplified(nest)
+        tiling = sliding_window.tiling(simple)
         for parameters in _guesses(tiling, self.overlaps[0]) if tiling else ():
             try:
                 self._require(simple, parameters)
@@ -61,7 +62,7 @@ class CudaWindow(CudaSchedule):
 
     def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
         """One change away."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         columns = current.choices["reuse"] == "columns"
         changes = geometry.domain_without(current, {
             "reuse": ("columns", "none"),
@@ -76,15 +77,15 @@ class CudaWindow(CudaSchedule):
 
     def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
         """Nothing beyond the nest's own bytes: rows that tiles share come from the second-level cache."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         return Footprint(0, self._grid(simple, parameters), 1)
 
     def emit(self, nest: Nest, parameters: Parameters) -> Emission:
         """One kernel."""
-        simple = shape.simplified(nest)
+        simple = iteration_space.simplified(nest)
         self._require(simple, parameters)
-        lines = shape.header(nest, self.name, parameters)
-        tiling = windows.tiling(simple)
+        lines = function_text.header(nest, self.name, parameters)
+        tiling = sliding_window.tiling(simple)
         if parameters.choices["reuse"] == "columns" and tiling:
             lines += by_columns(Layout.of(tiling, parameters), nest.windows[0], parameters)
         else:
@@ -95,7 +96,7 @@ class CudaWindow(CudaSchedule):
         return Emission("\n".join(lines), _HEADERS, (record,))
 
     def _grid(self, simple: Nest, parameters: Parameters) -> int:
-        tiling = windows.tiling(simple)
+        tiling = sliding_window.tiling(simple)
         if parameters.choices["reuse"] == "columns" and tiling:
             layout = Layout.of(tiling, parameters)
             return -(-layout.tiles // layout.teams)
@@ -106,7 +107,7 @@ class CudaWindow(CudaSchedule):
         if parameters.choices["reuse"] == "none":
             self.require_block(simple, threads=threads, min_blocks=blocks)
             return
-        tiling = windows.tiling(simple)
+        tiling = sliding_window.tiling(simple)
         if tiling is None:
             raise IllegalMove(f"{simple.name}: its windows cannot be joined by columns")
         layout = Layout.of(tiling, parameters)

@@ -10,12 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.emit import windows
+from agent_synthesis.emit import window_loops
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.emit.windows import Join, Slide, Tiling
+from agent_synthesis.emit.window_loops import Join
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Axis, Nest, Windowed
+from agent_synthesis.nests.sliding_window import Slide, Tiling
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 
@@ -54,7 +56,7 @@ class Layout:
     @staticmethod
     def widest_pack(tiling: Tiling) -> int:
         """The most neighbouring columns that every access can move at once."""
-        return geometry.widest_pack(_columns_only(tiling), Axis(tiling.row.position, tiling.row.data))
+        return memory_access.widest_pack(_columns_only(tiling), Axis(tiling.row.position, tiling.row.data))
 
     def require(self, name: str) -> None:
         """Raises IllegalMove where the parameters do not fit the data."""
@@ -185,8 +187,8 @@ def by_columns(layout: Layout, window: Windowed, parameters: Parameters) -> list
         layout.tiling.nest, layout.row.position, layout.pack, kernel_text.dialect_of("accurate"), once=False,
         streaming=False, reserved=_MEMBERS,
     )  # fmt: skip
-    windows.name_elements(text.function, window)
-    joins = windows.joins(text.function)
+    window_loops.name_elements(text.function, window)
+    joins = window_loops.joins(text.function)
     name = f"{text.entry}_window"
     lines = generated_struct.struct(
         name, text, [""], _sizes(layout, text, overlap=parameters.choices["overlap"] == "yes"),
@@ -282,10 +284,10 @@ def by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
     text = kernel_text.KernelText(
         simple, "", 1, kernel_text.dialect_of("accurate"), once=False, streaming=False, reserved=_MEMBERS
     )
-    windows.name_elements(text.function, simple.windows[0])
+    window_loops.name_elements(text.function, simple.windows[0])
     inner = generated_struct.body(text, [axis.name for axis in simple.parallel])
     unroll = kernel_text.UNROLL if simple.column_count <= _LONGEST_UNROLLED_WINDOW else ""
-    windows.walk_windows(inner, unroll=unroll, kind="int")
+    window_loops.walk_windows(inner, unroll=unroll, kind="int")
     inner.expect(store.value for store in simple.stores)
     for store in simple.stores:
         inner.store(store)

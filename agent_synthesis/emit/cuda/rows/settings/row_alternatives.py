@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agent_synthesis.emit import sweeps
 from agent_synthesis.emit.cuda import geometry, reduction_stages
 from agent_synthesis.emit.cuda.rows import rolling_rows
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Parameters
 
@@ -41,7 +41,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: Parameters) -> Itera
         current,
         {
             "loads": () if stream or reduce == "roll" else ("once", "shared"),
-            "stores": ("plain", "streaming") if sweeps.element_stores(simple) else (),
+            "stores": ("plain", "streaming") if passes.element_stores(simple) else (),
             "preload": ("yes", "no") if preloads else (),
             "exp": ("accurate", "fast") if reduction_stages.exponentials(simple) else (),
         },
@@ -54,7 +54,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: Parameters) -> Itera
     if reduce in ("cluster", "block", "ahead"):
         other = ("block" if integers["splits"] == 1 else "cluster") if reduce == "ahead" else "ahead"
         yield Parameters({**current.choices, "reduce": other}, integers)
-    if reduce == "two_pass" and sweeps.element_stores(simple):
+    if reduce == "two_pass" and passes.element_stores(simple):
         yield from geometry.domain_without(current, {"depth": (1, row_defaults.SHARED_ROWS, 0)})
     if stream:
         depth, lags = integers["depth"], (1, 2, 3) if integers["splits"] > 1 else ()
@@ -63,7 +63,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: Parameters) -> Itera
     yield from others
     if reduce != "cluster":
         yield row_defaults.settings(schedule, simple, "cluster", threads=256, splits=8)
-    widest = geometry.best_pack(simple, simple.reduced[0], 0)
+    widest = memory_access.best_pack(simple, simple.reduced[0], 0)
     yield from (_resized(current, pack=pack) for pack in (1, 2, 4, 8) if pack <= widest)
     yield from geometry.domain_without(
         current,
@@ -78,8 +78,8 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: Parameters) -> Itera
 def _reads_later(simple: Nest) -> bool:
     """Whether stores read along the row what no reduction reads."""
     axis = simple.reduced[0].name
-    early = geometry.loads_below(reduction.value for reduction in simple.reductions)
-    late = geometry.loads_below(sweeps.element_stores(simple))
+    early = memory_access.loads_below(reduction.value for reduction in simple.reductions)
+    late = memory_access.loads_below(passes.element_stores(simple))
     return any(axis in load.index.axes() and load not in early for load in late)
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from agent_synthesis.emit import shape, sweeps
+from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, ordinary_numbers, reduction_stages
 from agent_synthesis.emit.cuda.rows import held_rows, rolling_rows
 from agent_synthesis.emit.cuda.rows.row_team import has_common_loads, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Parameters
 
@@ -74,7 +75,7 @@ def settings(
     stores: str = "plain",
 ) -> Parameters:
     """Settings of a strategy; what is not given suits the nest. 0 packs: as many as registers have room for."""
-    pack = pack or geometry.best_pack(simple, simple.reduced[0])
+    pack = pack or memory_access.best_pack(simple, simple.reduced[0])
     size = max((b.type.size_bytes for b in simple.buffers if not b.written), default=4)
     packs = packs or max(1, _MOST_HELD_BYTES // (pack * size))
     merge = reduce != "warp" and reduction_stages.can_merge(simple)
@@ -102,7 +103,7 @@ def settings(
     team = team_of(schedule.hardware, simple, found)
     most = {"cluster": 64, "grid": 64, "warp": 128}.get(reduce, 0)
     if team.holds_row and team.packs * pack * size <= most:
-        eager = shape.changed(found, "preload", "yes")
+        eager = function_text.changed(found, "preload", "yes")
         if geometry.legal([eager], lambda parameters: require(schedule.hardware, simple, parameters)):
             return eager
     return found
@@ -124,7 +125,7 @@ def _is_worth_its_exchange(schedule: CudaSchedule, simple: Nest, parameters: Par
 
 def _is_single(simple: Nest) -> bool:
     """Whether rows are visited once."""
-    return len(sweeps.levels(simple)) == 1 and not sweeps.element_stores(simple)
+    return len(passes.levels(simple)) == 1 and not passes.element_stores(simple)
 
 
 # -- rows that lanes or a block hold
@@ -135,7 +136,7 @@ def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     is_short = _is_single(simple) and rows >= 4 * schedule.hardware.sm_count and columns < 4096
     if columns > _SHORT_ROW and not is_short:
         return []
-    pack = geometry.widest_pack(simple, simple.reduced[0])
+    pack = memory_access.widest_pack(simple, simple.reduced[0])
     lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
     if columns == 64 and pack == 4:
         lanes = 16
@@ -190,7 +191,7 @@ def _splits(schedule: CudaSchedule, simple: Nest, per_sm: int) -> int:
 def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     """Kernels of many blocks where few rows' results are all (8192x8192: sum 75 us, not 78; argmax 82, not 191)."""
     rows, columns, sm_count = simple.row_count, simple.column_count, schedule.hardware.sm_count
-    if sweeps.element_stores(simple) or columns < 8192 or rows >= 2 * sm_count:
+    if passes.element_stores(simple) or columns < 8192 or rows >= 2 * sm_count:
         return []
     choose, found = partial(settings, schedule, simple, "two_pass"), []
     if ordinary_numbers.logarithms([r.value for r in simple.reductions], simple.reduced[0].name):
@@ -221,7 +222,7 @@ def two_pass(schedule: CudaSchedule, simple: Nest) -> Parameters:
     while splits > 2 and simple.column_count < 16384 * splits:
         splits //= 2
     axis = simple.reduced[0]
-    is_skewed = geometry.skew(simple, axis, geometry.best_pack(simple, axis)) is not None
+    is_skewed = memory_access.skew(simple, axis, memory_access.best_pack(simple, axis)) is not None
     depth = min(SHARED_ROWS, simple.row_count) if has_common_loads(simple) and not is_skewed else 1
     packs, min_blocks = (2, 2) if depth > 1 else (4, 1)
     return settings(
@@ -251,7 +252,7 @@ def _of_long_rows(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
 def _of_clusters(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     found: list[Parameters] = []
     clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 256, 1), (8, 512, 1), (16, 512, 1)]
-    best = geometry.best_pack(simple, simple.reduced[0])
+    best = memory_access.best_pack(simple, simple.reduced[0])
     if best == 1:
         # Rows read element by element want more threads (L1 norm of 32768x65535: 5758 us instead of 7855).
         clusters = [(2, 512, 2), (4, 512, 2), (8, 512, 2), *clusters]
@@ -266,7 +267,7 @@ def _of_clusters(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
 
 def _worth_coming_ahead(schedule: CudaSchedule, simple: Nest, ahead: Parameters) -> Sequence[Parameters]:
     """Clusters that stay, where one has so much of a row that an SM has room for no other; else none."""
-    if not sweeps.element_stores(simple):
+    if not passes.element_stores(simple):
         return []
     team = team_of(schedule.hardware, simple, ahead)
     large = team.holds_row and team.ring_bytes(simple) >= _LARGE_SLICE_BYTES
@@ -277,7 +278,7 @@ def _worth_coming_ahead(schedule: CudaSchedule, simple: Nest, ahead: Parameters)
 
 def _may_stay(simple: Nest) -> bool:
     """Whether rows are long, and wanted again to be stored, so that blocks on their SM gain by what they keep."""
-    return bool(sweeps.element_stores(simple)) and simple.column_count > _LONG_BLOCK_ROW
+    return bool(passes.element_stores(simple)) and simple.column_count > _LONG_BLOCK_ROW
 
 
 def _streaming(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:

@@ -6,8 +6,8 @@ so that whoever tries settings need not know a rule.
 
 from __future__ import annotations
 
-from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows import row_team
+from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
@@ -23,13 +23,13 @@ def require(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
     Raises:
         IllegalMove: why they cannot run this nest.
     """
-    simple = geometry.canonical(nest)
+    simple = iteration_space.canonical(nest)
     integers, reduce = parameters.integers, parameters.choices["reduce"]
     pack, splits, min_blocks = integers["pack"], integers["splits"], integers["min_blocks"]
     if reduce not in STRATEGIES:
         raise IllegalMove(f"{nest.name}: reduce = {reduce} is none of {', '.join(STRATEGIES)}")
     axis = simple.reduced[0]
-    if pack < 1 or (geometry.widest_pack(simple, axis) % pack and geometry.best_pack(simple, axis, 0) % pack):
+    if pack < 1 or (memory_access.widest_pack(simple, axis) % pack and memory_access.best_pack(simple, axis, 0) % pack):
         raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
     _require_sharers(hardware, nest.name, parameters)
     if reduce == "grid" and (simple.row_count * splits > hardware.resident_blocks(min_blocks)):

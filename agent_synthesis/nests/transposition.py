@@ -1,4 +1,4 @@
-"""Which two axes a nest without reductions is turned about: stores run along one, some loads along the other.
+"""Which two axes a nest without reductions is transposed about: stores run along one, some loads along the other.
 
 The one idea: memory moves in pieces (sectors of a GPU, lines of a processor), so an access whose neighbours lie apart
 costs a whole piece an element. A tile over two axes lets each access run along the axis that it lies along. Axes that a
@@ -11,9 +11,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from agent_synthesis.emit import shape
-from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.nests.ir import Axis, BufferRef, Index, Nest, Quotient, Remainder
+from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.ir import Axis, BufferRef, Index, Nest
 
 WORTH = 1.25
 """Least traffic of accesses along one axis, over that of tiles, from which on tiles are worth their exchange."""
@@ -50,10 +49,10 @@ class Turn:
 
 def turn(nest: Nest, granularity: int) -> Turn | None:
     """The best two axes for a memory that moves `granularity` bytes at once; None where no access crosses another."""
-    whole = shape.simplified(nest)
-    whole = shape.reindexed(whole, lambda index: index, whole.parallel + whole.reduced, ())
-    whole = shape.simplified(_taken_apart(whole))
-    accesses = [(whole.buffer(name), index) for name, index in geometry.accesses(whole)]
+    whole = iteration_space.simplified(nest)
+    whole = iteration_space.reindexed(whole, lambda index: index, whole.parallel + whole.reduced, ())
+    whole = iteration_space.simplified(iteration_space.taken_apart(whole))
+    accesses = [(whole.buffer(name), index) for name, index in memory_access.accesses(whole)]
     extents, axes = whole.extents, whole.parallel
     points = [math.prod(extents[name] for name in index.axes()) for _, index in accesses]
 
@@ -86,39 +85,8 @@ def _bytes_each(index: Index, buffer: BufferRef, axis: Axis, granularity: int) -
     written so goes to memory in parts.
     """
     step, size = index.coefficient(axis.name), buffer.type.size_bytes
-    if step == 0 or geometry.is_contiguous(index, axis.name):
+    if step == 0 or memory_access.is_contiguous(index, axis.name):
         return size
     if step is None or abs(step) * size >= granularity:
         return granularity
     return abs(step) * size if buffer.written else size
-
-
-def _taken_apart(nest: Nest) -> Nest:
-    """The nest with axes split where an index has a quotient or a remainder of them: a view had merged two."""
-    while (found := _merged_axis(nest)) is not None:
-        axis, divisor = found
-        name = f"{axis.name}_outer"
-        while name in nest.extents:
-            name += "_outer"
-        outer = Axis(name, axis.extent // divisor)
-        inner = Axis(axis.name, divisor)
-        extents = {**nest.extents, axis.name: divisor, outer.name: outer.extent}
-        instead = {axis.name: Index.axis(outer.name, divisor) + Index.axis(inner.name)}
-        axes = [part for each in nest.parallel for part in ((outer, inner) if each == axis else (each,))]
-        nest = shape.reindexed(nest, lambda index, i=instead, e=extents: index.substituted(i, e), axes, ())  # type: ignore[misc]
-    return nest
-
-
-def _merged_axis(nest: Nest) -> tuple[Axis, int] | None:
-    """An axis, and the divisor of it alone in some index, which divides its extent."""
-    for index in shape.indices(nest):
-        atoms = [atom for atom, _ in index.terms]
-        while atoms:
-            atom = atoms.pop()
-            if not isinstance(atom, Quotient | Remainder):
-                continue
-            atoms += [inner for inner, _ in atom.value.terms]
-            for axis in nest.parallel:
-                if atom.value == Index.axis(axis.name) and axis.extent % atom.divisor == 0 < axis.extent - atom.divisor:
-                    return axis, atom.divisor
-    return None

@@ -1,0 +1,258 @@
+"""The iteration space of a nest in the forms that schedules want: axes merged, ordered, flattened, taken apart.
+
+Axes of one iteration vanish, axes that lie one after the other in every index merge, and axes are ordered as the stores
+lie in memory. What cannot merge stays apart (`simplified`), or becomes quotients and remainders of one axis: of the
+reduced ones (`canonical`), or of all (`flattened`). Nothing here knows a target or a strategy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from agent_synthesis.nests.interner import EXPENSIVE, Interner
+from agent_synthesis.nests.ir import (
+    Axis,
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Nest,
+    Quotient,
+    Remainder,
+    with_value,
+)
+
+
+def roots(nest: Nest) -> list[Expression]:
+    """All expressions that the nest evaluates: of reductions, then of stores."""
+    return [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
+
+
+def indices(nest: Nest) -> list[Index]:
+    """Every index that the nest uses, stores first."""
+    found = [store.index for store in nest.stores]
+    for part in Interner().parts(roots(nest)).values():
+        if isinstance(part, Load | AxisValue):
+            found.append(part.index)
+    return found + [position.index for window in nest.windows for position in window.positions]
+
+
+def reindexed(nest: Nest, change: Callable[[Index], Index], parallel: Iterable[Axis], reduced: Iterable[Axis]) -> Nest:
+    """The nest over other axes, with every index changed. Shared expressions stay shared."""
+    done: dict[int, tuple[Expression, Expression]] = {}
+
+    def renew(expression: Expression) -> Expression:
+        if id(expression) in done:
+            return done[id(expression)][1]
+        match expression:
+            case Load(_, index, _) | AxisValue(index, _):
+                fresh: Expression = replace(expression, index=change(index))
+            case Call(_, arguments, _):
+                fresh = replace(expression, arguments=tuple(renew(argument) for argument in arguments))
+            case _:
+                fresh = expression
+        done[id(expression)] = (expression, fresh)
+        return fresh
+
+    return replace(
+        nest,
+        parallel=tuple(parallel),
+        reduced=tuple(reduced),
+        reductions=tuple(with_value(r, renew(r.value), change) for r in nest.reductions),
+        stores=tuple(replace(s, index=change(s.index), value=renew(s.value)) for s in nest.stores),
+    )
+
+
+def simplified(nest: Nest) -> Nest:
+    """Without axes of one iteration, and with adjacent axes merged where every index allows it.
+
+    Parallel axes come in the order of the first store's strides, so that the last one is written contiguously.
+    """
+    extents = nest.extents
+    gone = {axis.name: Index() for axis in nest.parallel + nest.reduced if axis.extent == 1}
+    kept = {name: extent for name, extent in extents.items() if name not in gone}
+    if gone:
+        parallel = [axis for axis in nest.parallel if axis.name in kept]
+        reduced = [axis for axis in nest.reduced if axis.name in kept]
+        if nest.reduced and not reduced:
+            reduced = [nest.reduced[-1]]
+            gone.pop(reduced[0].name)
+            kept[reduced[0].name] = 1
+        nest = reindexed(nest, lambda index: index.substituted(gone, kept | dict.fromkeys(gone, 1)), parallel, reduced)
+    nest = replace(nest, parallel=_by_stride(nest))
+    while (merged := _merged_pair(nest)) is not None:
+        nest = merged
+    return nest
+
+
+def _by_stride(nest: Nest) -> tuple[Axis, ...]:
+    strides = {axis.name: nest.stores[0].index.coefficient(axis.name) for axis in nest.parallel}
+    if not all(strides.values()):  # inside a quotient, or not stored along: leave the order that was given
+        return nest.parallel
+    return tuple(sorted(nest.parallel, key=lambda axis: -abs(strides[axis.name] or 0)))
+
+
+def _merged_pair(nest: Nest) -> Nest | None:
+    found = indices(nest)
+    for group in (nest.parallel, nest.reduced):
+        for outer, inner in itertools.pairwise(group):
+            if all(_lie_together(index, outer, inner) for index in found):
+                both = Axis(inner.name, outer.extent * inner.extent)
+
+                def renamed(axes: tuple[Axis, ...], outer: Axis = outer, both: Axis = both) -> list[Axis]:
+                    return [both if a.name == both.name else a for a in axes if a.name != outer.name]
+
+                def change(index: Index, outer: Axis = outer) -> Index:
+                    return Index(index.offset, tuple(term for term in index.terms if term[0] != outer.name))
+
+                return reindexed(nest, change, renamed(nest.parallel), renamed(nest.reduced))
+    return None
+
+
+def _lie_together(index: Index, outer: Axis, inner: Axis) -> bool:
+    far, near = index.coefficient(outer.name), index.coefficient(inner.name)
+    return far is not None and near is not None and far == near * inner.extent
+
+
+def canonical(nest: Nest) -> Nest:
+    """Simplified, with one reduced axis at most; what is not contiguous along it has quotients and remainders."""
+    simple = simplified(nest)
+    if not simple.reductions and (simple.parallel or simple.reduced):
+        return simple
+    if len(simple.reduced) <= 1:
+        return simple
+    flat = Axis(simple.reduced[-1].name, simple.column_count)
+    singles, extents = _split(simple.reduced, flat)
+    extents.update({axis.name: axis.extent for axis in simple.parallel})
+    return reindexed(simple, lambda index: _recombined(index.substituted(singles, extents)), simple.parallel, [flat])
+
+
+def _recombined(index: Index) -> Index:
+    """The index with quotients and remainders put together where they form the number that they were split from.
+
+    `d (v / d) + v % d` is v, and `a ((v / a) % b) + v % a` is v % (a b): a tensor whose merged axes lie together is
+    contiguous along them although others are not.
+    """
+    terms = dict(index.terms)
+    for atom, coefficient in index.terms:
+        if not isinstance(atom, Remainder):
+            continue
+        value, divisor = atom.value, atom.divisor
+        for outer, step in index.terms:
+            if step != coefficient * divisor or isinstance(outer, str):
+                continue
+            rest = Index(index.offset, tuple((a, c) for a, c in terms.items() if a not in (atom, outer)))
+            if outer == Quotient(value, divisor):
+                return _recombined(rest + value.scaled(coefficient))
+            if isinstance(outer, Remainder) and outer.value == Index(0, ((Quotient(value, divisor), 1),)):
+                whole = Remainder(value, divisor * outer.divisor)
+                return _recombined(rest + Index(0, ((whole, coefficient),)))
+    return index
+
+
+def _split(axes: Sequence[Axis], flat: Axis) -> tuple[dict[str, Index], dict[str, int]]:
+    """Each axis as a part of their row-major number, and the extents to simplify with."""
+    extents = {flat.name: flat.extent}
+    parts = {}
+    inside = flat.extent
+    for axis in axes:
+        outside, inside = inside, inside // axis.extent
+        part = Index.axis(flat.name)
+        part = part.divided(inside, extents)
+        parts[axis.name] = part if outside == flat.extent else part.modulo(axis.extent, extents)
+    return parts, extents
+
+
+def flattened(nest: Nest) -> Nest:
+    """A nest without reductions over one flat axis; what is not contiguous becomes quotients and remainders."""
+    axes = nest.parallel + nest.reduced
+    flat = Axis(axes[-1].name, math.prod(axis.extent for axis in axes))
+    extents = {flat.name: flat.extent}
+    whole = Index.axis(flat.name)
+
+    def run(first: int, last: int) -> Index:
+        """The row-major number formed by axes first … last."""
+        inside = math.prod(axis.extent for axis in axes[last + 1 :])
+        part = whole.divided(inside, extents)
+        size = math.prod(axis.extent for axis in axes[first : last + 1])
+        return part if first == 0 else part.modulo(size, extents)
+
+    singles = {axis.name: run(number, number) for number, axis in enumerate(axes)}
+
+    def change(index: Index) -> Index:
+        coefficients = [index.coefficient(axis.name) for axis in axes]
+        if None in coefficients:
+            return index.substituted(singles, extents)
+        result, last = Index(index.offset), len(axes) - 1
+        while last >= 0:
+            first, step = last, coefficients[last] or 0
+            reach = step * axes[last].extent
+            while first > 0 and coefficients[first - 1] == reach:
+                first -= 1
+                reach *= axes[first].extent
+            if step:
+                result = result + run(first, last).scaled(step)
+            last = first - 1
+        return result
+
+    return reindexed(nest, change, [flat], [])
+
+
+def taken_apart(nest: Nest) -> Nest:
+    """The nest with axes split where an index has a quotient or a remainder of them: a view had merged two."""
+    while (found := _merged_axis(nest)) is not None:
+        axis, divisor = found
+        name = f"{axis.name}_outer"
+        while name in nest.extents:
+            name += "_outer"
+        outer = Axis(name, axis.extent // divisor)
+        inner = Axis(axis.name, divisor)
+        extents = {**nest.extents, axis.name: divisor, outer.name: outer.extent}
+        instead = {axis.name: Index.axis(outer.name, divisor) + Index.axis(inner.name)}
+        axes = [part for each in nest.parallel for part in ((outer, inner) if each == axis else (each,))]
+        nest = reindexed(nest, lambda index, i=instead, e=extents: index.substituted(i, e), axes, ())  # type: ignore[misc]
+    return nest
+
+
+def _merged_axis(nest: Nest) -> tuple[Axis, int] | None:
+    """An axis, and the divisor of it alone in some index, which divides its extent."""
+    for index in indices(nest):
+        atoms = [atom for atom, _ in index.terms]
+        while atoms:
+            atom = atoms.pop()
+            if not isinstance(atom, Quotient | Remainder):
+                continue
+            atoms += [inner for inner, _ in atom.value.terms]
+            for axis in nest.parallel:
+                if atom.value == Index.axis(axis.name) and axis.extent % atom.divisor == 0 < axis.extent - atom.divisor:
+                    return axis, atom.divisor
+    return None
+
+
+def is_safe_in_place(nest: Nest) -> bool:
+    """Whether every buffer both read and written is read only at the very place that is written."""
+    written = {store.buffer: store.index for store in nest.stores}
+    loads = [part for part in Interner().parts(roots(nest)).values() if isinstance(part, Load)]
+    return all(written.get(load.buffer, load.index) == load.index for load in loads)
+
+
+def reads_what_it_writes(nest: Nest) -> bool:
+    """Whether some buffer is both read and written, so that the nest must not run twice."""
+    written = {store.buffer for store in nest.stores}
+    return any(isinstance(part, Load) and part.buffer in written for part in Interner().parts(roots(nest)).values())
+
+
+def work(nest: Nest) -> int:
+    """Rough cost of the nest in simple element operations."""
+    interner = Interner()
+    costs = (
+        16 if isinstance(part, Call) and part.operation in EXPENSIVE else 1
+        for part in interner.parts(roots(nest)).values()
+        if not isinstance(part, Literal)
+    )
+    return nest.row_count * nest.column_count * sum(costs)

@@ -1,0 +1,166 @@
+"""How a nest accesses memory along an axis: which accesses are contiguous, aligned and how wide a vector they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal as OneOf
+
+from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.interner import Interner
+from agent_synthesis.nests.ir import Axis, Expression, Index, Load, Nest, Quotient, Remainder
+
+SKEWED_ROW = 4096
+"""Elements from which on a row that begins anywhere is read in packs unasked, behind a ragged head and tail."""
+
+Access = OneOf["pack", "same", "each"]
+"""Of one access by the elements of a pack: neighbours in memory, all the same element, or anything else."""
+
+
+def loads(nest: Nest) -> list[Load]:
+    """Every distinct load, in the order of first use."""
+    return loads_below(iteration_space.roots(nest))
+
+
+def loads_below(roots: Iterable[Expression]) -> list[Load]:
+    """Every distinct load at or below the roots, in the order of first use."""
+    found: dict[int, Load] = {}
+    interner = Interner()
+    for root in roots:
+        parts = interner.parts([root])
+        found.update({number: part for number, part in parts.items() if isinstance(part, Load)})
+    return [found[number] for number in sorted(found)]
+
+
+def accesses(nest: Nest) -> list[tuple[str, Index]]:
+    """Buffer and index of every load and store."""
+    return [(load.buffer, load.index) for load in loads(nest)] + [(s.buffer, s.index) for s in nest.stores]
+
+
+def row_data_bytes(nest: Nest) -> int:
+    """Bytes of what differs from row to row and is read, over all rows."""
+    rows = {axis.name for axis in nest.parallel}
+    names = {load.buffer for load in loads(nest) if load.index.axes() & rows or not rows}
+    return sum(b.element_count * b.type.size_bytes for b in nest.buffers if b.name in names)
+
+
+def access(index: Index, axis: str, pack: int) -> Access:
+    """How the elements of a pack (aligned, along the axis) lie to each other."""
+    step = _step(index, axis, pack)
+    if step == 0:
+        return "same"
+    return "pack" if step == 1 and _aligned(index, axis, pack) and pack > 1 else "each"
+
+
+def run(nest: Nest) -> int:
+    """Elements of a row that lie together before the next row's come, where rows take turns in memory; 0 elsewhere.
+
+    So lie the channels of a batch of images.
+    """
+    stores = [store for store in nest.stores if nest.is_element_store(store)]
+    if not stores or len(nest.parallel) != 1 or len(nest.reduced) != 1:
+        return 0
+    stored = max(stores, key=lambda store: nest.buffer(store.buffer).element_count)
+    axis, terms = Index.axis(nest.reduced[0].name), dict(stored.index.terms)
+    found = next((atom.divisor for atom in terms if isinstance(atom, Remainder) and atom.value == axis), 0)
+    steps = [terms.get(Remainder(axis, found)), terms.get(nest.parallel[0].name), terms.get(Quotient(axis, found))]
+    return found if found and steps == [1, found, found * nest.row_count] else 0
+
+
+def is_contiguous(index: Index, axis: str) -> bool:
+    """Whether neighbours along the axis are neighbours in memory, but for the ends of merged axes."""
+    return _step(index, axis, 1) == 1
+
+
+def _step(index: Index, axis: str, pack: int) -> int | None:
+    """How far one step inside an aligned pack moves; None when it differs between steps."""
+    total = 0
+    for atom, coefficient in index.terms:
+        if isinstance(atom, str):
+            total += coefficient if atom == axis else 0
+            continue
+        if axis not in atom.value.axes():
+            continue
+        inner = _step(atom.value, axis, pack)
+        if inner == 0:
+            continue
+        if inner != 1 or atom.divisor % pack or not _aligned(atom.value, axis, pack):
+            return None
+        total += 0 if isinstance(atom, Quotient) else coefficient
+    return total
+
+
+def _aligned(index: Index, axis: str, pack: int) -> bool:
+    """Whether the first element of a pack has an index that is a multiple of the pack."""
+    if index.offset % pack:
+        return False
+    for atom, coefficient in index.terms:
+        if coefficient % pack == 0 or atom == axis:
+            continue
+        if isinstance(atom, str | Quotient) or axis not in atom.value.axes():
+            return False
+        if atom.divisor % pack or not _aligned(atom.value, axis, pack):
+            return False
+    return True
+
+
+def widest_pack(nest: Nest, axis: Axis) -> int:
+    """The most elements that every contiguous access can move at once: 16 bytes of the narrowest type, 8 elements."""
+    contiguous = [
+        (nest.buffer(name).type.size_bytes, index) for name, index in accesses(nest) if _step(index, axis.name, 1) == 1
+    ]
+    if not contiguous:
+        return 1
+    pack = min(8, 16 // min(size for size, _ in contiguous))
+    largest = max(size for size, _ in contiguous)
+    while pack * largest > 32:
+        pack //= 2
+    while pack > 1 and (axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)):
+        pack //= 2
+    return pack
+
+
+def skew(nest: Nest, axis: Axis, pack: int) -> Index | None:
+    """Where rows begin that no pack can be aligned to: the place of a row's first element in what is read or written.
+
+    Packs then begin up to `pack - 1` elements before the row, so that they are aligned; accesses of other rows' places
+    modulo `pack` go element by element. None where packs are aligned anyway, or where nothing is contiguous.
+    """
+    if pack == 1 or widest_pack(nest, axis) % pack == 0:
+        return None
+    found = [
+        (nest.buffer(name).element_count, index)
+        for name, index in accesses(nest)
+        if index.coefficient(axis.name) == 1 and min([index.offset, *(c for _, c in index.terms)]) >= 0
+    ]
+    _, largest = max(found, key=lambda access: access[0], default=(0, None))
+    if largest is None or axis.extent < pack:
+        return None
+    return Index(largest.offset, tuple(term for term in largest.terms if term[0] != axis.name))
+
+
+def skewed_access(index: Index, axis: str, pack: int, place: Index) -> Access:
+    """`access`, for packs that are aligned to rows beginning at `place`."""
+    if axis not in index.axes():
+        return "same"
+    if index.coefficient(axis) != 1:
+        return "each"
+    apart = index + place.scaled(-1)
+    moved = [apart.offset, *(coefficient for atom, coefficient in apart.terms if atom != axis)]
+    return "pack" if all(coefficient % pack == 0 for coefficient in moved) else "each"
+
+
+def best_pack(nest: Nest, axis: Axis, shortest: int = SKEWED_ROW) -> int:
+    """The widest pack; in rows of at least `shortest` that begin anywhere, one that is skewed to be aligned.
+
+    That needs three quarters of what is contiguous to begin at one place modulo the pack: the rest goes by element.
+    """
+    pack = widest_pack(nest, axis)
+    contiguous = [(nest.buffer(name), index) for name, index in accesses(nest) if index.coefficient(axis.name) == 1]
+    if pack > 1 or axis.extent < shortest or not contiguous:
+        return pack
+    wide = min(8, 16 // max(buffer.type.size_bytes for buffer, _ in contiguous))
+    place = skew(nest, axis, wide)
+    if place is None:
+        return pack
+    alike = [b.element_count for b, i in contiguous if skewed_access(i, axis.name, wide, place) == "pack"]
+    return wide if 4 * sum(alike) >= 3 * sum(buffer.element_count for buffer, _ in contiguous) else pack
