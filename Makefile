@@ -5,11 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTS = $(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile --durations=12 \
+  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services"
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
 BUDGET ?= 5s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run quick test test-simt test-hostile red-team honest test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile red-team honest test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -44,9 +46,11 @@ check: $(READY) ## lint, formatting, types, import contracts, proto lint and com
 format: $(READY) ## formats the sources
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-test: $(READY) ## runs the tests that need no GPU, with coverage
-	@$(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile \
-	  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services" --durations=12 --cov --cov-report=term:skip-covered
+test: $(READY) ## runs the tests that need no GPU
+	@$(TESTS)
+
+coverage: $(READY) ## the same, and which lines they do not reach; takes half as long again
+	@$(TESTS) --cov --cov-report=term:skip-covered
 
 ##@ Tests of their own
 
