@@ -16,16 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from google.protobuf.message import Message
-
 from gpu_bench import faults
 from gpu_bench.machine import worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
-from gpu_bench.session import Reply, Session
+from gpu_bench.session import Session
 from gpu_bench.solutions.caller import Answer, Called
 from gpu_bench.solutions.contest import AA_COPY, EAGER, VARIED, Contest, SolutionFault
 from gpu_bench.workers import shared_file
 from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Outbox
+from gpu_bench.workers.pair import on_failure
 from warpsmith.errors import BadInput, Infrastructure, WorkerRaised
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import (
@@ -87,10 +86,13 @@ class SolutionSession(Session):
     """A task's judge, and the processes of one solution and of the baselines. One call at a time."""
 
     _judge_entry = WITNESS
+    _with_outbox = False  # all is shared from the beginning, once it is known what lies there
     _digest = ""
     """Of the solution in the process."""
     _contest: Contest | None = None
     _arms: Arms | None = None
+    _cache: CompilerCache | None = None
+    """What the baselines' process compiles."""
     _shared: Outbox | None = None
     """On a GPU, what all processes share."""
 
@@ -99,6 +101,9 @@ class SolutionSession(Session):
         with self._lock:
             self._close_arms()
         super().close()
+        with self._lock:
+            if self._cache is not None:
+                self._cache.close()
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -113,7 +118,7 @@ class SolutionSession(Session):
     ) -> Iterator[str | None]:
         """As `Session._ahead`; the judge does one thing at a time, for it places the values of calls."""
         del prepared
-        return map(self._without_truth, cases)
+        return map(self._truths.of, cases)
 
     def _compare_case(
         self,
@@ -123,20 +128,15 @@ class SolutionSession(Session):
         response: benchmark_service_pb2.CompareOutputsResponse,
     ) -> benchmark_service_pb2.ExecutionFault | None:
         del program, prepared
-        if self._bench is None or not self._bench.alive:
-            return self._ended()
+        there = self._workers.current_bench
+        if there is None or not there.alive:
+            return self._candidate.ended()
         try:
             response.comparisons.append(self._opened().judged(case.family, case.seed))
         except SolutionFault as failed:
-            self._drop_bench()
+            self._workers.drop_bench()
             return failed.fault
         return None
-
-    def _begin_outbox(self, prepared: judging_pb2.Preparation) -> None:
-        """Nothing: what is shared is made when it is known what lies there."""
-
-    def _share_outbox(self) -> None:
-        """Nothing: all is shared from the beginning."""
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
@@ -148,13 +148,13 @@ class SolutionSession(Session):
 
         with self._lock:
             if request.tier == timing_pb2.TIER_FINAL:
-                self._drop_bench()
+                self._workers.drop_bench()
             fault = self._load(request.program, request.artifact)
             if fault is not None:
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
             arms, contest = self._opened_arms(request.tier), self._opened()
             contest.place_members(_TASK, 0)
-            if any(self._known.get(family) is None for family in VARIED):  # the reference takes other parameters
+            if any(self._truths.may_have(family) for family in VARIED):  # the reference takes other parameters
                 contest.place_timed_members()
             swept = min(max(2 * arms.yardstick.ceilings.device.cache_bytes, 8 << 20), _MOST_SWEPT_BYTES)
 
@@ -166,7 +166,7 @@ class SolutionSession(Session):
             try:
                 timing = solution_timing.contend(arms.yardstick, arms.offered, self.task.precision, request.tier, call)
             except SolutionFault as failed:
-                self._drop_bench()
+                self._workers.drop_bench()
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=failed.fault)
             finally:
                 if contest.judge.alive:
@@ -194,7 +194,7 @@ class SolutionSession(Session):
     def _eager(self) -> Called:
         """A process like a solution's, with the reference in it."""
         process = self._called(SOLUTION)
-        with self._on_failure(process.close):
+        with on_failure(process.close):
             seconds = self._limits.prepare_seconds
             opened = process.call("open", self._opening(self.task), judging_pb2.OpenedSolution, deadline_s=seconds)
             if opened.fault:
@@ -207,7 +207,7 @@ class SolutionSession(Session):
         self._cache = CompilerCache(self._machine.compiled(self.task.target)) if self._machine else CompilerCache()
         self._cache.renew()
         process = self._called(BASELINES, self._cache)
-        with self._on_failure(process.close):
+        with on_failure(process.close):
             request = judging_pb2.BaselinesRequest(
                 prepare=judging_pb2.PrepareRequest(task=self.task, tier=timing_pb2.TIER_FINAL),
                 introduction=self._opened().introduction,
@@ -227,7 +227,7 @@ class SolutionSession(Session):
 
         Raises BadInput where that cannot be written down.
         """
-        judge = self._judge_worker()
+        judge = self._workers.judge()
         if self._contest is None or self._contest.judge is not judge:
             told = judge.call(
                 "introduce",
@@ -240,8 +240,8 @@ class SolutionSession(Session):
                     f"{self.task.entry_path}: get_inputs or get_init_inputs gives what cannot be written down, so that "
                     "no solution can be made in a process without the reference"
                 )
-            shared_file.grow(self._descriptor, told.total_bytes)
-            prepared = self._preparation()
+            shared_file.grow(self._workers.descriptor, told.total_bytes)
+            prepared = self._workers.preparation()
             self._contest = Contest(
                 self.task.target, self._limits, judge, told, prepared.eager_seconds, prepared.regions,
                 self._mapped(told.total_bytes),
@@ -254,18 +254,19 @@ class SolutionSession(Session):
         """The memory that all share, where results are put that are read here; a GPU's nobody else can read."""
         if self.task.target == task_pb2.TARGET_CUDA:
             return None
-        return memoryview(mmap.mmap(self._descriptor, size))
+        return memoryview(mmap.mmap(self._workers.descriptor, size))
 
     def _load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
     ) -> benchmark_service_pb2.ExecutionFault | None:
         contest = self._opened()
-        there = self._bench
+        there = self._workers.current_bench
         if there is not None and there.alive and there is contest.solution and self._digest == program.digest:
             return None
-        self._drop_bench()
+        self._workers.drop_bench()
         solution = self._called(SOLUTION, environment={"PATH": _PATH})
-        self._bench, self._digest, self._saw_damage = solution, program.digest, False
+        self._workers.take_for_bench(solution)
+        self._digest = program.digest
         own = task_pb2.Task(
             entry_path="solution.py",
             class_name="ModelNew",
@@ -273,12 +274,16 @@ class SolutionSession(Session):
             precision=self.task.precision,
             sources=[task_pb2.SourceFile(path="solution.py", content=artifact.content)],
         )
-        request = self._opening(own)
-        opened = self._call_candidate("open", request, judging_pb2.OpenedSolution, self._limits.open_seconds)
+        request, seconds = self._opening(own), self._limits.open_seconds
+        try:
+            opened = self._candidate.call("open", request, judging_pb2.OpenedSolution, seconds)
+        except (WorkerRaised, BadInput) as error:  # in this process every exception is the solution's doing
+            self._workers.drop_bench()
+            return faults.fault(verdict_pb2.FAILURE_KIND_CRASH, str(error)[:300])
         if isinstance(opened, benchmark_service_pb2.ExecutionFault):
             return opened
         if opened.fault:
-            self._drop_bench()
+            self._workers.drop_bench()
             return faults.fault(opened.fault, opened.detail)
         contest.admit(solution)
         return None
@@ -289,7 +294,7 @@ class SolutionSession(Session):
         contest.place_members(_TASK, 0)
         contest.place(_TASK, secrets.randbits(63))
         return judging_pb2.OpenSolutionRequest(
-            task=task, introduction=contest.introduction, regions=self._preparation().regions
+            task=task, introduction=contest.introduction, regions=self._workers.preparation().regions
         )
 
     def _called(
@@ -297,19 +302,19 @@ class SolutionSession(Session):
     ) -> Called:
         """A process that can be called, with the memory that all share. Only the baselines' may write the cache."""
         policy = worker_policy(self.task.target)
-        variables = worker_environment(self._descriptor) | {
+        variables = worker_environment(self._workers.descriptor) | {
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             # Threads that are let go all at once come to lie on one processor: 16 of them took 12 ms for 2 (and 2 with
             # each on its own).
             "OMP_PROC_BIND": "true",
-            PASSAGE_VARIABLE: str(self._passage.inherited),
+            PASSAGE_VARIABLE: str(self._workers.passage.inherited),
             **(environment or {}),
         }
         if cache is not None:
             policy, variables = replace(policy, writable=(cache.directory,)), variables | cache.environment()
-        inherited = (self._descriptor, self._passage.inherited)
+        inherited = (self._workers.descriptor, self._workers.passage.inherited)
         process = Called(entry, policy, rung=self._rung, env=variables, shared_fds=inherited)
-        with self._on_failure(process.close):
+        with on_failure(process.close):
             self._share(process, self._opened().introduction.total_bytes)
         return process
 
@@ -320,7 +325,7 @@ class SolutionSession(Session):
         if self._shared is None:
             self._shared = Outbox.make(size)
         if self._shared is not None:
-            self._passage.send(self._shared.descriptor)
+            self._workers.passage.send(self._shared.descriptor)
             request = judging_pb2.Preparation(total_bytes=size)
             moved = worker.call("move", request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
             if moved.total_bytes == size:
@@ -328,13 +333,3 @@ class SolutionSession(Session):
         raise Infrastructure(
             "memory of the GPU cannot be shared between processes here, which judging a solution needs"
         )
-
-    def _call_candidate(
-        self, method: str, request: Message, response: type[Reply], deadline_s: float
-    ) -> Reply | benchmark_service_pb2.ExecutionFault:
-        """As `Session._call_candidate`; in this process every exception is the solution's doing."""
-        try:
-            return super()._call_candidate(method, request, response, deadline_s)
-        except (WorkerRaised, BadInput) as error:
-            self._drop_bench()
-            return faults.fault(verdict_pb2.FAILURE_KIND_CRASH, str(error)[:300])

@@ -62,8 +62,8 @@ def test_a_session_whose_workers_cannot_map_it_goes_on_through_the_host(
     monkeypatch.setattr(Outbox, "make", staticmethod(lambda size: Outbox(descriptor, size)))
     monkeypatch.setattr(parcels, "LEAST_BYTES", 0)
     made = Session(small.task())
-    begin = made._begin_outbox
-    monkeypatch.setattr(made, "_begin_outbox", lambda size: _as_on_a_gpu(made, begin, size))
+    begin = made._workers.begin_outbox
+    monkeypatch.setattr(made._workers, "begin_outbox", lambda prepared: _as_on_a_gpu(made, begin, prepared))
     program = small.kernel_program(small.softmax)
     case = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
     response = made.compare(program, small.compiled(program), [case])
@@ -74,9 +74,9 @@ def test_a_session_whose_workers_cannot_map_it_goes_on_through_the_host(
     made.close()
 
 
-def _as_on_a_gpu(made: Session, begin: Any, size: int) -> None:
+def _as_on_a_gpu(made: Session, begin: Any, prepared: Any) -> None:
     made.task.target = task_pb2.TARGET_CUDA
-    begin(size)
+    begin(prepared)
     made.task.target = task_pb2.TARGET_CPU
 
 

@@ -15,6 +15,8 @@ import pytest
 from gpu_bench.limits import Limits
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
+from gpu_bench.truths import Truths
+from gpu_bench.workers.pair import Pair
 from warpsmith.errors import BadInput, WorkerFault
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
@@ -140,20 +142,20 @@ def test_a_crash_is_the_programs_fault_and_the_next_program_finds_a_clean_proces
 
 
 def test_a_process_that_ends_between_two_calls_is_the_programs_crash(
-    compare: Compare, small: Any, monkeypatch: pytest.MonkeyPatch
+    compare: Compare, small: Any, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_truth = Session._without_truth
+    of = Truths.of
 
-    def ending(session: Session, case: benchmark_service_pb2.ComparisonCase) -> str | None:
-        worker = session._bench
+    def ending(truths: Truths, case: benchmark_service_pb2.ComparisonCase) -> str | None:
+        worker = session._workers.current_bench
         while worker is not None and worker.alive:  # as a thread of the program may end it at any time
             for process in worker.processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-        return without_truth(session, case)
+        return of(truths, case)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_without_truth", ending)
+        patch.setattr(Truths, "of", ending)
         fault = compare(small.softmax).fault
     assert (fault.kind, fault.detail) == (
         verdict_pb2.FAILURE_KIND_CRASH,
@@ -166,26 +168,27 @@ def test_the_first_truth_of_a_family_is_not_made_while_a_candidate_runs(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_gpu = task_pb2.Task(target=task_pb2.TARGET_CUDA)
-    monkeypatch.setattr(session, "task", on_a_gpu)
-    monkeypatch.setattr(session, "_known", {})
+    truths = session._truths
+    monkeypatch.setattr(truths, "_task", on_a_gpu)
+    monkeypatch.setattr(truths, "_known", {})
     was_ahead: list[bool] = []
 
     def made(case: benchmark_service_pb2.ComparisonCase) -> str | None:
         was_ahead.append(threading.current_thread() is not threading.main_thread())
-        session._known[case.family] = None
+        truths._known[case.family] = None
         return None
 
-    monkeypatch.setattr(session, "_without_truth", made)
+    monkeypatch.setattr(truths, "of", made)
     families = [verdict_pb2.VALUE_FAMILY_TASK] * 2 + [verdict_pb2.VALUE_FAMILY_MIXED] * 2
     cases = [benchmark_service_pb2.ComparisonCase(family=family, seed=seed) for seed, family in enumerate(families)]
-    assert list(session._ahead(cases, judging_pb2.Preparation(total_bytes=64))) == [None] * 4
+    assert list(truths.ahead(cases, judging_pb2.Preparation(total_bytes=64))) == [None] * 4
     assert was_ahead == [False, True, False, True]
 
 
 def test_of_whole_cases_the_judge_alone_says_that_they_are_not_judged(
     compare: Compare, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = session._run_candidate
+    run = session._candidate.run
 
     def forging(method: str, *arguments: Any) -> Any:
         answer = run(method, *arguments)
@@ -194,7 +197,7 @@ def test_of_whole_cases_the_judge_alone_says_that_they_are_not_judged(
             answer.observed.outputs[0].rms_ratio = 0.9
         return answer
 
-    monkeypatch.setattr(session, "_run_candidate", forging)
+    monkeypatch.setattr(session._candidate, "run", forging)
     comparison = compare("for (long i = 0; i < ROWS * COLUMNS; ++i) y[i] = 0.03f;").comparisons[0]
     assert (comparison.unjudged, len(comparison.outputs)) == ("", 1)
     assert comparison.outputs[0].rms_ratio > 4
@@ -318,13 +321,13 @@ def test_a_large_task_shares_the_machine_with_no_idle_one(small: Any) -> None:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares compile nothing: that takes half a minute, and whole runs show it."""
-    call = Session._call_on_task
+    call = Pair.call_on_task
 
-    def opening(session: Session, worker: Worker, method: str) -> None:
+    def opening(workers: Pair, worker: Worker, method: str) -> None:
         if method != "prepare_baselines":
-            call(session, worker, method)
+            call(workers, worker, method)
 
-    monkeypatch.setattr(Session, "_call_on_task", opening)
+    monkeypatch.setattr(Pair, "call_on_task", opening)
 
 
 @pytest.mark.usefixtures("cold")
@@ -332,23 +335,24 @@ def test_a_final_takes_the_process_that_was_made_while_its_finalist_was_verified
     small: Any, compare: Compare, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(small.softmax)
-    judged_in, its_cache = session._bench, session._cache
+    workers = session._workers
+    judged_in, its_cache = workers.current_bench, workers._cache
     session.expect_final()
-    assert session._spare is not None
-    spare, cache = session._spare.worker(), session._spare.cache
+    assert workers._spare is not None
+    spare, cache = workers._spare.worker(), workers._spare.cache
     assert cache is not its_cache  # what a candidate's process can write no baseline reads
     timed_in = []
 
     def measured(*_: object) -> benchmark_service_pb2.MeasureArtifactResponse:
-        timed_in.append(session._bench)
+        timed_in.append(workers.current_bench)
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing_pb2.Timing())
 
-    monkeypatch.setattr(session, "_load", lambda *_: None)
-    monkeypatch.setattr(session, "_call_candidate", measured)
+    monkeypatch.setattr(session._candidate, "load", lambda *_: None)
+    monkeypatch.setattr(session._candidate, "call", measured)
     session.measure(benchmark_service_pb2.MeasureArtifactRequest(tier=timing_pb2.TIER_FINAL))
     assert timed_in == [spare]
-    assert session._cache is cache
-    assert session._spare is None
+    assert workers._cache is cache
+    assert not workers.has_spare
     assert judged_in is not None
     assert not judged_in.alive
     assert its_cache is None or not its_cache.directory.exists()
@@ -359,13 +363,14 @@ def test_a_spare_that_fails_is_done_without(small: Any, monkeypatch: pytest.Monk
         raise WorkerFault("no")
 
     failing = Session(small.task())
-    monkeypatch.setattr(failing, "_call_on_task", broken)
+    workers = failing._workers
+    monkeypatch.setattr(workers, "call_on_task", broken)
     failing.expect_final()
-    assert failing._spare is not None
-    assert failing._spare.worker() is None
-    failing._use_spare()
+    assert workers._spare is not None
+    assert workers._spare.worker() is None
+    workers.use_spare()
     monkeypatch.undo()
-    assert failing._bench_worker().alive
+    assert workers.bench().alive
     failing.close()
 
 
@@ -373,8 +378,9 @@ def test_a_spare_that_fails_is_done_without(small: Any, monkeypatch: pytest.Monk
 def test_a_closed_session_ends_its_spare(small: Any) -> None:
     closed = Session(small.task())
     closed.expect_final()
-    assert closed._spare is not None
-    spare, cache = closed._spare.worker(), closed._spare.cache
+    begun = closed._workers._spare
+    assert begun is not None
+    spare, cache = begun.worker(), begun.cache
     assert spare is not None
     closed.close()
     assert not spare.alive

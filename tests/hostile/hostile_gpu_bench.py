@@ -186,13 +186,13 @@ class Bench:
     @contextmanager
     def leaving_no_traces(self, session: SolutionSession, case: solutions.Solution) -> Iterator[None]:
         """The same of a solution, whose process ends; what judge and baselines keep of the GPU varies by gigabytes."""
-        session._judge_worker()
+        session._workers.judge()
         if case.timed:
             session._opened_arms(SCREENING)
-        session._drop_bench()
+        session._workers.drop_bench()
         before = self.traces.now()
         yield
-        session._drop_bench()
+        session._workers.drop_bench()
         self.traces.assert_same(before)
 
     def compiled(self, kernel: kernels.Kernel) -> tuple[candidate_pb2.Program, artifact_pb2.Artifact | Rejected]:

@@ -92,10 +92,10 @@ class Bench:
     def dismiss(self, case: Solution) -> None:
         """Ends the process of a solution; judge and, where one is timed, baselines are there."""
         session = self.session(case.reference)
-        session._judge_worker()
+        session._workers.judge()
         if case.timed:
             session._opened_arms(timing_pb2.TIER_SCREENING)
-        session._drop_bench()
+        session._workers.drop_bench()
 
     def close(self) -> None:
         if self._session is not None:

@@ -85,7 +85,7 @@ class Bench:
         except (WarpsmithError, OSError) as error:
             self.close()  # whatever it was, the next solution finds a fresh judge
             return Told("BROKEN", type(error).__name__, str(error)[:300], time.monotonic() - begin)
-        session._drop_bench()
+        session._workers.drop_bench()
         timing, verdict = found.timing, found.verdict
         return Told(
             judge.state_of(verdict),
