@@ -17,6 +17,7 @@ from agent_correctness.checks.limits import Size, size_of
 from gpu_bench.judging import comparison
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.judging.reference import Reference
 from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.running.host import HostProgram
@@ -36,14 +37,27 @@ FLOAT64_RATIO = 100.0
 """Units of 2 ulp of an output's rms up to which a float64 result may differ from PyTorch's float64 result."""
 
 
-class NearJudge(Judge):
+class NearReference(Reference):
     """Notes where eager had to be taken for the truth, because its result is nothing but rounding."""
 
     rounding_only = False
 
-    def _repeats_eager(self, *args: Any, **kwargs: Any) -> bool:
+    def repeats(self, *args: Any, **kwargs: Any) -> bool:
+        """As `Reference.repeats`."""
         self.rounding_only = True
-        return super()._repeats_eager(*args, **kwargs)
+        return super().repeats(*args, **kwargs)
+
+
+class NearJudge(Judge):
+    """Knows how far PyTorch itself comes out."""
+
+    def __init__(self, loaded: LoadedTask, shared: SharedMemory) -> None:
+        super().__init__(loaded, shared, NearReference)
+
+    @property
+    def rounding_only(self) -> bool:
+        """Whether eager had to be taken for the truth."""
+        return isinstance(self.reference, NearReference) and self.reference.rounding_only
 
     def has_no_wider_truth(self, observed: verdict_pb2.Comparison) -> bool:
         """Whether all that is off are roundings of float64, whose truth is PyTorch's own result to the last bit."""
@@ -59,7 +73,7 @@ class NearJudge(Judge):
     def rounding_decides(self, observed: verdict_pb2.Comparison) -> bool:
         """Whether PyTorch itself fails the comparison when each of its results is up to one ulp off."""
         answer = self.answer(observed.family, observed.seed)
-        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         of_family = comparison.Forgiveness.of(observed.family)
         forgiveness = comparison.Forgiveness(of_family.nan_stands_for_any_non_finite)
         for draw in range(NUDGES):

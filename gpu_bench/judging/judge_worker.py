@@ -1,31 +1,29 @@
 """The judge's process: holds truth and eager results, which the candidate's process never sees.
 
-The one idea: the judge captures the module by itself and computes that graph in float64, so that neither the
-synthesis agent's idea of the module nor eager's rounding is taken for the truth. It never loads a candidate.
+The one idea: what a candidate gave is compared with answers that stay here: eager's, and the truth in float64, which
+are only believed of each other where they agree. It never loads a candidate; how answers come to be is `reference`'s.
 Served by `warpsmith.sandbox.worker`; user code runs here.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from gpu_bench.judging import alone, comparison, conditioning, guard, near_ties, plausible, slices, undecided
-from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
-from gpu_bench.judging.terms import terms_floor
-from gpu_bench.running import executor
+from gpu_bench.judging import alone, comparison, conditioning, near_ties, plausible, undecided
+from gpu_bench.judging.loaded import LoadedTask, rehearse, release_surplus
+from gpu_bench.judging.reference import Reference
 from gpu_bench.values import seeds
-from gpu_bench.values.cases import Cases, Eager, Taken
+from gpu_bench.values.cases import Cases, Taken
 from gpu_bench.values.inputs import family_name
-from gpu_bench.workers.sharing import SharedMemory, lay_out, move
+from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs import aten
 from warpsmith.graphs.task_module import cause_of, seed_generators
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
@@ -59,61 +57,29 @@ class Answer:
 class Judge:
     """A prepared reference: made once for a task."""
 
-    _shaken = frozenset({verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS})
-    """Families of which the yardstick is also how far a rounding of the sources moves the truth."""
-
-    def __init__(self, loaded: LoadedTask, shared: SharedMemory) -> None:
+    def __init__(self, loaded: LoadedTask, shared: SharedMemory, kind: type[Reference] = Reference) -> None:
         self._loaded = loaded
         self._shared = shared
         self._answers: OrderedDict[tuple[int, int], Answer] = OrderedDict()
         self._boundaries: dict[str, alone.Boundary] = {}
         """Of the group that is judged alone now."""
         self.shortages = Shortages()
-        self._sliced = False
-        """Whether a truth of the answer under way was computed by slices."""
         self._known_floors: dict[int, list[float]] = {}
         """By family the least that was seen."""
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        self.is_random = False
-        """Whether a call draws from PyTorch's generator."""
-        self.graph = self._captured(args)  # before any call: what the first one makes of the module is no part of it
-        specs = [source.spec for source in self.graph.sources]
+        self.reference = kind(loaded, args, self.give_back)
+        self.graph = self.reference.graph
         given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
-        specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
-        self._types = {dtypes.to_torch(spec.dtype) for spec in specs}
-        """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
-        begin = time.perf_counter()
-        outputs, written = self._run_eager(args, seed=0)
-        self.eager_seconds = time.perf_counter() - begin
-        self._written = self._may_be_written(args) | written
-        self._refuse_random_reference(args, outputs, written)
-        self.cases = Cases.learned(loaded, self.graph, self._run_eager, args)
-        named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
-        self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
+        self.cases = Cases.learned(loaded, self.graph, self.reference.run, args)
+        self.regions, self.total_bytes = self.reference.regions, self.reference.total_bytes
         answer = self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        self.cases.try_sources(args, list(self._written), answer.eager, answer.truth, answer.floors)
+        self.cases.try_sources(args, list(self.reference.written), answer.eager, answer.truth, answer.floors)
 
     @property
     def loaded(self) -> LoadedTask:
         """The task."""
         return self._loaded
-
-    def _captured(self, args: Args) -> graph_pb2.Graph:
-        """What the truth is computed by, as `args` go through it; says whether it is random. Raises BadInput."""
-        graph = self._loaded.capture(args)
-        self.is_random = any(node.random for node in graph.nodes)
-        return graph
-
-    @property
-    def written(self) -> Collection[str]:
-        """Names of the sources that the module may change."""
-        return self._written
-
-    def eager(self, args: Args, seed: int) -> list[torch.Tensor]:
-        """What eager gives on these arguments, region by region."""
-        outputs, written = self._run_eager(args, seed)
-        return [*outputs, *(self._after(name, args, written) for name in self._written)]
 
     # ---- answers -------------------------------------------------------------------------------------------
 
@@ -161,23 +127,23 @@ class Judge:
         seed: int,
         known: Sequence[float] | None,
     ) -> Answer:
-        self._sliced = False
+        sliced = self.reference.slice_count
         args, (outputs, written) = case
-        sources = self._graph_sources(args)
-        truth = self._interpret(args, written, seed, widen=True)
+        sources = self.reference.graph_sources(args)
+        truth = self.reference.truth(args, written, seed)
         floors = list(known or self._terms_floors(sources, truth, family))
-        if family in self._shaken:
-            after = self._interpret(args, written, seed, widen=True, sources=conditioning.Moved(sources, seed))
+        if family in self.reference.shaken:
+            after = self.reference.truth(args, written, seed, conditioning.Moved(sources, seed))
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
-        eager = [*outputs, *(self._after(name, args, written) for name in self._written)]
-        answer = Answer(eager, truth, floors, self._sliced)
+        eager = self.reference.by_region(args, outputs, written)
+        answer = Answer(eager, truth, floors, self.reference.slice_count > sliced)
         names = [region.name for region in self.regions]
         if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
             raise BadInput(chaotic)
         doubts = self._doubts(answer, family)
         if not doubts:
             return answer
-        if family != verdict_pb2.VALUE_FAMILY_TASK or not self._repeats_eager(answer, args, written, seed):
+        if family != verdict_pb2.VALUE_FAMILY_TASK or not self.reference.repeats(eager, args, written, seed):
             raise BadInput(next(iter(doubts.values())))
         # The module amplifies rounding until nothing of float64 is left (batch norm over two values, five times in a
         # row). Its graph is right, bit by bit, so eager is the only truth: a candidate may differ by a few ulp.
@@ -192,116 +158,13 @@ class Judge:
     def _terms_floors(
         self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], family: int
     ) -> list[float]:
-        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
-        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
         try:
-            floors = [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+            floors = self.reference.terms_floors(sources, truth)
         except (RuntimeError, MemoryError) as error:
             self.shortages.ask(error, "terms", family)  # once more with all the room that there is
             return [0.0] * len(truth)
         self._known_floors[family] = list(map(min, floors, self._known_floors.get(family, floors)))
         return floors
-
-    def _interpret(
-        self,
-        args: Args,
-        written: Mapping[str, torch.Tensor],
-        seed: int,
-        *,
-        widen: bool,
-        sources: Mapping[str, torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """Every region as the captured graph gives it, in float64 or as eager computes; sources are left alone.
-
-        `sources`: others than those of `args`.
-        """
-        sources = sources or self._graph_sources(args)
-        seed_generators(seeds.of_generators(seed))
-        try:
-            if widen:
-                results = self._widened(sources)
-            else:
-                results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
-        except (RuntimeError, NotImplementedError, TypeError) as error:
-            raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
-        outputs = [results[name] for name in self.graph.outputs]
-        if len(outputs) != (count := sum(region.name.startswith("output ") for region in self.regions)):
-            raise BadInput(f"the module gives {count} tensors, but its captured graph {len(outputs)}")
-        by_name = {executor.name_of(source): source.name for source in self.graph.sources}
-        for name in self._written:
-            # A source that eager leaves alone on these values is its own truth.
-            now = self._after(name, args, written)
-            unchanged = now.to(aten.widened(now.dtype)) if widen else now
-            outputs.append(results.get(by_name.get(name, ""), unchanged))
-        return outputs
-
-    def _widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The graph in float64: at once, or else some rows at a time where its rows are apart."""
-        try:
-            return aten.interpret(self.graph, sources, widen=True)
-        except (RuntimeError, MemoryError) as error:
-            if not is_want_of_memory(error) or not slices.row_count(self.graph):
-                raise
-        self.give_back()  # not in the handler, which keeps alive what was made
-        self._sliced = True
-        return slices.interpret(self.graph, sources)
-
-    def _may_be_written(self, args: Args) -> dict[str, torch.Tensor]:
-        """Sources that the graph writes: what a clamp leaves as it was on these values it may change on others."""
-        named, written = self._loaded.sources(args).named(), set(aten.written_sources(self.graph))
-        names = [executor.name_of(source) for source in self.graph.sources if source.name in written]
-        return {name: named[name].clone() for name in names if name in named}
-
-    def _after(self, name: str, args: Args, written: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A source as eager leaves it."""
-        return written.get(name, self._loaded.sources(args).named()[name])
-
-    def _repeats_eager(self, answer: Answer, args: Args, written: Mapping[str, torch.Tensor], seed: int) -> bool:
-        """Whether the captured graph, in the module's own types, gives eager's bits."""
-        plain = self._interpret(args, written, seed, widen=False)
-        return all(
-            given.shape == own.shape and guard.same_bits(given, own)
-            for given, own in zip(plain, answer.eager, strict=True)
-        )
-
-    def _graph_sources(self, args: Args) -> dict[str, torch.Tensor]:
-        named = self._loaded.sources(args).named()
-        wanted = {source.name: executor.name_of(source) for source in self.graph.sources}
-        if missing := [name for name in wanted.values() if name and name not in named]:
-            raise BadInput(f"the captured graph reads {missing[0]}, which the module does not have")
-        return {name: named[wanted[name]] for name in wanted if wanted[name]}
-
-    def _run_eager(self, args: Args, seed: int) -> Eager:
-        """Runs the module; sources are put back."""
-        named = self._loaded.sources(args).named()
-        before = {name: tensor.clone() for name, tensor in named.items()}
-        seed_generators(seeds.of_generators(seed))
-        with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
-            returned = self._loaded.module(*args)
-        self._loaded.keep_places()
-        outputs = [leaf.clone() for leaf in self._loaded.output_leaves(returned)]
-        if not outputs:
-            raise BadInput(f"{self._loaded.user.entry_path}: the forward returns no tensor")
-        written: dict[str, torch.Tensor] = {}
-        for name, tensor in named.items():
-            if not guard.same_bits(tensor, before[name]):
-                written[name] = tensor.clone()
-                tensor.copy_(before[name])
-        return outputs, written
-
-    # ---- is the reference one ------------------------------------------------------------------------------
-
-    def _refuse_random_reference(
-        self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[str, torch.Tensor]
-    ) -> None:
-        again, written_again = self._run_eager(args, seed=0)
-        pairs = [*zip(outputs, again, strict=False), *((t, written_again.get(n)) for n, t in written.items())]
-        for position, (first, second) in enumerate(pairs):
-            if second is None or first.shape != second.shape or not guard.same_bits(first, second):
-                raise BadInput(
-                    f"{self._loaded.user.entry_path}: the module is not deterministic: tensor {position} of its "
-                    "results differs between two runs from one generator state; draw with torch's own generator"
-                )
 
     def _doubts(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> dict[int, str]:
         """Region → why its float64 value is no truth: a yardstick as long as the output itself would measure nothing.
@@ -319,7 +182,7 @@ class Judge:
                 continue
             off, size = plausible.off_and_size(eager, truth)
             least = 1e3 * torch.finfo(eager.dtype).smallest_normal
-            share = plausible.share([*self._types, eager.dtype])
+            share = plausible.share([*self.reference.types, eager.dtype])
             allowed = max(share * max(size, nothing), 16.0 * floor, least)
             if off > allowed:
                 found[position] = (
@@ -340,7 +203,7 @@ class Judge:
 
     def _judge_alone(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
         boundary = self._boundaries[observed.group]
-        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         delivered = self._shared.tensors(boundary.regions)
         try:
             return with_room(
@@ -390,7 +253,7 @@ class Judge:
     ) -> verdict_pb2.OutputError:
         """The comparison without what nothing decides: indices of near ties, elements that any rounding moves."""
         name, eager, truth = self.graph.outputs[position], answer.eager[position], answer.truth[position]
-        sources = self._graph_sources(self._loaded.case(observed.family, observed.seed))
+        sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         candidate = candidate.to(truth.device)
 
         def compute(name: str, widen: bool) -> torch.Tensor:
@@ -403,7 +266,7 @@ class Judge:
         def moved() -> Iterator[torch.Tensor]:
             for seed, reach in undecided.moves(observed.seed):
                 seed_generators(seeds.of_generators(observed.seed))
-                yield self._widened(conditioning.Moved(sources, seed, reach))[name]
+                yield self.reference.widened(conditioning.Moved(sources, seed, reach))[name]
 
         if not eager.is_floating_point():
             near_ties.excuse(error, self.graph, name, candidate, eager, truth, compute)
@@ -436,16 +299,16 @@ def _warm_up(_: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     return judging_pb2.Preparation()
 
 
-def prepare(request: judging_pb2.PrepareRequest, kind: type[Judge] = Judge) -> judging_pb2.Preparation:
+def prepare(request: judging_pb2.PrepareRequest, kind: type[Reference] = Reference) -> judging_pb2.Preparation:
     """Makes the judge of this process. Raises BadInput."""
     _judges.clear()
-    _judges.append(kind(LoadedTask.load(request.task), SharedMemory.inherited()))
+    _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited(), kind))
     judge = _judges[0]
     judge.release_surplus()
     prepared = judging_pb2.Preparation(
         regions=judge.regions,
         total_bytes=judge.total_bytes,
-        eager_seconds=judge.eager_seconds,
+        eager_seconds=judge.reference.eager_seconds,
     )
     prepared.MergeFrom(judge.cases.report)
     return prepared

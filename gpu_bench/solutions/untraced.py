@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from gpu_bench.judging.judge_worker import Answer, Judge
 from gpu_bench.judging.loaded import Args
+from gpu_bench.judging.reference import Reference
 from gpu_bench.values import seeds
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.task_module import seed_generators
@@ -31,10 +31,11 @@ _ORIGINS = {
 }
 
 
-class UntracedJudge(Judge):
-    """A prepared reference whose module is its own truth."""
+class UntracedReference(Reference):
+    """A module that is its own truth."""
 
-    _shaken = frozenset(verdict_pb2.ValueFamily.values())
+    shaken = frozenset(verdict_pb2.ValueFamily.values())
+    is_traced = False
 
     def _captured(self, args: Args) -> graph_pb2.Graph:
         """A graph without nodes: sources under the names that comparisons use, and names of the outputs."""
@@ -44,7 +45,7 @@ class UntracedJudge(Judge):
         self._leaf_count = len(leaves)
         self._unused = copy.deepcopy(self._loaded.module)
         self.is_random = self._draws(args)
-        outputs, _ = self._run_eager(args, seed=0)
+        outputs, _ = self.run(args, seed=0)
         self._loaded.restore()
         graph = graph_pb2.Graph(outputs=[f"output {position}" for position in range(len(outputs))])
         for name, tensor in self._loaded.sources(args).named().items():
@@ -58,7 +59,7 @@ class UntracedJudge(Judge):
 
     def _draws(self, args: Args) -> bool:
         """Whether a call moves PyTorch's generator on."""
-        self._run_eager(args, seed=0)
+        self.run(args, seed=0)
         after = self._generator()
         seed_generators(seeds.of_generators(0))
         return not torch.equal(after, self._generator())
@@ -66,19 +67,19 @@ class UntracedJudge(Judge):
     def _generator(self) -> torch.Tensor:
         return torch.cuda.get_rng_state() if self._loaded.device.type == "cuda" else torch.get_rng_state()
 
-    def _terms_floors(
-        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], family: int
-    ) -> list[float]:
+    def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
         """None: nobody knows the terms. What a rounding of the sources moves has to do."""
-        del sources, family
+        del sources
         return [0.0] * len(truth)
 
-    def _repeats_eager(self, answer: Answer, args: Args, written: Mapping[str, torch.Tensor], seed: int) -> bool:
+    def repeats(
+        self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[str, torch.Tensor], seed: int
+    ) -> bool:
         """Whether the module is the module."""
-        del answer, args, written, seed
+        del eager, args, written, seed
         return True
 
-    def _widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Outputs, and every source as the call leaves it, by their names in the graph; floats in float64.
 
         Neither `sources` nor the module change. Raises what the module raises.

@@ -23,7 +23,7 @@ from gpu_bench.judging.judge_worker import Answer, Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
-from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedJudge
+from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
 from gpu_bench.timing import floor
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
@@ -109,9 +109,9 @@ class Witness:
         self._returned = set(shares)
         self._views = {f"output {position}" for position, name in enumerate(shares) if name in sources}
         signature.result = structure.written(described)
-        signature.is_random = self._judge.is_random
+        signature.is_random = self._judge.reference.is_random
         constants = {f"state {name}" for name in self._loaded.constants}
-        signature.constants.extend(sorted(constants.difference(self._judge.written)))
+        signature.constants.extend(sorted(constants.difference(self._judge.reference.written)))
         signature.has_state = any(name.startswith("state ") for name in before)
         return signature
 
@@ -121,8 +121,9 @@ class Witness:
         target, precision = loaded.task.target, loaded.task.precision
         known = request.HasField("ceilings")
         ceilings = device.Ceilings.of(request.ceilings) if known else device.describe(target)
-        is_traced = not isinstance(self._judge, UntracedJudge)
-        graph = self._judge.graph if is_traced else graph_pb2.Graph()  # of which no work can be counted
+        graph = (
+            self._judge.graph if self._judge.reference.is_traced else graph_pb2.Graph()
+        )  # of which no work can be counted
         flags = floor.reference_flags(floor.work_of(graph, precision), ceilings)
         report = timing_pb2.ReferenceReport(flags=flags, environment=device.environment(target))
         return judging_pb2.Yardstick(report=report, graph=graph, ceilings=ceilings.message())
@@ -189,7 +190,7 @@ class Witness:
         where they are looked at: what is still to be computed then has lost them."""
         named = self._loaded.sources(self._args).named()
         given = [each for each in self._sources if each.name.startswith("input ")]
-        written = self._judge.written
+        written = self._judge.reference.written
         taken = judging_pb2.Taken()
         self._after = {}
         for region, place in zip(given, self._shared.tensors(given), strict=True):
@@ -287,7 +288,7 @@ class Witness:
         """What eager gives on the case, region by region."""
         key = (int(self._family), self._seed)
         if self._eager is None or self._eager[0] != key:
-            self._eager = key, self._judge.eager(self._args, self._seed)
+            self._eager = key, self._judge.reference.eager(self._args, self._seed)
         return self._eager[1]
 
 
@@ -418,7 +419,7 @@ def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
     try:
         return judge_worker.prepare(request)
     except BadInput:
-        prepared = judge_worker.prepare(request, UntracedJudge)
+        prepared = judge_worker.prepare(request, UntracedReference)
     prepared.flags.append(REFERENCE_UNTRACED)
     return prepared
 

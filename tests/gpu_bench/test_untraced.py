@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from gpu_bench.judging import judge_worker
+from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.solutions import witness
-from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedJudge
+from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
 from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
@@ -31,17 +32,18 @@ def task_of(small: Any, forward: str, init: str = "pass") -> task_pb2.Task:
 
 
 @pytest.fixture
-def judge(small: Any) -> Iterator[Callable[..., UntracedJudge]]:
+def judge(small: Any) -> Iterator[Callable[..., Judge]]:
     descriptor = os.memfd_create("test")
 
-    def make(forward: str, init: str = "pass") -> UntracedJudge:
-        return UntracedJudge(LoadedTask.load(task_of(small, forward, init)), SharedMemory(descriptor))
+    def make(forward: str, init: str = "pass") -> Judge:
+        loaded = LoadedTask.load(task_of(small, forward, init))
+        return Judge(loaded, SharedMemory(descriptor), UntracedReference)
 
     yield make
     os.close(descriptor)
 
 
-def test_the_truth_is_the_module_in_float64(judge: Callable[..., UntracedJudge]) -> None:
+def test_the_truth_is_the_module_in_float64(judge: Callable[..., Judge]) -> None:
     made = judge(f"{LOOKS}return self.linear(x) / 3", "self.linear = torch.nn.Linear(32, 8)")
     answer = made.answer(TASK, 5)
     (x,), linear = made.loaded.case(TASK, 5), made.loaded.module.linear
@@ -52,16 +54,16 @@ def test_the_truth_is_the_module_in_float64(judge: Callable[..., UntracedJudge])
     assert made.loaded.module.linear.weight.dtype == torch.float32
 
 
-def test_what_a_module_makes_without_a_type_is_as_wide_as_its_inputs(judge: Callable[..., UntracedJudge]) -> None:
+def test_what_a_module_makes_without_a_type_is_as_wide_as_its_inputs(judge: Callable[..., Judge]) -> None:
     made = judge(f"{LOOKS}return x @ torch.full((32, 4), 1 / 3)")
     expected = made.loaded.case(TASK, 5)[0].double() @ torch.full((32, 4), 1 / 3, dtype=torch.float64)
     assert (made.answer(TASK, 5).truth[0] - expected).abs().max() < 1e-14
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_state_that_a_call_changes_is_a_result(judge: Callable[..., UntracedJudge]) -> None:
+def test_state_that_a_call_changes_is_a_result(judge: Callable[..., Judge]) -> None:
     made = judge("return self.norm(x)", "self.norm = torch.nn.BatchNorm1d(32, momentum=None)")
-    assert sorted(made.written) == [
+    assert sorted(made.reference.written) == [
         "state norm.num_batches_tracked", "state norm.running_mean", "state norm.running_var",
     ]  # fmt: skip
     answer = made.answer(TASK, 5)
@@ -74,13 +76,13 @@ def test_state_that_a_call_changes_is_a_result(judge: Callable[..., UntracedJudg
     ("forward", "is_random"), [("return x * 2", False), ("return torch.dropout(x, 0.5, True)", True)]
 )
 def test_a_call_that_moves_the_generator_on_is_random(
-    judge: Callable[..., UntracedJudge], forward: str, is_random: bool
+    judge: Callable[..., Judge], forward: str, is_random: bool
 ) -> None:
-    assert judge(f"{LOOKS}{forward}").is_random is is_random
+    assert judge(f"{LOOKS}{forward}").reference.is_random is is_random
 
 
 def test_a_yardstick_of_a_small_output_is_what_a_rounding_of_its_inputs_moves(
-    judge: Callable[..., UntracedJudge],
+    judge: Callable[..., Judge],
 ) -> None:
     assert judge(f"{LOOKS}return x.sum()").answer(TASK, 5).floors[0] > 0.0
 

@@ -1,0 +1,202 @@
+"""The user's module, run in two ways: as it is, and as it was captured, in float64.
+
+The one idea: the judge captures the module by itself and computes that graph in float64, so that neither the
+synthesis agent's idea of the module nor eager's rounding is taken for the truth. It keeps no results and compares none.
+User code runs here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+
+from gpu_bench.judging import guard, slices
+from gpu_bench.judging.loaded import Args, LoadedTask
+from gpu_bench.judging.terms import terms_floor
+from gpu_bench.running import executor
+from gpu_bench.values import seeds
+from gpu_bench.values.cases import Eager
+from gpu_bench.workers.sharing import lay_out
+from gpu_bench.workers.shortage import is_want_of_memory
+from warpsmith.errors import BadInput
+from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.task_module import cause_of, seed_generators
+from warpsmith.v1 import graph_pb2, verdict_pb2
+
+
+class Reference:
+    """A task's module and its graph. Results are region by region: outputs, then what the module may write.
+
+    `args`: a first case. `give_back`: gives memory back where it does not do for a truth. Raises BadInput for a module
+    that cannot be captured or is not deterministic.
+    """
+
+    shaken = frozenset({verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS})
+    """Families of which the yardstick is also how far a rounding of the sources moves the truth."""
+    is_traced = True
+    """Whether `graph` has the module's nodes."""
+
+    def __init__(self, loaded: LoadedTask, args: Args, give_back: Callable[[], object]) -> None:
+        self._loaded = loaded
+        self._give_back = give_back
+        self.slice_count = 0
+        """How many truths were computed some rows at a time, for want of memory."""
+        self.is_random = False
+        """Whether a call draws from PyTorch's generator."""
+        self.graph = self._captured(args)  # before any call: what the first one makes of the module is no part of it
+        specs = [source.spec for source in self.graph.sources]
+        specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
+        self.types = {dtypes.to_torch(spec.dtype) for spec in specs}
+        """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
+        begin = time.perf_counter()
+        outputs, written = self.run(args, seed=0)
+        self.eager_seconds = time.perf_counter() - begin
+        self._written = self._may_be_written(args) | written
+        self._refuse_random(args, outputs, written)
+        named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
+        self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
+
+    @property
+    def written(self) -> Collection[str]:
+        """Names of the sources that the module may change."""
+        return self._written
+
+    # ---- as it is ------------------------------------------------------------------------------------------
+
+    def eager(self, args: Args, seed: int) -> list[torch.Tensor]:
+        """What eager gives on these arguments, region by region."""
+        return self.by_region(args, *self.run(args, seed))
+
+    def by_region(
+        self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What `run` gave on these arguments, region by region."""
+        return [*outputs, *(self._after(name, args, written) for name in self._written)]
+
+    def run(self, args: Args, seed: int) -> Eager:
+        """Runs the module; sources are put back."""
+        named = self._loaded.sources(args).named()
+        before = {name: tensor.clone() for name, tensor in named.items()}
+        seed_generators(seeds.of_generators(seed))
+        with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
+            returned = self._loaded.module(*args)
+        self._loaded.keep_places()
+        outputs = [leaf.clone() for leaf in self._loaded.output_leaves(returned)]
+        if not outputs:
+            raise BadInput(f"{self._loaded.user.entry_path}: the forward returns no tensor")
+        written: dict[str, torch.Tensor] = {}
+        for name, tensor in named.items():
+            if not guard.same_bits(tensor, before[name]):
+                written[name] = tensor.clone()
+                tensor.copy_(before[name])
+        return outputs, written
+
+    def _after(self, name: str, args: Args, written: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A source as eager leaves it."""
+        return written.get(name, self._loaded.sources(args).named()[name])
+
+    def _captured(self, args: Args) -> graph_pb2.Graph:
+        """What the truth is computed by, as `args` go through it; says whether it is random. Raises BadInput."""
+        graph = self._loaded.capture(args)
+        self.is_random = any(node.random for node in graph.nodes)
+        return graph
+
+    def _may_be_written(self, args: Args) -> dict[str, torch.Tensor]:
+        """Sources that the graph writes: what a clamp leaves as it was on these values it may change on others."""
+        named, written = self._loaded.sources(args).named(), set(aten.written_sources(self.graph))
+        names = [executor.name_of(source) for source in self.graph.sources if source.name in written]
+        return {name: named[name].clone() for name in names if name in named}
+
+    def _refuse_random(self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[str, torch.Tensor]) -> None:
+        again, written_again = self.run(args, seed=0)
+        pairs = [*zip(outputs, again, strict=False), *((t, written_again.get(n)) for n, t in written.items())]
+        for position, (first, second) in enumerate(pairs):
+            if second is None or first.shape != second.shape or not guard.same_bits(first, second):
+                raise BadInput(
+                    f"{self._loaded.user.entry_path}: the module is not deterministic: tensor {position} of its "
+                    "results differs between two runs from one generator state; draw with torch's own generator"
+                )
+
+    # ---- as it was captured --------------------------------------------------------------------------------
+
+    def truth(
+        self,
+        args: Args,
+        written: Mapping[str, torch.Tensor],
+        seed: int,
+        sources: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Every region in float64, where it is float. `sources`: others than those of `args`.
+
+        Raises BadInput where the graph cannot be computed so.
+        """
+        return self._interpret(args, written, seed, widen=True, sources=sources)
+
+    def repeats(
+        self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[str, torch.Tensor], seed: int
+    ) -> bool:
+        """Whether the captured graph, in the module's own types, gives eager's bits."""
+        plain = self._interpret(args, written, seed, widen=False)
+        return all(
+            given.shape == own.shape and guard.same_bits(given, own) for given, own in zip(plain, eager, strict=True)
+        )
+
+    def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
+        """4u·Σ|terms| of each region (`terms`)."""
+        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
+        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
+        return [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
+
+    def widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The graph in float64: at once, or else some rows at a time where its rows are apart."""
+        try:
+            return aten.interpret(self.graph, sources, widen=True)
+        except (RuntimeError, MemoryError) as error:
+            if not is_want_of_memory(error) or not slices.row_count(self.graph):
+                raise
+        self._give_back()  # not in the handler, which keeps alive what was made
+        self.slice_count += 1
+        return slices.interpret(self.graph, sources)
+
+    def _interpret(
+        self,
+        args: Args,
+        written: Mapping[str, torch.Tensor],
+        seed: int,
+        *,
+        widen: bool,
+        sources: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Every region as the captured graph gives it, in float64 or as eager computes; sources are left alone.
+
+        `sources`: others than those of `args`.
+        """
+        sources = sources or self.graph_sources(args)
+        seed_generators(seeds.of_generators(seed))
+        try:
+            if widen:
+                results = self.widened(sources)
+            else:
+                results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
+        outputs = [results[name] for name in self.graph.outputs]
+        if len(outputs) != (count := sum(region.name.startswith("output ") for region in self.regions)):
+            raise BadInput(f"the module gives {count} tensors, but its captured graph {len(outputs)}")
+        by_name = {executor.name_of(source): source.name for source in self.graph.sources}
+        for name in self._written:
+            # A source that eager leaves alone on these values is its own truth.
+            now = self._after(name, args, written)
+            unchanged = now.to(aten.widened(now.dtype)) if widen else now
+            outputs.append(results.get(by_name.get(name, ""), unchanged))
+        return outputs
+
+    def graph_sources(self, args: Args) -> dict[str, torch.Tensor]:
+        """The tensors that the graph reads, by their names in it."""
+        named = self._loaded.sources(args).named()
+        wanted = {source.name: executor.name_of(source) for source in self.graph.sources}
+        if missing := [name for name in wanted.values() if name and name not in named]:
+            raise BadInput(f"the captured graph reads {missing[0]}, which the module does not have")
+        return {name: named[wanted[name]] for name in wanted if wanted[name]}
