@@ -15,10 +15,11 @@ import torch
 from gpu_bench.judging import guard
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.arena import arena, given
-from gpu_bench.running.executor import TorchMemory
+from gpu_bench.running.executor import ProgramFault, TorchMemory
+from gpu_bench.values import inputs
 from gpu_bench.workers.sharing import KEPT_BYTES
 from warpsmith.graphs import dtypes
-from warpsmith.v1 import tensor_pb2
+from warpsmith.v1 import tensor_pb2, verdict_pb2
 
 SAMPLED = 64
 """Elements of each tensor."""
@@ -56,6 +57,54 @@ def tensors_of(named: Mapping[str, torch.Tensor], written: Sequence[str], *kinds
     off = {named[name].data_ptr() for name in written}
     found = {t.data_ptr(): t for name, t in named.items() if name.startswith(kinds) and t.data_ptr() not in off}
     return [tensor for tensor in found.values() if dtypes.is_supported(tensor.dtype)]
+
+
+class TimedInputs:
+    """The inputs of all buffer sets, and the module's own tensors: a timed program may read them and write none, but
+    for `written`, which the module itself writes."""
+
+    def __init__(self, loaded: LoadedTask, sets: Sequence[tuple[Any, ...]], written: Sequence[str]) -> None:
+        self._loaded, self._sets, self._written = loaded, sets, written
+        self._held = self._taken_samples()
+
+    def look(self, indices: Sequence[int]) -> None:
+        """Raises ProgramFault where the program has written to those of these sets, or to the module's own tensors."""
+        held, own = self._held
+        if not (own.is_unchanged() and all(held[index].is_unchanged() for index in indices)):
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
+                "an input or a parameter was changed while the program was timed, and not while it was judged",
+            )
+
+    def renew(self, indices: Sequence[int]) -> bool:
+        """Draws the inputs of buffer sets anew, and moves the parameters, where they lie."""
+        self.look(indices)
+        sets, user = self._sets, self._loaded.user
+        try:
+            for index in indices:
+                seed = secrets.randbits(63)
+                drawn = user.tensor_leaves(user.inputs(seed, self._loaded.device))
+                drawn = inputs.replaced(drawn, verdict_pb2.VALUE_FAMILY_FRESH, seed, self._loaded.learned)
+                for leaf, new in zip(user.tensor_leaves(sets[index]), drawn, strict=True):
+                    flat(leaf).copy_(flat(new))
+        except torch.OutOfMemoryError:
+            return False
+        if self._loaded.device.type == "cpu":
+            self._loaded.move_parameters(secrets.randbits(63))
+        held, _ = self._held
+        fresh, own = self._taken_samples(indices)
+        self._held = held | fresh, own
+        return True
+
+    def _taken_samples(self, indices: Sequence[int] | None = None) -> tuple[dict[int, InputSample], InputSample]:
+        """Of buffer sets, all by default, and of the module's own tensors: what all hold that nobody may write."""
+        sets = self._sets
+        found = {
+            index: tensors_of(self._loaded.sources(sets[index]).named(), self._written, "input ")
+            for index in (range(len(sets)) if indices is None else indices)
+        }
+        own = tensors_of(self._loaded.sources(sets[0]).named(), self._written, "parameter ", "state ")
+        return {index: InputSample(tensors) for index, tensors in found.items()}, InputSample(own)
 
 
 class Places:

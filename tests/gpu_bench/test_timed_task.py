@@ -14,7 +14,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.running import watchdog
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.session import Session
-from gpu_bench.timing import timed_task
+from gpu_bench.timing import inspection, timed_task
 from gpu_bench.timing.timed_task import TimedTask, free_bytes
 from warpsmith.v1 import benchmark_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -112,7 +112,6 @@ def test_a_program_that_runs_short_of_memory_is_timed_again_and_only_then_to_bla
     loaded = Short(timed.loaded.load_program(program, artifact), times)
     with pytest.raises(torch.OutOfMemoryError):
         timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
-    assert timed._subject is None
     again = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
     kind = verdict_pb2.FAILURE_KIND_RESOURCE if times > 1 else verdict_pb2.FAILURE_KIND_UNSPECIFIED
     assert (again.fault.kind, again.HasField("timing")) == (kind, times == 1)
@@ -215,23 +214,23 @@ def test_one_element_that_is_off_is_seen_whichever_way_agreement_is_found(value:
     wanted[7] = reference
     got = wanted.clone()
     got[99_999] += value
-    assert timed_task._agree(got, wanted) == torch.allclose(got, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+    assert inspection.agree(got, wanted) == torch.allclose(got, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
     wanted.zero_()
-    assert timed_task._agree(wanted.clone(), wanted)
-    assert not timed_task._agree(wanted + 1e-30, wanted)
+    assert inspection.agree(wanted.clone(), wanted)
+    assert not inspection.agree(wanted + 1e-30, wanted)
 
 
 def test_agreement_forgives_rounding_and_nothing_else():
     wanted = torch.randn(1000)
-    assert timed_task._agree(wanted * 1.001, wanted)
-    assert not timed_task._agree(wanted * 1.2, wanted)
+    assert inspection.agree(wanted * 1.001, wanted)
+    assert not inspection.agree(wanted * 1.2, wanted)
     half = wanted.bfloat16()
-    assert timed_task._agree((wanted * 1.02).bfloat16(), half)
-    assert not timed_task._agree((wanted * 1.5).bfloat16(), half)
-    assert not timed_task._agree(wanted.double(), wanted)
+    assert inspection.agree((wanted * 1.02).bfloat16(), half)
+    assert not inspection.agree((wanted * 1.5).bfloat16(), half)
+    assert not inspection.agree(wanted.double(), wanted)
     indices = torch.arange(1000)
-    assert timed_task._agree(indices, indices.clone())
-    assert not timed_task._agree(indices + 1, indices)
+    assert inspection.agree(indices, indices.clone())
+    assert not inspection.agree(indices + 1, indices)
 
 
 def test_free_memory_is_read(tmp_path):
@@ -253,10 +252,10 @@ def test_what_a_judged_case_made_of_parameters_is_no_change_by_the_program(small
         loaded.module.scale.fill_(3.0)
     timed = TimedTask.of(loaded)
     loaded.restore()
-    timed._look_at_inputs([0])
+    timed.inputs.look([0])
     timed.bench.baselines.inputs[0][0].zero_()
     with pytest.raises(ProgramFault, match="an input or a parameter was changed"):
-        timed._look_at_inputs([0])
+        timed.inputs.look([0])
 
 
 def test_a_call_that_does_not_come_back_while_it_is_timed_is_a_timeout(small):
@@ -289,11 +288,11 @@ def test_buffer_sets_get_new_values_where_they_lie_unless_a_program_has_written_
     before, address = first.clone(), first.data_ptr()
     (other,) = timed.bench.baselines.inputs[1]
     kept = other.clone()
-    assert timed._renew([0])
+    assert timed.inputs.renew([0])
     assert not torch.equal(first, before)
     assert torch.equal(other, kept)
     assert first.data_ptr() == address
-    timed._look_at_inputs([0, 1])
+    timed.inputs.look([0, 1])
     first.zero_()
     with pytest.raises(ProgramFault, match="an input or a parameter was changed"):
-        timed._renew([0])
+        timed.inputs.renew([0])

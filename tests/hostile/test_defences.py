@@ -32,7 +32,7 @@ from gpu_bench.judging import guard, judge_worker
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.policy import objections
 from gpu_bench.running import arena, bench_worker, runner
-from gpu_bench.timing import headline, measurement, timed_memory, timed_task, timing_selftest
+from gpu_bench.timing import headline, inspection, measurement, timed_memory, timed_task, timing_selftest
 from gpu_bench.values import inputs
 from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.sandbox import kernel_calls
@@ -261,7 +261,7 @@ def test_a_kernel_that_keeps_its_answer_needs_values_that_it_has_never_seen(
     is_on: bool, body: str, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_on:
-        monkeypatch.setattr(timed_task.TimedTask, "_renew", lambda *_: True)
+        monkeypatch.setattr(timed_memory.TimedInputs, "renew", lambda *_: True)
     monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 1)  # as for large tensors
     request = request_of(Hostile("", "", (), body, headers=RAW), bench)
     timed = timed_task.TimedTask.of(LoadedTask.load(request.task))
@@ -308,7 +308,7 @@ def test_a_kernel_that_stops_working_once_it_is_timed_needs_the_look_at_timed_ou
     lazy = Hostile("", "", (), f"static int calls = 0; if (++calls > 3) return;\n{tasks.SOFTMAX.honest}")
     request = request_of(lazy, bench)
     if not is_on:
-        monkeypatch.setattr(timed_task.TimedTask, "_inspect", lambda *_: None)
+        monkeypatch.setattr(inspection.Inspection, "look", lambda *_: None)
     timed = timed_task.TimedTask.of(LoadedTask.load(request.task))
     loaded = timed.loaded.load_program(request.program, request.artifact)
     answer = timed.measure(loaded, request.artifact, timing_pb2.TIER_SCREENING)
@@ -320,7 +320,7 @@ def test_a_kernel_that_works_only_in_the_last_call_of_a_group_needs_a_look_at_an
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def off() -> None:
-        monkeypatch.setattr(timed_task.guard, "same_numbers", lambda *_: True)  # would see it too, by luck
+        monkeypatch.setattr(guard, "same_numbers", lambda *_: True)  # would see it too, by luck
         if not is_on:
             monkeypatch.setattr(random.SystemRandom, "sample", lambda _, places, __: places[-1:])
 
@@ -349,7 +349,7 @@ def test_a_kernel_that_is_less_exact_once_it_is_timed_needs_the_bits_of_judged_c
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_on:
-        monkeypatch.setattr(timed_task.guard, "same_numbers", lambda *_: True)
+        monkeypatch.setattr(guard, "same_numbers", lambda *_: True)
     rounded = f"{tasks.SOFTMAX.honest}\n{IF_TIMED} for (long i = 0; i < SIZE; ++i) y[i] *= 1.001f;"
     answer = timed_after_passing(rounded, bench, descriptor)
     assert answer.HasField("fault") is is_on, answer
@@ -361,7 +361,7 @@ def test_a_kernel_that_updates_statistics_only_while_it_is_judged_needs_timed_ca
     is_on: bool, bench: Any, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_on:
-        monkeypatch.setattr(timed_task.TimedTask, "_inspect", lambda *_: None)
+        monkeypatch.setattr(inspection.Inspection, "look", lambda *_: None)
     task, honest = tasks.TRAINED.task(), tasks.TRAINED.honest
     idle = honest.replace("// ahead", f"{IF_TIMED} return;")
     for body, is_accepted in ((honest, True), (idle, not is_on)):

@@ -14,7 +14,7 @@ import pytest
 from raw_system import RAW
 
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.timing import timed_task
+from gpu_bench.timing import inspection, timed_task
 from warpsmith.v1 import timing_pb2
 
 pytestmark = pytest.mark.hostile
@@ -41,21 +41,21 @@ def test_a_kernel_that_works_only_on_inputs_that_come_again_needs_the_timed_call
     made = tasks.program(tasks.TRAINED, [body], headers=headers)
     timed = timed_task.TimedTask.of(LoadedTask.load(tasks.TRAINED.task()))
     if not is_on:
-        monkeypatch.setattr(timed_task.TimedTask, "_make_again", _made_once_more)
+        monkeypatch.setattr(inspection.Inspection, "_make_again", _made_once_more)
     monkeypatch.setattr(timed.bench.baselines, "_final_names", lambda: ["eager"])  # compiling takes half a minute
     program = timed.loaded.load_program(made, bench.bare(made))
     answer = timed.measure(program, bench.bare(made), timing_pb2.TIER_FINAL)
     assert answer.HasField("fault") is is_on, answer
 
 
-def _made_once_more(self: timed_task.TimedTask, subject: timed_task.Subject, _: Any, index: int, __: Any) -> None:
+def _made_once_more(self: inspection.Inspection, _: Any, index: int, __: Any) -> None:
     """The call once more, from what others left, as it would be if nothing told it from a timed one."""
-    sources = self.loaded.sources(self.bench.baselines.inputs[index]).named()
+    sources = self.loaded.sources(self.baselines.inputs[index]).named()
     before = {name: sources[name].clone() for name in self.written}
-    (given,) = subject.call(index)
+    (given,) = self.subject.call(index)
     for name, tensor in before.items():
         sources[name].copy_(tensor)
-    self._hold_against_eager([given], [self.bench.baselines.eager().call(index)])
+    self._hold_against_eager([given], [self.baselines.eager().call(index)])
 
 
 def test_a_process_that_is_timed_and_one_that_is_not_have_no_memory_that_both_may_write(
@@ -65,10 +65,10 @@ def test_a_process_that_is_timed_and_one_that_is_not_have_no_memory_that_both_ma
     artifact = bench.bare(made)
     timed = timed_task.TimedTask.of(LoadedTask.load(tasks.SOFTMAX.task()))
     program, subjects = timed.loaded.load_program(made, artifact), []
-    as_judged = timed_task.TimedTask._as_judged_apart
+    as_judged = inspection.Inspection._as_judged_apart
 
-    def noted(self: timed_task.TimedTask, subject: timed_task.Subject, index: int) -> Any:
-        found = as_judged(self, subject, index)
+    def noted(self: inspection.Inspection, index: int) -> Any:
+        found, subject = as_judged(self, index), self.subject
         assert found is not None
         subjects.append(subject)
         own, other = subject.program.runner.arena, subject.judged.runner.arena  # type: ignore[attr-defined]
@@ -76,6 +76,6 @@ def test_a_process_that_is_timed_and_one_that_is_not_have_no_memory_that_both_ma
         assert all(other.block_at(each.data_ptr()) and not own.block_at(each.data_ptr()) for each in found)
         return found
 
-    monkeypatch.setattr(timed_task.TimedTask, "_as_judged_apart", noted)
+    monkeypatch.setattr(inspection.Inspection, "_as_judged_apart", noted)
     assert timed.measure(program, artifact, timing_pb2.TIER_SCREENING).HasField("timing")
     assert subjects
