@@ -20,8 +20,9 @@ from gpu_bench import faults
 from gpu_bench.machine import worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.session import Session
+from gpu_bench.solutions.called_solution import SolutionFault
 from gpu_bench.solutions.caller import Answer, Called
-from gpu_bench.solutions.contest import AA_COPY, EAGER, VARIED, Contest, SolutionFault
+from gpu_bench.solutions.contest import AA_COPY, EAGER, VARIED, Contest, PlacedValues
 from gpu_bench.workers import shared_file
 from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Outbox
 from gpu_bench.workers.pair import on_failure
@@ -153,9 +154,9 @@ class SolutionSession(Session):
             if fault is not None:
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
             arms, contest = self._opened_arms(request.tier), self._opened()
-            contest.place_members(_TASK, 0)
+            contest.values.place_members(_TASK, 0)
             if any(self._truths.may_have(family) for family in VARIED):  # the reference takes other parameters
-                contest.place_timed_members()
+                contest.values.place_timed_members()
             swept = min(max(2 * arms.yardstick.ceilings.device.cache_bytes, 8 << 20), _MOST_SWEPT_BYTES)
 
             def call(name: str) -> Answer:
@@ -170,7 +171,7 @@ class SolutionSession(Session):
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=failed.fault)
             finally:
                 if contest.judge.alive:
-                    contest.place_members(_TASK, 0)
+                    contest.values.place_members(_TASK, 0)
             self._conclude(timing)
             timing.environment.toolkit = request.artifact.toolchain
             return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
@@ -183,7 +184,7 @@ class SolutionSession(Session):
             contest, is_final = self._opened(), tier == timing_pb2.TIER_FINAL
             ceilings = self._machine.known_ceilings(self.task.target) if self._machine else None
             asked = judging_pb2.YardstickRequest(ceilings=ceilings, tier=tier)
-            yardstick = contest.ask_judge("yardstick", asked, judging_pb2.Yardstick)
+            yardstick = contest.values.ask("yardstick", asked, judging_pb2.Yardstick)
             processes = {name: self._eager() for name in ((EAGER, AA_COPY) if is_final else (EAGER,))}
             offered: Sequence[timing_pb2.Arm] = ()
             if is_final:
@@ -242,12 +243,13 @@ class SolutionSession(Session):
                 )
             shared_file.grow(self._workers.descriptor, told.total_bytes)
             prepared = self._workers.preparation()
+            values = PlacedValues(judge, self._limits.judge_seconds)
             self._contest = Contest(
-                self.task.target, self._limits, judge, told, prepared.eager_seconds, prepared.regions,
+                self.task.target, self._limits, values, told, prepared.eager_seconds, prepared.regions,
                 self._mapped(told.total_bytes),
             )  # fmt: skip
             self._share(judge, told.total_bytes)
-            self._contest.place_members(_TASK, 0)
+            self._contest.values.place_members(_TASK, 0)
         return self._contest
 
     def _mapped(self, size: int) -> memoryview | None:
@@ -291,8 +293,8 @@ class SolutionSession(Session):
     def _opening(self, task: task_pb2.Task) -> judging_pb2.OpenSolutionRequest:
         """What a process is asked that gets a module of somebody's; values of a case lie there for its first call."""
         contest = self._opened()
-        contest.place_members(_TASK, 0)
-        contest.place(_TASK, secrets.randbits(63))
+        contest.values.place_members(_TASK, 0)
+        contest.values.place(_TASK, secrets.randbits(63))
         return judging_pb2.OpenSolutionRequest(
             task=task, introduction=contest.introduction, regions=self._workers.preparation().regions
         )

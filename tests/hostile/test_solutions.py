@@ -13,7 +13,8 @@ from hostile_timed_solutions import TIMED_CHEATS
 
 from agent_correctness.judge import Judge
 from gpu_bench.limits import Limits
-from gpu_bench.solutions import contest, integrity
+from gpu_bench.solutions import contest, integrity, structure_text
+from gpu_bench.solutions.called_solution import CalledSolution
 from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator.trust import judge
 from warpsmith import digest
@@ -190,17 +191,17 @@ def with_known_values(patch: pytest.MonkeyPatch) -> None:
 def with_nobody_stopped(patch: pytest.MonkeyPatch) -> None:
     for name in ("stop", "pause", "resume"):
         patch.setattr(Worker, name, lambda _: None)
-    place = contest.Contest.place
+    place = contest.PlacedValues.place
 
-    def placed(self: contest.Contest, *arguments: Any, **named: Any) -> None:
+    def placed(self: contest.PlacedValues, *arguments: Any, **named: Any) -> None:
         place(self, *arguments, **named)
         time.sleep(AHEAD_SECONDS)
 
-    patch.setattr(contest.Contest, "place", placed)
+    patch.setattr(contest.PlacedValues, "place", placed)
 
 
 def with_any_structure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(contest.structure_text, "difference", lambda *_: "")
+    patch.setattr(structure_text, "difference", lambda *_: "")
 
 
 def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
@@ -209,19 +210,19 @@ def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_results_read_when_they_are_described(patch: pytest.MonkeyPatch) -> None:
-    read, look = contest.Contest._read_results, contest.Contest._look_at_structure
+    read, look = CalledSolution.read_results, CalledSolution.look_at_structure
     told: list[bytes] = []
-    patch.setattr(contest.Contest, "_read_results", lambda _, places: told.append(places) or "")
+    patch.setattr(CalledSolution, "read_results", lambda _, places: told.append(places) or "")
 
-    def looked(self: contest.Contest, text: bytes) -> None:
+    def looked(self: CalledSolution, text: bytes) -> None:
         read(self, told[-1])
         look(self, text)
 
-    patch.setattr(contest.Contest, "_look_at_structure", looked)
+    patch.setattr(CalledSolution, "look_at_structure", looked)
 
 
 def with_the_constructors_parameters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(contest.Contest, "place_timed_members", lambda _: None)
+    patch.setattr(contest.PlacedValues, "place_timed_members", lambda _: None)
 
 
 @pytest.mark.parametrize(
