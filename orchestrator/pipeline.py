@@ -3,7 +3,7 @@
 The one idea: each stage is one call to one agent, and the first field that is missing says where a trial stopped.
 How it ended is a value. Faults of machines and services are tried once more and then never charged to a candidate.
 What agents are asked about a trial that ended, or about a plan, is here too: a remedy, the next hypotheses.
-This chooses nothing: what to walk, with which care, and what follows is for `search_run` and `finalists`.
+This chooses nothing: what to walk, with which care, and what follows is for `walks` and `finalists`.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ from benchmarks.search.skill_picture import Curve, picture
 from orchestrator.agents import Agents, Reasoning
 from orchestrator.pipeline import passed
 from orchestrator.search import Search, score
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.walks import Effort
 from warpsmith import plugins
 from warpsmith.digest import digest, of_moves
 from warpsmith.errors import BadInput, Infrastructure

@@ -21,12 +21,13 @@ import time
 from pathlib import Path
 
 from orchestrator.archive import Archive
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import agents_at
 from orchestrator.serving.hosting import Story
 from orchestrator.serving.local import MODULES
 from orchestrator.tasks import intake
+from orchestrator.walks import Effort
 from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2
 

@@ -1,7 +1,7 @@
 """What a search strategy is: given all that is known of a run, it names what to try next.
 
 The one idea: a strategy is a function of the state it is shown. It walks nothing itself; repairs of failed
-candidates, budgets and finalists are the same for every strategy and live in `search_run`.
+candidates, budgets and finalists are the same for every strategy: `walks`, `ledger`, `finalists`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MakeRun = Callable[[run_pb2.Run, Search, "Story", bool], SearchRun]
 
 @dataclass
 class Story:
-    """The events of one run, archived as they happen. An `Observer` of `search_run`."""
+    """The events of one run, archived as they happen. An `Observer` of `ledger`."""
 
     archive: Archive
     run: run_pb2.Run

@@ -10,9 +10,10 @@ import pytest
 from orchestrator import testing
 from orchestrator.archive import Archive
 from orchestrator.search import Search
-from orchestrator.search_run import ENDED, Effort, SearchRun
+from orchestrator.search_run import ENDED, SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.walks import Effort
 from warpsmith.errors import ArchiveFault, BadInput
 from warpsmith.v1 import run_pb2, task_pb2
 

@@ -7,8 +7,9 @@ import pytest
 from orchestrator import finalists, testing
 from orchestrator.commands import report
 from orchestrator.search.beam import Beam
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.walks import Effort
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
     benchmark_service_pb2,

@@ -16,11 +16,12 @@ from orchestrator import testing
 from orchestrator.archive import Archive
 from orchestrator.commands import client
 from orchestrator.search import Search
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.walks import Effort
 from warpsmith import service
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound
 from warpsmith.settings import Settings

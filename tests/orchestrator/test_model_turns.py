@@ -15,8 +15,9 @@ from orchestrator.commands.progress import Progress
 from orchestrator.model_turns import Absence, asks_model, was_answered, with_write
 from orchestrator.search import Search
 from orchestrator.search.beam import Beam
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.walks import Effort
 from warpsmith.errors import ModelFault, ModelReason, NotFound
 from warpsmith.v1 import (
     analysis_pb2,

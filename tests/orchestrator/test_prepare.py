@@ -9,8 +9,9 @@ import pytest
 from orchestrator import testing
 from orchestrator.prepare import at_floor, has_algebra
 from orchestrator.search.beam import Beam
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.walks import Effort
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
 
 AT_FLOOR = timing_pb2.ReferenceReport(

@@ -13,10 +13,11 @@ from prometheus_client import REGISTRY
 from orchestrator import testing
 from orchestrator.agents import Agents
 from orchestrator.archive import Archive
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving import device_gate
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.hosting import Story
+from orchestrator.walks import Effort
 from warpsmith import plugins
 from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import run_pb2, task_pb2, verdict_pb2

@@ -14,11 +14,11 @@ import pytest
 
 from orchestrator import testing
 from orchestrator.commands import client
-from orchestrator.search_run import Effort
 from orchestrator.serving import dialing
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.local import METRICS, MODULES, TARGETS_FILE, LocalServices
+from orchestrator.walks import Effort
 from warpsmith import digest
 from warpsmith.settings import Settings
 from warpsmith.testing import softmax_task

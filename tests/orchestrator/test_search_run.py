@@ -16,8 +16,9 @@ from orchestrator.search.beam import Beam
 from orchestrator.search.evolution import Evolution, _crossed
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
-from orchestrator.search_run import Effort, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.walks import Effort
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import (
     benchmark_service_pb2,
@@ -178,9 +179,8 @@ def test_one_fault_of_a_service_is_tried_again_and_not_charged() -> None:
 def test_a_trial_that_faults_twice_is_given_up_and_the_search_goes_on() -> None:
     notebook = Notebook()
     world = testing.World(faults=Counter(VerifyArtifact=2))
-    one_at_a_time = dataclasses.replace(EFFORT, parallel_trials=1, refill_at=0)
     run = search_run(world, notebook)
-    run._chosen_effort = one_at_a_time
+    run._chosen_effort = dataclasses.replace(EFFORT, parallel_trials=1, refill_at=0)
     assert run.execute().state == run_pb2.RUN_STATE_FASTER
     assert all(trial.verdict.state != verdict_pb2.VERDICT_STATE_INFRA for trial in notebook.trials)
     assert len(notebook.trials) == 7

@@ -1,0 +1,159 @@
+"""What a run has found and spent so far: its trials, what was tried, and how much of its budgets is gone.
+
+The one idea: whoever asks whether to go on, and whoever is told what came of it, looks at one place. It starts nothing
+and ends nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from orchestrator import finalists, metrics
+from orchestrator.counsel import Counsel
+from orchestrator.pipeline import (
+    Duplicate,
+    Faulted,
+    Interrupted,
+    Judged,
+    Outcome,
+    Refused,
+    Unanswered,
+    passed,
+    without_bulk,
+)
+from warpsmith.digest import of_moves
+from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2
+
+NEAR_FLOOR_PERCENT = 95.0
+"""A kernel that reaches so much of the floor ends a search: what is left is less than noise (docs/measurement.md)."""
+
+
+class Observer(Protocol):
+    """Hears what happens in a run, in the run's thread."""
+
+    def run_changed(self, run: run_pb2.Run) -> None:
+        """The run took another state, or its counts changed."""
+        ...
+
+    def trial_ended(self, trial: trial_pb2.Trial) -> None:
+        """A trial ended; it carries its program, and no binary."""
+        ...
+
+
+class Ledger:
+    """Of one run. `took`, `took_tokens`, `claim` and `is_new` from any thread."""
+
+    def __init__(self, run: run_pb2.Run, observer: Observer) -> None:
+        self._run, self._observer = run, observer
+        self._lock = threading.Lock()
+        self._programs: set[str] = set()
+        self._tried: set[str] = set()
+        self._device_seconds = 0.0
+        self.trials: list[trial_pb2.Trial] = []
+        """Those that ended, with their programs and no binaries."""
+        self.floor_percent = 0.0
+        """Of the floor, what the best trial reaches."""
+        self.may_pass_floor = False
+        """Whether a kernel may take less time than the floor, which then says nothing."""
+        self.last_fault = ""
+
+    # ---- spent -----------------------------------------------------------------------------------------
+
+    def took(self, stage: str, seconds: float) -> None:
+        """A stage of the pipeline took so long."""
+        with self._lock:
+            self._run.stage_seconds[stage] += seconds
+            if stage in ("verify", "measure"):
+                self._device_seconds += seconds
+
+    def took_tokens(self, count: int) -> None:
+        """A model wrote so many tokens."""
+        with self._lock:
+            self._run.model_tokens += count
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a budget but that of time is spent, or there is nothing more to gain."""
+        budget = self._run.budget
+        return (
+            0 < budget.trial_count <= len(self.trials)
+            or 0 < budget.device_seconds <= self._device_seconds
+            or 0 < budget.model_tokens <= self._run.model_tokens
+            or self.is_near_floor
+        )
+
+    def may_start(self, under_way: int) -> bool:
+        """Whether one more trial than those under way is within the budget of trials."""
+        limit = self._run.budget.trial_count
+        return not limit or len(self.trials) + under_way < limit
+
+    @property
+    def is_near_floor(self) -> bool:
+        """Whether a kernel reaches so much of the floor that the search may end."""
+        return self.floor_percent >= NEAR_FLOOR_PERCENT
+
+    # ---- tried -----------------------------------------------------------------------------------------
+
+    def claim(self, digest: str) -> bool:
+        """Whether a program is new; from here on it is not."""
+        with self._lock:
+            is_new = digest not in self._programs
+            self._programs.add(digest)
+            return is_new
+
+    def is_new(self, moves: Sequence[analysis_pb2.Move]) -> bool:
+        """Whether a list of moves was not tried yet."""
+        return of_moves(moves) not in self._tried
+
+    def note_tried(self, moves: Sequence[analysis_pb2.Move]) -> None:
+        """It is tried now."""
+        self._tried.add(of_moves(moves))
+
+    def note_untried(self, moves: Sequence[analysis_pb2.Move]) -> None:
+        """It was not tried after all, and may be again."""
+        self._tried.discard(of_moves(moves))
+
+    # ---- found -----------------------------------------------------------------------------------------
+
+    def record(self, outcome: Outcome, counsel: Counsel) -> None:
+        """Numbers and keeps what was judged; counts the rest. In the run's thread."""
+        match outcome:
+            case Judged(trial):
+                trial.number = len(self.trials) + 1
+                kept = without_bulk(trial, keep_sources=True)
+                self.trials.append(kept)
+                counsel.add(without_bulk(trial))
+                self.floor_percent = max(self.floor_percent, self._share_of_floor(trial))
+                self._run.trial_count = len(self.trials)
+                self._run.pass_count += passed(trial)
+                metrics.record_trial(self._run.task.digest, _stage_reached(trial), trial)
+                self._observer.trial_ended(kept)
+                self._observer.run_changed(self._run)
+            case Refused():
+                metrics.funnel.labels("refused").inc()
+            case Duplicate():
+                metrics.funnel.labels("duplicate").inc()
+            case Faulted(_, reason):
+                self.last_fault = reason
+                metrics.funnel.labels("fault").inc()
+            case Interrupted() | Unanswered():
+                pass
+
+    def _share_of_floor(self, trial: trial_pb2.Trial) -> float:
+        """Percent of the floor that a trial reaches; 0 where a kernel may well pass it (by algebra, or in products).
+
+        Nor does a time count that is too good to be true.
+        """
+        if not passed(trial) or self.may_pass_floor or not finalists.is_credible(trial):
+            return 0.0
+        return trial.timing.floor_percent
+
+
+def _stage_reached(trial: trial_pb2.Trial) -> str:
+    if not trial.HasField("artifact"):
+        return "compile_fail"
+    if trial.HasField("timing"):
+        return "timed"
+    return "measure_fail" if trial.verdict.detail.startswith("while timed") else "verify_fail"
