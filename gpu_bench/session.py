@@ -53,7 +53,6 @@ class Session:
     ) -> None:
         self.task = task
         self._limits = limits or Limits()
-        self._rung = rung
         self._machine = machine
         self._tools = sanitizer.Ahead(task, rung)
         self._workers = Pair(

@@ -2,32 +2,33 @@
 
 The one idea: three processes that cannot reach each other, of which one at a time runs. The judge's holds reference,
 truth and the values' origin; the baselines' holds the reference to be timed; the solution's holds the solution and gets
-values only. How they are called is `contest`'s; the clock is here, outside all of them. It imports no torch before
-something is timed.
+values only. How they are made is `called_processes`', and how they are called `contest`'s; the clock is here, outside
+all of them. It imports no torch before something is timed.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_bench import faults
-from gpu_bench.machine import worker_environment, worker_policy
+from gpu_bench.limits import Limits
+from gpu_bench.machine import Machine
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.session import Session
 from gpu_bench.solutions.called_solution import SolutionFault
 from gpu_bench.solutions.caller import Answer, Called
 from gpu_bench.solutions.contest import AA_COPY, EAGER, VARIED, Contest, PlacedValues
 from gpu_bench.workers import shared_file
-from gpu_bench.workers.outbox import PASSAGE_VARIABLE, Outbox
+from gpu_bench.workers.called_processes import CalledProcesses
 from gpu_bench.workers.pair import on_failure
-from warpsmith.errors import BadInput, Infrastructure, WorkerRaised
-from warpsmith.sandbox.worker import Worker
+from gpu_bench.workers.reserve import Lot
+from warpsmith.errors import BadInput, WorkerRaised
+from warpsmith.sandbox import jail
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -88,14 +89,26 @@ class SolutionSession(Session):
 
     _judge_entry = WITNESS
     _with_outbox = False  # all is shared from the beginning, once it is known what lies there
-    _digest = ""
-    """Of the solution in the process."""
-    _contest: Contest | None = None
-    _arms: Arms | None = None
-    _cache: CompilerCache | None = None
-    """What the baselines' process compiles."""
-    _shared: Outbox | None = None
-    """On a GPU, what all processes share."""
+
+    def __init__(
+        self,
+        task: task_pb2.Task,
+        *,
+        rung: jail.Rung | None = None,
+        limits: Limits | None = None,
+        machine: Machine | None = None,
+        lot: Lot | None = None,
+    ) -> None:
+        super().__init__(task, rung=rung, limits=limits, machine=machine, lot=lot)
+        self._processes = CalledProcesses(
+            task.target, self._workers, rung=rung, prepare_seconds=self._limits.prepare_seconds
+        )
+        self._digest = ""
+        """Of the solution in the process."""
+        self._contest: Contest | None = None
+        self._arms: Arms | None = None
+        self._cache: CompilerCache | None = None
+        """What the baselines' process compiles."""
 
     def close(self) -> None:
         """As `Session.close`."""
@@ -105,9 +118,7 @@ class SolutionSession(Session):
         with self._lock:
             if self._cache is not None:
                 self._cache.close()
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        self._processes.close()
 
     def expect_final(self) -> None:
         """Nothing: baselines have a process of their own."""
@@ -194,7 +205,7 @@ class SolutionSession(Session):
 
     def _eager(self) -> Called:
         """A process like a solution's, with the reference in it."""
-        process = self._called(SOLUTION)
+        process = self._processes.start(SOLUTION, self._shared_bytes)
         with on_failure(process.close):
             seconds = self._limits.prepare_seconds
             opened = process.call("open", self._opening(self.task), judging_pb2.OpenedSolution, deadline_s=seconds)
@@ -207,7 +218,7 @@ class SolutionSession(Session):
             self._cache.close()
         self._cache = CompilerCache(self._machine.compiled(self.task.target)) if self._machine else CompilerCache()
         self._cache.renew()
-        process = self._called(BASELINES, self._cache)
+        process = self._processes.start(BASELINES, self._shared_bytes, self._cache)
         with on_failure(process.close):
             request = judging_pb2.BaselinesRequest(
                 prepare=judging_pb2.PrepareRequest(task=self.task, tier=timing_pb2.TIER_FINAL),
@@ -246,17 +257,14 @@ class SolutionSession(Session):
             values = PlacedValues(judge, self._limits.judge_seconds)
             self._contest = Contest(
                 self.task.target, self._limits, values, told, prepared.eager_seconds, prepared.regions,
-                self._mapped(told.total_bytes),
+                self._processes.mapped(told.total_bytes),
             )  # fmt: skip
-            self._share(judge, told.total_bytes)
+            self._processes.share(judge, told.total_bytes)
             self._contest.values.place_members(_TASK, 0)
         return self._contest
 
-    def _mapped(self, size: int) -> memoryview | None:
-        """The memory that all share, where results are put that are read here; a GPU's nobody else can read."""
-        if self.task.target == task_pb2.TARGET_CUDA:
-            return None
-        return memoryview(mmap.mmap(self._workers.descriptor, size))
+    def _shared_bytes(self) -> int:
+        return self._opened().introduction.total_bytes
 
     def _load(
         self, program: candidate_pb2.Program, artifact: artifact_pb2.Artifact
@@ -266,7 +274,7 @@ class SolutionSession(Session):
         if there is not None and there.alive and there is contest.solution and self._digest == program.digest:
             return None
         self._workers.drop_bench()
-        solution = self._called(SOLUTION, environment={"PATH": _PATH})
+        solution = self._processes.start(SOLUTION, self._shared_bytes, environment={"PATH": _PATH})
         self._workers.take_for_bench(solution)
         self._digest = program.digest
         own = task_pb2.Task(
@@ -297,41 +305,4 @@ class SolutionSession(Session):
         contest.values.place(_TASK, secrets.randbits(63))
         return judging_pb2.OpenSolutionRequest(
             task=task, introduction=contest.introduction, regions=self._workers.preparation().regions
-        )
-
-    def _called(
-        self, entry: str, cache: CompilerCache | None = None, environment: Mapping[str, str] | None = None
-    ) -> Called:
-        """A process that can be called, with the memory that all share. Only the baselines' may write the cache."""
-        policy = worker_policy(self.task.target)
-        variables = worker_environment(self._workers.descriptor) | {
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            # Threads that are let go all at once come to lie on one processor: 16 of them took 12 ms for 2 (and 2 with
-            # each on its own).
-            "OMP_PROC_BIND": "true",
-            PASSAGE_VARIABLE: str(self._workers.passage.inherited),
-            **(environment or {}),
-        }
-        if cache is not None:
-            policy, variables = replace(policy, writable=(cache.directory,)), variables | cache.environment()
-        inherited = (self._workers.descriptor, self._workers.passage.inherited)
-        process = Called(entry, policy, rung=self._rung, env=variables, shared_fds=inherited)
-        with on_failure(process.close):
-            self._share(process, self._opened().introduction.total_bytes)
-        return process
-
-    def _share(self, worker: Worker, size: int) -> None:
-        """On a GPU, gives a process the memory that all share. Raises Infrastructure where that cannot be."""
-        if self.task.target != task_pb2.TARGET_CUDA:
-            return
-        if self._shared is None:
-            self._shared = Outbox.make(size)
-        if self._shared is not None:
-            self._workers.passage.send(self._shared.descriptor)
-            request = judging_pb2.Preparation(total_bytes=size)
-            moved = worker.call("move", request, judging_pb2.Preparation, deadline_s=self._limits.prepare_seconds)
-            if moved.total_bytes == size:
-                return
-        raise Infrastructure(
-            "memory of the GPU cannot be shared between processes here, which judging a solution needs"
         )
