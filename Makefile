@@ -32,7 +32,7 @@ run: $(READY) ## optimises three examples (BUDGET=5s of search for each, MODULES
 quick: $(READY) ## lint, types and the tests that your change touches, in 90 seconds
 	@$(BIN)/python .ci/quick.py
 
-check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, module sizes, rooms, no GPU's constants
+check: $(READY) ## lint, formatting, types, import contracts, proto lint and compatibility, sizes of modules, classes and functions, rooms, no GPU's constants
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
