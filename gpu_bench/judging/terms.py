@@ -11,7 +11,7 @@ ones. An estimate for the comparison; it judges nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -31,11 +31,26 @@ def terms_floor(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], out
 
     Raises want of memory: a floor of 0 would call an honest sum imprecise.
     """
-    small = truth.is_floating_point() and 0 < truth.numel() < SMALL_OUTPUT
-    if not small or any(node.random for node in graph.nodes):
+    if not is_small(truth) or any(node.random for node in graph.nodes):
         return 0.0
+    return floor_of(lambda: _followed(graph, sources, output), sources)
+
+
+def is_small(truth: torch.Tensor) -> bool:
+    """Whether an output is one whose error may be small by luck."""
+    return truth.is_floating_point() and 0 < truth.numel() < SMALL_OUTPUT
+
+
+def floor_of(
+    follow: Callable[[], tuple[torch.Tensor | None, Sequence[torch.Tensor]]], sources: Mapping[str, torch.Tensor]
+) -> float:
+    """4u·Σ|terms|, u of the first float one of `sources`. `follow` computes an output in float64 for autograd, and the
+    tensors that somebody may round on the way to it; no output where autograd cannot follow.
+
+    Raises want of memory.
+    """
     try:
-        magnitudes = _magnitudes(graph, sources, output)
+        magnitudes = _magnitudes(*follow())
     except RuntimeError as error:
         if is_want_of_memory(error):
             raise
@@ -62,8 +77,10 @@ def _called(node: graph_pb2.Node, values: dict[str, torch.Tensor], device: torch
     return results
 
 
-def _magnitudes(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], output: str) -> list[float]:
-    """Largest over sources and intermediate tensors of Σ_i |t_i·∂f/∂t_i|, for probed elements f of the output."""
+def _followed(
+    graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], output: str
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The output of the graph in float64, and its float sources and intermediate tensors."""
     rounded: list[torch.Tensor] = []
     values: dict[str, torch.Tensor] = {}
     device = next(iter(sources.values())).device
@@ -83,9 +100,14 @@ def _magnitudes(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], out
                     values[result.name] = tensor
                     if tensor.requires_grad and not result.alias_of and result.name != output:
                         rounded.append(tensor)
-    if output not in values or not values[output].requires_grad:
+    return values.get(output), rounded
+
+
+def _magnitudes(output: torch.Tensor | None, rounded: Sequence[torch.Tensor]) -> list[float]:
+    """Largest over the rounded tensors t of Σ_i |t_i·∂f/∂t_i|, for probed elements f of the output."""
+    if output is None or not output.requires_grad:
         return []
-    flat = values[output].reshape(-1)
+    flat = output.reshape(-1)
     step = max(1, flat.numel() // _PROBES)
     magnitudes = []
     for index in range(0, flat.numel(), step):

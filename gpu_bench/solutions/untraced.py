@@ -8,6 +8,7 @@ of ours is made from a graph, so for candidates such a module stays bad input.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from gpu_bench.judging.loaded import Args
 from gpu_bench.judging.reference import Reference
+from gpu_bench.judging.terms import floor_of, is_small
 from gpu_bench.values import seeds
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.task_module import seed_generators
@@ -68,9 +70,14 @@ class UntracedReference(Reference):
         return torch.cuda.get_rng_state() if self._loaded.device.type == "cuda" else torch.get_rng_state()
 
     def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
-        """None: nobody knows the terms. What a rounding of the sources moves has to do."""
-        del sources
-        return [0.0] * len(truth)
+        """4u·Σ|terms| of each region, of the terms that sources are: nobody knows what is in between."""
+        if self.is_random:
+            return [0.0] * len(truth)
+        names = [region.name for region in self.regions]
+        return [
+            floor_of(lambda name=name: self._followed(sources, name), sources) if is_small(each) else 0.0  # type: ignore[misc]
+            for name, each in zip(names, truth, strict=True)
+        ]
 
     def repeats(
         self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[str, torch.Tensor], seed: int
@@ -84,13 +91,38 @@ class UntracedReference(Reference):
 
         Neither `sources` nor the module change. Raises what the module raises.
         """
-        values = {name: aten.widened_copy(tensor) for name, tensor in sources.items()}
+        with torch.no_grad():
+            return self._called({name: aten.widened_copy(tensor) for name, tensor in sources.items()})
+
+    def _followed(
+        self, sources: Mapping[str, torch.Tensor], region: str
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """A region in float64 for autograd, and the float sources."""
+        values, rounded = {}, []
+        for name, source in sources.items():
+            value = aten.widened_copy(source)
+            if value.is_floating_point():
+                value = torch.nn.Parameter(value) if name.startswith("parameter ") else value.requires_grad_()
+                rounded.append(value)
+            values[name] = value if name.startswith("parameter ") else value.clone()  # a call may write it in place
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a look at a value that is differentiated
+            try:
+                return self._called(values).get(region), rounded
+            except RuntimeError:
+                raise
+            except Exception as error:  # the module's own code, which may not expect what is differentiated
+                raise RuntimeError(str(error)) from error
+
+    def _called(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a call makes of these sources, as `widened`."""
         module = copy.deepcopy(self._unused)  # what calls leave in the other is of its own types
         for name, holder, own in _members(module):
             value = values[name]
-            holder[own] = torch.nn.Parameter(value, value.requires_grad) if name.startswith("parameter ") else value
+            is_bare = name.startswith("parameter ") and not isinstance(value, torch.nn.Parameter)
+            holder[own] = torch.nn.Parameter(value, requires_grad=False) if is_bare else value
         args = self._loaded.user.with_leaves(self._form, [values[f"input {n}"] for n in range(self._leaf_count)])
-        with torch.no_grad(), _default_is_float64():
+        with _default_is_float64():
             returned = module(*args)
         results = {f"output {n}": leaf.clone() for n, leaf in enumerate(self._loaded.output_leaves(returned))}
         return {**values, **{name: holder[own] for name, holder, own in _members(module)}, **results}

@@ -61,6 +61,21 @@ def test_what_a_module_makes_without_a_type_is_as_wide_as_its_inputs(judge: Call
     assert torch.get_default_dtype() is torch.float32
 
 
+def test_a_small_sum_may_be_as_far_off_as_its_terms_allow(judge: Callable[..., Judge]) -> None:
+    made = judge(f"{LOOKS}return (x - 0.5).sum() * self.scale", "self.scale = torch.nn.Parameter(torch.tensor(2.0))")
+    answer = made.answer(TASK, 5)
+    (x,) = made.loaded.case(TASK, 5)
+    # Of x − 0.5 nobody knows that it is in between: the terms are those of x.
+    assert answer.floors == pytest.approx([4 * 2.0**-24 * 2 * float(x.double().sum())])
+    assert made.loaded.module.scale.grad is None
+
+
+def test_a_module_that_autograd_cannot_follow_has_no_terms(judge: Callable[..., Judge]) -> None:
+    made = judge("return torch.from_numpy(x.numpy().sum(keepdims=True) * 2)")
+    args = made.loaded.case(TASK, 5)
+    assert made.reference.terms_floors(made.reference.graph_sources(args), made.answer(TASK, 5).truth) == [0.0]
+
+
 def test_state_that_a_call_changes_is_a_result(judge: Callable[..., Judge]) -> None:
     made = judge("return self.norm(x)", "self.norm = torch.nn.BatchNorm1d(32, momentum=None)")
     assert sorted(made.reference.written) == [
