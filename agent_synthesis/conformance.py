@@ -22,7 +22,7 @@ from agent_synthesis.lowering import groups
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
-from agent_synthesis.schedule import Schedule
+from agent_synthesis.schedule import Offered, S, Schedule
 from warpsmith import plugins
 from warpsmith.errors import BadInput, IllegalMove, UnknownPlugin
 from warpsmith.graphs.capture import capture
@@ -63,21 +63,21 @@ def _lowered(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) ->
 
 
 def check_schedule(
-    make: Callable[[Hardware], Schedule], card: Hardware = H200, asked: Mapping[str, Nest] | None = None
+    make: Callable[[Hardware], Schedule[S]], card: Hardware = H200, asked: Mapping[str, Nest] | None = None
 ) -> list[str]:
     """Findings about the schedule that `make` gives for a card; empty when it fits.
 
     `asked`: nests by name; those of `nests()` where there are none.
     """
     try:
-        schedule = make(card)
+        schedule = Offered(make(card))
     except Exception as error:
         return [f"it cannot be made for a card: {type(error).__name__}: {error}"]
-    return list(dict.fromkeys(_of_schedule(schedule, make(card), asked or nests())))
+    return list(dict.fromkeys(_of_schedule(schedule, Offered(make(card)), asked or nests())))
 
 
-def _of_schedule(schedule: Schedule, again: Schedule, asked: Mapping[str, Nest]) -> Iterator[str]:
-    if any(schedule.name == each.name and type(each) is not type(schedule) for each in _built_in(schedule)):
+def _of_schedule(schedule: Offered, again: Offered, asked: Mapping[str, Nest]) -> Iterator[str]:
+    if any(schedule.name == each.name and type(each.made) is not type(schedule.made) for each in _built_in(schedule)):
         yield f"{schedule.name!r} is the name of a schedule of Warpsmith's own"
     accepted = {name: nest for name, nest in asked.items() if schedule.accepts(nest)}
     if not accepted:
@@ -87,11 +87,11 @@ def _of_schedule(schedule: Schedule, again: Schedule, asked: Mapping[str, Nest])
             yield f"{name}: {finding}"
 
 
-def _built_in(schedule: Schedule) -> tuple[Schedule, ...]:
+def _built_in(schedule: Offered) -> tuple[Offered, ...]:
     return registry.every_schedule(schedule.target)
 
 
-def _of_nest(schedule: Schedule, again: Schedule, nest: Nest) -> Iterator[str]:
+def _of_nest(schedule: Offered, again: Offered, nest: Nest) -> Iterator[str]:
     defaults = schedule.defaults(nest)
     others = list(schedule.alternatives(nest, defaults))
     if len(others) > MOST_ALTERNATIVES:
@@ -99,6 +99,8 @@ def _of_nest(schedule: Schedule, again: Schedule, nest: Nest) -> Iterator[str]:
     if defaults in others:
         yield "the settings to begin with are among their own alternatives"
     for settings in (defaults, *others[:MOST_ALTERNATIVES]):
+        if schedule.settings.from_wire(*settings.to_wire()) != settings:
+            yield f"settings that it names are others once they were archived: {settings}"
         try:
             emission = schedule.emit(nest, settings)
         except IllegalMove as refused:

@@ -107,7 +107,7 @@ class _Generator:
     def _author(self, group: Group) -> None:
         nest = self._plan.nest(group)
         assert isinstance(nest, Nest), nest
-        emission = self._plan.schedule(group).emit(nest, group.parameters)
+        emission = self._plan.schedule(group).emit(nest, group.settings)
         made = [buffer.name for buffer in nest.buffers if buffer.written and buffer.name not in self._index.sources]
         self._launch(group, emission, [buffer.name for buffer in nest.buffers], made)
         self._texts.append(emission.text)

@@ -1,24 +1,20 @@
-"""What a schedule is: a way to run a `Nest` on a target, with the parameters that moves may change.
+"""What a schedule is: a way to run a `Nest` on a target, with the settings that moves may change.
 
 Emitter families are schedules, not operators. The built-ins live in `emit/`, one file a schedule and target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from agent_synthesis.nests.ir import Nest
+from agent_synthesis.settings import Settings
+from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2
 
-
-@dataclass(frozen=True)
-class Parameters:
-    """How a schedule is set: `choices` such as {"reduce": "cluster"}, `integers` such as {"threads": 256}."""
-
-    choices: Mapping[str, str] = field(default_factory=dict)
-    integers: Mapping[str, int] = field(default_factory=dict)
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,8 @@ class Emission:
     workspaces: tuple[candidate_pb2.Buffer, ...] = ()
 
 
-class Schedule(Protocol):
-    """A way to run nests on one target."""
+class Schedule(Protocol[S]):
+    """A way to run nests on one target, set by settings of its own type."""
 
     @property
     def name(self) -> str:
@@ -63,26 +59,57 @@ class Schedule(Protocol):
         """What it writes for."""
         ...
 
+    @property
+    def settings(self) -> type[S]:
+        """What can be set."""
+        ...
+
     def accepts(self, nest: Nest) -> bool:
         """Whether it can run this nest."""
         ...
 
-    def defaults(self, nest: Nest) -> Parameters:
-        """The parameters to begin with: a heuristic's best guess, always legal."""
+    def defaults(self, nest: Nest) -> S:
+        """The settings to begin with: a heuristic's best guess, always legal."""
         ...
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
-        """Other legal parameters, one change away from the current ones."""
+    def alternatives(self, nest: Nest, current: S) -> Sequence[S]:
+        """Other legal settings, one change away from the current ones."""
         ...
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: S) -> Footprint:
         """What it would cost, for the roofline."""
         ...
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: S) -> Emission:
         """The source and launches.
 
         Raises:
-            IllegalMove: the parameters cannot run this nest (too many registers, too much shared memory).
+            IllegalMove: the settings cannot run this nest (too many registers, too much shared memory).
         """
         ...
+
+
+class Offered:
+    """A schedule among others: who asks it holds settings of a type that only it knows.
+
+    Settings of another schedule raise IllegalMove.
+    """
+
+    def __init__(self, schedule: Schedule[S]) -> None:
+        def own(settings: Settings) -> S:
+            if not isinstance(settings, schedule.settings):
+                raise IllegalMove(f"schedule {schedule.name} has settings of its own, no {type(settings).__name__}")
+            return settings
+
+        self.made: object = schedule
+        """The schedule itself."""
+        self.name = schedule.name
+        self.target = schedule.target
+        self.settings: type[Settings] = schedule.settings
+        self.accepts = schedule.accepts
+        self.defaults: Callable[[Nest], Settings] = schedule.defaults
+        self.alternatives: Callable[[Nest, Settings], Sequence[Settings]] = lambda nest, current: schedule.alternatives(
+            nest, own(current)
+        )
+        self.footprint: Callable[[Nest, Settings], Footprint] = lambda nest, given: schedule.footprint(nest, own(given))
+        self.emit: Callable[[Nest, Settings], Emission] = lambda nest, given: schedule.emit(nest, own(given))

@@ -125,7 +125,7 @@ class BuiltInSynthesizer:
     def repair(
         self, task: task_pb2.Task, failed: trial_pb2.Trial, diagnostics: str
     ) -> tuple[hypothesis_pb2.Hypothesis, candidate_pb2.Candidate]:
-        """Takes back the last parameters that were set: all of them, for kernels that ask too much of the
+        """Takes back the settings that were changed: all of them, for kernels that ask too much of the
         machine."""
         verdict = failed.verdict
         if verdict.state != verdict_pb2.VERDICT_STATE_FAIL:

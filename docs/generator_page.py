@@ -42,7 +42,7 @@ def excerpts() -> dict[str, str]:
     nest = fused.nest(group)
     assert isinstance(nest, Nest)
     made["nest"] = "\n".join(
-        line.removeprefix("// ") for line in function_text.header(nest, group.schedule, group.parameters)[1:-1]
+        line.removeprefix("// ") for line in function_text.header(nest, group.schedule, group.settings)[1:-1]
     )
     source = _kernel(fused)
     made["source"] = source

@@ -42,7 +42,13 @@ _HEADER = "<!-- Written by docs/reference_pages.py. -->\n\n"
 
 def pages() -> dict[str, str]:
     """File name → text."""
-    made = {"contract.md": contract(), "commands.md": commands(), "settings.md": settings(), "metrics.md": metrics()}
+    made = {
+        "contract.md": contract(),
+        "commands.md": commands(),
+        "settings.md": settings(),
+        "schedules.md": schedules(),
+        "metrics.md": metrics(),
+    }
     return {name: _HEADER + text.rstrip() + "\n" for name, text in made.items()}
 
 
@@ -226,6 +232,30 @@ def settings() -> str:
     ]
     table = ((f"`{name}`", said, f"`{default}`" if default else "") for name, (said, default) in sorted(rows.items()))
     return "\n".join([*lines, *_table(("variable", "", "default"), table)])
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------
+
+
+def schedules() -> str:
+    """What can be set of each schedule."""
+    from agent_synthesis.emit import registry
+    from warpsmith.v1 import task_pb2
+
+    lines = [
+        "# Schedules",
+        "",
+        "What can be set of each way to run a nest, by the move `set`. A search goes to the values that are named,",
+        "one change at a time, as far as they are legal; where none are named, the schedule works them out.",
+    ]
+    for target in (task_pb2.TARGET_CUDA, task_pb2.TARGET_CPU):
+        for schedule in registry.every_schedule(target):
+            rows = (
+                (f"`{name}`", f"{each.doc[0].upper()}{each.doc[1:]}.", each.words)
+                for name, each in schedule.settings.declared().items()
+            )
+            lines += ["", f"## `{schedule.name}`", *_table(("setting", "", "values"), rows)]
+    return "\n".join(lines)
 
 
 def unexplained(text: str) -> set[str]:

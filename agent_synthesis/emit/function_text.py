@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from agent_synthesis.emit.expression import Function, Names
 from agent_synthesis.nests.attention import Attended
 from agent_synthesis.nests.ir import (
@@ -21,7 +19,7 @@ from agent_synthesis.nests.ir import (
     Windowed,
 )
 from agent_synthesis.nests.product import Multiplied
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Settings
 
 
 def name_everything(function: Function) -> str:
@@ -42,7 +40,7 @@ def entry_name(nest: Nest) -> str:
     return Names().take(nest.name)
 
 
-def header(nest: Nest, schedule: str, parameters: Parameters) -> list[str]:
+def header(nest: Nest, schedule: str, settings: Settings) -> list[str]:
     """The comment over a function: the nest in words and how it is scheduled."""
     lines = [f"{entry_name(nest)}: {nest.comment or 'one fused group'}"]
     axes = [", ".join(f"{a.name}:{a.extent}" for a in group) for group in (nest.parallel, nest.reduced)]
@@ -61,8 +59,7 @@ def header(nest: Nest, schedule: str, parameters: Parameters) -> list[str]:
             lines[-1] = f"  {reduction.name} = at every element, sum of {reduction.depth} {in_words(reduction.value)}"
     for store in nest.stores:
         lines.append(f"  {store.buffer}[{index_in_words(store.index)}] = {in_words(store.value)}")
-    settings = [*parameters.choices.items(), *parameters.integers.items()]
-    lines.append(f"{schedule}: " + ", ".join(f"{key} = {value}" for key, value in settings))
+    lines.append(f"{schedule}: {settings}")
     return [f"// {line}" for line in lines]
 
 
@@ -122,18 +119,3 @@ def index_in_words(index: Index) -> str:
     if index.offset or not parts:
         parts.append(str(index.offset))
     return " + ".join(parts)
-
-
-def changed(parameters: Parameters, key: str, value: str | int) -> Parameters:
-    """The parameters with one of them set anew."""
-    if isinstance(value, str):
-        return Parameters({**parameters.choices, key: value}, dict(parameters.integers))
-    return Parameters(dict(parameters.choices), {**parameters.integers, key: value})
-
-
-def variations(parameters: Parameters, domain: Mapping[str, Iterable[str | int]]) -> list[Parameters]:
-    """Every set of parameters one change away, within the domain."""
-    current: dict[str, str | int] = {**parameters.choices, **parameters.integers}
-    return [
-        changed(parameters, key, value) for key, values in domain.items() for value in values if current[key] != value
-    ]

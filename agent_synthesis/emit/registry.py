@@ -29,7 +29,8 @@ from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
-from agent_synthesis.schedule import Schedule
+from agent_synthesis.schedule import Offered, Schedule
+from agent_synthesis.settings import Settings
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.hardware import H200, Hardware
@@ -38,12 +39,22 @@ from warpsmith.v1 import task_pb2
 INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
-_CPU: tuple[Schedule, ...] = (CpuPointwise(), CpuScan(), CpuWindow(), CpuColumnReduction(), CpuRowReduction())
-_CUDA: tuple[Callable[[Hardware], Schedule], ...] = (
-    CudaTranspose, CudaPointwise, CudaScan, CudaWindow, CudaColumnReduction, CudaRowReduction, CudaStreamedProduct,
-    CudaConvertedProduct, CudaProduct, CudaSmallProduct, CudaReducedProduct, CudaNormalizedProduct, CudaAttention,
+_CPU = (
+    Offered(CpuPointwise()), Offered(CpuScan()), Offered(CpuWindow()), Offered(CpuColumnReduction()),
+    Offered(CpuRowReduction()),
 )  # fmt: skip
-"""The first two products take what gains by it."""
+
+
+def _cuda(card: Hardware) -> tuple[Offered, ...]:
+    """Of products, the first two take what gains by it."""
+    return (
+        Offered(CudaTranspose(card)), Offered(CudaPointwise(card)), Offered(CudaScan(card)), Offered(CudaWindow(card)),
+        Offered(CudaColumnReduction(card)), Offered(CudaRowReduction(card)), Offered(CudaStreamedProduct(card)),
+        Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)), Offered(CudaSmallProduct(card)),
+        Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
+    )  # fmt: skip
+
+
 PRODUCTS = frozenset({
     "cuda_product_streamed", "cuda_product_converted", "cuda_product", "cuda_product_simt", "cuda_product_reduced",
     "cuda_product_columns", "cuda_attention",
@@ -52,40 +63,41 @@ PRODUCTS = frozenset({
 
 
 @functools.cache
-def schedules(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+def schedules(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Offered, ...]:
     """The schedules of a target that the card has all for, preferred first; empty for a target without any."""
     return tuple(each for each in every_schedule(target, hardware) if not why_not(each))
 
 
 @functools.cache
-def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> tuple[Offered, ...]:
     """Those too that the card lacks something for.
 
     Raises:
         UnknownPlugin: an installed schedule does not import. BadInput: one has the name of another.
     """
-    ours = tuple(each(hardware) for each in _CUDA) if target == task_pb2.TARGET_CUDA else _CPU
-    installed = [make(hardware) for make in _installed()]
+    ours = _cuda(hardware) if target == task_pb2.TARGET_CUDA else _CPU
+    installed = [Offered(make(hardware)) for make in _installed()]
     theirs = tuple(each for each in installed if each.target == target)
     names = [each.name for each in (*ours, *theirs)]
     for each in theirs:
         if names.count(each.name) > 1:
-            raise BadInput(f"two schedules are called {each.name!r}; one is of the plugin {type(each).__module__}")
+            raise BadInput(f"two schedules are called {each.name!r}; one is of the plugin {type(each.made).__module__}")
     return (*ours, *theirs)
 
 
 @functools.cache
-def _installed() -> tuple[Callable[[Hardware], Schedule], ...]:
+def _installed() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
     return tuple(plugins.find("schedule", name) for name in plugins.names("schedule"))
 
 
-def suits(schedule: Schedule, *, multiplies: bool) -> bool:
+def suits(schedule: Offered, *, multiplies: bool) -> bool:
     """Whether a schedule is asked about a nest that multiplies matrices, or about one that does not; one of a plugin is
     asked about both."""
-    return not type(schedule).__module__.startswith(__package__) or (schedule.name in PRODUCTS) == multiplies
+    return not type(schedule.made).__module__.startswith(__package__) or (schedule.name in PRODUCTS) == multiplies
 
 
-def why_not(schedule: Schedule) -> str:
+def why_not(schedule: Offered) -> str:
     """Why a schedule is not offered on its card, in a sentence; empty where it is."""
-    refusal = schedule.hardware.refusal(schedule.needs) if isinstance(schedule, CudaSchedule) else ""
+    made = schedule.made
+    refusal = made.hardware.refusal(made.needs) if isinstance(made, CudaSchedule) else ""
     return f"{schedule.name} {refusal}" if refusal else ""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import literal
 from agent_synthesis.nests.ir import Axis, Bound, Reduction, Windowed
 from agent_synthesis.nests.sliding_window import POSITIONS, Slide, position_of
+
+Reuse = StrEnum("Reuse", "COLUMNS NONE")
+"""What windows share: columns that are joined once, or nothing."""
 
 
 def name_elements(function: Function, window: Windowed) -> None:

@@ -15,7 +15,8 @@ from agent_synthesis.free_form.definition import signature
 from agent_synthesis.free_form.kernel import Complaint, Extent, Kernel, Workspace, from_text, name_of
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.plan import Group, Plan, ordered
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, candidate_pb2, tensor_pb2
 
@@ -49,7 +50,7 @@ def written(plan: Plan, move: analysis_pb2.Move) -> Plan:
     if move.choice != name_of(move.text):
         raise IllegalMove(f"the kernel of {group.name} is not the one that its choice names")
     kernel_of(plan, replace(group, text=move.text))
-    made = replace(group, engine="written", schedule=SCHEDULE, parameters=Parameters(), text=move.text)
+    made = replace(group, engine="written", schedule=SCHEDULE, settings=Settings(), text=move.text)
     return ordered(replace(plan, groups=tuple(made if each.name == made.name else each for each in plan.groups)))
 
 
@@ -121,4 +122,4 @@ def text_of(plan: Plan, group: Group) -> str:
     if group.engine == "written":
         return group.text
     nest = plan.nest(group)
-    return plan.schedule(group).emit(nest, group.parameters).text if isinstance(nest, Nest) else ""
+    return plan.schedule(group).emit(nest, group.settings).text if isinstance(nest, Nest) else ""

@@ -22,6 +22,7 @@ def describe(plan: Plan, *, with_legal_moves: bool) -> analysis_pb2.Analysis:
 
 
 def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
+    choices, integers = group.settings.to_wire()
     return analysis_pb2.Group(
         name=group.name,
         engine="library" if group.engine == "library" else "authored",
@@ -29,8 +30,8 @@ def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
         operations=[plan.index.nodes[node].target for node in plan.all_nodes(group)],
         producers=plan.producers(group),
         cost=cost.of_group(plan, group),
-        parameters=dict(group.parameters.integers),
-        choices=dict(group.parameters.choices),
+        parameters=integers,
+        choices=choices,
     )
 
 
@@ -38,10 +39,9 @@ def _plan_digest(plan: Plan) -> str:
     """Equal for equal plans, whatever moves led there."""
     parts: list[str | bytes | int] = ["plan", plan.index.digest, plan.target]
     for group in plan.groups:
-        settings = sorted({**group.parameters.choices, **group.parameters.integers}.items())
         parts += [group.name, group.engine, group.schedule, ",".join(group.nodes), ",".join(group.recomputed)]
         parts += [group.text] if group.text else []
-        parts += [f"{name}={value}" for name, value in settings]
+        parts += [f"{name}={value}" for name, value in sorted(group.settings.words().items())]
     return digest.digest(*parts)
 
 
@@ -53,5 +53,5 @@ def _features(plan: Plan) -> list[str]:
     for group in plan.groups:
         if group.engine != "library":
             features.append(f"{group.name}:{group.schedule}")
-            features += [f"{group.name}:{key}={value}" for key, value in sorted(group.parameters.choices.items())]
+            features += [f"{group.name}:{key}={value}" for key, value in sorted(group.settings.to_wire()[0].items())]
     return features

@@ -26,7 +26,7 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         nest = plan.nest(group)
         assert isinstance(nest, Nest), nest
         cost = of_nest(nest)
-        footprint = plan.schedule(group).footprint(nest, group.parameters)
+        footprint = plan.schedule(group).footprint(nest, group.settings)
         cost.launch_count = footprint.launch_count
         cost.parallel_count = footprint.parallel_count
         cost.extra_bytes = footprint.extra_bytes

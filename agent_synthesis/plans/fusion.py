@@ -18,7 +18,8 @@ from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
 from agent_synthesis.plans.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import Replacement
-from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.schedule import Offered
+from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
 
 ALL_PRODUCERS = "*"
@@ -26,7 +27,7 @@ ALL_PRODUCERS = "*"
 
 
 def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
-    """The plan with a group as a kernel of ours, its parameters the schedule's defaults.
+    """The plan with a group as a kernel of ours, its settings the schedule's defaults.
 
     Raises:
         IllegalMove: the group is not one nest, or the schedule (or, unnamed, any schedule) does not take it.
@@ -183,11 +184,11 @@ def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "") -> Plan:
     if isinstance(nest, Refusal):
         raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
     schedule = _choose(plan, nest, group, wanted, otherwise)
-    chosen = replace(group, schedule=schedule.name, parameters=schedule.defaults(nest))
+    chosen = replace(group, schedule=schedule.name, settings=schedule.defaults(nest))
     return ordered(replace(plan, groups=tuple(chosen if g.name == name else g for g in plan.groups)))
 
 
-def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -> Schedule:
+def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -> Offered:
     taking = schedules_for(plan.target, nest, plan.hardware)
     if not taking and multiplies_matrices(nest):
         raise IllegalMove(f"{group.name} is a product of two matrices, of a form or size that no schedule takes")
@@ -214,7 +215,7 @@ def as_library(plan: Plan, name: str) -> Plan:
     return ordered(with_groups(plan, [name], [Group(node, (node,)) for node in group.nodes]))
 
 
-def with_parameters(plan: Plan, name: str, parameters: Parameters) -> Plan:
+def with_settings(plan: Plan, name: str, settings: Settings) -> Plan:
     """The plan with a group's schedule set otherwise."""
-    groups = tuple(replace(g, parameters=parameters) if g.name == name else g for g in plan.groups)
+    groups = tuple(replace(g, settings=settings) if g.name == name else g for g in plan.groups)
     return replace(plan, groups=groups)

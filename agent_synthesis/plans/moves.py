@@ -6,7 +6,7 @@
                                        it reads; "*" takes in all producers that can be
     library(group)                     the group's calls go back to the library
     rewrite(group, choice=rule)        algebra, see `rewrite`
-    set(group, choice="reduce=split")  one schedule parameter changes; integers such as {"threads": 1} as arguments
+    set(group, choice="reduce=split")  one setting of the schedule changes; integers such as {"threads": 1} as arguments
     write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
 
 A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
@@ -14,9 +14,8 @@ A candidate is its task plus moves, so `apply` is pure and a move means the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 from agent_synthesis import rewrite
 from agent_synthesis.free_form import compose
@@ -25,12 +24,10 @@ from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import cost, fusion
 from agent_synthesis.plans.plan import Group, Plan, schedules_for
-from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2
 
 Move = analysis_pb2.Move
-Setting = TypeVar("Setting", str, int)
 
 
 def apply(plan: Plan, move: Move) -> Plan:
@@ -149,35 +146,26 @@ def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]
 
 
 def _settings(plan: Plan, group: Group) -> Iterator[tuple[Move, str]]:
-    for parameters in plan.alternatives(group):
-        choices = _changed(group.parameters.choices, parameters.choices)
-        integers = _changed(group.parameters.integers, parameters.integers)
-        choice = ",".join(f"{key}={value}" for key, value in choices.items())
-        words = ", ".join(f"{key} = {value}" for key, value in (choices | integers).items())
+    old = group.settings.words()
+    for settings in plan.alternatives(group):
+        changed = {name: value for name, value in sorted(settings.words().items()) if old.get(name) != value}
+        choice = ",".join(f"{name}={value}" for name, value in changed.items() if isinstance(value, str))
+        integers = {name: value for name, value in changed.items() if isinstance(value, int)}
+        words = ", ".join(f"{name} = {value}" for name, value in changed.items())
         yield Move(operation="set", group=group.name, choice=choice, arguments=integers), f"sets {words}"
-
-
-def _changed(old: Mapping[str, Setting], new: Mapping[str, Setting]) -> dict[str, Setting]:
-    return {key: value for key, value in sorted(new.items()) if old.get(key) != value}
 
 
 def _set(plan: Plan, move: Move) -> Plan:
     group = plan.group(move.group)
     if group.engine != "authored":
-        raise IllegalMove(f"{group.name} is a library call: author it before setting parameters")
-    choices = dict(group.parameters.choices)
+        raise IllegalMove(f"{group.name} is a library call: author it before setting anything")
+    words: dict[str, str | int] = {**move.arguments}
     for part in filter(None, move.choice.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or key not in choices:
-            raise IllegalMove(f"schedule {group.schedule} has no choice {part!r}; it has {', '.join(choices)}")
-        choices[key] = value
-    unknown = move.arguments.keys() - group.parameters.integers.keys()
-    if unknown:
-        raise IllegalMove(f"schedule {group.schedule} has no parameter {', '.join(sorted(unknown))}")
-    wanted = Parameters(choices, {**group.parameters.integers, **move.arguments})
+        name, _, words[name] = part.partition("=")
+    wanted = group.settings.changed(words)
     if wanted not in plan.alternatives(group):
         raise IllegalMove(f"{group.name}: {move.choice or dict(move.arguments)} is not one legal change away")
-    return fusion.with_parameters(plan, group.name, wanted)
+    return fusion.with_settings(plan, group.name, wanted)
 
 
 def _words(plan: Plan, group: Group) -> str:

@@ -19,7 +19,8 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.schedule import Offered
+from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200, Hardware
 from warpsmith.v1 import analysis_pb2, task_pb2
@@ -41,7 +42,7 @@ class Group:
     """Library call, a kernel that a schedule emits, or one that somebody wrote (`free_form`)."""
     schedule: str = ""
     """Schedule of an authored group."""
-    parameters: Parameters = field(default_factory=Parameters)
+    settings: Settings = field(default_factory=Settings)
     """How the schedule is set."""
     text: str = ""
     """The kernel of a written group."""
@@ -126,20 +127,20 @@ class Plan:
             return Refusal("nobody reads its result")
         return lower(self.index, self.all_nodes(group), tuple(outputs))
 
-    def schedule(self, group: Group) -> Schedule:
+    def schedule(self, group: Group) -> Offered:
         """The schedule of an authored group."""
         return schedule_named(self.target, group.schedule, self.hardware)
 
-    def alternatives(self, group: Group) -> Sequence[Parameters]:
-        """Other parameters of an authored group, one change away; remembered, since every setting is held to them."""
+    def alternatives(self, group: Group) -> Sequence[Settings]:
+        """Other settings of an authored group, one change away; remembered, since every setting is held to them."""
         if group.name not in self._alternatives:
             nest = self.nest(group)
             assert isinstance(nest, Nest), nest
-            self._alternatives[group.name] = self.schedule(group).alternatives(nest, group.parameters)
+            self._alternatives[group.name] = self.schedule(group).alternatives(nest, group.settings)
         return self._alternatives[group.name]
 
     @functools.cached_property
-    def _alternatives(self) -> dict[str, Sequence[Parameters]]:
+    def _alternatives(self) -> dict[str, Sequence[Settings]]:
         return {}
 
     @functools.cached_property
@@ -164,14 +165,14 @@ def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Ha
     return Plan(index, target, hardware, groups)
 
 
-def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Schedule, ...]:
+def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Offered, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
     multiplies = multiplies_matrices(nest)
     offered = [each for each in registry.schedules(target, hardware) if registry.suits(each, multiplies=multiplies)]
     return tuple(each for each in offered if each.accepts(nest))
 
 
-def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardware = H200) -> Schedule:
+def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardware = H200) -> Offered:
     """The schedule of that name.
 
     Raises:

@@ -159,15 +159,15 @@ def with_drawn_settings(plan: Plan, draw: random.Random) -> Plan:
         if group.engine != "authored" or not isinstance(nest, Nest) or draw.random() < 0.5:
             continue
         schedule = plan.schedule(group)
-        others = list(schedule.alternatives(nest, group.parameters))
+        others = list(schedule.alternatives(nest, group.settings))
         if not others:
             continue
-        parameters = draw.choice(others)
+        settings = draw.choice(others)
         try:
-            schedule.emit(nest, parameters)
+            schedule.emit(nest, settings)
         except IllegalMove:
             continue
-        plan = fusion.with_parameters(plan, group.name, parameters)
+        plan = fusion.with_settings(plan, group.name, settings)
     return plan
 
 
@@ -305,8 +305,8 @@ def every_setting(text: str) -> list[Made]:
     for group in plain.plan.groups:
         nest = plain.plan.nest(group)
         if group.engine == "authored" and isinstance(nest, Nest):
-            for parameters in plain.plan.schedule(group).alternatives(nest, group.parameters):
-                plan = fusion.with_parameters(plain.plan, group.name, parameters)
+            for settings in plain.plan.schedule(group).alternatives(nest, group.settings):
+                plan = fusion.with_settings(plain.plan, group.name, settings)
                 try:
                     variants.append(Made(text, plain.loaded, plan, generator.generate(plan)))
                 except IllegalMove:

@@ -32,7 +32,6 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import fusion, moves
 from agent_synthesis.plans.plan import plan_zero
-from agent_synthesis.schedule import Parameters
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
 from warpsmith.graphs.capture import capture
@@ -151,9 +150,8 @@ def program(case: Case, lag: int) -> candidate_pb2.Program:
     plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=name))
     if case.dtype == torch.float32:
         return generator.generate(plan)
-    settings = plan.group(name).parameters
-    parameters = Parameters(settings.choices, {**settings.integers, "lag": lag})
-    return generator.generate(fusion.with_parameters(plan, name, parameters))
+    settings = plan.group(name).settings.changed({"lag": lag})
+    return generator.generate(fusion.with_settings(plan, name, settings))
 
 
 def measure(case: Case, rounds: int) -> str:

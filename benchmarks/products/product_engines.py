@@ -46,9 +46,9 @@ def program(engine: str, m: int, k: int, n: int) -> candidate_pb2.Program:
         plan_zero(index, task_pb2.TARGET_CUDA), analysis_pb2.Move(operation="author", group=index.graph.nodes[-1].name)
     )
     (group,) = plan.groups
-    around = (group.parameters, *plan.alternatives(group))
-    wanted = next(each for each in around if each.choices["engine"] == engine)
-    return generator.generate(fusion.with_parameters(plan, group.name, wanted))
+    around = (group.settings, *plan.alternatives(group))
+    wanted = next(each for each in around if each.words()["engine"] == engine)
+    return generator.generate(fusion.with_settings(plan, group.name, wanted))
 
 
 @contextlib.contextmanager

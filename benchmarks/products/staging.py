@@ -121,15 +121,15 @@ def without(case: Case, plan: Plan) -> Iterator[Plan]:
     assert isinstance(nest, Nest)
     if isinstance(case.without, str):
         other = schedule_named(plan.target, case.without)
-        made = replace(group, schedule=other.name, parameters=other.defaults(nest))
+        made = replace(group, schedule=other.name, settings=other.defaults(nest))
         yield replace(plan, groups=(made,))
         return
     key, values = case.without
-    if group.parameters.choices[key] in values:
-        raise SystemExit(f"{case.name}: the default, {key} = {group.parameters.choices[key]}, is not staged")
-    for parameters in plan.schedule(group).alternatives(nest, group.parameters):
-        if parameters.choices[key] in values:
-            yield fusion.with_parameters(plan, group.name, parameters)
+    if (first := group.settings.words()[key]) in values:
+        raise SystemExit(f"{case.name}: the default, {key} = {first}, is not staged")
+    for settings in plan.schedule(group).alternatives(nest, group.settings):
+        if settings.words()[key] in values:
+            yield fusion.with_settings(plan, group.name, settings)
 
 
 def programs(case: Case, plan: Plan) -> list[candidate_pb2.Program]:
@@ -147,7 +147,7 @@ def programs(case: Case, plan: Plan) -> list[candidate_pb2.Program]:
 
 def staging(case: Case, plan: Plan) -> str:
     """What brings data on chip, with the strategy's name where it has one."""
-    chosen = plan.groups[0].parameters.choices.get("reduce", "") if case.staging == COPIES else ""
+    chosen = plan.groups[0].settings.words().get("reduce", "") if case.staging == COPIES else ""
     return f"{case.staging} {chosen}".strip()
 
 

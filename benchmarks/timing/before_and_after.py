@@ -111,17 +111,15 @@ def kernels(case: Case) -> Iterator[tuple[str, candidate_pb2.Program]]:
     (group,) = plan.groups
     nest, seen = plan.nest(group), set()
     assert isinstance(nest, Nest)
-    for parameters in plan.schedule(group).alternatives(nest, group.parameters):
-        changed = [
-            f"{key}={parameters.choices[key]}"
-            for key in STRATEGIES
-            if parameters.choices.get(key) != group.parameters.choices.get(key)
-        ]
+    first = group.settings.words()
+    for settings in plan.schedule(group).alternatives(nest, group.settings):
+        words = settings.words()
+        changed = [f"{key}={words[key]}" for key in STRATEGIES if words.get(key) != first.get(key)]
         name = " ".join(changed)
         if not changed or name in seen:
             continue
         try:
-            yield name, generator.generate(fusion.with_parameters(plan, group.name, parameters))
+            yield name, generator.generate(fusion.with_settings(plan, group.name, settings))
         except IllegalMove:
             continue
         seen.add(name)

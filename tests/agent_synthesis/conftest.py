@@ -17,11 +17,12 @@ from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import BufferRef, Nest, Type
 from agent_synthesis.nests.verifier import verify
-from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.schedule import Emission, Schedule
+from agent_synthesis.settings import Settings
 from warpsmith.graphs import dtypes
 from warpsmith.hardware import H200
 
-Job = tuple[Nest, Schedule, Parameters | None]
+Job = tuple[Nest, Schedule, Settings | None]
 Kernel = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 

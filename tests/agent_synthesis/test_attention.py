@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
@@ -77,8 +79,8 @@ def result_of(plan: Plan, *args: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def emitted(plan: Plan, parameters: Parameters | None = None) -> Emission:
-    return CudaAttention(H200).emit(nest_of(plan), parameters or plan.groups[-1].parameters)
+def emitted(plan: Plan, parameters: Settings | None = None) -> Emission:
+    return CudaAttention(H200).emit(nest_of(plan), parameters or plan.groups[-1].settings)
 
 
 # ---- of floats: in parts
@@ -295,7 +297,7 @@ def test_every_setting_compiles_without_spilling(
     masks = () if mask is None else (mask,)
     causal = mask is None and depth > 64
     plan = as_one_kernel(lambda *args: attention(*args, is_causal=causal), *of(512, 300, depth), *masks)
-    settings = plan.groups[-1].parameters
+    settings = plan.groups[-1].settings
     for parameters in [settings, *CudaAttention(H200).alternatives(nest_of(plan), settings)]:
         assert_compiles_well(compile_cuda(emitted(plan, parameters)))
 
@@ -386,17 +388,17 @@ def test_the_copy_engine_sees_what_the_call_reads(name: str) -> None:
 
 def test_two_large_tiles_or_wide_rows_are_refused_before_they_are_compiled() -> None:
     plan = as_one_kernel(attention, *of(256, 256, 128))
-    settings = plan.groups[-1].parameters
+    settings = plan.groups[-1].settings
 
-    def changed(**integers: int) -> Parameters:
-        return Parameters(settings.choices, {**settings.integers, **integers})
+    def changed(**integers: int) -> Settings:
+        return settings.changed(integers)
 
     with pytest.raises(IllegalMove, match="shared memory"):
         require_fits(H200, nest_of(plan), changed(stages=4))
     with pytest.raises(IllegalMove, match="registers"):
         require_fits(H200, nest_of(plan), changed(warpgroups=3))
     wide = as_one_kernel(attention, *of(256, 256, 256))
-    assert wide.groups[-1].parameters.integers["keys"] == 64
+    assert wide.groups[-1].settings.keys == 64
     with pytest.raises(IllegalMove):
         require_fits(H200, nest_of(wide), changed())
 
@@ -438,8 +440,8 @@ def test_a_mask_that_no_load_is_is_made_before() -> None:
 def test_a_mask_takes_registers_so_three_warpgroups_have_smaller_tiles() -> None:
     args = (*of(512, 512, 64), some(2, 3, 512, 512))
     plan = as_one_kernel(masked, *args)
-    settings = plan.groups[-1].parameters
-    three = Parameters({"turns": "no"}, {**settings.integers, "warpgroups": 3})
+    settings = plan.groups[-1].settings
+    three = replace(settings, turns=False, warpgroups=3)
     with pytest.raises(IllegalMove, match="registers"):
         require_fits(H200, nest_of(plan), three)
 
@@ -456,9 +458,7 @@ def test_tiles_follow_the_waves_that_they_make() -> None:
     def warpgroups(layers: int, queries: int, depth: int) -> int:
         args = (torch.empty(layers, queries, depth, dtype=torch.float16, device="meta"),) * 3
         return (
-            authored(attention, *(torch.empty_like(each, device="cpu") for each in args))
-            .groups[-1]
-            .parameters.integers["warpgroups"]
+            authored(attention, *(torch.empty_like(each, device="cpu") for each in args)).groups[-1].settings.warpgroups
         )
 
     assert warpgroups(64, 2048, 64) == 3

@@ -171,7 +171,7 @@ def test_beyond_two_to_the_31_elements_offsets_are_long_and_grids_are_not(
     nest = plan.nest(group)
     assert isinstance(nest, Nest)
     assert max(buffer.element_count for buffer in nest.buffers) >= 2**31
-    emission = plan.schedule(group).emit(nest, group.parameters)
+    emission = plan.schedule(group).emit(nest, group.settings)
     assert "ws::int64" in emission.text
     report = compile_cuda(emission)
     assert "integer" not in report  # of conversions and overflows nvcc warns in these words

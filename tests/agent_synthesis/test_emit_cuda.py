@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReducti
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
-from agent_synthesis.emit.cuda.rows.settings.row_legal import STRATEGIES
+from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce
 from agent_synthesis.emit.registry import schedules
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import (
@@ -32,7 +32,8 @@ from agent_synthesis.nests.ir import (
     Type,
 )
 from agent_synthesis.nests.verifier import verify
-from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.schedule import Emission, Schedule
+from agent_synthesis.settings import Settings
 from agent_synthesis.testing import (
     F32,
     at,
@@ -64,18 +65,17 @@ def emitted(nest: Nest) -> Emission:
     return schedule.emit(nest, schedule.defaults(nest))
 
 
-def with_strategy(nest: Nest, reduce: str, **changes: str | int) -> Parameters:
+def with_strategy(nest: Nest, reduce: str, **changes: str | int) -> Settings:
     """The first alternative of that strategy (or the default itself), changed further."""
     schedule = CudaRowReduction(H200)
     default = schedule.defaults(nest)
     candidates = [default, *schedule.alternatives(nest, default)]
-    chosen = next((c for c in candidates if c.choices["reduce"] == reduce), None)
+    chosen = next((c for c in candidates if c.reduce == reduce), None)
     if chosen is None:
-        integers = {**default.integers, "threads": 64, "lanes": 32 if reduce == "warp" else 64, "splits": 1, "packs": 2}
-        integers["splits"] = 2 if reduce in ("cluster", "grid", "two_pass") else 1
-        chosen = Parameters({**default.choices, "reduce": reduce}, integers)
-    choices = {**chosen.choices, **{key: value for key, value in changes.items() if isinstance(value, str)}}
-    return Parameters(choices, {**chosen.integers, **{k: v for k, v in changes.items() if isinstance(v, int)}})
+        splits = 2 if reduce in ("cluster", "grid", "two_pass") else 1
+        lanes = 32 if reduce == "warp" else 64
+        chosen = replace(default, reduce=Reduce(reduce), threads=64, lanes=lanes, splits=splits, packs=2)
+    return chosen.changed(changes)
 
 
 def spilled_bytes(report: str) -> int:
@@ -97,7 +97,8 @@ def test_default_rows_compile_and_stay_in_registers(
 
 
 @pytest.mark.parametrize(
-    "reduce", [strategy for strategy in STRATEGIES if strategy not in ("stream", "hold", "roll", "ahead")]
+    "reduce",
+    [strategy for strategy in [each.value for each in Reduce] if strategy not in ("stream", "hold", "roll", "ahead")],
 )
 @pytest.mark.parametrize("merge", ["yes", "no"])
 @pytest.mark.parametrize("nest", [softmax(7, 1003), layer_norm(6, 2048, Type.BF16)], ids=lambda n: n.name)
@@ -107,14 +108,12 @@ def test_every_strategy_compiles(compile_cuda: Compile, nest: Nest, reduce: str,
     assert len(emission.launches) == (1 if reduce != "two_pass" else 2 if merge == "yes" else 3)
 
 
-def streaming(nest: Nest, **changes: str | int) -> Parameters:
-    """Parameters of the strategy stream, from the defaults of whatever the nest would get."""
+def streaming(nest: Nest, **changes: str | int) -> Settings:
+    """Settings of the strategy stream, from the defaults of whatever the nest would get."""
     default = CudaRowReduction(H200).defaults(nest)
-    choices = {"reduce": "stream", "merge": "yes", "preload": "yes"}
-    integers = {"threads": 256, "splits": 4, "min_blocks": 1, "depth": 4, "lag": 1}
-    integers |= {key: value for key, value in changes.items() if isinstance(value, int)}
-    choices |= {key: value for key, value in changes.items() if isinstance(value, str)}
-    return Parameters({**default.choices, **choices}, {**default.integers, **integers, "lanes": integers["threads"]})
+    started: dict[str, str | int] = {"reduce": "stream", "merge": "yes", "preload": "yes", "threads": 256, "splits": 4}
+    wanted = started | {"min_blocks": 1, "depth": 4, "lag": 1} | changes
+    return default.changed({**wanted, "lanes": wanted["threads"]})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_the_measured_rule_chooses_the_team(
 ) -> None:
     if build is layer_norm and rows >= 128 and columns > 16384:
         reduce = "stream"  # rows share the weight, which blocks that stay keep
-    assert CudaRowReduction(H200).defaults(build(rows, columns)).choices["reduce"] == reduce
+    assert CudaRowReduction(H200).defaults(build(rows, columns)).reduce == reduce
 
 
 @pytest.mark.parametrize(
@@ -233,15 +232,15 @@ def test_the_measured_rule_chooses_the_team(
 def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: int, splits: int, threads: int) -> None:
     nest = row_dot(1, columns)
     chosen = CudaRowReduction(H200).defaults(nest)
-    assert chosen.choices["reduce"] == "two_pass"
-    assert (chosen.integers["splits"], chosen.integers["threads"]) == (splits, threads)
+    assert chosen.reduce == "two_pass"
+    assert (chosen.splits, chosen.threads) == (splits, threads)
     assert spilled_bytes(compile_cuda(emitted(nest))) == 0
 
 
 @pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
 def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
     chosen = row_defaults.two_pass(CudaRowReduction(H200), iteration_space.canonical(softmax(rows, columns)))
-    assert chosen.integers["splits"] == splits
+    assert chosen.splits == splits
 
 
 @pytest.mark.parametrize(
@@ -259,8 +258,8 @@ def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, split
 def test_threads_above_each_other_have_several_rows_each(
     compile_cuda: Compile, nest: Nest, threads: int, lanes: int, splits: int
 ) -> None:
-    integers = CudaColumnReduction(H200).defaults(nest).integers
-    assert (integers["threads"], integers["lanes"], integers["splits"]) == (threads, lanes, splits)
+    settings = CudaColumnReduction(H200).defaults(nest)
+    assert (settings.threads, settings.lanes, settings.splits) == (threads, lanes, splits)
     assert (
         spilled_bytes(compile_cuda(CudaColumnReduction(H200).emit(nest, CudaColumnReduction(H200).defaults(nest)))) == 0
     )
@@ -271,11 +270,11 @@ def test_settings_without_effect_are_no_alternatives() -> None:
     nest = layer_norm(4096, 16384)
     default = schedule.defaults(nest)
     found = schedule.alternatives(nest, default)
-    assert {candidate.choices["exp"] for candidate in found} == {"accurate"}
-    sizes = {(c.integers["threads"], c.integers["packs"]) for c in found if c.choices["reduce"] == "block"}
+    assert {candidate.exp for candidate in found} == {"accurate"}
+    sizes = {(c.threads, c.packs) for c in found if c.reduce == "block"}
     assert {(256, 16), (1024, 4)} <= sizes, "a team of another size holds the same row"
-    assert all(threads * packs <= 512 * 8 or c.integers["pack"] < 4 for c in found for threads, packs in
-               [(c.integers["threads"], c.integers["packs"])] if c.choices["reduce"] == "block")  # fmt: skip
+    assert all(threads * packs <= 512 * 8 or c.pack < 4 for c in found for threads, packs in
+               [(c.threads, c.packs)] if c.reduce == "block")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -428,7 +427,7 @@ def test_columns_that_do_not_fit_are_refused(changes: dict[str, int], reason: st
     schedule = CudaColumnReduction(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match=reason):
-        schedule.emit(nest, Parameters(default.choices, {**default.integers, **changes}))
+        schedule.emit(nest, default.changed(changes))
 
 
 def test_shared_columns_need_a_single_visit() -> None:
@@ -436,7 +435,7 @@ def test_shared_columns_need_a_single_visit() -> None:
     schedule = CudaColumnReduction(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match="one visit"):
-        schedule.emit(nest, Parameters(default.choices, {**default.integers, "splits": 2}))
+        schedule.emit(nest, replace(default, splits=2))
 
 
 # ---- how packs are read ------------------------------------------------------------------------------
@@ -466,7 +465,7 @@ def test_what_begins_between_two_packs_goes_element_by_element() -> None:
     shifted = Load(load.buffer, at(1, i=1), load.type)
     buffers = tuple(replace(buffer, element_count=buffer.element_count + 1) for buffer in nest.buffers)
     moved = replace(nest, stores=(replace(store, index=at(1, i=1), value=call("neg", shifted)),), buffers=buffers)
-    assert CudaPointwise(H200).defaults(moved).integers["pack"] == 1
+    assert CudaPointwise(H200).defaults(moved).pack == 1
 
 
 def test_an_axis_split_by_a_quotient_still_has_packs() -> None:

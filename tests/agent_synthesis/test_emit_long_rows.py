@@ -14,7 +14,8 @@ from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Settings
 from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
@@ -22,20 +23,17 @@ from warpsmith.hardware import H200
 Compile = Callable[[Emission], str]
 
 
-def with_settings(nest: Nest, **changes: str | int) -> Parameters:
+def with_settings(nest: Nest, **changes: str | int) -> Settings:
     """The defaults of a nest with other settings."""
     default = CudaRowReduction(H200).defaults(nest)
-    choices = {key: value for key, value in changes.items() if isinstance(value, str)}
-    integers = {key: value for key, value in changes.items() if isinstance(value, int)}
-    integers.setdefault("lanes", integers["threads"])
-    return Parameters({**default.choices, **choices}, {**default.integers, **integers})
+    return default.changed({"lanes": changes["threads"], **changes})
 
 
-def preferred(nest: Nest, reduce: str) -> Parameters:
+def preferred(nest: Nest, reduce: str) -> Settings:
     """The settings of a strategy that suit the nest best."""
     schedule = CudaRowReduction(H200)
     default = schedule.defaults(nest)
-    return next(p for p in (default, *schedule.alternatives(nest, default)) if p.choices["reduce"] == reduce)
+    return next(p for p in (default, *schedule.alternatives(nest, default)) if p.reduce == reduce)
 
 
 def spilled_bytes(report: str) -> int:
@@ -97,8 +95,8 @@ def test_rows_that_begin_anywhere_are_read_in_packs_behind_a_ragged_head(
 
 def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
     schedule = CudaRowReduction(H200)
-    assert schedule.defaults(softmax(32768, 65535)).integers["pack"] == 4
-    assert schedule.defaults(softmax(999, 333)).integers["pack"] == 1, "short rows would be mostly head and tail"
+    assert schedule.defaults(softmax(32768, 65535)).pack == 4
+    assert schedule.defaults(softmax(999, 333)).pack == 1, "short rows would be mostly head and tail"
 
 
 def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() -> None:
@@ -106,12 +104,12 @@ def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() 
     simple = iteration_space.canonical(nest)
     (x,) = {index for name, index in memory_access.accesses(simple) if name == "y"}
     assert x.coefficient(simple.reduced[0].name) == 1
-    assert CudaRowReduction(H200).defaults(nest).integers["pack"] == 4
+    assert CudaRowReduction(H200).defaults(nest).pack == 4
 
 
 def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() -> None:
     found = preferred(group_norm(112, 8, 8, 1 << 18), "hold")
-    assert found.integers["splits"] == 32, "shared memory and registers of 132 SMs hold four rows of 8 MB at once"
+    assert found.splits == 32, "shared memory and registers of 132 SMs hold four rows of 8 MB at once"
 
 
 def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None:
@@ -126,18 +124,18 @@ def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None
 
 def test_blocks_that_cannot_keep_a_row_leave_the_rest_to_the_cache() -> None:
     found = CudaRowReduction(H200).defaults(batch_statistics(64, 64, 1 << 18))
-    assert (found.choices["reduce"], found.choices["loads"]) == ("hold", "shared")
-    assert (found.integers["splits"], found.integers["held"], found.integers["lag"]) == (128, 12, 0)
+    assert (found.reduce, found.loads) == ("hold", "shared")
+    assert (found.splits, found.held, found.lag) == (128, 12, 0)
     text = CudaRowReduction(H200).emit(batch_statistics(64, 64, 1 << 18), found).text
     assert "kResident = kX;" in text
-    assert f".depth = {found.integers['depth']}, .lag = 0, .held = 12" in text
+    assert f".depth = {found.depth}, .lag = 0, .held = 12" in text
     skeleton = (INCLUDE_DIRECTORY / "ws_rows_resident.cuh").read_text()
     assert "CopyVector<Shared, Shape, kLast> copy" in skeleton, "what stays leaves its room in the cache to the rest"
 
 
 def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
     found = CudaRowReduction(H200).defaults(batch_statistics(128, 64, 1 << 18))
-    assert (found.choices["reduce"], found.integers["depth"]) == ("two_pass", 1)
+    assert (found.reduce, found.depth) == ("two_pass", 1)
 
 
 @pytest.mark.parametrize("packs", [1, 4])
@@ -272,7 +270,7 @@ def test_groups_with_a_weight_for_each_channel_stream_too() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
     schedule = CudaRowReduction(H200)
     found = schedule.alternatives(nest, schedule.defaults(nest))
-    assert {"stream", "block"} <= {candidate.choices["reduce"] for candidate in found}
+    assert {"stream", "block"} <= {candidate.reduce for candidate in found}
 
 
 ROLL = {"reduce": "roll", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming", "threads": 512,
@@ -300,7 +298,7 @@ def test_rows_that_roll_through_shared_memory_compile(
     emission = CudaRowReduction(H200).emit(nest, settings)
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
-    splits = settings.integers["splits"]
+    splits = settings.splits
     assert launch.cooperative
     assert launch.grid.x == min(nest.row_count, 132 // splits) * splits
     assert launch.shared_bytes <= H200.shared_bytes - 1024
@@ -316,9 +314,9 @@ def test_rows_too_many_for_registers_and_too_long_for_a_cluster_roll() -> None:
         (group_norm(112, 8, 8, 1 << 18), ("roll", 64, 2, 14, 12, 0)),
     ):
         found = schedule.defaults(nest)
-        assert tuple((found.choices | found.integers)[key] for key in wanted) == settings
-        others = [p for p in schedule.alternatives(nest, found) if p.choices["reduce"] == "roll"]
-        assert {11, 13} <= {p.integers["lag"] for p in others}
+        assert tuple(found.words()[key] for key in wanted) == settings
+        others = [p for p in schedule.alternatives(nest, found) if p.reduce == "roll"]
+        assert {11, 13} <= {p.lag for p in others}
 
 
 def test_what_rows_share_is_held_by_registers_as_far_as_it_fits(compile_cuda: Compile) -> None:

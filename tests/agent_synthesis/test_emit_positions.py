@@ -29,7 +29,8 @@ from agent_synthesis.nests.ir import (
     Type,
 )
 from agent_synthesis.nests.verifier import verify
-from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.schedule import Emission, Schedule
+from agent_synthesis.settings import Settings
 from agent_synthesis.testing import F32, at
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
@@ -81,7 +82,7 @@ SHAPES = ((1, 1), (5, 3), (4, 100), (3, 5000), (70, 33), (300, 17), (2, 70001))
 
 
 def test_rows_and_columns_find_the_first_extreme_or_the_first_nan(compile_jobs: Compile) -> None:
-    jobs: list[tuple[Nest, Schedule, Parameters | None]] = []
+    jobs: list[tuple[Nest, Schedule, Settings | None]] = []
     for shape in SHAPES:
         for kept in (0, 1):
             for type_ in (Type.F32, Type.F16, Type.F64, Type.I64, Type.U8):
@@ -97,7 +98,7 @@ def test_rows_and_columns_find_the_first_extreme_or_the_first_nan(compile_jobs: 
 
 
 def test_every_setting_finds_the_same(compile_jobs: Compile) -> None:
-    jobs: list[tuple[Nest, Schedule, Parameters | None]] = []
+    jobs: list[tuple[Nest, Schedule, Settings | None]] = []
     for kept, schedule in ((0, CpuRowReduction()), (1, CpuColumnReduction())):
         plain = extremes("plain", (200, 9000) if not kept else (200, 100), kept)
         settings = [schedule.defaults(plain), *schedule.alternatives(plain, schedule.defaults(plain))]
@@ -111,7 +112,7 @@ def test_every_setting_finds_the_same(compile_jobs: Compile) -> None:
 
 def test_a_split_of_rows_does_not_join_positions() -> None:
     nest, schedule = extremes("places", (4096, 64), 1), CpuColumnReduction()
-    split = Parameters({**schedule.defaults(nest).choices, "reduce": "split"}, schedule.defaults(nest).integers)
+    split = schedule.defaults(nest).changed({"reduce": "split"})
     with pytest.raises(IllegalMove, match="positions"):
         schedule.emit(nest, split)
 

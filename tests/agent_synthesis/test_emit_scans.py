@@ -25,7 +25,8 @@ from agent_synthesis.nests.ir import (
     Type,
 )
 from agent_synthesis.nests.verifier import MalformedNest, verify
-from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.schedule import Emission, Schedule
+from agent_synthesis.settings import Settings
 from agent_synthesis.testing import F32, at, call, column_scan, row_dot, running_sum, softmax
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
@@ -96,14 +97,14 @@ def test_default_scans_compile_and_stay_in_registers(compile_cuda: CompileCuda, 
     assert schedule.accepts(nest)
     emission = schedule.emit(nest, schedule.defaults(nest))
     assert spilled_bytes(compile_cuda(emission)) == 0
-    assert len(emission.launches) == (2 if schedule.defaults(nest).integers["splits"] > 1 else 1)
+    assert len(emission.launches) == (2 if schedule.defaults(nest).splits > 1 else 1)
 
 
 @pytest.mark.parametrize("nest", [NESTS[0], NESTS[3], NESTS[4], NESTS[13]], ids=lambda n: n.name)
 def test_other_settings_of_scans_compile(compile_cuda: CompileCuda, nest: Nest) -> None:
     schedule = CudaScan(H200)
     alternatives = schedule.alternatives(nest, schedule.defaults(nest))
-    assert {p.choices["scan"] for p in alternatives} >= {"columns"} if nest.name == "column_scan" else {"rows", "grid"}
+    assert {p.scan for p in alternatives} >= {"columns"} if nest.name == "column_scan" else {"rows", "grid"}
     for parameters in alternatives:
         compile_cuda(schedule.emit(nest, parameters))
 
@@ -111,7 +112,7 @@ def test_other_settings_of_scans_compile(compile_cuda: CompileCuda, nest: Nest) 
 def test_few_long_rows_are_scanned_by_many_blocks_with_boards_that_are_zero_between_calls() -> None:
     schedule, nest = CudaScan(H200), running_sum(3, 1 << 22)
     emission = schedule.emit(nest, schedule.defaults(nest))
-    assert schedule.defaults(nest).choices["scan"] == "grid"
+    assert schedule.defaults(nest).scan == "grid"
     assert emission.launches[0].grid.x == 3 * (1 << 22) // 16384
     assert [space.zero_between_calls for space in emission.workspaces] == [True, True]
 
@@ -122,7 +123,7 @@ def test_few_columns_are_shared_by_blocks_that_leave_totals_first() -> None:
     assert list(first.writes) == ["column_scan_running_totals"]
     assert list(second.writes) == ["y"]
     twice = replace(nest, reductions=(*nest.reductions, replace(nest.scans[0], name="again")))
-    assert schedule.defaults(twice).integers["splits"] == 1
+    assert schedule.defaults(twice).splits == 1
 
 
 def test_scans_take_what_only_scans_in_one_direction() -> None:
@@ -148,7 +149,7 @@ def test_scans_on_the_cpu_are_as_exact_as_their_type(compile_jobs: Compile) -> N
             nests += [column_scan(*shape, reverse=reverse, exclusive=exclusive)
                       for shape in ((2, 30, 40), (1, 7, 3000), (3, 400, 9))]  # fmt: skip
     nests = [renamed(nest, number) for number, nest in enumerate(nests)]
-    jobs: list[tuple[Nest, Schedule, Parameters | None]] = [
+    jobs: list[tuple[Nest, Schedule, Settings | None]] = [
         (nest, next(s for s in schedules(task_pb2.TARGET_CPU) if s.accepts(nest)), None) for nest in nests
     ]
     assert {schedule.name for _, schedule, _ in jobs} == {"cpu_scan"}
@@ -176,9 +177,9 @@ def test_cpu_scans_refuse_what_they_cannot_run() -> None:
     default = schedule.defaults(nest)
     for change, reason in ((("scan", "split"), "too short"), (("scan", "columns"), "no other axis")):
         with pytest.raises(IllegalMove, match=reason):
-            schedule.emit(nest, Parameters({**default.choices, change[0]: change[1]}, default.integers))
+            schedule.emit(nest, default.changed({change[0]: change[1]}))
     with pytest.raises(IllegalMove, match="first-level cache"):
-        schedule.emit(nest, Parameters(default.choices, {**default.integers, "block": 1 << 20}))
+        schedule.emit(nest, replace(default, block=1 << 20))
 
 
 def test_the_verifier_knows_where_a_scan_and_a_position_may_stand() -> None:

@@ -262,18 +262,20 @@ def test_illegal_moves_say_why(bad: analysis_pb2.Move, reason: str) -> None:
         moves.apply(planned(module, args), bad)
 
 
-def test_parameters_change_one_at_a_time() -> None:
+def test_settings_change_one_at_a_time() -> None:
     module, args = MODULES[0]
     plan = moves.apply(planned(module, args), move("author", "layer_norm"))
     settings = [m.move for m in moves.legal(plan) if m.move.operation == "set"]
     assert settings
     for setting in settings:
-        changed = moves.apply(plan, setting).group("layer_norm").parameters
-        assert changed != plan.group("layer_norm").parameters
-    with pytest.raises(IllegalMove, match="no choice 'colour=red'"):
+        changed = moves.apply(plan, setting).group("layer_norm").settings
+        assert changed != plan.group("layer_norm").settings
+    with pytest.raises(IllegalMove, match="there is no setting 'colour'; there are: reduce, "):
         moves.apply(plan, move("set", "layer_norm", "colour=red"))
-    with pytest.raises(IllegalMove, match="no parameter hats"):
+    with pytest.raises(IllegalMove, match="there is no setting 'hats'"):
         moves.apply(plan, move("set", "layer_norm", hats=3))
+    with pytest.raises(IllegalMove, match="stores = gold: it may be plain, streaming"):
+        moves.apply(plan, move("set", "layer_norm", "stores=gold"))
 
 
 def test_programs_name_every_tensor_and_their_digest_is_that_of_their_parts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -18,7 +18,8 @@ from agent_synthesis.lowering.pointwise_handlers import elementwise
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
 from agent_synthesis.plans.plan import schedule_named, schedules_for
-from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.schedule import Offered
+from agent_synthesis.settings import Settings
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from agent_synthesis.testing import Applied, gelu, softmax
 from warpsmith import plugins
@@ -59,7 +60,7 @@ def test_an_installed_schedule_is_offered_after_ours(install: Install) -> None:
     offered = [each.name for each in schedules_for(CUDA, gelu(4096))]
     assert offered == ["cuda_pointwise", "one_thread_an_element"]
     assert "one_thread_an_element" not in [each.name for each in schedules_for(CUDA, softmax(8, 64))]
-    assert schedule_named(CUDA, "one_thread_an_element") == OneThreadAnElement(H200)
+    assert schedule_named(CUDA, "one_thread_an_element").made == OneThreadAnElement(H200)
     assert registry.schedules(task_pb2.TARGET_CPU) == registry._CPU
     assert generator.emitter_digest() != before
 
@@ -96,17 +97,17 @@ def conformance_kind() -> object:
 class Careless(OneThreadAnElement):
     """Names settings that it refuses, and begins with one of its own alternatives."""
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: Settings) -> Sequence[Settings]:
         """One that is the same, and one that no block can have."""
         del nest
-        return [current, Parameters(integers={"threads": 4096})]
+        return [current, replace(current, threads=4096)]
 
 
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
-def test_our_own_schedules_fit(each: Schedule) -> None:
-    found = conformance.check_schedule(lambda _: each)
+def test_our_own_schedules_fit(each: Offered) -> None:
+    found = conformance.check_schedule(lambda _: each.made)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 15 nests: gelu, ") for finding in found)
     else:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from agent_synthesis import generator
+from agent_synthesis.emit.cuda.products.product_tiling import End
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct, require_fits
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
@@ -25,7 +26,8 @@ from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product, multiplies_matrices
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Settings
 from agent_synthesis.testing import Applied
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
@@ -74,8 +76,8 @@ def product_of(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Ma
     return matrix_product(nest_of(planned(Applied(function), *args)))
 
 
-def settings(plan: Plan) -> Parameters:
-    return plan.groups[-1].parameters
+def settings(plan: Plan) -> Settings:
+    return plan.groups[-1].settings
 
 
 R = torch.randn
@@ -146,15 +148,15 @@ def test_sixteen_bit_operands_are_taken_as_they_lie(name: str, compile_cuda: Com
     assert_compiles_well(compile_cuda(emission))
 
 
-def held(parameters: Parameters) -> Parameters:
-    return Parameters({**parameters.choices, "end": "held"}, {**parameters.integers, "columns": 128, "stages": 4})
+def held(parameters: Settings) -> Settings:
+    return dataclasses.replace(parameters, end=End.HELD, columns=128, stages=4)
 
 
 def test_the_end_of_a_tile_may_wait_for_the_next_one(compile_cuda: Compile) -> None:
     plan = as_one_kernel(Applied(lambda a, b: F.gelu(a @ b.T)), R(1024, 1024).bfloat16(), R(2048, 1024).bfloat16())
     nest, settled = nest_of(plan), settings(plan)
-    assert settled.choices["end"] == "direct"
-    assert CudaProduct(H200).alternatives(nest, settled)[0].choices["end"] == "held"
+    assert settled.end == "direct"
+    assert CudaProduct(H200).alternatives(nest, settled)[0].end == "held"
     emission = CudaProduct(H200).emit(nest, held(settled))
     assert "ws::multiply_holding<" in emission.text
     assert_compiles_well(compile_cuda(emission))
@@ -233,11 +235,11 @@ def test_tf32_multiplies_on_tensor_cores_and_keeps_sums_in_registers(
     assert operations(cubin, "ws_gelu_product").count(HGMMA) >= products
 
 
-def with_engine(nest: Nest, engine: str) -> Parameters:
+def with_engine(nest: Nest, engine: str) -> Settings:
     """What is one change away from the defaults, or these themselves."""
     settled = CudaProduct(H200).defaults(nest)
     around = (settled, *CudaProduct(H200).alternatives(nest, settled))
-    return next(each for each in around if each.choices["engine"] == engine)
+    return next(each for each in around if each.engine == engine)
 
 
 def test_tf32_alone_is_for_whoever_allows_it_and_for_operands_along_their_depth() -> None:
@@ -249,17 +251,17 @@ def test_tf32_alone_is_for_whoever_allows_it_and_for_operands_along_their_depth(
         assert isinstance(nest, Nest)
         assert nest.allows_tf32 is allows
         settled = CudaProduct(H200).defaults(nest)
-        assert settled.choices["engine"] == expected
+        assert settled.engine == expected
         launches = CudaProduct(H200).emit(nest, settled).launches
         maps = [each.tensor_map for launch in launches for each in launch.arguments if each.HasField("tensor_map")]
         assert [each.rounds_to_tf32 for each in maps] == [allows, allows]  # tensor cores would cut
-        others = {each.choices["engine"] for each in CudaProduct(H200).alternatives(nest, settled)} - {expected}
+        others = {each.engine for each in CudaProduct(H200).alternatives(nest, settled)} - {expected}
         assert others == {"tf32x3", "fp16x3"} - {expected}
     across = dataclasses.replace(
         nest_of(planned(Applied(lambda a, b: a @ b), R(1024, 512), R(512, 2048))), allows_tf32=True
     )
     schedule = CudaProduct(H200)
-    assert {e.choices["engine"] for e in schedule.alternatives(across, schedule.defaults(across))} == {"fp16x3"}
+    assert {e.engine for e in schedule.alternatives(across, schedule.defaults(across))} == {"fp16x3"}
 
 
 def operations(cubin: bytes, entry: str) -> list[int]:
@@ -327,7 +329,7 @@ def test_small_products_of_every_type_and_tile_compile(compile_cuda: Compile) ->
         left, right = R(20, 600, dtype=dtype), R(600, 33, dtype=dtype)
         nest = nest_of(planned(Applied(lambda a, b: torch.bmm(a[None], b[None])), left, right))
         default = schedule.defaults(nest)
-        assert default.integers["slices"] > 1
+        assert default.slices > 1
         for parameters in [default, *schedule.alternatives(nest, default)]:
             assert "error" not in compile_cuda(schedule.emit(nest, parameters))
 
@@ -382,27 +384,27 @@ def test_what_a_thread_or_a_block_cannot_hold_is_refused() -> None:
     default = CudaProduct(H200).defaults(nest)
     for key, value in (("columns", 256), ("stages", 4)):
         with pytest.raises(IllegalMove, match=r"registers|shared memory"):
-            require_fits(H200, nest, Parameters(default.choices, {**default.integers, key: value}))
+            require_fits(H200, nest, default.changed({key: value}))
 
 
 def test_few_deep_tiles_are_sliced_and_many_are_not() -> None:
     deep = nest_of(planned(Applied(lambda a, b: a @ b), R(256, 65536), R(65536, 256)))
     default = CudaProduct(H200).defaults(deep)
-    assert default.integers["slices"] == 32
+    assert default.slices == 32
     emission = CudaProduct(H200).emit(deep, default)
     assert emission.launches[-1].entry == "ws_matmul_add"
     assert CudaProduct(H200).footprint(deep, default).parallel_count == 128
     with pytest.raises(IllegalMove, match="empty"):
-        require_fits(H200, deep, Parameters(default.choices, {**default.integers, "slices": 1100}))
+        require_fits(H200, deep, dataclasses.replace(default, slices=1100))
     broad = nest_of(planned(Applied(lambda a, b: a @ b.T), R(2048, 2048), R(2048, 2048)))
-    assert CudaProduct(H200).defaults(broad).integers["slices"] == 1
+    assert CudaProduct(H200).defaults(broad).slices == 1
 
 
 def test_sixteen_bit_operands_are_sliced_into_whole_stages_only() -> None:
     whole = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8192).half(), R(8192, 128).half()))
     ragged = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8200).half(), R(8200, 128).half()))
-    assert CudaProduct(H200).defaults(whole).integers["slices"] > 1
-    assert CudaProduct(H200).defaults(ragged).integers["slices"] == 1
+    assert CudaProduct(H200).defaults(whole).slices > 1
+    assert CudaProduct(H200).defaults(ragged).slices == 1
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_beyond_two_to_the_31_elements_offsets_are_long_and_grids_are_not(name: 
     assert group.schedule == schedule
     nest = nest_of(plan)
     assert max(buffer.element_count for buffer in nest.buffers) >= 2**31
-    emission = plan.schedule(group).emit(nest, group.parameters)
+    emission = plan.schedule(group).emit(nest, group.settings)
     assert "error" not in compile_cuda(emission)
     assert "warning" not in compile_cuda(emission)
     assert all(0 < launch.grid.x <= GRID_LIMIT for launch in emission.launches)

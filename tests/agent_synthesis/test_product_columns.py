@@ -20,7 +20,7 @@ from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import elements_and_rows
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
@@ -115,7 +115,7 @@ def test_a_batch_norm_of_a_product_means_what_the_module_does(name: str) -> None
 def test_the_text_of_a_batch_norm_is_the_golden_one() -> None:
     torch.manual_seed(1)
     plan = planned(Normed(64, 256, scaled, torch.relu), R(192, 64))
-    text = CudaNormalizedProduct(H200).emit(nest_of(plan), plan.groups[-1].parameters).text
+    text = CudaNormalizedProduct(H200).emit(nest_of(plan), plan.groups[-1].settings).text
     assert text == (GOLDEN / "linear_batch_norm.cu").read_text()
 
 
@@ -127,7 +127,7 @@ def spills(report: str) -> set[str]:
 @pytest.mark.parametrize("name", ["odd sizes", "its input is wanted too", "bf16"])
 def test_a_batch_norm_of_a_product_compiles_without_spilling(name: str, compile_cuda: Compile) -> None:
     plan = planned(*case(name))
-    report = compile_cuda(CudaNormalizedProduct(H200).emit(nest_of(plan), plan.groups[-1].parameters))
+    report = compile_cuda(CudaNormalizedProduct(H200).emit(nest_of(plan), plan.groups[-1].settings))
     assert spills(report) == {"0 bytes spill stores"}
     assert "serializ" not in report
 
@@ -145,8 +145,8 @@ def test_large_ones_compile_without_spilling(name: str, compile_cuda: Compile) -
     dtype, (rows, depth, outputs), integers = LARGE[name]
     with torch.device("meta"):
         plan = planned(Normed(depth, outputs, scaled, torch.relu).to(dtype), R(rows, depth, dtype=dtype))
-    given = plan.groups[-1].parameters
-    settings = Parameters(given.choices, {**given.integers, **integers})
+    given = plan.groups[-1].settings
+    settings = given.changed(integers)
     report = compile_cuda(CudaNormalizedProduct(H200).emit(nest_of(plan), settings))
     assert spills(report) == {"0 bytes spill stores"}
 
@@ -231,9 +231,9 @@ def test_other_schedules_leave_it_alone_and_the_cpu_has_none() -> None:
 
 def test_settings_that_would_share_a_column_are_no_alternatives() -> None:
     plan = planned(*case("bf16"))
-    found = CudaNormalizedProduct(H200).alternatives(nest_of(plan), plan.groups[-1].parameters)
+    found = CudaNormalizedProduct(H200).alternatives(nest_of(plan), plan.groups[-1].settings)
     assert found
-    assert all((each.integers["slices"], each.integers["warpgroups"]) == (1, 2) for each in found)
+    assert all((each.slices, each.warpgroups) == (1, 2) for each in found)
 
 
 def test_a_norm_and_its_product_are_two_nests_that_share_the_sums() -> None:

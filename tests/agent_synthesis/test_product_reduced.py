@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import elements_and_rows
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
@@ -82,7 +83,7 @@ def test_a_reduction_of_a_product_means_what_the_module_does(name: str) -> None:
 def test_a_reduction_of_a_product_compiles_without_spilling(name: str, compile_cuda: Compile) -> None:
     function, args = ENDS[name]
     plan = planned(function, *args)
-    report = compile_cuda(CudaReducedProduct(H200).emit(nest_of(plan), plan.groups[-1].parameters))
+    report = compile_cuda(CudaReducedProduct(H200).emit(nest_of(plan), plan.groups[-1].settings))
     assert "0 bytes spill stores" in report
     assert "serializ" not in report
 
@@ -136,9 +137,9 @@ def test_other_schedules_leave_it_alone_and_the_cpu_has_none() -> None:
 def test_settings_that_would_share_a_row_are_no_alternatives() -> None:
     plan = planned(*_case("sixteen bits"))
     (group,) = plan.groups
-    found = CudaReducedProduct(H200).alternatives(nest_of(plan), group.parameters)
+    found = CudaReducedProduct(H200).alternatives(nest_of(plan), group.settings)
     assert found
-    assert all((each.integers["slices"], each.integers["warpgroups"]) == (1, 2) for each in found)
+    assert all((each.slices, each.warpgroups) == (1, 2) for each in found)
 
 
 def test_few_rows_of_a_long_operand_are_not_reduced_on_the_way() -> None:
@@ -171,16 +172,16 @@ def test_a_sequence_is_reduced_as_its_rows() -> None:
     plan = plan_zero(GraphIndex(capture(Layer(), (R(2, 40, 48),))), task_pb2.TARGET_CUDA)
     plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="amax", choice="linear"))
     (group,) = plan.groups
-    emission = CudaReducedProduct(H200).emit(nest_of(plan), group.parameters)
+    emission = CudaReducedProduct(H200).emit(nest_of(plan), group.settings)
     assert ".batch = 1, .m = 80, .n = 80, .k = 48" in emission.text
 
 
 def test_tiles_are_as_wide_as_those_of_their_repair() -> None:
     plan = planned(lambda a, b: (a @ b.T).amax(1), R(256, 64), R(2048, 64))
-    nest, settled = nest_of(plan), plan.groups[-1].parameters
+    nest, settled = nest_of(plan), plan.groups[-1].settings
     parts = elements_and_rows(nest)
     assert parts is not None
-    wide = Parameters(settled.choices, {**settled.integers, "columns": 192, "stages": 2})
+    wide = replace(settled, columns=192, stages=2)
     tensor_core_product.require_fits(H200, parts[0], wide)
     with pytest.raises(IllegalMove, match="repairs"):
         CudaReducedProduct(H200).emit(nest, wide)

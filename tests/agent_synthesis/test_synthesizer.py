@@ -186,4 +186,4 @@ def test_a_task_that_allows_tf32_gets_products_that_may_use_it_after_a_rewrite_t
         for before in ([], rewrites[:1]):
             product = next(name for name in synthesizer.plan(task, before).index.nodes if "matmul" in name)
             plan = synthesizer.plan(task, [*before, move("author", product)])
-            assert plan.group(product).parameters.choices["engine"] == engine
+            assert plan.group(product).settings.engine == engine

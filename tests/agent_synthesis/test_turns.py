@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis import generator
+from agent_synthesis.emit.cpu.cpu_settings import Loop, PointwiseSettings
 from agent_synthesis.emit.cpu.pointwise import CpuPointwise
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
@@ -25,7 +26,8 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.transposition import turn
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
-from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.schedule import Emission, Offered
+from agent_synthesis.settings import Stores
 from agent_synthesis.testing import Applied
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
@@ -69,7 +71,7 @@ def nest_of(name: str, case: Case) -> Nest:
     return replace(nest, name=name)
 
 
-def first_schedule(nest: Nest, target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA) -> Schedule:
+def first_schedule(nest: Nest, target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA) -> Offered:
     return next(schedule for schedule in schedules(target) if schedule.accepts(nest))
 
 
@@ -113,7 +115,7 @@ def test_packs_lie_along_the_axis_that_fewer_bytes_cross() -> None:
     ids=["along one axis", "every other", "one a row", "three channels first"],
 )
 def test_what_tiles_would_not_help_stays_pointwise(case: Case) -> None:
-    assert isinstance(first_schedule(nest_of("straight", case)), CudaPointwise)
+    assert first_schedule(nest_of("straight", case)).name == "cuda_pointwise"
 
 
 # ---- the CUDA schedule -------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_defaults_and_their_neighbours_compile_without_spills(
     compile_cuda: Callable[[Emission], str], name: str
 ) -> None:
     nest, schedule = nest_of(name, CASES[name]), CudaTranspose(H200)
-    assert isinstance(first_schedule(nest), CudaTranspose)
+    assert first_schedule(nest).name == "cuda_transpose"
     default = schedule.defaults(nest)
     others = schedule.alternatives(nest, default)
     assert len(others) >= 5
@@ -138,10 +140,10 @@ def test_defaults_and_their_neighbours_compile_without_spills(
 def test_a_default_tile_leaves_several_for_each_multiprocessor() -> None:
     for rows, tile in ((768, 32), (8192, 64)):
         nest = nest_of("tiled", (lambda x: x.t().contiguous(), [(F32, (rows, 512))]))
-        integers = CudaTranspose(H200).defaults(nest).integers
-        assert (integers["along"], integers["across"]) == (tile, tile)
-    integers = CudaTranspose(H200).defaults(nest_of("bytes", (CASES["bytes"][0], [(U8, (8192, 4096))]))).integers
-    assert (integers["along"], integers["across"], integers["threads"]) == (128, 128, 512)
+        settings = CudaTranspose(H200).defaults(nest)
+        assert (settings.along, settings.across) == (tile, tile)
+    settings = CudaTranspose(H200).defaults(nest_of("bytes", (CASES["bytes"][0], [(U8, (8192, 4096))])))
+    assert (settings.along, settings.across, settings.threads) == (128, 128, 512)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_illegal_tiles_are_refused(change: dict[str, int]) -> None:
     nest, schedule = nest_of("gelu", CASES["gelu"]), CudaTranspose(H200)
     start = schedule.defaults(nest)
     with pytest.raises(IllegalMove):
-        schedule.emit(nest, Parameters(start.choices, {**start.integers, **change}))
+        schedule.emit(nest, start.changed(change))
 
 
 def test_emitted_source_is_the_golden_one() -> None:
@@ -199,7 +201,7 @@ def test_tiles_on_the_cpu_give_what_the_interpreter_gives(
     compile_jobs: Callable[..., list[Callable[..., dict[str, torch.Tensor]]]], threads: int
 ) -> None:
     nests = [nest_of(name, case) for name, case in CASES.items() if name != "bytes"]
-    parameters = Parameters({"stores": "plain", "loop": "tiled"}, {"block": 64, "threads": threads})
+    parameters = PointwiseSettings(loop=Loop.TILED, block=64, threads=threads)
     kernels = compile_jobs([(nest, CpuPointwise(), parameters) for nest in nests])
     for nest, kernel in zip(nests, kernels, strict=True):
         memory = {b.name: torch.empty(b.element_count, dtype=TORCH[b.type]) for b in nest.buffers}
@@ -217,18 +219,18 @@ def test_the_cpu_tiles_what_exceeds_a_cores_cache() -> None:
     schedule = CpuPointwise()
     large, small = nest_of("gelu", CASES["gelu"]), nest_of("small", (CASES["gelu"][0], [(F32, (300, 200))]))
     tiled = schedule.defaults(large)
-    assert (tiled.choices["loop"], tiled.integers["block"]) == ("tiled", 64)
-    assert schedule.defaults(small).choices["loop"] == "nested"
+    assert (tiled.loop, tiled.block) == ("tiled", 64)
+    assert schedule.defaults(small).loop == "nested"
     found = schedule.alternatives(small, schedule.defaults(small))
-    assert ("tiled", 64) in [(p.choices["loop"], p.integers["block"]) for p in found]
-    assert {p.integers["block"] for p in schedule.alternatives(large, tiled) if p.choices["loop"] != "tiled"} == {4096}
+    assert ("tiled", 64) in [(p.loop, p.block) for p in found]
+    assert {p.block for p in schedule.alternatives(large, tiled) if p.loop != "tiled"} == {4096}
     for parameters in schedule.alternatives(large, tiled):
         schedule.emit(large, parameters)
     with pytest.raises(IllegalMove, match="too short to stream"):
-        schedule.emit(large, Parameters({"stores": "streaming", "loop": "tiled"}, tiled.integers))
+        schedule.emit(large, replace(tiled, stores=Stores.STREAMING))
 
 
 def test_the_cpu_refuses_tiles_where_nothing_turns() -> None:
     nest = nest_of("straight", (lambda x: x + 1, [(F32, (64, 64))]))
     with pytest.raises(IllegalMove, match="run along one axis"):
-        CpuPointwise().emit(nest, Parameters({"stores": "plain", "loop": "tiled"}, {"block": 64, "threads": 0}))
+        CpuPointwise().emit(nest, PointwiseSettings(loop=Loop.TILED, block=64))

@@ -29,7 +29,6 @@ def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, 
     from agent_synthesis.graphs.graph_index import GraphIndex
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
-    from agent_synthesis.schedule import Parameters
     from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
@@ -38,11 +37,9 @@ def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, 
     operation, choice = ("fuse", "*") if many else ("author", "")
     plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
     assert [group.schedule for group in plan.groups] == ["cuda_attention"]
-    defaults = plan.groups[0].parameters
-    integers = {key: value for key, value in setting.items() if isinstance(value, int)}
-    choices = {key: value for key, value in setting.items() if isinstance(value, str)}
-    parameters = Parameters({**defaults.choices, **choices}, {**defaults.integers, **integers})
-    program = generator.generate(fusion.with_parameters(plan, last, parameters))
+    defaults = plan.groups[0].settings
+    settings = defaults.changed(setting)
+    program = generator.generate(fusion.with_settings(plan, last, settings))
     return compiled(program)
 
 

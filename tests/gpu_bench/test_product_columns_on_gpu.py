@@ -47,7 +47,6 @@ def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ..
     from agent_synthesis.graphs.graph_index import GraphIndex
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
-    from agent_synthesis.schedule import Parameters
     from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
@@ -57,8 +56,7 @@ def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ..
         plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice=producers[-1]))
     group = plan.group(last)
     assert group.schedule == "cuda_product_columns"
-    integers = {**group.parameters.integers, **dict(settings)}
-    plan = fusion.with_parameters(plan, last, Parameters(group.parameters.choices, integers))
+    plan = fusion.with_settings(plan, last, group.settings.changed(dict(settings)))
     program = generator.generate(plan)
     return program, cubin_of(program)
 

@@ -47,7 +47,6 @@ def one_kernel(
     from agent_synthesis.graphs.graph_index import GraphIndex
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
-    from agent_synthesis.schedule import Parameters
     from warpsmith.errors import IllegalMove
     from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
@@ -62,13 +61,12 @@ def one_kernel(
     (group,) = plan.groups
     assert odd or group.schedule.startswith("cuda_product")
     if held:
-        integers = {"columns": 192, "stages": 4, "cluster": 1, "group": 8, "warpgroups": 2, "slices": 1}
-        choices = {**group.parameters.choices, "end": "held"}
-        plan = fusion.with_parameters(plan, group.name, Parameters(choices, integers))
+        wanted = {"end": "held", "columns": 192, "stages": 4, "cluster": 1, "group": 8, "warpgroups": 2, "slices": 1}
+        plan = fusion.with_settings(plan, group.name, group.settings.changed(wanted))
     if engine:
-        around = (group.parameters, *plan.alternatives(group))
-        wanted = next(each for each in around if each.choices["engine"] == engine)
-        plan = fusion.with_parameters(plan, group.name, wanted)
+        around = (group.settings, *plan.alternatives(group))
+        wanted = next(each for each in around if each.engine == engine)
+        plan = fusion.with_settings(plan, group.name, wanted)
     program = generator.generate(plan)
     return program, cubin_of(program)
 

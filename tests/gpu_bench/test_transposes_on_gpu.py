@@ -56,7 +56,6 @@ def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: in
     from agent_synthesis.graphs.graph_index import GraphIndex
     from agent_synthesis.plans import fusion, moves
     from agent_synthesis.plans.plan import plan_zero
-    from agent_synthesis.schedule import Parameters
     from warpsmith.graphs.capture import capture
     from warpsmith.v1 import analysis_pb2, task_pb2
 
@@ -67,10 +66,8 @@ def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: in
     if plan.groups[0].schedule != "cuda_transpose":  # small, and pointwise before it was fused with what turns
         plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=last, choice="cuda_transpose"))
     (group,) = plan.groups
-    integers = {key: value for key, value in setting.items() if isinstance(value, int)}
-    choices = {key: value for key, value in setting.items() if isinstance(value, str)}
-    parameters = Parameters({**group.parameters.choices, **choices}, {**group.parameters.integers, **integers})
-    program = generator.generate(fusion.with_parameters(plan, last, parameters))
+    settings = group.settings.changed(setting)
+    program = generator.generate(fusion.with_settings(plan, last, settings))
     artifact = cubin_of(program)
     loaded = CudaExecutor().load(program, artifact, torch.device("cuda", 0))
     return lambda *args: loaded.bind(Sources(list(args), {}, {}))()[0]

@@ -13,7 +13,8 @@ from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import CONTRACT, TORCH
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.schedule import Emission, Parameters, Schedule
+from agent_synthesis.schedule import Emission, Schedule
+from agent_synthesis.settings import Settings
 from warpsmith import digest
 from warpsmith.hardware import H200
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
@@ -31,7 +32,7 @@ class Subject:
     """What the emitter branches on: a column of the table."""
     nest: Nest
     schedule: Schedule
-    parameters: Parameters | None = None
+    parameters: Settings | None = None
     """None for the schedule's defaults."""
 
     def emission(self) -> Emission:

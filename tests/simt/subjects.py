@@ -1,7 +1,7 @@
 """Every CUDA schedule, in every strategy, on every class of shape that makes it write other code: small ones.
 
 The one idea: a class is a property of a nest that an emitter branches on (ragged ends, narrow types, several axes,
-several exchanges), so a class is one small nest, and a strategy one set of parameters.
+several exchanges), so a class is one small nest, and a strategy one set of settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from agent_synthesis.nests.ir import (
     Windowed,
 )
 from agent_synthesis.nests.verifier import verify
-from agent_synthesis.schedule import Parameters, Schedule
+from agent_synthesis.schedule import Schedule
+from agent_synthesis.settings import Settings
 from agent_synthesis.testing import (
     F32,
     at,
@@ -340,17 +341,16 @@ def _numbered() -> Iterator[tuple[Subject, int]]:
                     yield found, class_number + strategy_number
 
 
-def _accepted(nest: Nest, schedule: Schedule, changes: Changes) -> Iterator[Parameters]:
-    """The parameters, as wide as the nest allows; none where the schedule refuses the combination altogether, such as
+def _accepted(nest: Nest, schedule: Schedule, changes: Changes) -> Iterator[Settings]:
+    """The settings, as wide as the nest allows; none where the schedule refuses the combination altogether, such as
     16-byte copies of ragged rows or two exchanges in one stream."""
     if not schedule.accepts(nest):
         return
     base = schedule.defaults(nest)
-    choices = {**base.choices, **{key: value for key, value in changes.items() if isinstance(value, str)}}
-    integers = {**base.integers, **{key: value for key, value in changes.items() if isinstance(value, int)}}
-    for pack, merge in itertools.product(dict.fromkeys((integers["pack"], 4, 2, 1)), ("yes", "no")):
-        merged = {"merge": merge} if choices.get("merge") == "yes" else {}
-        candidate = Parameters({**choices, **merged}, {**integers, "pack": pack})
+    wanted = base.changed(changes)
+    for pack, merge in itertools.product(dict.fromkeys((wanted.pack, 4, 2, 1)), ("yes", "no")):
+        merged = {"merge": merge} if changes.get("merge", base.words().get("merge")) == "yes" else {}
+        candidate = wanted.changed({**merged, "pack": pack})
         try:
             schedule.emit(nest, candidate)
         except IllegalMove:

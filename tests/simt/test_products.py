@@ -15,7 +15,7 @@ from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling, padded, slice_depth
 from agent_synthesis.emit.cuda.products.reduced_product import ReducedText, reduced_product
-from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
+from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct, SmallSettings
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
@@ -23,7 +23,7 @@ from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import matrix_product
 from agent_synthesis.plans.plan import plan_zero
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
@@ -73,7 +73,7 @@ SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
 def small(name: str) -> tuple[Nest, Emission]:
     function, args, integers = SMALL[name]
     nest = nest_of(f"small {name}", function, *args)
-    return nest, CudaSmallProduct(H200).emit(nest, Parameters({}, integers))
+    return nest, CudaSmallProduct(H200).emit(nest, SmallSettings(**integers))
 
 
 @pytest.fixture(scope="module", params=list(Sanitizer), ids=lambda sanitizer: sanitizer.value)

@@ -7,15 +7,17 @@ sums of many rows stay exact. With `split`, pieces of the rows go to different t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.column_text import ColumnWriter
+from agent_synthesis.emit.cpu.cpu_settings import ColumnSettings, Shared
 from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.element_types import CONTRACT
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Nest
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 
@@ -25,12 +27,10 @@ _PIECES = 16
 
 
 class CpuColumnReduction:
-    """Choices: `reduce` columns or split; `stores` plain or streaming.
-
-    Integers: `tile` (columns), `threads` (0: all).
-    """
+    """Tiles of columns."""
 
     name = "cpu_column_reduction"
+    settings = ColumnSettings
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
@@ -40,7 +40,7 @@ class CpuColumnReduction:
         axis, better = passes.vector_axis(iteration_space.simplified(nest))
         return better and axis is not None and axis.extent >= _SMALLEST_VECTOR_EXTENT
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ColumnSettings:
         """Splits the rows when there are too few tiles to occupy threads; tiles as wide as leaves a few for each."""
         simple = iteration_space.simplified(nest)
         axis, _ = passes.vector_axis(simple)
@@ -52,42 +52,33 @@ class CpuColumnReduction:
         tile = 2048
         while tile > 128 and (tile // 2 >= extent or (not split and others * extent // tile < 8)):
             tile //= 2
-        streams = cpu_function.default_stores(simple) if passes.element_stores(simple) and tile >= 256 else "plain"
-        return Parameters(
-            {"reduce": "split" if split else "columns", "stores": streams}, {"tile": tile, "threads": threads}
-        )
+        streams = cpu_function.default_stores(simple) if passes.element_stores(simple) and tile >= 256 else Stores.PLAIN
+        return ColumnSettings(Shared.SPLIT if split else Shared.COLUMNS, streams, tile, threads)
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ColumnSettings) -> Sequence[ColumnSettings]:
         """One change away."""
-        domain: Mapping[str, Sequence[str | int]] = {
-            "reduce": ("columns", "split"),
-            "stores": ("plain", "streaming"),
-            "tile": (128, 256, 512, 1024, 2048),
-            "threads": (0, 1),
-        }
-        changes = function_text.variations(current, domain)
-        return [change for change in changes if not self._objection(nest, change)]
+        return [change for change in current.one_change_away() if not self._objection(nest, change)]
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ColumnSettings) -> Footprint:
         """Sweeps after the first come from memory unless a tile of columns fits the core's own cache."""
         simple = iteration_space.simplified(nest)
         visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
         read = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written)
-        tile_bytes = parameters.integers["tile"] * simple.column_count * 4
+        tile_bytes = settings.tile * simple.column_count * 4
         again = (visits - 1) * read if tile_bytes > cpu_function.PRIVATE_CACHE_BYTES else 0
         return Footprint(
-            again + cpu_function.fill_bytes(nest, parameters), cpu_function.thread_count(nest, parameters), 1
+            again + cpu_function.fill_bytes(nest, settings.stores), cpu_function.thread_count(nest, settings.threads), 1
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ColumnSettings) -> Emission:
         """One function; pieces' results are workspaces."""
-        if objection := self._objection(nest, parameters):
+        if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
         simple = iteration_space.simplified(nest)
         axis, _ = passes.vector_axis(simple)
         assert axis is not None  # accepts() requires it
-        writer = ColumnWriter(passes.with_reciprocal(simple), axis, parameters, _PIECES)
-        lines, workspaces = writer.write(function_text.header(nest, self.name, parameters))
+        writer = ColumnWriter(passes.with_reciprocal(simple), axis, settings, _PIECES)
+        lines, workspaces = writer.write(function_text.header(nest, self.name, settings))
         buffers = [
             candidate_pb2.Buffer(
                 name=name,
@@ -100,14 +91,14 @@ class CpuColumnReduction:
         launch = cpu_function.launch(nest, [buffer.name for buffer in buffers])
         return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (launch,), tuple(buffers))
 
-    def _objection(self, nest: Nest, parameters: Parameters) -> str:
-        """Why the parameters cannot run this nest; empty when they can."""
+    def _objection(self, nest: Nest, settings: ColumnSettings) -> str:
+        """Why the settings cannot run this nest; empty when they can."""
         simple = iteration_space.simplified(nest)
-        if not 16 <= parameters.integers["tile"] <= 2048:
+        if not 16 <= settings.tile <= 2048:
             return "a tile has from 16 to 2048 columns: its accumulators stay in the first-level cache"
-        if parameters.choices["stores"] == "streaming" and not passes.element_stores(simple):
+        if settings.stores is Stores.STREAMING and not passes.element_stores(simple):
             return "nothing to stream: every store is made once a column"
-        return self._split_objection(simple) if parameters.choices["reduce"] == "split" else ""
+        return self._split_objection(simple) if settings.reduce is Shared.SPLIT else ""
 
     @staticmethod
     def _split_objection(nest: Nest) -> str:

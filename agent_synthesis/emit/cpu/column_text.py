@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.accumulation import Accumulation, accumulation
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import ColumnSettings, Shared
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.nests import passes
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Reduction, Type
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Stores
 
 _GROUP = 64
 """Rows that add up in the lane's own type before they are added to a double."""
@@ -28,16 +29,16 @@ Workspace = tuple[str, Type, int]
 class ColumnWriter:
     """Writes one function for a simplified nest, vectorised along `axis`; used once."""
 
-    def __init__(self, nest: Nest, axis: Axis, parameters: Parameters, pieces: int) -> None:
+    def __init__(self, nest: Nest, axis: Axis, settings: ColumnSettings, pieces: int) -> None:
         self._nest = nest
         self._axis = axis
         self._others = [other for other in nest.parallel if other is not axis]
         self._function = Function(CPP, nest)
         self._entry = function_text.name_everything(self._function)
-        self._split = parameters.choices["reduce"] == "split"
-        self._streaming = parameters.choices["stores"] == "streaming"
-        self._threads = parameters.integers["threads"]
-        self._tile = min(parameters.integers["tile"], axis.extent)
+        self._split = settings.reduce is Shared.SPLIT
+        self._streaming = settings.stores is Stores.STREAMING
+        self._threads = settings.threads
+        self._tile = min(settings.tile, axis.extent)
         self._pieces = pieces
         self._m = self._function.axes[axis.name]
         names = self._function.names

@@ -9,7 +9,7 @@ from agent_synthesis.emit import function_text
 from agent_synthesis.emit.expression import Function
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Axis, Nest
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Stores
 from warpsmith.v1 import candidate_pb2
 
 LAST_LEVEL_BYTES = 32 << 20
@@ -69,26 +69,24 @@ def default_threads(nest: Nest) -> int:
     return 1 if iteration_space.work(nest) < _SERIAL_WORK else 0
 
 
-def default_stores(nest: Nest) -> str:
+def default_stores(nest: Nest) -> Stores:
     """Streaming for outputs that crowd the last-level cache but do not exceed what an allocator reuses.
 
     Measured against fresh outputs of `torch.empty`: below 16 MiB the cache still holds them; from 32 MiB on every call
     gets new pages, whose lines the kernel's zeroing has just brought into the cache, and streaming costs 10 %.
     """
     written = sum(buffer.element_count * buffer.type.size_bytes for buffer in nest.buffers if buffer.written)
-    return "streaming" if LAST_LEVEL_BYTES // 2 <= written < LAST_LEVEL_BYTES else "plain"
+    return Stores.STREAMING if LAST_LEVEL_BYTES // 2 <= written < LAST_LEVEL_BYTES else Stores.PLAIN
 
 
-def fill_bytes(nest: Nest, parameters: Parameters) -> int:
+def fill_bytes(nest: Nest, stores: Stores) -> int:
     """Bytes of outputs that plain stores read from memory only to overwrite them."""
-    if parameters.choices.get("stores") == "streaming":
+    if stores is Stores.STREAMING:
         return 0
     written = sum(buffer.element_count * buffer.type.size_bytes for buffer in nest.buffers if buffer.written)
     return written if written > LAST_LEVEL_BYTES else 0
 
 
-def thread_count(nest: Nest, parameters: Parameters) -> int:
+def thread_count(nest: Nest, threads: int) -> int:
     """Threads that can be busy at once: bounded by the machine's cores and by the work."""
-    return parameters.integers["threads"] or max(
-        1, min(os.cpu_count() or 1, iteration_space.work(nest) // _SERIAL_WORK)
-    )
+    return threads or max(1, min(os.cpu_count() or 1, iteration_space.work(nest) // _SERIAL_WORK))

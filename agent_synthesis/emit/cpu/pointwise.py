@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import Loop, PointwiseSettings
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.nests.transposition import Turn, turn
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
@@ -32,18 +35,17 @@ _TILE_COLUMNS = 64
 
 
 class CpuPointwise:
-    """Choices: `stores` plain or streaming, `loop` nested, flat or tiled. Integers: `block` (elements), `threads` (0:
-    all).
-    """
+    """Blocks of the innermost axis, or tiles of two."""
 
     name = "cpu_pointwise"
+    settings = PointwiseSettings
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest that reduces nothing and reads what it overwrites only in place."""
         return not nest.reductions and iteration_space.is_safe_in_place(nest)
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> PointwiseSettings:
         """Streams outputs that no cache could keep; one thread for tiny nests; flat when the inner axis is short; tiled
         when what it reads lies along another axis and is no longer in a core's cache for the next row.
         """
@@ -51,49 +53,46 @@ class CpuPointwise:
         axes = simple.parallel + simple.reduced
         short = len(axes) > 1 and axes[-1].extent < _SMALLEST_VECTOR_EXTENT
         inner = simple.row_count * simple.column_count if short else (axes[-1].extent if axes else 1)
-        stores = cpu_function.default_stores(nest) if inner >= 256 else "plain"
+        stores = cpu_function.default_stores(nest) if inner >= 256 else Stores.PLAIN
         threads = cpu_function.default_threads(nest)
         if not short and _gains_by_tiles(nest):
-            return Parameters({"stores": "plain", "loop": "tiled"}, {"block": _TILE_COLUMNS, "threads": threads})
-        return Parameters(
-            {"stores": stores, "loop": "flat" if short else "nested"},
-            {"block": self._largest_block(nest), "threads": threads},
-        )
+            return PointwiseSettings(loop=Loop.TILED, block=_TILE_COLUMNS, threads=threads)
+        loop = Loop.FLAT if short else Loop.NESTED
+        return PointwiseSettings(stores, loop, self._largest_block(nest), threads)
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: PointwiseSettings) -> Sequence[PointwiseSettings]:
         """One change away."""
-        tiled, most = current.choices["loop"] == "tiled", self._largest_block(nest)
+        tiled, most = current.loop is Loop.TILED, self._largest_block(nest)
         blocks = (32, 64, 128) if tiled else (512, 1024, 2048, 4096)
-        domain: Mapping[str, Sequence[str | int]] = {
-            "stores": ("plain",) if tiled else ("plain", "streaming"),
-            "loop": ("flat",) if current.choices["loop"] == "nested" else ("nested",),
-            "block": tuple(size for size in blocks if size <= most),
-            "threads": (0, 1),
-        }
-        found = function_text.variations(current, domain)
+        found = current.one_change_away(
+            stores=(Stores.PLAIN,) if tiled else ...,
+            loop=(Loop.FLAT,) if current.loop is Loop.NESTED else (Loop.NESTED,),
+            block=[size for size in blocks if size <= most],
+        )
         if tiled:  # blocks of tiles are too short for other loops, and theirs too long for tiles
-            return [p if p.choices["loop"] == "tiled" else function_text.changed(p, "block", most) for p in found]
+            return [each if each.loop is Loop.TILED else replace(each, block=most) for each in found]
         if turn(nest, _LINE_BYTES) is not None:
-            choices = {"stores": "plain", "loop": "tiled"}
-            found.append(Parameters(choices, {**current.integers, "block": _TILE_COLUMNS}))
+            found.append(replace(current, stores=Stores.PLAIN, loop=Loop.TILED, block=_TILE_COLUMNS))
         return found
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: PointwiseSettings) -> Footprint:
         """Plain stores read each line of an output before they write it."""
-        return Footprint(cpu_function.fill_bytes(nest, parameters), cpu_function.thread_count(nest, parameters), 1)
+        return Footprint(
+            cpu_function.fill_bytes(nest, settings.stores), cpu_function.thread_count(nest, settings.threads), 1
+        )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: PointwiseSettings) -> Emission:
         """One function."""
-        block = parameters.integers["block"]
+        block = settings.block
         if not 1 <= block <= self._largest_block(nest):
             raise IllegalMove(f"block = {block}: from 1 to {self._largest_block(nest)} elements fit for {nest.name}")
-        if parameters.choices == {"stores": "streaming", "loop": "tiled"}:
+        if settings.stores is Stores.STREAMING and settings.loop is Loop.TILED:
             raise IllegalMove(f"{nest.name}: rows of tiles are too short to stream")
-        simple, across = _looped(nest, parameters.choices["loop"])
+        simple, across = _looped(nest, settings.loop)
         function = Function(CPP, simple)
         entry = function_text.name_everything(function)
-        lines = function_text.header(nest, self.name, parameters) + cpu_function.prologue(function, entry)
-        lines += _body(function, parameters, across)
+        lines = function_text.header(nest, self.name, settings) + cpu_function.prologue(function, entry)
+        lines += _body(function, settings, across)
         return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (cpu_function.launch(nest),))
 
     def _largest_block(self, nest: Nest) -> int:
@@ -112,19 +111,19 @@ def _is_tile(found: Turn) -> bool:
     return min(found.along.extent, found.across.extent) >= _SMALLEST_VECTOR_EXTENT
 
 
-def _looped(nest: Nest, loop: str) -> tuple[Nest, Axis | None]:
+def _looped(nest: Nest, loop: Loop) -> tuple[Nest, Axis | None]:
     """The nest with its axes in the order of the loops, and the axis before the last if these two are tiled."""
-    if loop == "tiled":
+    if loop is Loop.TILED:
         found = turn(nest, _LINE_BYTES)
         if found is None:
             raise IllegalMove(f"{nest.name}: all accesses run along one axis")
         axes = (*found.others, found.across, found.along)
         return iteration_space.reindexed(found.nest, lambda index: index, axes, ()), found.across
     simple = iteration_space.simplified(nest)
-    return iteration_space.flattened(simple) if loop == "flat" and simple.row_count > 1 else simple, None
+    return iteration_space.flattened(simple) if loop is Loop.FLAT and simple.row_count > 1 else simple, None
 
 
-def _body(function: Function, parameters: Parameters, across: Axis | None) -> list[str]:
+def _body(function: Function, settings: PointwiseSettings, across: Axis | None) -> list[str]:
     nest = function.nest
     axes = nest.parallel + nest.reduced
     root = Scope(function, None)
@@ -134,11 +133,11 @@ def _body(function: Function, parameters: Parameters, across: Axis | None) -> li
             root.store(store)
         return root.lines
     inner, outer = axes[-1], axes[: -2 if across else -1]
-    threads, block = parameters.integers["threads"], min(parameters.integers["block"], inner.extent)
+    threads, block = settings.threads, min(settings.block, inner.extent)
     streamed = list(dict.fromkeys(
         store.buffer
         for store in nest.stores
-        if parameters.choices["stores"] == "streaming" and store.index.coefficient(inner.name) == 1
+        if settings.stores is Stores.STREAMING and store.index.coefficient(inner.name) == 1
     ))  # fmt: skip
     j = function.axes[inner.name]
     begin, end = function.names.take(f"{j}_begin"), function.names.take(f"{j}_end")

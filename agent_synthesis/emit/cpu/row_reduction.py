@@ -7,15 +7,17 @@ thread has a row of its own (`rows`) or all threads share one (`split`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import RowSettings, Shared, Sweeps
 from agent_synthesis.emit.cpu.row_text import RowWriter
 from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.element_types import CONTRACT
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
 
@@ -29,19 +31,17 @@ _MOST_PIECES = 4096
 
 
 class CpuRowReduction:
-    """Choices: `reduce` rows or split; `sweeps` cached, recompute or online; `stores` plain or streaming.
-
-    Integers: `lanes` (partial results of a block, a power of two), `block` (elements), `threads` (0: all).
-    """
+    """Rows in blocks of lanes."""
 
     name = "cpu_row_reduction"
+    settings = RowSettings
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place."""
         return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> RowSettings:
         """Keeps exponentials where a row of them fits the cache, goes online where even the input does not."""
         simple = iteration_space.simplified(nest)
         inner = simple.reduced[-1].extent
@@ -49,56 +49,45 @@ class CpuRowReduction:
         split = long_rows and self._pieces(simple, 4096) <= _MOST_PIECES
         keeps = self._kept_bytes(simple)
         if 0 < keeps <= KEPT_ROW_BYTES:
-            visits = "cached"
+            visits = Sweeps.CACHED
         elif passes.online_pair(simple) and simple.column_count * 4 > cpu_function.PRIVATE_CACHE_BYTES // 2:
-            visits = "online"
+            visits = Sweeps.ONLINE
         else:
-            visits = "recompute"
+            visits = Sweeps.RECOMPUTE
         lanes = 64 if inner >= 256 else 16
         while lanes > 1 and lanes // 2 >= inner:
             lanes //= 2
-        in_output = visits == "cached" and passes.output_that_keeps(simple) is not None
+        in_output = visits is Sweeps.CACHED and passes.output_that_keeps(simple) is not None
         streamable = inner >= 256 and bool(passes.element_stores(simple)) and not in_output
-        streams = cpu_function.default_stores(simple) if streamable else "plain"
-        return Parameters(
-            {"reduce": "split" if split else "rows", "sweeps": visits, "stores": streams},
-            {"lanes": lanes, "block": 4096, "threads": cpu_function.default_threads(nest)},
-        )
+        streams = cpu_function.default_stores(simple) if streamable else Stores.PLAIN
+        sharing = Shared.SPLIT if split else Shared.ROWS
+        return RowSettings(sharing, visits, streams, lanes, threads=cpu_function.default_threads(nest))
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: RowSettings) -> Sequence[RowSettings]:
         """One change away."""
-        domain: Mapping[str, Sequence[str | int]] = {
-            "reduce": ("rows", "split"),
-            "sweeps": ("cached", "recompute", "online"),
-            "stores": ("plain", "streaming"),
-            "lanes": (16, 32, 64, 128),
-            "block": (1024, 2048, 4096),
-            "threads": (0, 1),
-        }
-        changes = function_text.variations(current, domain)
-        return [change for change in changes if not self._objection(nest, change)]
+        return [change for change in current.one_change_away() if not self._objection(nest, change)]
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: RowSettings) -> Footprint:
         """Sweeps after the first leave the core's own cache only when a row is longer than that."""
         simple = iteration_space.simplified(nest)
         visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
-        visits -= parameters.choices["sweeps"] == "online"
+        visits -= settings.sweeps is Sweeps.ONLINE
         row_bytes = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written) // max(
             1, nest.row_count
         )
         again = (visits - 1) * row_bytes * nest.row_count if row_bytes > cpu_function.PRIVATE_CACHE_BYTES else 0
-        split = parameters.choices["reduce"] == "split"
-        busy = cpu_function.thread_count(nest, parameters)
+        split = settings.reduce is Shared.SPLIT
+        busy = cpu_function.thread_count(nest, settings.threads)
         return Footprint(
-            again + cpu_function.fill_bytes(nest, parameters), busy if split else min(busy, nest.row_count), 1
+            again + cpu_function.fill_bytes(nest, settings.stores), busy if split else min(busy, nest.row_count), 1
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: RowSettings) -> Emission:
         """One function; a split row's kept values are a workspace."""
-        if objection := self._objection(nest, parameters):
+        if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
-        writer = RowWriter(passes.with_reciprocal(iteration_space.simplified(nest)), parameters)
-        lines, workspaces = writer.write(function_text.header(nest, self.name, parameters))
+        writer = RowWriter(passes.with_reciprocal(iteration_space.simplified(nest)), settings)
+        lines, workspaces = writer.write(function_text.header(nest, self.name, settings))
         buffers = [
             candidate_pb2.Buffer(
                 name=name,
@@ -111,22 +100,22 @@ class CpuRowReduction:
         launch = cpu_function.launch(nest, [buffer.name for buffer in buffers])
         return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (launch,), tuple(buffers))
 
-    def _objection(self, nest: Nest, parameters: Parameters) -> str:
-        """Why the parameters cannot run this nest; empty when they can."""
+    def _objection(self, nest: Nest, settings: RowSettings) -> str:
+        """Why the settings cannot run this nest; empty when they can."""
         simple = iteration_space.simplified(nest)
-        lanes, block = parameters.integers["lanes"], parameters.integers["block"]
+        lanes, block = settings.lanes, settings.block
         if lanes < 1 or lanes & (lanes - 1) or lanes > 256:
             return f"lanes = {lanes} is not a power of two up to 256"
         if not lanes <= block <= 4096 or block % lanes:
             return f"block = {block} is not a multiple of {lanes} lanes up to 4096"
-        visits, keeps = parameters.choices["sweeps"], self._kept_bytes(simple)
-        if visits == "online" and passes.online_pair(simple) is None:
+        visits, keeps = settings.sweeps, self._kept_bytes(simple)
+        if visits is Sweeps.ONLINE and passes.online_pair(simple) is None:
             return "online sweeps need a maximum and the sum of exponentials less that maximum"
-        if visits == "cached" and not 0 < keeps <= KEPT_ROW_BYTES:
+        if visits is Sweeps.CACHED and not 0 < keeps <= KEPT_ROW_BYTES:
             return f"cached sweeps would keep {keeps} bytes a row, of {KEPT_ROW_BYTES} that fit"
-        if parameters.choices["reduce"] == "split" and self._pieces(simple, block) > _MOST_PIECES:
+        if settings.reduce is Shared.SPLIT and self._pieces(simple, block) > _MOST_PIECES:
             return f"a split row has more than {_MOST_PIECES} blocks"
-        if parameters.choices["stores"] == "streaming" and not passes.element_stores(simple):
+        if settings.stores is Stores.STREAMING and not passes.element_stores(simple):
             return "nothing to stream: every store is made once a row"
         return ""
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.accumulation import Accumulation, accumulation
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import RowSettings, Shared
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.nests import passes
 from agent_synthesis.nests.ir import Expression, Nest, Reduction, Store, Type
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Stores
 
 Workspace = tuple[str, Type, int]
 """Name, element type, elements."""
@@ -24,18 +25,18 @@ Workspace = tuple[str, Type, int]
 class RowWriter:
     """Writes one function for a simplified nest; used once."""
 
-    def __init__(self, nest: Nest, parameters: Parameters) -> None:
+    def __init__(self, nest: Nest, settings: RowSettings) -> None:
         self._nest = nest
         self._function = Function(CPP, nest)
         self._entry = function_text.name_everything(self._function)
-        self._split = parameters.choices["reduce"] == "split"
-        self._threads = parameters.integers["threads"]
-        self._streaming = parameters.choices["stores"] == "streaming"
-        self._visits = parameters.choices["sweeps"]
-        self._lanes = parameters.integers["lanes"]
+        self._split = settings.reduce is Shared.SPLIT
+        self._threads = settings.threads
+        self._streaming = settings.stores is Stores.STREAMING
+        self._visits = settings.sweeps
+        self._lanes = settings.lanes
         self._inner = nest.reduced[-1]
         self._outer = nest.reduced[:-1]
-        self._block = min(parameters.integers["block"], self._inner.extent)
+        self._block = min(settings.block, self._inner.extent)
         self._one_block = self._inner.extent <= self._block and not self._outer
         self._j = self._function.axes[self._inner.name]
         names = self._function.names

@@ -7,15 +7,17 @@ rows stream past. Few long rows are split into parts that all threads share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import ScanSettings, Shared
 from agent_synthesis.emit.cpu.scan_text import PIECES, ColumnScanWriter, RowScanWriter
 from agent_synthesis.emit.cuda.scans.scan import is_scan
 from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.ir import Axis, Nest
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
@@ -29,19 +31,17 @@ _SPLIT_COLUMNS = 1 << 17
 
 
 class CpuScan:
-    """Choices: `scan` rows, split (parts of a row to different threads) or columns; `stores` plain or streaming.
-
-    Integers: `block` (elements of a row at a time), `tile` (columns at a time), `threads` (0: all).
-    """
+    """Blocks of rows, or tiles of columns."""
 
     name = "cpu_scan"
+    settings = ScanSettings
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing but scans along one axis, in one direction, and store every element."""
         return is_scan(nest) and len(iteration_space.simplified(nest).reduced) == 1
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ScanSettings:
         """Columns where data lies across the scanned axis; split for few long rows."""
         simple = iteration_space.simplified(nest)
         axis, threads = _across(simple), cpu_function.default_threads(nest)
@@ -50,62 +50,56 @@ class CpuScan:
             while tile > 32 and (tile // 2 >= axis.extent or simple.row_count // tile < 8):
                 tile //= 2
         few = simple.row_count < _SPLIT_ROWS and simple.column_count >= _SPLIT_COLUMNS
-        scan = "columns" if axis is not None else "split" if few and len(simple.scans) == 1 and threads != 1 else "rows"
-        streams = scan != "columns" and simple.column_count >= 256
-        return Parameters(
-            {"scan": scan, "stores": cpu_function.default_stores(nest) if streams else "plain"},
-            {"block": 1024, "tile": tile, "threads": threads},
+        scan = Shared.SPLIT if few and len(simple.scans) == 1 and threads != 1 else Shared.ROWS
+        scan = Shared.COLUMNS if axis is not None else scan
+        streams = scan is not Shared.COLUMNS and simple.column_count >= 256
+        return ScanSettings(
+            scan, cpu_function.default_stores(nest) if streams else Stores.PLAIN, tile=tile, threads=threads
         )
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ScanSettings) -> Sequence[ScanSettings]:
         """One change away."""
-        columns = current.choices["scan"] == "columns"
-        domain: Mapping[str, Sequence[str | int]] = {
-            "scan": ("rows", "split", "columns"),
-            "stores": ("plain", "streaming"),
-            "block": () if columns else (256, 512, 1024, 2048),
-            "tile": (32, 128, 256, 512, 1024) if columns else (),
-            "threads": (0, 1),
-        }
-        return [p for p in function_text.variations(current, domain) if not self._objection(nest, p)]
+        columns = current.scan is Shared.COLUMNS
+        changes = current.one_change_away(block=() if columns else ..., tile=... if columns else ())
+        return [change for change in changes if not self._objection(nest, change)]
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ScanSettings) -> Footprint:
         """Split rows are read twice."""
-        simple, scan = iteration_space.simplified(nest), parameters.choices["scan"]
+        simple, scan = iteration_space.simplified(nest), settings.scan
         read = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written)
-        again = read if scan == "split" and read > cpu_function.LAST_LEVEL_BYTES else 0
+        again = read if scan is Shared.SPLIT and read > cpu_function.LAST_LEVEL_BYTES else 0
         axis = _across(simple)
         units = simple.row_count
-        if scan == "columns" and axis is not None:
-            units = simple.row_count // axis.extent * -(-axis.extent // parameters.integers["tile"])
-        busy = cpu_function.thread_count(nest, parameters)
-        parallel = busy if scan == "split" else min(busy, units)
-        return Footprint(again + cpu_function.fill_bytes(nest, parameters), parallel, 1)
+        if scan is Shared.COLUMNS and axis is not None:
+            units = simple.row_count // axis.extent * -(-axis.extent // settings.tile)
+        busy = cpu_function.thread_count(nest, settings.threads)
+        parallel = busy if scan is Shared.SPLIT else min(busy, units)
+        return Footprint(again + cpu_function.fill_bytes(nest, settings.stores), parallel, 1)
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ScanSettings) -> Emission:
         """One function."""
-        if objection := self._objection(nest, parameters):
+        if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
-        simple, header = iteration_space.simplified(nest), function_text.header(nest, self.name, parameters)
+        simple, header = iteration_space.simplified(nest), function_text.header(nest, self.name, settings)
         axis = _across(simple)
-        if parameters.choices["scan"] == "columns" and axis is not None:
-            lines = ColumnScanWriter(simple, axis, parameters).write(header)
+        if settings.scan is Shared.COLUMNS and axis is not None:
+            lines = ColumnScanWriter(simple, axis, settings).write(header)
         else:
-            lines = RowScanWriter(simple, parameters).write(header)
+            lines = RowScanWriter(simple, settings).write(header)
         return Emission("\n".join([*lines, "}", ""]), HEADERS, (cpu_function.launch(nest),))
 
-    def _objection(self, nest: Nest, parameters: Parameters) -> str:
-        """Why the parameters cannot run this nest; empty when they can."""
-        simple, scan = iteration_space.simplified(nest), parameters.choices["scan"]
-        if not 16 <= parameters.integers["block"] <= 4096 or not 16 <= parameters.integers["tile"] <= 4096:
+    def _objection(self, nest: Nest, settings: ScanSettings) -> str:
+        """Why the settings cannot run this nest; empty when they can."""
+        simple, scan = iteration_space.simplified(nest), settings.scan
+        if not 16 <= settings.block <= 4096 or not 16 <= settings.tile <= 4096:
             return "a block or tile has from 16 to 4096 elements, so that it stays in the first-level cache"
-        if scan == "columns" and _across(simple) is None:
+        if scan is Shared.COLUMNS and _across(simple) is None:
             return "no other axis has enough neighbours to lie across the scan"
-        if scan == "columns" and parameters.choices["stores"] == "streaming":
+        if scan is Shared.COLUMNS and settings.stores is Stores.STREAMING:
             return "rows of a tile are too short to stream"
-        if scan == "split" and len(simple.scans) > 1:
+        if scan is Shared.SPLIT and len(simple.scans) > 1:
             return "one scan is split at a time"
-        if scan == "split" and simple.column_count < PIECES * parameters.integers["block"]:
+        if scan is Shared.SPLIT and simple.column_count < PIECES * settings.block:
             return f"a row is too short for {PIECES} parts"
         return ""
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.accumulation import FUNCTORS
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import ScanSettings, Shared
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.nests.ir import REDUCTIONS, SCANS, Axis, Nest, Scan
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Stores
 
 PIECES = 32
 """Parts of a split row: fixed, so that the bits do not depend on the number of threads."""
@@ -22,11 +23,11 @@ PIECES = 32
 class _ScanWriter:
     """What both writers share: how running values are declared, converted and spelled."""
 
-    def __init__(self, nest: Nest, parameters: Parameters) -> None:
+    def __init__(self, nest: Nest, settings: ScanSettings) -> None:
         self.nest = nest
         self.function = Function(CPP, nest)
         self.entry = function_text.name_everything(self.function)
-        self.threads = parameters.integers["threads"]
+        self.threads = settings.threads
         self.scans: tuple[Scan, ...] = nest.scans
         self.names = {scan.name: self.function.reductions[scan.name] for scan in self.scans}
         self.known: list[str] = []
@@ -58,19 +59,19 @@ class _ScanWriter:
 class RowScanWriter(_ScanWriter):
     """Writes one function for a simplified nest that is scanned along its last axis; used once."""
 
-    def __init__(self, nest: Nest, parameters: Parameters) -> None:
-        super().__init__(nest, parameters)
+    def __init__(self, nest: Nest, settings: ScanSettings) -> None:
+        super().__init__(nest, settings)
         names = self.function.names
         self._axis = nest.reduced[0]
-        self._split = parameters.choices["scan"] == "split"
-        self._block = min(parameters.integers["block"], self._axis.extent)
+        self._split = settings.scan is Shared.SPLIT
+        self._block = min(settings.block, self._axis.extent)
         self._j = self.function.axes[self._axis.name]
         self._begin, self._end = names.take(f"{self._j}_begin"), names.take(f"{self._j}_end")
         self._part = names.take("part")
         self._streamed = {
             store.buffer: names.take(f"{self.function.buffers[store.buffer]}_block")
             for store in nest.stores
-            if parameters.choices["stores"] == "streaming" and store.index.coefficient(self._axis.name) == 1
+            if settings.stores is Stores.STREAMING and store.index.coefficient(self._axis.name) == 1
         }
         self._in_block = f"for (long {self._j} = {self._begin}; {self._j} < {self._end}; ++{self._j})"
 
@@ -175,10 +176,10 @@ class RowScanWriter(_ScanWriter):
 class ColumnScanWriter(_ScanWriter):
     """Writes one function for a simplified nest, vectorised along `axis`; used once."""
 
-    def __init__(self, nest: Nest, axis: Axis, parameters: Parameters) -> None:
-        super().__init__(nest, parameters)
+    def __init__(self, nest: Nest, axis: Axis, settings: ScanSettings) -> None:
+        super().__init__(nest, settings)
         self._axis = axis
-        self._tile = min(parameters.integers["tile"], axis.extent)
+        self._tile = min(settings.tile, axis.extent)
         self._m = self.function.axes[axis.name]
         names = self.function.names
         self._begin, self._end = names.take(f"{self._m}_begin"), names.take(f"{self._m}_end")

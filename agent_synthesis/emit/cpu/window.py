@@ -11,13 +11,15 @@ from collections.abc import Sequence
 
 from agent_synthesis.emit import function_text, window_loops
 from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu.cpu_settings import WindowSettings
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import CPP
-from agent_synthesis.emit.window_loops import Loops
+from agent_synthesis.emit.window_loops import Loops, Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.sliding_window import Tiling
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
@@ -30,44 +32,42 @@ _ROW_BUFFER_BYTES = 256 << 10
 
 
 class CpuWindow:
-    """Choices: `reuse` columns (joined once for all windows) or none. Integers: `block` (outputs of a row at once),
-    `threads` (0: all).
-    """
+    """Windows joined by columns, or each by itself."""
 
     name = "cpu_window"
+    settings = WindowSettings
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
         """Reductions over sliding windows, stored once for each output."""
         return sliding_window.is_window(iteration_space.simplified(nest))
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> WindowSettings:
         """Columns where the indices allow it, a whole row at once where its buffer stays in the cache."""
         tiling = _tiling(nest)
         block = min(4096, _longest_block(tiling)) if tiling else 1
-        integers = {"block": block, "threads": cpu_function.default_threads(nest)}
-        return Parameters({"reuse": "columns" if tiling else "none"}, integers)
+        return WindowSettings(Reuse.COLUMNS if tiling else Reuse.NONE, block, cpu_function.default_threads(nest))
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: WindowSettings) -> Sequence[WindowSettings]:
         """One change away."""
         tiling = _tiling(nest)
         longest = _longest_block(tiling) if tiling else 1
-        blocks = tuple(block for block in (512, 1024, 2048, 4096, 8192) if block <= longest)
-        return function_text.variations(current, {
-            "reuse": ("columns", "none") if tiling else ("none",),
-            "block": blocks if current.choices["reuse"] == "columns" else (),
-            "threads": (0, 1),
-        })  # fmt: skip
+        blocks = [block for block in (512, 1024, 2048, 4096, 8192) if block <= longest]
+        return current.one_change_away(
+            reuse=... if tiling else (Reuse.NONE,), block=blocks if current.reuse is Reuse.COLUMNS else ()
+        )
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: WindowSettings) -> Footprint:
         """Plain stores read each line of an output before they write it."""
-        return Footprint(cpu_function.fill_bytes(nest, parameters), cpu_function.thread_count(nest, parameters), 1)
+        return Footprint(
+            cpu_function.fill_bytes(nest, Stores.PLAIN), cpu_function.thread_count(nest, settings.threads), 1
+        )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: WindowSettings) -> Emission:
         """One function."""
         tiling = _tiling(nest)
-        if parameters.choices["reuse"] == "columns":
-            block = parameters.integers["block"]
+        if settings.reuse is Reuse.COLUMNS:
+            block = settings.block
             if tiling is None:
                 raise IllegalMove(f"{nest.name}: its windows cannot be joined by columns")
             if not 1 <= block <= _longest_block(tiling):
@@ -77,8 +77,8 @@ class CpuWindow:
             tiling, function = None, Function(CPP, iteration_space.simplified(nest))
         entry = function_text.name_everything(function)
         window_loops.name_elements(function, nest.windows[0])
-        lines = function_text.header(nest, self.name, parameters) + cpu_function.prologue(function, entry)
-        lines += _by_columns(function, tiling, parameters) if tiling else _by_outputs(function, parameters)
+        lines = function_text.header(nest, self.name, settings) + cpu_function.prologue(function, entry)
+        lines += _by_columns(function, tiling, settings) if tiling else _by_outputs(function, settings)
         return Emission("\n".join([*lines, "}", ""]), ("ws_window.hpp",), (cpu_function.launch(nest),))
 
 
@@ -94,7 +94,7 @@ def _longest_block(tiling: Tiling) -> int:
     return max(1, min(longest, tiling.row.outputs))
 
 
-def _by_outputs(function: Function, parameters: Parameters) -> list[str]:
+def _by_outputs(function: Function, settings: WindowSettings) -> list[str]:
     """Every output walks its own window."""
     nest = function.nest
     loops = [cpu_function.loop_over(function, axis) for axis in nest.parallel]
@@ -104,17 +104,17 @@ def _by_outputs(function: Function, parameters: Parameters) -> list[str]:
     point.expect(store.value for store in nest.stores)
     for store in nest.stores:
         point.store(store)
-    if parameters.integers["threads"] != 1 and loops:
+    if settings.threads != 1 and loops:
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        root.line(cpu_function.parallel_pragma(parameters.integers["threads"], f"for schedule(static){collapse}"))
+        root.line(cpu_function.parallel_pragma(settings.threads, f"for schedule(static){collapse}"))
     root.enclose(loops, point)
     return root.lines
 
 
-def _by_columns(function: Function, tiling: Tiling, parameters: Parameters) -> list[str]:
+def _by_columns(function: Function, tiling: Tiling, settings: WindowSettings) -> list[str]:
     """Rows of outputs: their rows of data are joined to one, along which the windows are joined."""
-    row, threads = tiling.row, parameters.integers["threads"]
-    block = min(parameters.integers["block"], row.outputs)
+    row, threads = tiling.row, settings.threads
+    block = min(settings.block, row.outputs)
     span = row.span(block)
     blocks = -(-row.outputs // block)
     names = function.names

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
@@ -21,7 +21,8 @@ from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.attention import Attention, Factor, Mask, attention_of
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2
@@ -39,29 +40,43 @@ MULTIPLYING_REGISTERS = {2: 240, 3: 160}
 
 RATES = {(2, 128): 1.0, (3, 128): 1.16, (2, 64): 0.8}
 """Multiplying warpgroups and keys of a tile → speed, relative (H200, 16384 keys; of 64 elements for three)."""
-_BEGINNINGS: tuple[tuple[str, dict[str, int]], ...] = (
-    ("yes", {"keys": 128, "stages": 2, "warpgroups": 2}),
-    ("no", {"keys": 128, "stages": 3, "warpgroups": 3}),
-    ("yes", {"keys": 64, "stages": 2, "warpgroups": 2}),
-    ("no", {"keys": 64, "stages": 2, "warpgroups": 2}),
-)
-
 _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
     "ws_product_shape.cuh", "ws_product.cuh", "ws_attention.cuh",
 )  # fmt: skip
-_ENGINES = {Type.F16: ENGINES["fp16"], Type.BF16: ENGINES["bf16"]}
+_ENGINES = {Type.F16: ENGINES[EngineName.FP16], Type.BF16: ENGINES[EngineName.BF16]}
 _MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Type.F32: "float"}
 
 
-class CudaAttention(CudaSchedule):
-    """Choices: `turns` (whether the multiplying warpgroups take turns at the tensor cores).
+@dataclass(frozen=True)
+class AttentionSettings(Settings):
+    """Of `cuda_attention`."""
 
-    Integers: `keys` of a tile, `stages` of tiles of keys and of values in shared memory, `warpgroups` that multiply,
-    with 64 queries each, and `lag`, binades by which a weight may exceed one before all sums are scaled anew.
-    """
+    turns: bool = setting(True, "whether the multiplying warpgroups take turns at the tensor cores", (False, True))
+    keys: int = setting(128, "keys of a tile", (64, 128))
+    stages: int = setting(2, "tiles of keys and of values in shared memory", (2, 3, 4))
+    warpgroups: int = setting(2, "warpgroups that multiply, with 64 queries each", (2, 3))
+    lag: int = setting(0, "binades by which a weight may exceed one before all sums are scaled anew", (0, 8))
+
+    @property
+    def queries(self) -> int:
+        """Of a block's tile."""
+        return OWN_ROWS * self.warpgroups
+
+
+_BEGINNINGS = (
+    AttentionSettings(),
+    AttentionSettings(turns=False, stages=3, warpgroups=3),
+    AttentionSettings(keys=64),
+    AttentionSettings(turns=False, keys=64),
+)
+
+
+class CudaAttention(CudaSchedule):
+    """Tiles of queries, which walk the keys."""
 
     name = "cuda_attention"
+    settings = AttentionSettings
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
@@ -75,90 +90,62 @@ class CudaAttention(CudaSchedule):
             return False
         return all(_suits(made, factor) for factor in (made.query, made.key, made.value))
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> AttentionSettings:
         """Of a few settings that measured well at 512 to 16384 keys, the fastest by a model of waves.
 
         No lag: it is 5 % faster at 16384 keys of 128 elements, but weights are then rounded otherwise than a library's.
         """
-        made = [Parameters({"turns": turns}, {**tiles, "lag": 0}) for turns, tiles in _BEGINNINGS]
-        possible = geometry.legal(made, lambda parameters: require_fits(self.hardware, nest, parameters))
-        return min(
-            possible, key=lambda parameters: _predicted(self.hardware, _attention(nest), _Setting.of(parameters))
-        )
+        possible = geometry.legal(_BEGINNINGS, lambda settings: require_fits(self.hardware, nest, settings))
+        return min(possible, key=lambda settings: _predicted(self.hardware, _attention(nest), settings))
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: AttentionSettings) -> Sequence[AttentionSettings]:
         """One change away."""
-        changes = geometry.domain_without(current, {
-            "turns": ("no", "yes"), "keys": (64, 128), "stages": (2, 3, 4), "warpgroups": (2, 3),
-            "lag": (0, 8),
-        })  # fmt: skip
-        return geometry.legal(changes, lambda parameters: require_fits(self.hardware, nest, parameters))
+        return geometry.legal(current.one_change_away(), lambda settings: require_fits(self.hardware, nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: AttentionSettings) -> Footprint:
         """Queries and keys are whole rows, of which the nest names the first element."""
         made = _attention(nest)
         rows = made.layers * made.rows.extent + made.layers // made.key.group * made.keys.extent
         return Footprint(
             extra_bytes=rows * (made.reduction.depth - 1) * made.type.size_bytes,
-            parallel_count=_tile_count(made, _Setting.of(parameters)),
+            parallel_count=_tile_count(made, settings),
             launch_count=1,
             tensor_flop_count=made.flop_count,
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: AttentionSettings) -> Emission:
         """One kernel; its grid's blocks stay and take tile after tile."""
-        require_fits(self.hardware, nest, parameters)
+        require_fits(self.hardware, nest, settings)
         simple, made = iteration_space.simplified(nest), _attention(nest)
-        setting = _Setting.of(parameters)
-        text = _AttentionText(self.hardware, simple, made, setting)
-        heading = "\n".join(function_text.header(simple, self.name, parameters))
+        text = _AttentionText(self.hardware, simple, made, settings)
+        heading = "\n".join(function_text.header(simple, self.name, settings))
         pieces = "\n\n".join("\n".join(piece) for piece in (text.attention_shape(), text.end(), text.kernel()))
         return Emission(f"{heading}\n{pieces}\n", _HEADERS, (text.record(),))
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """Parameters by name; see `CudaAttention`."""
-
-    turns: bool
-    keys: int
-    stages: int
-    warpgroups: int
-    lag: int
-
-    @staticmethod
-    def of(parameters: Parameters) -> _Setting:
-        return _Setting(turns=parameters.choices["turns"] == "yes", **parameters.integers)
-
-    @property
-    def queries(self) -> int:
-        """Of a block's tile."""
-        return OWN_ROWS * self.warpgroups
-
-
-def _shared_bytes(made: Attention, setting: _Setting) -> int:
+def _shared_bytes(made: Attention, settings: AttentionSettings) -> int:
     """Dynamic shared memory of a block: a tile of queries, the stages, barriers, and the way to a multiple of 1024."""
     depth, columns = (geometry.round_up(count, BLOCK) for count in (made.reduction.depth, made.columns.extent))
-    return 2 * (setting.queries * depth + setting.stages * setting.keys * (depth + columns)) + 2048
+    return 2 * (settings.queries * depth + settings.stages * settings.keys * (depth + columns)) + 2048
 
 
-def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, settings: AttentionSettings) -> None:
     """Checks tiles against an SM's shared memory and a thread's registers.
 
     Raises:
         IllegalMove: names the limit.
     """
-    made, setting = _attention(nest), _Setting.of(parameters)
-    needed = _shared_bytes(made, setting)
+    made = _attention(nest)
+    needed = _shared_bytes(made, settings)
     if needed > hardware.shared_bytes:
         raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {hardware.shared_bytes} a block may have")
     # Scores and sums as floats, weights by twos, and a mask by twos or as floats.
-    held = setting.keys // 2 + setting.keys // 4 + geometry.round_up(made.columns.extent, BLOCK) // 2
+    held = settings.keys // 2 + settings.keys // 4 + geometry.round_up(made.columns.extent, BLOCK) // 2
     if made.mask is not None:
-        if setting.turns and made.columns.extent > MOST_MASKED_COLUMNS:
+        if settings.turns and made.columns.extent > MOST_MASKED_COLUMNS:
             raise IllegalMove(f"{nest.name}: a mask of so wide rows leaves no registers to take turns with")
-        held += setting.keys // (2 if made.mask.type is Type.F32 else 4)
-    if held + geometry.KERNEL_OVERHEAD_REGISTERS > (limit := MULTIPLYING_REGISTERS[setting.warpgroups]):
+        held += settings.keys // (2 if made.mask.type is Type.F32 else 4)
+    if held + geometry.KERNEL_OVERHEAD_REGISTERS > (limit := MULTIPLYING_REGISTERS[settings.warpgroups]):
         raise IllegalMove(
             f"{nest.name}: about {held} registers a thread for scores, mask, weights and sums, of {limit}"
         )
@@ -170,14 +157,14 @@ def _attention(nest: Nest) -> Attention:
     return made
 
 
-def _tile_count(made: Attention, setting: _Setting) -> int:
-    return made.layers * -(-made.rows.extent // setting.queries)
+def _tile_count(made: Attention, settings: AttentionSettings) -> int:
+    return made.layers * -(-made.rows.extent // settings.queries)
 
 
-def _predicted(hardware: Hardware, made: Attention, setting: _Setting) -> float:
+def _predicted(hardware: Hardware, made: Attention, settings: AttentionSettings) -> float:
     """Time by waves of tiles, for comparing settings of one nest with each other."""
-    waves = -(-_tile_count(made, setting) // hardware.sm_count)
-    return waves * setting.queries / RATES[setting.warpgroups, setting.keys]
+    waves = -(-_tile_count(made, settings) // hardware.sm_count)
+    return waves * settings.queries / RATES[settings.warpgroups, settings.keys]
 
 
 def _suits(made: Attention, factor: Factor) -> bool:
@@ -191,19 +178,19 @@ def _suits(made: Attention, factor: Factor) -> bool:
 class _AttentionText(ProductText):
     """The kernel's pieces: a product of weights, which are nowhere in memory, and values, with the nest's end."""
 
-    def __init__(self, hardware: Hardware, nest: Nest, made: Attention, setting: _Setting) -> None:
+    def __init__(self, hardware: Hardware, nest: Nest, made: Attention, settings: AttentionSettings) -> None:
         value = made.value
         operand = Operand(value.buffer, made.type, value.offset, value.inner, value.column, value.row)
         product = MatrixProduct(
             made.reduction.name, operand, operand, made.batch, (made.rows,), (made.columns,), (made.keys,)
         )
-        tiling = Tiling(setting.queries, stages=setting.stages, cluster=1, group=1, promote=1, slices=1)
+        tiling = Tiling(settings.queries, stages=settings.stages, cluster=1, group=1, promote=1, slices=1)
         super().__init__(hardware, nest, product, _ENGINES[made.type], tiling)
-        self._made, self._setting = made, setting
+        self._made, self._settings = made, settings
 
     def attention_shape(self) -> list[str]:
         """The kernel's type."""
-        made, setting, reduction = self._made, self._setting, self._made.reduction
+        made, settings, reduction = self._made, self._settings, self._made.reduction
         group = f".group = {made.group}, .key_group = {made.key.group}, .value_group = {made.value.group}, "
         group = group if made.group > 1 else ""
         lines = [
@@ -214,8 +201,8 @@ class _AttentionText(ProductText):
             f".causal = {_truth(made.is_causal)}}},",
             f"    ws::AttentionOffsets{{.queries = {made.query.offset}, .keys = {made.key.offset}, "
             f".values = {made.value.offset}}},",
-            f"    ws::AttentionTiling{{.keys = {setting.keys}, .stages = {setting.stages}, "
-            f".warpgroups = {setting.warpgroups}, .turns = {_truth(setting.turns)}, .lag = {setting.lag}}}",
+            f"    ws::AttentionTiling{{.keys = {settings.keys}, .stages = {settings.stages}, "
+            f".warpgroups = {settings.warpgroups}, .turns = {_truth(settings.turns)}, .lag = {settings.lag}}}",
         ]
         if (mask := made.mask) is not None:
             lines[-1] += ","
@@ -249,18 +236,18 @@ class _AttentionText(ProductText):
 
     def record(self) -> candidate_pb2.Launch:
         """The launch."""
-        made, depth, tile = self._made, self._made.reduction.depth, self._setting.keys
+        made, depth, tile = self._made, self._made.reduction.depth, self._settings.keys
         arguments = [
-            self._operand_map(made.query, depth, made.rows.extent, self._setting.queries),
+            self._operand_map(made.query, depth, made.rows.extent, self._settings.queries),
             self._operand_map(made.key, depth, made.keys.extent, tile),
             self._operand_map(made.value, made.columns.extent, made.keys.extent, tile),
         ]
         if made.mask is not None:
             arguments.append(address(made.mask.load.buffer))
-        grid = min(_tile_count(made, self._setting), self.hardware.sm_count)
-        threads = WARPGROUP_THREADS * (1 + self._setting.warpgroups)
+        grid = min(_tile_count(made, self._settings), self.hardware.sm_count)
+        threads = WARPGROUP_THREADS * (1 + self._settings.warpgroups)
         record = self.launch("attention", grid, threads, [*arguments, *self.ending()], self.written())
-        record.shared_bytes = _shared_bytes(made, self._setting)
+        record.shared_bytes = _shared_bytes(made, self._settings)
         return record
 
     def _operand_map(self, factor: Factor, columns: int, rows: int, box_rows: int) -> candidate_pb2.LaunchArgument:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.nests.ir import Axis, BufferRef, Nest, needs_int64
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.schedule import S
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
@@ -110,17 +110,21 @@ def workspace(nest: Nest, name: str, words: int, *, zero: bool = False) -> candi
     )
 
 
-def legal(parameters: Iterable[Parameters], check: object) -> list[Parameters]:
-    """Those that the check, which raises IllegalMove, lets pass."""
-    assert callable(check)
+def legal(candidates: Iterable[S], check: Callable[[S], None]) -> list[S]:
+    """The settings that the check, which raises IllegalMove, lets pass."""
     found = []
-    for candidate in parameters:
+    for candidate in candidates:
         try:
             check(candidate)
         except IllegalMove:
             continue
         found.append(candidate)
     return found
+
+
+def first_legal(candidates: Iterable[S], check: Callable[[S], None], otherwise: S) -> S:
+    """The first settings that the check lets pass; `otherwise` where none do."""
+    return next((each for each in candidates if legal([each], check)), otherwise)
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -131,9 +135,3 @@ def round_up(value: int, multiple: int) -> int:
 def power_of_two_at_least(value: int) -> int:
     """The least power of two that is not below the value."""
     return 1 << max(0, math.ceil(math.log2(max(1, value))))
-
-
-def domain_without(parameters: Parameters, domain: Mapping[str, Iterable[str | int]]) -> list[Parameters]:
-    """Every set of parameters one change away, for the keys that the parameters have."""
-    current = {**parameters.choices, **parameters.integers}
-    return function_text.variations(parameters, {key: values for key, values in domain.items() if key in current})

@@ -15,6 +15,7 @@ from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
+from agent_synthesis.settings import Exp, Loads, Stores
 
 UNROLL = "#pragma unroll"
 
@@ -29,10 +30,10 @@ class KernelText:
         nest: Nest,
         axis: str,
         pack: int,
-        dialect: Dialect,
+        loads: Loads = Loads.SHARED,
+        stores: Stores = Stores.PLAIN,
+        dialect: Dialect = CUDA,
         *,
-        once: bool,
-        streaming: bool,
         skew: Index | None = None,
         reserved: Iterable[str] = (),
     ) -> None:
@@ -43,12 +44,12 @@ class KernelText:
         self.function = Function(dialect, nest, Names(reserved))
         self.entry = function_text.name_everything(self.function)
         self.offset = geometry.offset_type(nest)
-        self.streaming = streaming
+        self.streaming = stores is Stores.STREAMING
         names = self.function.names
         self.j = self.function.axes[axis] if axis else ""
         self.begin = names.take(f"{self.j}_begin") if axis else ""
         self.e = names.take("e")
-        self._once = once
+        self._once = loads is Loads.ONCE
         self._skew = skew
         """Where rows begin whose packs hang over their ends; the element number tells who is inside."""
         self._loaded = {load.buffer for load in memory_access.loads(nest)}
@@ -244,6 +245,6 @@ def wrapped(arguments: Sequence[str]) -> list[str]:
     return lines
 
 
-def dialect_of(exponential: str) -> Dialect:
-    """The dialect with the chosen exponential, "accurate" or "fast"."""
-    return CUDA_FAST_EXP if exponential == "fast" else CUDA
+def dialect_of(exponential: Exp) -> Dialect:
+    """The dialect with the chosen exponential."""
+    return CUDA_FAST_EXP if exponential is Exp.FAST else CUDA

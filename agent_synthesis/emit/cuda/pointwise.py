@@ -7,14 +7,16 @@ read with strides: `cuda_transpose` tiles it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
-from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.schedule import OVERLAP, CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Axis, Nest
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 from warpsmith.errors import IllegalMove
 
 HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_vectors.cuh", "ws_pointwise.cuh")
@@ -24,14 +26,24 @@ _TAILED = 256
 """Elements from which on packs are worth the one that hangs over the end."""
 
 
-class CudaPointwise(CudaSchedule):
-    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may start
-    while the previous kernel ends).
+@dataclass(frozen=True)
+class PointwiseSettings(Settings):
+    """Of `cuda_pointwise`."""
 
-    Integers: `threads` of a block, `items` (packs of a thread), `pack` (elements, a power of two).
-    """
+    loads: Loads = setting(Loads.SHARED, "whether what is read is kept for others")
+    stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
+    exp: Exp = setting(Exp.ACCURATE, "the exponential")
+    overlap: bool = setting(True, OVERLAP)
+    threads: int = setting(256, "threads of a block", (128, 256, 512))
+    items: int = setting(1, "packs of a thread", (1, 2, 4))
+    pack: int = setting(1, "elements of a pack, a power of two", (1, 2, 4, 8))
+
+
+class CudaPointwise(CudaSchedule):
+    """Packs of the innermost axis."""
 
     name = "cuda_pointwise"
+    settings = PointwiseSettings
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest that reduces nothing and reads what it overwrites only in place, but for large ones that turn."""
@@ -42,51 +54,39 @@ class CudaPointwise(CudaSchedule):
             and not transpose.dominates(self.hardware, nest)
         )
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> PointwiseSettings:
         """As wide as memory allows; one pack a thread."""
-        pack = _widest_pack(*_canonical(nest))
-        return Parameters(
-            {"loads": "shared", "stores": "plain", "exp": "accurate", "overlap": self.overlaps[0]},
-            {"threads": 256, "items": 1, "pack": pack},
-        )
+        return PointwiseSettings(overlap=self.overlaps[0], pack=_widest_pack(*_canonical(nest)))
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: PointwiseSettings) -> Sequence[PointwiseSettings]:
         """One change away."""
         widest = _widest_pack(*_canonical(nest))
-        changes = geometry.domain_without(current, {
-            "loads": ("once", "shared"),
-            "stores": ("plain", "streaming"),
-            "exp": ("accurate", "fast"),
-            "overlap": self.overlaps,
-            "threads": (128, 256, 512),
-            "items": (1, 2, 4),
-            "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
-        })  # fmt: skip
-        return geometry.legal(changes, lambda parameters: self._require(nest, parameters))
+        packs = [pack for pack in (1, 2, 4, 8) if pack <= widest]
+        changes = current.one_change_away(overlap=self.overlaps, pack=packs)
+        return geometry.legal(changes, lambda settings: self._require(nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: PointwiseSettings) -> Footprint:
         """Nothing beyond the nest's own bytes, but for sectors of which a strided access uses an element."""
-        return Footprint(transpose.saved_bytes(nest), _blocks(*_canonical(nest), parameters), 1)
+        return Footprint(transpose.saved_bytes(nest), _blocks(_canonical(nest)[0], settings), 1)
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: PointwiseSettings) -> Emission:
         """One kernel."""
-        self._require(nest, parameters)
+        self._require(nest, settings)
         simple, axis = _canonical(nest)
-        threads = parameters.integers["threads"]
-        lines = function_text.header(nest, self.name, parameters) + _text(simple, axis, parameters)
-        grid = _blocks(simple, axis, parameters)
-        record = geometry.launch(nest, grid=grid, threads=threads, dependent=parameters.choices["overlap"] == "yes")
+        lines = function_text.header(nest, self.name, settings) + _text(simple, axis, settings)
+        grid = _blocks(simple, settings)
+        record = geometry.launch(nest, grid=grid, threads=settings.threads, dependent=settings.overlap)
         return Emission("\n".join(lines), HEADERS, (record,))
 
-    def _require(self, nest: Nest, parameters: Parameters) -> None:
+    def _require(self, nest: Nest, settings: PointwiseSettings) -> None:
         simple, axis = _canonical(nest)
-        pack, items = parameters.integers["pack"], parameters.integers["items"]
+        pack, items = settings.pack, settings.items
         if pack < 1 or _widest_pack(simple, axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} elements do not lie together everywhere")
         held = sum(
             max(1, pack * simple.buffer(load.buffer).type.size_bytes // 4) for load in memory_access.loads(simple)
         )
-        self.require_block(nest, threads=parameters.integers["threads"], held_registers=held * items)
+        self.require_block(nest, threads=settings.threads, held_registers=held * items)
 
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:
@@ -108,18 +108,16 @@ def _widest_pack(nest: Nest, axis: Axis) -> int:
     return pack if place is not None and place.offset % pack == 0 else widest
 
 
-def _blocks(nest: Nest, axis: Axis, parameters: Parameters) -> int:
-    del axis
-    packs = -(-nest.row_count // parameters.integers["pack"])
-    return -(-packs // (parameters.integers["threads"] * parameters.integers["items"]))
+def _blocks(nest: Nest, settings: PointwiseSettings) -> int:
+    packs = -(-nest.row_count // settings.pack)
+    return -(-packs // (settings.threads * settings.items))
 
 
-def _text(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
+def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> list[str]:
     """The struct and the kernel."""
-    threads, items, pack = (parameters.integers[key] for key in ("threads", "items", "pack"))
+    pack = settings.pack
     text = kernel_text.KernelText(
-        nest, axis.name, pack, kernel_text.dialect_of(parameters.choices["exp"]),
-        once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
+        nest, axis.name, pack, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
         skew=memory_access.skew(nest, axis, pack), reserved=_MEMBERS,
     )  # fmt: skip
     function, names, offset = text.function, text.function.names, text.offset
@@ -132,8 +130,8 @@ def _text(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
     located = generated_struct.located(places, "at")
     lines = ["", f"  using Offset = {offset};"]
     lines += generated_struct.constant("ws::PointwiseTiling", "kTiling", {
-        "threads": threads, "items": items, "vector_width": pack, "row_vectors": -(-axis.extent // pack),
-        "overlap": parameters.choices["overlap"] == "yes",
+        "threads": settings.threads, "items": settings.items, "vector_width": pack,
+        "row_vectors": -(-axis.extent // pack), "overlap": settings.overlap,
     })  # fmt: skip
     if nest.row_count % pack:
         lines.append(f"  static constexpr int kColumns = {nest.row_count};  // the last vector hangs over")
@@ -149,4 +147,4 @@ def _text(nest: Nest, axis: Axis, parameters: Parameters) -> list[str]:
     lines += generated_struct.function(head, [*located, *inner.lines])
     name = f"{text.entry}_pointwise"
     struct = generated_struct.struct(name, text, lines)
-    return struct + generated_struct.kernel(name, text, "compute_pointwise", threads, 1)
+    return struct + generated_struct.kernel(name, text, "compute_pointwise", settings.threads, 1)

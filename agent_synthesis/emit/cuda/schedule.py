@@ -14,6 +14,9 @@ from agent_synthesis.nests.ir import Nest
 from warpsmith.hardware import Feature, Hardware
 from warpsmith.v1 import task_pb2
 
+OVERLAP = "whether a kernel may start while the previous one ends"
+"""What the setting of that name means; cards that cannot only have no."""
+
 
 @dataclass(frozen=True)
 class CudaSchedule:
@@ -34,6 +37,6 @@ class CudaSchedule:
         )  # fmt: skip
 
     @property
-    def overlaps(self) -> tuple[str, ...]:
+    def overlaps(self) -> tuple[bool, ...]:
         """What `overlap` may be: whether a kernel may start while the previous one ends. The first is the default."""
-        return ("yes", "no") if self.hardware.has(Feature.DEPENDENT_LAUNCH) else ("no",)
+        return (True, False) if self.hardware.has(Feature.DEPENDENT_LAUNCH) else (False,)

@@ -7,16 +7,17 @@ by the threads above each other in a block and by blocks, whose partial results 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, reduction_stages
-from agent_synthesis.emit.cuda.columns.column_text import ColumnKernel, ColumnTeam
+from agent_synthesis.emit.cuda.columns.column_text import ColumnKernel, ColumnSettings, ColumnTeam
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.spelling import accumulator_bytes
 from agent_synthesis.nests import iteration_space, memory_access, passes
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Nest
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Loads
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES
 
@@ -33,14 +34,10 @@ class _Problem:
 
 
 class CudaColumnReduction(CudaSchedule):
-    """Choices: `loads` once or shared, `stores` plain or streaming, `exp` accurate or fast, `overlap` (yes: may
-    start while the previous kernel ends).
-
-    Integers: `threads` of a block, `lanes` (packs of columns of a block), `splits` (blocks that share the rows of a
-    column), `pack` (columns of a thread), `unroll` (rows in flight in a thread), `min_blocks` (blocks an SM shares).
-    """
+    """Threads along the contiguous axis, which is not the reduced one."""
 
     name = "cuda_column_reduction"
+    settings = ColumnSettings
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
@@ -49,7 +46,7 @@ class CudaColumnReduction(CudaSchedule):
         axis, better = passes.vector_axis(iteration_space.simplified(nest))
         return better and axis is not None and axis.extent >= _SMALLEST_EXTENT
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ColumnSettings:
         """Two blocks an SM; wide pieces of rows where blocks can share the rows, narrow ones where they cannot."""
         problem = _problem(nest)
         pack = memory_access.widest_pack(problem.nest, problem.axis)
@@ -76,71 +73,44 @@ class CudaColumnReduction(CudaSchedule):
         if groups * lanes < threads and tiles >= self.hardware.sm_count:
             threads, wide = 128, max(lanes, min(128 // groups, geometry.power_of_two_at_least(packs)))
             lanes = wide if others * -(-packs // wide) >= self.hardware.sm_count else lanes
-        draft = Parameters(
-            {
-                "loads": "once" if single else "shared",
-                "stores": "plain",
-                "exp": "accurate",
-                "overlap": self.overlaps[0],
-            },
-            {
-                "threads": threads,
-                "lanes": lanes,
-                "splits": splits,
-                "pack": pack,
-                "unroll": 8,
-                "min_blocks": 1 if few or deep else 2,
-            },
-        )
-        for unroll in (16, 8, 4, 2, 1) if deep else (8, 4, 2, 1):
-            candidate = function_text.changed(draft, "unroll", unroll)
-            try:
-                self._require(nest, candidate)
-            except IllegalMove:
-                continue
-            return candidate
-        return Parameters(draft.choices, {**draft.integers, "splits": 1, "unroll": 1, "pack": 1, "min_blocks": 1})
+        draft = ColumnSettings(
+            loads=Loads.ONCE if single else Loads.SHARED, overlap=self.overlaps[0], threads=threads, lanes=lanes,
+            splits=splits, pack=pack, min_blocks=1 if few or deep else 2,
+        )  # fmt: skip
+        drafts = (replace(draft, unroll=unroll) for unroll in ((16, 8, 4, 2, 1) if deep else (8, 4, 2, 1)))
+        least = replace(draft, splits=1, unroll=1, pack=1, min_blocks=1)
+        return geometry.first_legal(drafts, lambda settings: self._require(nest, settings), least)
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ColumnSettings) -> Sequence[ColumnSettings]:
         """One change away."""
         problem = _problem(nest)
         widest = memory_access.widest_pack(problem.nest, problem.axis)
-        splits = current.integers["splits"]
-        changes = geometry.domain_without(current, {
-            "loads": ("once", "shared"),
-            "stores": ("plain", "streaming"),
-            "exp": ("accurate", "fast"),
-            "overlap": self.overlaps,
-            "threads": (128, 256, 512),
-            "lanes": (8, 16, 32, 64, 128, 256, 512),
-            "splits": tuple(sorted({1, max(1, splits // 2), splits + 1, splits * 2, splits * 4})),
-            "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
-            "unroll": (2, 4, 8, 16),
-            "min_blocks": (1, 2, 4),
-        })  # fmt: skip
-        return geometry.legal(changes, lambda parameters: self._require(nest, parameters))
+        splits = current.splits
+        changes = current.one_change_away(
+            overlap=self.overlaps,
+            splits=sorted({1, max(1, splits // 2), splits + 1, splits * 2, splits * 4}),
+            pack=[pack for pack in (1, 2, 4, 8) if pack <= widest],
+        )
+        return geometry.legal(changes, lambda settings: self._require(nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ColumnSettings) -> Footprint:
         """Visits after the first cost their bytes again; partial results are written and read once."""
         problem = _problem(nest)
         visits = len(passes.levels(problem.nest)) + bool(passes.element_stores(problem.nest))
         read = memory_access.row_data_bytes(problem.nest)
-        team = self._team(problem, parameters)
-        partials = (
-            sum(8 * problem.nest.row_count * team.splits * 2 for _ in problem.nest.reductions) if team.splits > 1 else 0
-        )
+        team = self._team(problem, settings)
+        splits = settings.splits if settings.splits > 1 else 0
+        partials = 16 * problem.nest.row_count * splits * len(problem.nest.reductions)
         again = (visits - 1) * read if read > self.hardware.l2_bytes // 2 else 0
         return Footprint(again + partials, team.blocks, 1)
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ColumnSettings) -> Emission:
         """One kernel."""
-        self._require(nest, parameters)
+        self._require(nest, settings)
         problem = _problem(nest)
         simple = passes.with_reciprocal(problem.nest)
-        kernel = ColumnKernel(
-            simple, self._team(problem, parameters), parameters, reduction_stages.plan(simple, merge=False)
-        )
-        header = function_text.header(nest, self.name, parameters)
+        kernel = ColumnKernel(simple, self._team(problem, settings), reduction_stages.plan(simple, merge=False))
+        header = function_text.header(nest, self.name, settings)
         return kernel.write(nest, header)
 
     @staticmethod
@@ -149,23 +119,13 @@ class CudaColumnReduction(CudaSchedule):
         return len(passes.levels(simple)) == 1 and not passes.element_stores(simple)
 
     @staticmethod
-    def _team(problem: _Problem, parameters: Parameters) -> ColumnTeam:
-        integers = parameters.integers
-        return ColumnTeam(
-            axis=problem.axis,
-            others=problem.nest.row_count // problem.axis.extent,
-            rows=problem.nest.column_count,
-            threads=integers["threads"],
-            lanes=integers["lanes"],
-            splits=integers["splits"],
-            pack=integers["pack"],
-            unroll=integers["unroll"],
-        )
+    def _team(problem: _Problem, settings: ColumnSettings) -> ColumnTeam:
+        others = problem.nest.row_count // problem.axis.extent
+        return ColumnTeam(problem.axis, others, problem.nest.column_count, settings)
 
-    def _require(self, nest: Nest, parameters: Parameters) -> None:
+    def _require(self, nest: Nest, settings: ColumnSettings) -> None:
         problem = _problem(nest)
-        integers = parameters.integers
-        pack, splits, lanes, threads = (integers[key] for key in ("pack", "splits", "lanes", "threads"))
+        pack, splits, lanes, threads = settings.pack, settings.splits, settings.lanes, settings.threads
         if pack < 1 or memory_access.widest_pack(problem.nest, problem.axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} columns do not lie together everywhere")
         if lanes < 1 or threads % lanes:
@@ -177,12 +137,12 @@ class CudaColumnReduction(CudaSchedule):
         axis = problem.axis.name
         below = memory_access.loads_below(iteration_space.roots(problem.nest))
         sizes = [problem.nest.buffer(load.buffer).type.size_bytes for load in below if axis in load.index.axes()]
-        held = sum(max(1, pack * size // 4) for size in sizes) * integers["unroll"]
+        held = sum(max(1, pack * size // 4) for size in sizes) * settings.unroll
         accumulators = [pack * max(4, accumulator_bytes(r)) for r in problem.nest.reductions]
         self.require_block(
             nest,
             threads=threads,
-            min_blocks=integers["min_blocks"],
+            min_blocks=settings.min_blocks,
             shared_bytes=threads * sum(accumulators),
             held_registers=held + sum(accumulators) // 4,
         )

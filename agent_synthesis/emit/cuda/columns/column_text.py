@@ -11,15 +11,33 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.reduction_stages import Stage
+from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.emit.spelling import accumulator, accumulator_bytes
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Store
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 from warpsmith.v1 import candidate_pb2
 
 HEADERS = (*geometry.HEADERS, "ws_columns.cuh")
 _MEMBERS = ("load", "fold", "results", "begin", "outer", "row", "part", "store_columns", "store_row")
 """What the struct has besides what the nest names, and parameters of its functions."""
+
+
+@dataclass(frozen=True)
+class ColumnSettings(Settings):
+    """Of `cuda_column_reduction`."""
+
+    loads: Loads = setting(Loads.ONCE, "whether what is read is kept for others")
+    stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
+    exp: Exp = setting(Exp.ACCURATE, "the exponential")
+    overlap: bool = setting(True, OVERLAP)
+    threads: int = setting(256, "threads of a block", (128, 256, 512))
+    lanes: int = setting(32, "packs of columns of a block", (8, 16, 32, 64, 128, 256, 512))
+    splits: int = setting(1, "blocks that share the rows of a column")
+    pack: int = setting(1, "columns of a thread", (1, 2, 4, 8))
+    unroll: int = setting(8, "rows in flight in a thread", (2, 4, 8, 16))
+    min_blocks: int = setting(1, "blocks that share an SM", (1, 2, 4))
 
 
 @dataclass(frozen=True)
@@ -32,44 +50,33 @@ class ColumnTeam:
     """Points of the other parallel axes."""
     rows: int
     """Elements that each column reduces."""
-    threads: int
-    """Threads of a block."""
-    lanes: int
-    """Threads next to each other; the others of the block have other rows of the same columns."""
-    splits: int
-    """Blocks that share the rows of a column."""
-    pack: int
-    """Columns of a thread."""
-    unroll: int
-    """Rows that a thread has in flight."""
+    settings: ColumnSettings
 
     @property
     def depth(self) -> int:
         """Threads of a block that share a column."""
-        return self.threads // self.lanes
+        return self.settings.threads // self.settings.lanes
 
     @property
     def tiles(self) -> int:
         """Blocks next to each other along the axis."""
-        return -(-self.axis.extent // (self.lanes * self.pack))
+        return -(-self.axis.extent // (self.settings.lanes * self.settings.pack))
 
     @property
     def blocks(self) -> int:
         """Blocks of the grid."""
-        return self.tiles * self.splits * self.others
+        return self.tiles * self.settings.splits * self.others
 
 
 class ColumnKernel:
     """Writes one kernel; used once."""
 
-    def __init__(self, nest: Nest, team: ColumnTeam, parameters: Parameters, stages: Sequence[Stage]) -> None:
+    def __init__(self, nest: Nest, team: ColumnTeam, stages: Sequence[Stage]) -> None:
         self._nest, self._team, self._stages = nest, team, stages
-        self._min_blocks = parameters.integers["min_blocks"]
-        self._overlap = parameters.choices["overlap"] == "yes"
+        settings = self._settings = team.settings
         self._text = kernel_text.KernelText(
-            nest, team.axis.name, team.pack, kernel_text.dialect_of(parameters.choices["exp"]),
-            once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
-            reserved=_MEMBERS,
+            nest, team.axis.name, settings.pack, settings.loads, settings.stores,
+            kernel_text.dialect_of(settings.exp), reserved=_MEMBERS,
         )  # fmt: skip
         self._function = self._text.function
         self._axis = nest.reduced[0].name
@@ -84,7 +91,7 @@ class ColumnKernel:
         visits = [self._visit(number, stage) for number, stage in enumerate(self._stages)]
         stores = self._stores()
         begin = self._members.statements()
-        spaces = self._workspaces(original) if team.splits > 1 else {}
+        spaces = self._workspaces(original) if self._settings.splits > 1 else {}
         name = f"{text.entry}_columns"
         lines = [
             *header,
@@ -94,7 +101,7 @@ class ColumnKernel:
                 *visits, stores,
             ),
             *generated_struct.kernel(
-                name, text, "reduce_columns", team.threads, self._min_blocks,
+                name, text, "reduce_columns", self._settings.threads, self._settings.min_blocks,
                 {argument: kind for argument, (kind, _) in spaces.items()},
             ),
         ]  # fmt: skip
@@ -102,9 +109,9 @@ class ColumnKernel:
         record = geometry.launch(
             original,
             grid=team.blocks,
-            threads=team.threads,
+            threads=self._settings.threads,
             workspaces=[buffer.name for buffer in buffers],
-            dependent=self._overlap,
+            dependent=self._settings.overlap,
         )
         return Emission("\n".join(lines), HEADERS, (record,), tuple(buffers))
 
@@ -119,8 +126,9 @@ class ColumnKernel:
             f"  using Offset = {self._text.offset};",
             *generated_struct.constant("ws::ColumnTiling", "kTiling", {
                 "rows": team.rows, "columns": team.axis.extent, "others": team.others, "visits": len(self._stages),
-                "vector_width": team.pack, "threads": team.threads, "lanes": team.lanes,
-                "ctas_per_column": team.splits, "rows_in_flight": team.unroll, "overlap": self._overlap,
+                "vector_width": self._settings.pack, "threads": self._settings.threads, "lanes": self._settings.lanes,
+                "ctas_per_column": self._settings.splits, "rows_in_flight": self._settings.unroll,
+                "overlap": self._settings.overlap,
             }),
         ]  # fmt: skip
 
@@ -131,7 +139,7 @@ class ColumnKernel:
         found = {names.take("arrived"): ("unsigned", counters)}
         for reduction in self._nest.reductions:
             name = names.take(f"{reduction.name}_partials")
-            words = -(-self._nest.row_count * team.splits * accumulator_bytes(reduction) // 8)
+            words = -(-self._nest.row_count * self._settings.splits * accumulator_bytes(reduction) // 8)
             kind = accumulator(reduction, self._function.dialect)
             found[name] = (kind, geometry.workspace(original, name, words))
         return found
@@ -144,7 +152,7 @@ class ColumnKernel:
             for load in text.varying_loads(roots)
             if self._axis in load.index.axes()
             and text.access_of(load) != "same"
-            and (text.access_of(load) == "pack" or self._team.pack == 1)
+            and (text.access_of(load) == "pack" or self._settings.pack == 1)
         ]
 
     def _uses_row(
@@ -175,7 +183,7 @@ class ColumnKernel:
         """A visit of the rows: its results, and how it takes a row."""
         kind, result = f"Results{number}", self._function.reductions[stage.name]
         lanes = [
-            f"ws::Lanes<{stage.functor(r)}, {accumulator(r, self._function.dialect)}, {self._team.pack}>"
+            f"ws::Lanes<{stage.functor(r)}, {accumulator(r, self._function.dialect)}, {self._settings.pack}>"
             for r in stage.reductions
         ]
         roots = [reduction.value for reduction in stage.reductions]

@@ -8,18 +8,20 @@ depth has scales of its own, and no pass looks for one. Where an operand is used
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
+from agent_synthesis.emit.cuda.products.product_text import ProductText, address, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
@@ -32,19 +34,30 @@ _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
     "ws_product_shape.cuh", "ws_product.cuh", "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_converted.cuh",
 )  # fmt: skip
-_MEMORY: tuple[dict[str, int], ...] = (
-    {"left": 3, "right": 2, "halves": 2}, {"left": 2, "right": 3, "halves": 2}, {"left": 3, "right": 1, "halves": 3},
+
+
+@dataclass(frozen=True)
+class ConvertedSettings(Settings):
+    """Of `cuda_product_converted`."""
+
+    engine: EngineName = setting(EngineName.FP16X3, "how tensor cores make it", (EngineName.FP16X3,))
+    left: int = setting(3, "steps of the left in shared memory")
+    right: int = setting(2, "steps of the right in shared memory")
+    halves: int = setting(2, "steps of the right's halves in shared memory")
+    slices: int = setting(1, "slices of the depth, which a kernel of their own adds up")
+
+
+_MEMORY = (
+    ConvertedSettings(), ConvertedSettings(left=2, right=3), ConvertedSettings(right=1, halves=3),
 )  # fmt: skip
 """Steps that fit into shared memory together."""
 
 
 class CudaConvertedProduct(CudaSchedule):
-    """Integers: steps in shared memory of the `left`, of the `right` and of its `halves`, and `slices` of the depth.
-
-    Slices are added up by a kernel of their own.
-    """
+    """Both operands as they are in memory."""
 
     name = "cuda_product_converted"
+    settings = ConvertedSettings
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
@@ -59,20 +72,20 @@ class CudaConvertedProduct(CudaSchedule):
             self.hardware, product, _slices(self.hardware, product)
         ) < tensor_core_product.split_and_product_ns(self.hardware, nest, product)
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ConvertedSettings:
         """Slices that fill the multiprocessors."""
-        return Parameters({"engine": "fp16x3"}, {**_MEMORY[0], "slices": _slices(self.hardware, _product(nest))})
+        return ConvertedSettings(slices=_slices(self.hardware, product_of(nest)))
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ConvertedSettings) -> Sequence[ConvertedSettings]:
         """Memory shared out otherwise, or half or twice the slices."""
-        slices, k = current.integers["slices"], _product(nest).extents[3]
-        found = [{**each, "slices": slices} for each in _MEMORY]
-        found += [{**current.integers, "slices": _without_empty(k, count)} for count in (slices // 2, 2 * slices)]
-        return tuple(Parameters(current.choices, each) for each in found if each != current.integers)
+        slices, k = current.slices, product_of(nest).extents[3]
+        found = [replace(each, slices=slices) for each in _MEMORY]
+        found += [replace(current, slices=_without_empty(k, count)) for count in (slices // 2, 2 * slices)]
+        return tuple(each for each in found if each != current)
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ConvertedSettings) -> Footprint:
         """Sums of slices are written and read; nothing else moves twice."""
-        product, slices = _product(nest), parameters.integers["slices"]
+        product, slices = product_of(nest), settings.slices
         batch, m, n, _ = product.extents
         return Footprint(
             extra_bytes=8 * batch * m * n * slices if slices > 1 else 0,
@@ -81,22 +94,22 @@ class CudaConvertedProduct(CudaSchedule):
             tensor_flop_count=3 * product.flop_count,
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ConvertedSettings) -> Emission:
         """Multiplies, repairs rows and columns that have no halves, and adds slices."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of floats by rows with floats by columns that gains by it")
-        simple, integers = iteration_space.simplified(nest), parameters.integers
-        tiling = Tiling(COLUMNS, integers["halves"], cluster=1, group=8, promote=1, slices=integers["slices"])
-        made = _ConvertedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling)
+        simple = iteration_space.simplified(nest)
+        tiling = Tiling(COLUMNS, settings.halves, cluster=1, group=8, promote=1, slices=settings.slices)
+        made = _ConvertedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
         made.across = ()  # nothing is measured
-        made.left_steps, made.right_steps = integers["left"], integers["right"]
+        made.left_steps, made.right_steps = settings.left, settings.right
         pieces = [made.shape(), made.end(), made.product(), made.repair()]
         launches, headers = [made.product_launch(), made.repair_launch()], list(_HEADERS)
         if tiling.slices > 1:
             headers.append("ws_product_slices.cuh")
             pieces.append(made.add())
             launches.append(made.add_launch())
-        heading = "\n".join(function_text.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, settings))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
@@ -199,9 +212,3 @@ def _without_empty(depth: int, slices: int) -> int:
     while slices > 1 and (slices - 1) * slice_depth(depth, slices) >= depth:
         slices -= 1
     return max(1, slices)
-
-
-def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(iteration_space.simplified(nest))
-    assert product is not None, nest
-    return product

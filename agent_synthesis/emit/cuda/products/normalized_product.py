@@ -18,15 +18,14 @@ from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, 
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, Engine
 from agent_synthesis.emit.cuda.products.product_norm import NormalizedProduct, normalized_product
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
-from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling, shared_bytes
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, ProductSettings, Tiling, shared_bytes
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.emit.spelling import CUDA
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2
@@ -42,9 +41,10 @@ _MEMBERS = ("states", "stored", "repaired")
 
 
 class CudaNormalizedProduct(CudaSchedule):
-    """Choices and integers of `cuda_product`, whose tiles these are; the depth is in one slice."""
+    """Norms of the columns of products; the depth is in one slice."""
 
     name = "cuda_product_columns"
+    settings = ProductSettings
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
@@ -64,39 +64,35 @@ class CudaNormalizedProduct(CudaSchedule):
             found.normalized
         )
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ProductSettings:
         """Those of the product, in one slice."""
         given = CudaProduct(self.hardware).defaults(_found(nest).elements)
-        return Parameters({"engine": given.choices["engine"]}, {**given.integers, "slices": 1, "warpgroups": 2})
+        return replace(given, end=None, slices=1, warpgroups=2)
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ProductSettings) -> Sequence[ProductSettings]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
         found = CudaProduct(self.hardware).alternatives(_found(nest).elements, current)
-        return geometry.legal(found, lambda parameters: require_fits(self.hardware, nest, parameters))
+        return geometry.legal(found, lambda settings: require_fits(self.hardware, nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ProductSettings) -> Footprint:
         """Halves as those of the product; states and what is between the kernels are written and read once."""
         found = _found(nest)
-        product = CudaProduct(self.hardware).footprint(found.elements, parameters)
+        product = CudaProduct(self.hardware).footprint(found.elements, settings)
         _, m, n, _ = found.product.extents
         between = STATE_BYTES * -(-m // TILE_ROWS) * n
         between += sum(space.element_count * space.type.size_bytes for space in found.spaces)
         read_again = 0 if found.elements.stores[0].buffer in {space.name for space in found.spaces} else m * n * 4
         return replace(
-            product,
-            extra_bytes=product.extra_bytes + 2 * between + read_again,
-            launch_count=product.launch_count + 2,
+            product, extra_bytes=product.extra_bytes + 2 * between + read_again, launch_count=product.launch_count + 2
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ProductSettings) -> Emission:
         """The product's kernels, one that joins the states of columns, and one that normalises."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no batch norm of a product that tiles of tensor cores make")
-        require_fits(self.hardware, nest, parameters)
-        found, engine = _found(nest), ENGINES[parameters.choices["engine"]]
-        made = NormalizedText(
-            self.hardware, found, engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False)
-        )
+        require_fits(self.hardware, nest, settings)
+        found, engine = _found(nest), ENGINES[settings.engine]
+        made = NormalizedText(self.hardware, found, engine, settings.tiling)
         pieces, launches, headers = made.kernels()
         last = CudaPointwise(self.hardware).emit(
             found.normalized, CudaPointwise(self.hardware).defaults(found.normalized)
@@ -104,23 +100,23 @@ class CudaNormalizedProduct(CudaSchedule):
         pieces += [made.columns(), [last.text.rstrip()]]
         launches += [made.columns_launch(), *last.launches]
         headers += ["ws_column_states.cuh", "ws_product_columns.cuh", *last.headers]
-        heading = "\n".join(function_text.header(nest, self.name, parameters))
+        heading = "\n".join(function_text.header(nest, self.name, settings))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         return Emission(f"{heading}\n{text}\n", tuple(dict.fromkeys(headers)), tuple(launches), made.workspaces())
 
 
-def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> None:
     """Checks that a tile's columns are in one block, and that their states find room beside the stages.
 
     Raises:
         IllegalMove: names the limit.
     """
     elements = _found(nest).elements
-    tensor_core_product.require_fits(hardware, elements, parameters)
-    if parameters.integers["slices"] != 1 or parameters.integers["warpgroups"] != 2:
+    tensor_core_product.require_fits(hardware, elements, settings)
+    if settings.slices != 1 or settings.warpgroups != 2:
         raise IllegalMove(f"{nest.name}: columns of a product are reduced in one slice, by two warpgroups")
-    tiling = Tiling(**{"promote": 1, **parameters.integers}, holds=False)
-    needed = shared_bytes(tiling, ENGINES[parameters.choices["engine"]].parts) + WARP_STATES_BYTES * tiling.columns
+    tiling = settings.tiling
+    needed = shared_bytes(tiling, ENGINES[settings.engine].parts) + WARP_STATES_BYTES * tiling.columns
     if needed > hardware.shared_bytes:
         raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory with states, of {hardware.shared_bytes}")
 
@@ -135,7 +131,7 @@ class NormalizedText(ProductText):
         for name, given in function.buffers.items():
             if given in _MEMBERS:
                 function.buffers[name] = function.names.take(f"{given}_given")
-        self._column_text = kernel_text.KernelText(found.columns, "", 1, CUDA, once=False, streaming=False)
+        self._column_text = kernel_text.KernelText(found.columns, "", 1)
 
     def end(self) -> list[str]:
         """The function that takes neighbouring sums to the stores, and to the values that the norm is of."""

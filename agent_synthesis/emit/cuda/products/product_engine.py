@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
@@ -18,6 +19,10 @@ NEEDS = frozenset({Feature.BULK_COPIES, Feature.WARPGROUP_PRODUCTS, Feature.CLUS
 """What a card must have for any of them."""
 _ROW_BYTES = 128
 """Bytes of an operand's row in a stage: the swizzle's width."""
+
+
+EngineName = StrEnum("EngineName", "FP16X3 TF32X3 TF32 FP16 BF16")
+"""What an engine is called."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +52,18 @@ class Engine:
 
 
 ENGINES = {
-    "fp16x3": Engine("ws::half", tensor_pb2.DTYPE_FLOAT16, 2, parts=2, cost=3, sums=3),
-    "tf32x3": Engine("ws::tf32", tensor_pb2.DTYPE_FLOAT32, 4, parts=2, cost=6, sums=3),
-    "tf32": Engine("ws::tf32", tensor_pb2.DTYPE_FLOAT32, 4, parts=1, cost=2, sums=1),
-    "fp16": Engine("ws::half", tensor_pb2.DTYPE_FLOAT16, 2, parts=1, cost=1, sums=1),
-    "bf16": Engine("ws::bfloat16", tensor_pb2.DTYPE_BFLOAT16, 2, parts=1, cost=1, sums=1),
+    EngineName.FP16X3: Engine("ws::half", tensor_pb2.DTYPE_FLOAT16, 2, parts=2, cost=3, sums=3),
+    EngineName.TF32X3: Engine("ws::tf32", tensor_pb2.DTYPE_FLOAT32, 4, parts=2, cost=6, sums=3),
+    EngineName.TF32: Engine("ws::tf32", tensor_pb2.DTYPE_FLOAT32, 4, parts=1, cost=2, sums=1),
+    EngineName.FP16: Engine("ws::half", tensor_pb2.DTYPE_FLOAT16, 2, parts=1, cost=1, sums=1),
+    EngineName.BF16: Engine("ws::bfloat16", tensor_pb2.DTYPE_BFLOAT16, 2, parts=1, cost=1, sums=1),
 }
 """`fp16x3` and `tf32x3` multiply floats to more than a float's accuracy (see `ws_split.cuh`): the second keeps it for
 rows whose elements are 2^115 apart, which the first leaves to a repair, and takes twice as long. `tf32` is for whoever
 allows PyTorch the same."""
 
 
-def engines(nest: Nest, product: MatrixProduct) -> Sequence[str]:
+def engines(nest: Nest, product: MatrixProduct) -> Sequence[EngineName]:
     """Engines that may make the product, the usual one first; none for a type that tensor cores do not take.
 
     TF32 operands lie along their depth: what lies otherwise would have to be turned first.
@@ -67,15 +72,15 @@ def engines(nest: Nest, product: MatrixProduct) -> Sequence[str]:
         return ()
     match product.left.type:
         case Type.F16:
-            return ("fp16",)
+            return (EngineName.FP16,)
         case Type.BF16:
-            return ("bf16",)
+            return (EngineName.BF16,)
         case Type.F32:
             sides = (product.left, product.right)
             is_along = all(side.depth_stride == 1 for side in sides)
             is_copied = is_along and all(_is_copied(side, product.extents[0]) for side in sides)
-            plain = ("tf32",) if nest.allows_tf32 and is_copied else ()
-            return (*plain, "fp16x3", *(("tf32x3",) if is_along else ()))
+            plain = (EngineName.TF32,) if nest.allows_tf32 and is_copied else ()
+            return (*plain, EngineName.FP16X3, *((EngineName.TF32X3,) if is_along else ()))
     return ()
 
 

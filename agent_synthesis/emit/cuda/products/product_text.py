@@ -23,8 +23,9 @@ from agent_synthesis.emit.cuda.products.product_tiling import (
     slice_depth,
 )
 from agent_synthesis.emit.expression import Scope
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.nests.product import MatrixProduct, Operand
+from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
@@ -86,7 +87,7 @@ class ProductText:
         self._nest = three_axes(nest, product)
         self._end, self._pack = end_of(self._nest, widest)
         self._end, dialect = with_short_erfc(self._end)
-        self._text = kernel_text.KernelText(self._end, "n", self._pack, dialect, once=False, streaming=False)
+        self._text = kernel_text.KernelText(self._end, "n", self._pack, dialect=dialect)
         self.entry = function_text.entry_name(nest)
         self._names = self._text.function.names
         self._batch, self._m, self._n, self._k = product.extents
@@ -483,3 +484,10 @@ def _cleared(name: str, words: int) -> candidate_pb2.Buffer:
     buffer = _workspace(name, tensor_pb2.DTYPE_INT64, [words])
     buffer.zero_between_calls = True
     return buffer
+
+
+def product_of(nest: Nest) -> MatrixProduct:
+    """The product that a nest which a schedule has accepted is."""
+    product = matrix_product(iteration_space.simplified(nest))
+    assert product is not None, nest
+    return product

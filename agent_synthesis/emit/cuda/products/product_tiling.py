@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.products.product_engine import EngineName
+from agent_synthesis.settings import Settings, setting
 
 TILE_ROWS = 128
 TILE_DEPTH = 64
@@ -26,6 +29,33 @@ class Tiling:
     warpgroups: int = 2
     holds: bool = False
     """Whether a tile's end is made during the next one: see `product_end.can_hold`."""
+
+
+End = StrEnum("End", "HELD DIRECT")
+"""When a tile's end is made: at once, or held until the next tile."""
+
+
+@dataclass(frozen=True)
+class ProductSettings(Settings):
+    """Of `cuda_product`, and of the schedules that have its tiles."""
+
+    engine: EngineName = setting(EngineName.FP16X3, "how tensor cores make it: see `product_engine`")
+    end: End | None = setting(None, "of 16-bit operands: a tile's end, at once or held until the next tile", tuple(End))
+    columns: int = setting(256, "columns of a tile, whose rows are 128", (128, 192, 256))
+    stages: int = setting(4, "steps of 128 bytes of depth in shared memory", (2, 3, 4, 5, 6))
+    cluster: int = setting(1, "blocks that share the columns' copies", (1, 2))
+    group: int = setting(8, "rows of tiles that are walked together", (4, 8, 16))
+    promote: int | None = setting(None, "of floats: stages between promotions of sums to f32 registers", (1, 2, 4))
+    warpgroups: int = setting(2, "warpgroups that multiply", (2, 4))
+    slices: int = setting(1, "slices of the depth, which a kernel of their own adds up")
+
+    @property
+    def tiling(self) -> Tiling:
+        """What they say of tiles."""
+        return Tiling(
+            self.columns, self.stages, self.cluster, self.group, self.promote or 1, self.slices, self.warpgroups,
+            holds=self.end is End.HELD,
+        )  # fmt: skip
 
 
 def shared_bytes(tiling: Tiling, parts: int) -> int:

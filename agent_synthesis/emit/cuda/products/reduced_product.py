@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedPr
 from agent_synthesis.emit.cuda.products.product_end import end_of, three_axes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, Engine
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
-from agent_synthesis.emit.cuda.products.product_tiling import Tiling
+from agent_synthesis.emit.cuda.products.product_tiling import ProductSettings, Tiling
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.reduction_stages import Stage
@@ -27,7 +27,7 @@ from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import BufferRef, Call, Literal, Nest, Reduced, Store, Type
 from agent_synthesis.nests.product import MatrixProduct, elements_and_rows, matrix_product
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2
@@ -96,9 +96,10 @@ def _is_logsumexp(rows: Nest) -> bool:
 
 
 class CudaReducedProduct(CudaSchedule):
-    """Choices and integers of `cuda_product`, whose tiles these are; the depth is in one slice."""
+    """Rows of products, reduced; the depth is in one slice."""
 
     name = "cuda_product_reduced"
+    settings = ProductSettings
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
@@ -115,55 +116,53 @@ class CudaReducedProduct(CudaSchedule):
         values = replace(iteration_space.simplified(reduced.elements), stores=_values(reduced))
         return CudaProduct(self.hardware).accepts(product) and end_of(three_axes(values, reduced.product), 8)[1] > 1
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ProductSettings:
         """Those of the product, in one slice."""
         given = CudaProduct(self.hardware).defaults(_alone(nest))
-        return Parameters({"engine": given.choices["engine"]}, {**given.integers, "slices": 1, "warpgroups": 2})
+        return replace(given, end=None, slices=1, warpgroups=2)
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ProductSettings) -> Sequence[ProductSettings]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
         found = CudaProduct(self.hardware).alternatives(_alone(nest), current)
-        return geometry.legal(found, lambda parameters: require_fits(self.hardware, nest, parameters))
+        return geometry.legal(found, lambda settings: require_fits(self.hardware, nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ProductSettings) -> Footprint:
         """Halves as those of the product, and states."""
-        product, reduced = CudaProduct(self.hardware).footprint(_alone(nest), parameters), _reduced(nest)
+        product, reduced = CudaProduct(self.hardware).footprint(_alone(nest), settings), _reduced(nest)
         batch, m, n, _ = reduced.product.extents
-        states = batch * m * -(-n // parameters.integers["columns"])
+        states = batch * m * -(-n // settings.columns)
         return replace(
             product,
             extra_bytes=product.extra_bytes + 2 * states * reduced.stage.state_bytes(),
             launch_count=product.launch_count + 1,
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ProductSettings) -> Emission:
         """The product's kernels, and one that joins the states of a row."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} reduces no rows of a product that tiles of tensor cores make")
-        require_fits(self.hardware, nest, parameters)
-        engine = ENGINES[parameters.choices["engine"]]
-        made = ReducedText(
-            self.hardware, _reduced(nest), engine, Tiling(**{"promote": 1, **parameters.integers}, holds=False)
-        )
+        require_fits(self.hardware, nest, settings)
+        engine = ENGINES[settings.engine]
+        made = ReducedText(self.hardware, _reduced(nest), engine, settings.tiling)
         pieces, launches, headers = made.kernels()
         headers += ["ws_reduce.cuh", "ws_product_partials.cuh"]
         pieces.append(made.rows())
         launches.append(made.rows_launch())
-        heading = "\n".join(function_text.header(nest, self.name, parameters))
+        heading = "\n".join(function_text.header(nest, self.name, settings))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
-def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> None:
     """Checks that each row of a tile is left by one thread of one kernel, as one state.
 
     Raises:
         IllegalMove: names the limit.
     """
-    tensor_core_product.require_fits(hardware, _alone(nest), parameters)
-    if parameters.integers["slices"] != 1 or parameters.integers["warpgroups"] != 2:
+    tensor_core_product.require_fits(hardware, _alone(nest), settings)
+    if settings.slices != 1 or settings.warpgroups != 2:
         raise IllegalMove(f"{nest.name}: rows of a product are reduced in one slice, by two warpgroups")
-    if ENGINES[parameters.choices["engine"]].parts > 1 and parameters.integers["columns"] != REPAIRED_COLUMNS:
+    if ENGINES[settings.engine].parts > 1 and settings.columns != REPAIRED_COLUMNS:
         raise IllegalMove(f"{nest.name}: what repairs tiles leaves states of {REPAIRED_COLUMNS} columns")
 
 
@@ -186,7 +185,7 @@ class ReducedText(ProductText):
         parallel = tuple(axis for axis in rows.parallel if axis.name != "n")
         rows, _ = end_of(rows, 1)
         self._joined = replace(rows, parallel=parallel)
-        self._row_text = kernel_text.KernelText(self._joined, "", 1, CUDA, once=False, streaming=False)
+        self._row_text = kernel_text.KernelText(self._joined, "", 1)
 
     @property
     def _state(self) -> str:

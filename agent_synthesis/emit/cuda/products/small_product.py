@@ -7,17 +7,19 @@ a small tile in shared memory; what follows the product is the same function of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_text import ProductText, address, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 
@@ -33,10 +35,20 @@ _HEADERS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class SmallSettings(Settings):
+    """Of `cuda_product_simt`."""
+
+    rows: int = setting(SIDES[0], "rows of a block's tile", SIDES)
+    columns: int = setting(SIDES[0], "columns of a block's tile", SIDES)
+    slices: int = setting(1, "slices of the depth, which a kernel of their own adds up")
+
+
 class CudaSmallProduct(CudaSchedule):
-    """Integers: `rows` and `columns` of a block's tile, `slices` of the depth that are added up afterwards."""
+    """Small tiles in shared memory."""
 
     name = "cuda_product_simt"
+    settings = SmallSettings
 
     def accepts(self, nest: Nest) -> bool:
         """A product with any strides, up to `MOST_FLOPS`."""
@@ -45,48 +57,46 @@ class CudaSmallProduct(CudaSchedule):
             return False
         return product.flop_count <= MOST_FLOPS and iteration_space.is_safe_in_place(nest)
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> SmallSettings:
         """The largest tile that still gives every other multiprocessor one; slices where none does."""
-        product = _product(nest)
+        product = product_of(nest)
         for side in reversed(SIDES):
             if 2 * _tile_count(product, side, side) >= self.hardware.sm_count:
-                return Parameters({}, {"rows": side, "columns": side, "slices": 1})
-        slices = _slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1]
-        return Parameters({}, {"rows": SIDES[0], "columns": SIDES[0], "slices": slices})
+                return SmallSettings(rows=side, columns=side)
+        return SmallSettings(slices=_slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1])
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: SmallSettings) -> Sequence[SmallSettings]:
         """One change away."""
-        counts = _slice_counts(self.hardware, _product(nest), current.integers["rows"], current.integers["columns"])
-        changes = geometry.domain_without(current, {"rows": SIDES, "columns": SIDES, "slices": counts})
-        return geometry.legal(changes, lambda parameters: _require_slices(nest, parameters))
+        counts = _slice_counts(self.hardware, product_of(nest), current.rows, current.columns)
+        return geometry.legal(current.one_change_away(slices=counts), lambda settings: _require_slices(nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: SmallSettings) -> Footprint:
         """Slices' sums are written and read."""
-        product, slices = _product(nest), parameters.integers["slices"]
+        product, slices = product_of(nest), settings.slices
         batch, m, n, _ = product.extents
-        tiles = _tile_count(product, parameters.integers["rows"], parameters.integers["columns"])
+        tiles = _tile_count(product, settings.rows, settings.columns)
         extra = 8 * batch * m * n * slices if slices > 1 else 0
         return Footprint(extra_bytes=extra, parallel_count=tiles * slices, launch_count=1 + (slices > 1))
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: SmallSettings) -> Emission:
         """One kernel, and one that adds slices."""
-        _require_slices(nest, parameters)
-        simple, product, given = iteration_space.simplified(nest), _product(nest), parameters.integers
-        tiling = Tiling(given["columns"], stages=1, cluster=1, group=1, promote=1, slices=given["slices"])
-        made = ProductText(self.hardware, simple, product, None, tiling, widest=given["columns"] // 16)
-        pieces = [made.shape(), made.end(), _kernel(made, given["rows"])]
-        blocks = _tile_count(product, given["rows"], given["columns"]) * given["slices"]
+        _require_slices(nest, settings)
+        simple, product = iteration_space.simplified(nest), product_of(nest)
+        tiling = Tiling(settings.columns, stages=1, cluster=1, group=1, promote=1, slices=settings.slices)
+        made = ProductText(self.hardware, simple, product, None, tiling, widest=settings.columns // 16)
+        pieces = [made.shape(), made.end(), _kernel(made, settings.rows)]
+        blocks = _tile_count(product, settings.rows, settings.columns) * settings.slices
         operands = [address(side.operand.buffer) for side in made.sides]
         launches = [
             made.launch("product", blocks, product_text.SIMT_THREADS, [*operands, *made.ending()], made.written())
         ]
         headers = [*_HEADERS]
-        if given["slices"] > 1:
+        if settings.slices > 1:
             pieces.append(made.add())
             launches.append(made.add_launch())
             headers.append("ws_product_slices.cuh")
         text = "\n\n".join("\n".join(piece) for piece in pieces)
-        heading = "\n".join(function_text.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, settings))
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
@@ -102,21 +112,15 @@ def _kernel(made: ProductText, rows: int) -> list[str]:
     ]
 
 
-def _require_slices(nest: Nest, parameters: Parameters) -> None:
+def _require_slices(nest: Nest, settings: SmallSettings) -> None:
     """Checks that no slice is empty.
 
     Raises:
         IllegalMove: one is.
     """
-    slices, depth = parameters.integers["slices"], _product(nest).extents[3]
+    slices, depth = settings.slices, product_of(nest).extents[3]
     if slices > 1 and (slices - 1) * product_tiling.slice_depth(depth, slices) >= depth:
         raise IllegalMove(f"{nest.name}: {slices} slices of a depth of {depth} leave one empty")
-
-
-def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(iteration_space.simplified(nest))
-    assert product is not None, nest
-    return product
 
 
 def _tile_count(product: MatrixProduct, rows: int, columns: int) -> int:

@@ -7,17 +7,19 @@ its way into registers, where `cuda_product` would write its halves and read the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
+from agent_synthesis.emit.cuda.products.product_text import ProductText, address, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.nests.product import MatrixProduct, matrix_product
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.nests.product import matrix_product
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
@@ -29,9 +31,17 @@ LEAST_BUSY = 10 / 11
 """Share of the multiprocessors that must have a tile."""
 CLUSTER, THREADS, HOLD_THREADS = 2, 384, 256
 
-_MEMORY: tuple[dict[str, int], ...] = (
-    {"held": 4, "streamed": 3}, {"held": 3, "streamed": 4}, {"held": 5, "streamed": 2},
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class StreamedSettings(Settings):
+    """Of `cuda_product_streamed`."""
+
+    engine: EngineName = setting(EngineName.FP16X3, "how tensor cores make it", (EngineName.FP16X3,))
+    held: int = setting(4, "steps of the held operand in shared memory")
+    streamed: int = setting(3, "steps of the streamed operand in shared memory")
+
+
+_MEMORY = (StreamedSettings(), StreamedSettings(held=3, streamed=4), StreamedSettings(held=5, streamed=2))
 """Steps that fit into shared memory together."""
 
 _HEADERS = (
@@ -41,9 +51,10 @@ _HEADERS = (
 
 
 class CudaStreamedProduct(CudaSchedule):
-    """Integers: steps in shared memory of the `held` operand and of the `streamed` one."""
+    """Few rows, which are held, times a long operand."""
 
     name = "cuda_product_streamed"
+    settings = StreamedSettings
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
@@ -66,20 +77,20 @@ class CudaStreamedProduct(CudaSchedule):
                 return False
         return band_of(end_of(three_axes(simple, product), 2)[0]) == EVERYWHERE
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> StreamedSettings:
         """What was fastest at 128 x 16384 x 16384 and 128 x 32768 x 32768."""
         del nest
-        return Parameters({"engine": "fp16x3"}, _MEMORY[0])
+        return _MEMORY[0]
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: StreamedSettings) -> Sequence[StreamedSettings]:
         """Memory shared out otherwise."""
         del nest
-        return tuple(Parameters(current.choices, each) for each in _MEMORY if each != current.integers)
+        return tuple(each for each in _MEMORY if each != current)
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: StreamedSettings) -> Footprint:
         """The held operand's halves are written and read once more than its floats."""
-        del parameters
-        product = _product(nest)
+        del settings
+        product = product_of(nest)
         _, m, n, k = product.extents
         return Footprint(
             extra_bytes=12 * m * k,
@@ -88,16 +99,16 @@ class CudaStreamedProduct(CudaSchedule):
             tensor_flop_count=3 * product.flop_count,
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: StreamedSettings) -> Emission:
         """Splits what is held, multiplies, and repairs rows that have no halves."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
         simple = iteration_space.simplified(nest)
-        tiling = Tiling(STREAMED_ROWS, parameters.integers["held"], cluster=CLUSTER, group=1, promote=1, slices=1)
-        made = _StreamedText(self.hardware, simple, _product(nest), ENGINES["fp16x3"], tiling, widest=2)
-        made.steps = parameters.integers["streamed"]
+        tiling = Tiling(STREAMED_ROWS, settings.held, cluster=CLUSTER, group=1, promote=1, slices=1)
+        made = _StreamedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling, widest=2)
+        made.steps = settings.streamed
         pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
-        heading = "\n".join(function_text.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, settings))
         text = "\n\n".join("\n".join(piece) for piece in pieces)
         launches = (made.split_launch(), made.product_launch(), made.repair_launch())
         return Emission(f"{heading}\n{text}\n", _HEADERS, launches, made.workspaces())
@@ -180,9 +191,3 @@ class _StreamedText(ProductText):
         record.cluster.CopyFrom(candidate_pb2.Extent3(x=CLUSTER, y=1, z=1))
         record.shared_bytes = 4 * TILE_DEPTH * (self._tiling.stages * HELD_ROWS[1] + self.steps * STREAMED_ROWS) + 2048
         return record
-
-
-def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(iteration_space.simplified(nest))
-    assert product is not None, nest
-    return product

@@ -7,19 +7,21 @@ function that the product's kernel and its repair both end with. Texts are in `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
 from agent_synthesis.emit.cuda.products.product_end import HELD_PACK, can_hold
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, engines
-from agent_synthesis.emit.cuda.products.product_tiling import Tiling
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName, engines
+from agent_synthesis.emit.cuda.products.product_text import product_of
+from agent_synthesis.emit.cuda.products.product_tiling import End, ProductSettings, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 
@@ -44,28 +46,22 @@ HELD_REGISTERS = 64
 
 _BEGINNINGS = {
     1: (
-        {"columns": 256, "stages": 4, "cluster": 2, "group": 8},
-        {"columns": 192, "stages": 4, "cluster": 2, "group": 8},
-        {"columns": 192, "stages": 4, "cluster": 1, "group": 8},
-        {"columns": 256, "stages": 4, "cluster": 1, "group": 8},
-        {"columns": 128, "stages": 6, "cluster": 1, "group": 8},
+        ProductSettings(cluster=2),
+        ProductSettings(columns=192, cluster=2),
+        ProductSettings(columns=192),
+        ProductSettings(),
+        ProductSettings(columns=128, stages=6),
     ),
-    2: ({"columns": 128, "stages": 3, "cluster": 1, "group": 8},),
+    2: (ProductSettings(columns=128, stages=3),),
 }
 """Parts of an operand's element → tilings to begin with."""
 
 
 class CudaProduct(CudaSchedule):
-    """Choices: `engine` (see `product_engine`); `end` of a tile of 16-bit operands: `direct`, or during the next
-    tile (`held`).
-
-    Integers: `columns` of a tile (its rows are 128), `stages` of 128 bytes of depth in shared memory, `cluster`
-    (blocks that share the columns' copies), `group` (rows of tiles walked together), `promote` (stages between
-    promotions of sums to f32 registers, of parts), `slices` of the depth that are added up by a kernel of their own,
-    `warpgroups` that multiply.
-    """
+    """Tiles of 128 rows."""
 
     name = "cuda_product"
+    settings = ProductSettings
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
@@ -80,32 +76,24 @@ class CudaProduct(CudaSchedule):
             return False
         return all(_suits(operand, batch) for operand in (product.left, product.right))
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ProductSettings:
         """Of a few tilings that measured well at 4096 and 8192 of everything, the fastest by a model of waves."""
-        return _fastest(self.hardware, nest, engines(nest, _product(nest)))
+        return _fastest(self.hardware, nest, engines(nest, product_of(nest)))
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ProductSettings) -> Sequence[ProductSettings]:
         """One change away; another engine comes with a tiling of its own."""
-        product = _product(nest)
-        changes = geometry.domain_without(current, {
-            "end": ("held", "direct"),
-            "columns": (128, 192, 256),
-            "stages": (2, 3, 4, 5, 6),
-            "cluster": (1, 2),
-            "group": (4, 8, 16),
-            "promote": (1, 2, 4),
-            "warpgroups": (2, 4),
-            "slices": (1, *_slice_counts(self.hardware, product, current.integers["columns"])),
-        })  # fmt: skip
-        others = [engine for engine in engines(nest, product) if engine != current.choices["engine"]]
-        same = geometry.legal(changes, lambda parameters: require_fits(self.hardware, nest, parameters))
+        product = product_of(nest)
+        slices = (1, *_slice_counts(self.hardware, product, current.columns))
+        changes = current.one_change_away(engine=(), slices=slices)
+        others = [engine for engine in engines(nest, product) if engine is not current.engine]
+        same = geometry.legal(changes, lambda settings: require_fits(self.hardware, nest, settings))
         return (*same, *(_fastest(self.hardware, nest, [engine]) for engine in others))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ProductSettings) -> Footprint:
         """Parts are written and read once more than their floats."""
-        product = _product(nest)
+        product = product_of(nest)
         batch, m, n, k = product.extents
-        engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+        engine, tiling = ENGINES[settings.engine], settings.tiling
         extra, launches = 0, 1
         if engine.parts > 1:
             across = [rows for rows, operand in ((m, product.left), (n, product.right)) if operand.depth_stride != 1]
@@ -121,13 +109,11 @@ class CudaProduct(CudaSchedule):
             tensor_flop_count=engine.cost * product.flop_count,
         )
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ProductSettings) -> Emission:
         """The product's kernel; for f32 between one that splits operands and one that repairs what has no halves."""
-        require_fits(self.hardware, nest, parameters)
-        simple, tiling = iteration_space.simplified(nest), _tiling(parameters)
-        made = product_text.ProductText(
-            self.hardware, simple, _product(nest), ENGINES[parameters.choices["engine"]], tiling
-        )
+        require_fits(self.hardware, nest, settings)
+        simple, tiling = iteration_space.simplified(nest), settings.tiling
+        made = product_text.ProductText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
         pieces, launches, headers = made.kernels()
         headers += ["ws_product_held.cuh"] if tiling.holds else []
         if tiling.slices > 1:
@@ -135,24 +121,24 @@ class CudaProduct(CudaSchedule):
             pieces.append(made.add())
             launches.append(made.add_launch())
         text = "\n\n".join("\n".join(piece) for piece in pieces)
-        heading = "\n".join(function_text.header(simple, self.name, parameters))
+        heading = "\n".join(function_text.header(simple, self.name, settings))
         return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
 
 
-def require_fits(hardware: Hardware, nest: Nest, parameters: Parameters) -> None:
+def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> None:
     """Checks a tiling against an SM's shared memory, a thread's registers and a copy's box.
 
     Raises:
         IllegalMove: names the limit.
     """
-    engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+    engine, tiling = ENGINES[settings.engine], settings.tiling
     needed = product_tiling.shared_bytes(tiling, engine.parts)
     if needed > hardware.shared_bytes:
         raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {hardware.shared_bytes} a block may have")
-    product = _product(nest)
+    product = product_of(nest)
     depth = product_tiling.slice_depth(product.extents[3], tiling.slices)
     sets = min(engine.sums, 2) if engine.stages(depth) == 1 else engine.sums  # one stage promotes nothing
-    if tiling.holds and not _holds(nest, parameters.integers):
+    if tiling.holds and not _holds(nest, tiling):
         raise IllegalMove(
             f"{nest.name}: its end reads memory, or is not made of packs, or a tile is too short to hold one"
         )
@@ -182,9 +168,9 @@ def _require_slices(name: str, product: MatrixProduct, slices: int, *, is_split:
         raise IllegalMove(f"{name}: operands that are not split are sliced without a batch, and into whole stages")
 
 
-def predicted_ns(hardware: Hardware, product: MatrixProduct, parameters: Parameters) -> float:
+def predicted_ns(hardware: Hardware, product: MatrixProduct, settings: ProductSettings) -> float:
     """Time of the product's kernel and of adding slices, by waves of tiles: for comparing tilings with each other."""
-    engine, tiling = ENGINES[parameters.choices["engine"]], _tiling(parameters)
+    engine, tiling = ENGINES[settings.engine], settings.tiling
     k = product.extents[3]
     resident = hardware.resident_clusters(tiling.cluster)
     waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
@@ -205,13 +191,13 @@ def adding_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
 def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct) -> float:
     """Time of this schedule's kernels for a product of floats: splitting moves an operand two or three times."""
     batch, m, n, k = product.extents
-    parameters, moved = CudaProduct(hardware).defaults(nest), 0
-    is_held = product_tiling.slice_depth(k, _tiling(parameters).slices) <= MOST_SLICE
+    settings, moved = CudaProduct(hardware).defaults(nest), 0
+    is_held = product_tiling.slice_depth(k, settings.slices) <= MOST_SLICE
     for rows, operand in ((m, product.left), (n, product.right)):
         layers = batch if operand.batch_stride else 1
         reads = 1 if is_held and operand.depth_stride == 1 else 2
         moved += 4 * rows * k * (layers * reads + batch)
-    return predicted_ns(hardware, product, parameters) + moved / hardware.costs.bytes_per_ns
+    return predicted_ns(hardware, product, settings) + moved / hardware.costs.bytes_per_ns
 
 
 def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
@@ -221,26 +207,25 @@ def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
     return batch * tiling.slices * tiling.cluster * clusters * -(-n // tiling.columns)
 
 
-def _fastest(hardware: Hardware, nest: Nest, names: Sequence[str]) -> Parameters:
+def _fastest(hardware: Hardware, nest: Nest, names: Sequence[EngineName]) -> ProductSettings:
     """The fastest beginning of these engines."""
-    product = _product(nest)
+    product = product_of(nest)
     made = [each for engine in names for each in _beginnings(hardware, product, engine)]
-    possible = geometry.legal(made, lambda parameters: require_fits(hardware, nest, parameters))
-    return min(possible, key=lambda parameters: predicted_ns(hardware, product, parameters))
+    possible = geometry.legal(made, lambda settings: require_fits(hardware, nest, settings))
+    return min(possible, key=lambda settings: predicted_ns(hardware, product, settings))
 
 
-def _beginnings(hardware: Hardware, product: MatrixProduct, engine: str) -> Iterator[Parameters]:
+def _beginnings(hardware: Hardware, product: MatrixProduct, engine: EngineName) -> Iterator[ProductSettings]:
     """What a product by this engine may begin with."""
     given, k = ENGINES[engine], product.extents[3]
+    promote = PROMOTED_DEPTH // given.stage_depth if given.parts > 1 else 1
     for tiles in _BEGINNINGS[given.parts]:
-        integers, choices = dict(tiles), {"engine": engine}
-        if product.left.type is Type.F32:
-            integers["promote"] = PROMOTED_DEPTH // given.stage_depth if given.parts > 1 else 1
-        else:
-            choices["end"] = "direct"  # held ends compile for seconds: they are the first alternative
-        integers["warpgroups"] = 4 if given.stages(k) == 1 else 2
-        for slices in _slice_counts(hardware, product, tiles["columns"]):
-            yield Parameters(choices, {**integers, "slices": slices})
+        # Held ends compile for seconds: they are the first alternative.
+        end, promoted = (None, promote) if product.left.type is Type.F32 else (End.DIRECT, None)
+        warpgroups = 4 if given.stages(k) == 1 else 2
+        made = replace(tiles, engine=engine, end=end, promote=promoted, warpgroups=warpgroups)
+        for slices in _slice_counts(hardware, product, tiles.columns):
+            yield replace(made, slices=slices)
 
 
 def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> tuple[int, ...]:
@@ -255,23 +240,12 @@ def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> t
     return tuple(sorted(count for count in counts if count == 1 or k // count >= LEAST_SLICE))
 
 
-def _holds(nest: Nest, integers: Mapping[str, int]) -> bool:
+def _holds(nest: Nest, tiling: Tiling) -> bool:
     """Whether a tile's end may be made during the next tile, two of whose steps belong to each pack of a thread."""
-    product = _product(nest)
-    packs = integers["columns"] // (integers["warpgroups"] * HELD_PACK)
+    product = product_of(nest)
+    packs = tiling.columns // (tiling.warpgroups * HELD_PACK)
     steps = -(-product.extents[3] // product_tiling.TILE_DEPTH)
-    return integers["slices"] == 1 and 2 * packs <= steps and can_hold(iteration_space.simplified(nest), product)
-
-
-def _tiling(parameters: Parameters) -> Tiling:
-    holds = parameters.choices.get("end") == "held"
-    return Tiling(**{"promote": 1, "slices": 1, **parameters.integers}, holds=holds)
-
-
-def _product(nest: Nest) -> MatrixProduct:
-    product = matrix_product(iteration_space.simplified(nest))
-    assert product is not None, nest
-    return product
+    return tiling.slices == 1 and 2 * packs <= steps and can_hold(iteration_space.simplified(nest), product)
 
 
 def _suits(operand: Operand, batch: int) -> bool:

@@ -15,9 +15,11 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import Team, early_values, kept_loads, team_of
+from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Loads
 from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_resident.cuh")
@@ -30,13 +32,13 @@ _EVEN_SHARE = 0.96
 """Blocks that may work on rows, of those that the GPU has room for, so that all have equally much of one."""
 
 
-def holders(hardware: Hardware, nest: Nest, draft: Parameters, most_reread: float) -> list[Parameters]:
+def holders(hardware: Hardware, nest: Nest, draft: RowSettings, most_reread: float) -> list[RowSettings]:
     """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can, if the share of a row
     that is read twice stays below `most_reread`; with and without packs in registers.
 
     `draft` says how large blocks and parts are, and how many blocks share an SM.
     """
-    team, min_blocks = team_of(hardware, nest, draft), draft.integers["min_blocks"]
+    team, min_blocks = team_of(hardware, nest, draft), draft.min_blocks
     without = replace(team, depth=0).ring_bytes(nest)
     part_bytes = replace(team, depth=1).ring_bytes(nest) - without
     room = hardware.shared_bytes // min_blocks - hardware.reserved_shared_bytes - _OTHER_SHARED_BYTES - without
@@ -53,9 +55,10 @@ def holders(hardware: Hardware, nest: Nest, draft: Parameters, most_reread: floa
         rest = max(0, parts - kept)
         if rest > most_reread * parts or (held == _HELD_OF_A_REST and not rest):
             continue
-        settings = {"splits": splits, "depth": min(depth, parts), "lag": 0 if rest else min(2, parts), "held": held}
-        loads = "shared" if rest else draft.choices["loads"]
-        found.append(Parameters({**draft.choices, "loads": loads}, {**draft.integers, **settings}))
+        found.append(replace(
+            draft, loads=Loads.SHARED if rest else draft.loads, splits=splits, depth=min(depth, parts),
+            lag=0 if rest else min(2, parts), held=held,
+        ))  # fmt: skip
     return found
 
 
@@ -71,12 +74,12 @@ def emit(
     hardware: Hardware,
     nest: Nest,
     original: Nest,
-    parameters: Parameters,
+    settings: RowSettings,
     stages: Sequence[Stage],
     header: Sequence[str],
 ) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
-    row = RowStruct(hardware, nest, parameters, stages, values=early_values(nest))
+    row = RowStruct(hardware, nest, settings, stages, values=early_values(nest))
     team, axis, kept = row.team, nest.reduced[0].name, kept_loads(nest, row.team.pack)
     wide = 32 * team.pack  # a warp's packs
     together = [

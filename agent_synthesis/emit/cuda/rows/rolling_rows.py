@@ -14,9 +14,10 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import Team, kept_loads, shared_loads, shared_words, team_of
+from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_ring.cuh")
@@ -34,12 +35,12 @@ _EVEN_SHARE = 0.96
 power of two (layer norm of 16x4000004 by 128 blocks 188 us, by 132 198)."""
 
 
-def rollers(hardware: Hardware, nest: Nest, draft: Parameters) -> list[Parameters]:
+def rollers(hardware: Hardware, nest: Nest, draft: RowSettings) -> list[RowSettings]:
     """As many blocks a row as their rings want, where a row takes no more than its share of them; else none.
 
     `draft` says how large blocks and parts are, and how many blocks share an SM.
     """
-    team, min_blocks = team_of(hardware, nest, draft), draft.integers["min_blocks"]
+    team, min_blocks = team_of(hardware, nest, draft), draft.min_blocks
     part_bytes = replace(team, depth=1).ring_bytes(nest)
     room = hardware.shared_bytes // min_blocks - hardware.reserved_shared_bytes - _OTHER_SHARED_BYTES
     depth = room // max(1, part_bytes)
@@ -54,8 +55,8 @@ def rollers(hardware: Hardware, nest: Nest, draft: Parameters) -> list[Parameter
     parts = replace(team, splits=splits).parts
     lag = min(depth - _ON_THE_WAY, 2 * parts - 1)
     held = _most_held(nest, replace(team, splits=splits), hardware.register_limit(team.threads, min_blocks))
-    settings = {"splits": splits, "depth": min(depth, lag + _ON_THE_WAY), "lag": lag, "held": held}
-    return [Parameters(draft.choices, {**draft.integers, **settings})] if lag >= parts else []
+    made = replace(draft, splits=splits, depth=min(depth, lag + _ON_THE_WAY), lag=lag, held=held)
+    return [made] if lag >= parts else []
 
 
 def _most_held(nest: Nest, team: Team, registers: int) -> int:
@@ -69,25 +70,23 @@ def _most_held(nest: Nest, team: Team, registers: int) -> int:
     return min(max(0, spare) // part, team.parts * len(shared)) * team.packs
 
 
-def others(current: Parameters) -> Iterator[Parameters]:
+def others(current: RowSettings) -> Iterator[RowSettings]:
     """One change away: more or less that is added up ahead, is on its way, or is held."""
-    integers = current.integers
-    lag, depth, held, packs = (integers[key] for key in ("lag", "depth", "held", "packs"))
-    yield from geometry.domain_without(
-        current, {"lag": (lag + 1, lag - 1), "depth": (depth - 1,), "held": (held + packs, held - packs, 0)}
-    )
+    lag, held = current.lag, current.held
+    more = (held + current.packs, held - current.packs, 0)
+    yield from current.changes(lag=(lag + 1, lag - 1), depth=(current.depth - 1,), held=more)
 
 
 def emit(
     hardware: Hardware,
     nest: Nest,
     original: Nest,
-    parameters: Parameters,
+    settings: RowSettings,
     stages: Sequence[Stage],
     header: Sequence[str],
 ) -> Emission:
     """One cooperative kernel of a nest with one stage."""
-    row = RowStruct(hardware, nest, parameters, stages)
+    row = RowStruct(hardware, nest, settings, stages)
     team, axis, wide = row.team, nest.reduced[0].name, 32 * row.team.pack
     ring = kept_loads(nest, team.pack)
 

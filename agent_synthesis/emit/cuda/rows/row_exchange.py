@@ -12,29 +12,30 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import asked_loads, team_of
+from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_plain.cuh")
-_EXCHANGES = {"block": "kOverCta", "cluster": "kOverCluster", "grid": "kOverGrid"}
+_EXCHANGES = {Reduce.BLOCK: "kOverCta", Reduce.CLUSTER: "kOverCluster", Reduce.GRID: "kOverGrid"}
 
 
 def emit(
     hardware: Hardware,
     nest: Nest,
     original: Nest,
-    parameters: Parameters,
+    settings: RowSettings,
     stages: Sequence[Stage],
     header: Sequence[str],
 ) -> Emission:
     """One kernel that reads each row once where registers hold it."""
-    keeps = team_of(hardware, nest, parameters).holds_row
-    row = RowStruct(hardware, nest, parameters, stages, keeps=keeps)
-    team, grid = row.team, row.team.reduce == "grid"
+    keeps = team_of(hardware, nest, settings).holds_row
+    row = RowStruct(hardware, nest, settings, stages, keeps=keeps)
+    team, grid = row.team, row.team.reduce is Reduce.GRID
     words = sum(slot_words(stage) for stage in stages) * nest.row_count * team.splits**2
     in_a_warp = team.lanes < team.threads or (team.threads == 32 == team.lanes and team.splits == 1)
-    overlap = parameters.choices["overlap"] == "yes"
+    overlap = settings.overlap
     spaces = [geometry.workspace(original, "mailboxes", words, zero=True)] if grid else []
     sets = [("kAsked", asked_loads(nest, team, row.min_blocks) if overlap else [])]
     if in_a_warp:
@@ -44,5 +45,5 @@ def emit(
     return row.emission(
         original, header, skeleton,
         grid=-(-nest.row_count // team.rows_a_block) * team.splits,
-        cluster=team.splits if team.reduce == "cluster" else 1, cooperative=grid,
+        cluster=team.splits if team.reduce is Reduce.CLUSTER else 1, cooperative=grid,
     )  # fmt: skip

@@ -16,9 +16,10 @@ from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_elements import RowElements
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
 from agent_synthesis.emit.cuda.rows.row_team import Team, team_of
+from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2
 
@@ -54,19 +55,18 @@ class RowStruct:
     """Writes the struct of one nest; used once."""
 
     def __init__(
-        self, hardware: Hardware, nest: Nest, parameters: Parameters, stages: Sequence[Stage], *,
+        self, hardware: Hardware, nest: Nest, settings: RowSettings, stages: Sequence[Stage], *,
         values: Sequence[Load] = (), keeps: bool = False,
     ) -> None:  # fmt: skip
         """`values`: loads of one element for all of a row that come ahead of it; `keeps`: as `RowElements` has it."""
         self.nest, self.stages = nest, list(stages)
-        self.team: Team = team_of(hardware, nest, parameters)
-        self.min_blocks = parameters.integers["min_blocks"]
-        self._choices = parameters.choices
+        self.team: Team = team_of(hardware, nest, settings)
+        self.min_blocks = settings.min_blocks
+        self._settings = settings
         self._skew = memory_access.skew(nest, nest.reduced[0], self.team.pack)
         self.text = kernel_text.KernelText(
-            nest, nest.reduced[0].name, self.team.pack, kernel_text.dialect_of(parameters.choices["exp"]),
-            once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
-            skew=self._skew,
+            nest, nest.reduced[0].name, self.team.pack, settings.loads, settings.stores,
+            kernel_text.dialect_of(settings.exp), skew=self._skew,
         )  # fmt: skip
         self.function, self.entry = self.text.function, self.text.entry
         self.dialect = self.function.dialect
@@ -158,8 +158,8 @@ class RowStruct:
         fields: dict[str, int | bool] = {
             "rows": self.nest.row_count, "columns": team.columns, "threads": team.threads, "lanes": team.lanes,
             "ctas": team.splits, "vector_width": team.pack, "vectors": team.packs, "slice": team.slice,
-            "interleaved": team.interleaved, "unaligned": team.skewed, "overlap": self._choices["overlap"] == "yes",
-            "preload": self._choices["preload"] == "yes", "streaming": self.text.streaming, **more,
+            "interleaved": team.interleaved, "unaligned": team.skewed, "overlap": self._settings.overlap,
+            "preload": self._settings.preload, "streaming": self.text.streaming, **more,
         }  # fmt: skip
         given = [f".{name} = {str(value).lower()}" for name, value in fields.items() if value is not False]
         lines = kernel_text.wrapped(given)
@@ -184,7 +184,7 @@ class RowStruct:
         ]  # fmt: skip
         launch = geometry.launch(
             original, grid=grid, threads=self.team.threads, cluster=cluster, cooperative=cooperative,
-            dependent=self._choices["overlap"] == "yes", workspaces=[space.name for space in skeleton.workspaces],
+            dependent=self._settings.overlap, workspaces=[space.name for space in skeleton.workspaces],
             shared_bytes=shared_bytes,
         )  # fmt: skip
         return Emission("\n".join(lines), tuple(skeleton.headers), (launch,), tuple(skeleton.workspaces))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, plan
+from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Nest
-from agent_synthesis.schedule import Parameters
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 
@@ -23,8 +23,7 @@ class Team:
 
     hardware: Hardware
     """The card."""
-    reduce: str
-    """warp, block, cluster, grid, two_pass, stream, hold, roll or ahead."""
+    reduce: Reduce
     threads: int
     """Threads of a block."""
     lanes: int
@@ -58,7 +57,7 @@ class Team:
     @property
     def comes_in_parts(self) -> bool:
         """Whether a block's row comes to shared memory in parts."""
-        return self.reduce in ("hold", "roll")
+        return self.reduce in (Reduce.HOLD, Reduce.ROLL)
 
     @property
     def slice(self) -> int:
@@ -118,16 +117,16 @@ class Team:
 
     def teams(self, rows: int, min_blocks: int) -> int:
         """For stream, hold, roll and ahead: rows in work at once, one for each team of resident blocks."""
-        if self.reduce == "ahead":
+        if self.reduce is Reduce.AHEAD:
             return min(rows, self.hardware.resident_clusters(self.splits) * min_blocks)
         return min(rows, self.hardware.resident_blocks(min_blocks) // self.splits)
 
     def ring_bytes(self, nest: Nest) -> int:
         """For stream, hold, roll and ahead: shared memory of a block's ring, of what it keeps, or of its next row."""
         packs = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
-        if self.reduce in ("ahead", "roll"):
-            return (self.depth if self.reduce == "roll" else 1) * self.places * self.pack * packs
-        hold = self.reduce == "hold"
+        if self.reduce in (Reduce.AHEAD, Reduce.ROLL):
+            return (self.depth if self.reduce is Reduce.ROLL else 1) * self.places * self.pack * packs
+        hold = self.reduce is Reduce.HOLD
         values = early_values(nest) if hold else ring_values(nest)
         singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
         turns = 1 if hold else self.depth
@@ -135,7 +134,7 @@ class Team:
 
     def copied(self, nest: Nest) -> list[Load]:
         """For stream, hold, roll and ahead: loads whose packs lie in shared memory."""
-        if self.reduce == "ahead":
+        if self.reduce is Reduce.AHEAD:
             return ahead_loads(nest, self)
         return kept_loads(nest, self.pack) if self.comes_in_parts else ring_loads(nest)
 
@@ -171,38 +170,36 @@ class Team:
         return self.threads // self.lanes if self.splits == 1 else 1
 
 
-def team_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> Team:
-    """The team of a canonical nest, as many packs in registers as the parameters want and a row has."""
-    reduce, integers = parameters.choices["reduce"], parameters.integers
-    lanes = integers["lanes"] if reduce == "warp" else integers["threads"]
-    splits = 1 if reduce in ("warp", "block") else integers["splits"]
-    pack = integers["pack"]
-    team = Team(hardware, reduce, integers["threads"], lanes, splits, pack, integers["packs"], nest.column_count)
+def team_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> Team:
+    """The team of a canonical nest, as many packs in registers as the settings want and a row has."""
+    reduce = settings.reduce
+    lanes = settings.lanes if reduce is Reduce.WARP else settings.threads
+    splits = 1 if reduce in (Reduce.WARP, Reduce.BLOCK) else settings.splits
+    pack = settings.pack
+    team = Team(hardware, reduce, settings.threads, lanes, splits, pack, settings.packs, nest.column_count)
     team = replace(team, skewed=memory_access.skew(nest, nest.reduced[0], pack) is not None)
     most = -(-team.slice // team.stride)
-    if reduce == "hold":
-        team = replace(team, packs=min(team.packs, most), lag=integers["lag"])
-        team = replace(team, depth=min(integers["depth"], team.parts))
-        held = min(integers["held"] // team.packs, team.parts - team.depth)
+    if reduce is Reduce.HOLD:
+        team = replace(team, packs=min(team.packs, most), lag=settings.lag)
+        team = replace(team, depth=min(settings.depth, team.parts))
+        held = min(settings.held // team.packs, team.parts - team.depth)
         return replace(team, held=held * team.packs)
-    if reduce == "roll":
-        team = replace(
-            team, packs=min(team.packs, most), lag=integers["lag"], depth=integers["depth"], interleaved=True
-        )
-        held = min(integers["held"] // team.packs, team.parts * len(shared_loads(nest, pack)))
+    if reduce is Reduce.ROLL:
+        team = replace(team, packs=min(team.packs, most), lag=settings.lag, depth=settings.depth, interleaved=True)
+        held = min(settings.held // team.packs, team.parts * len(shared_loads(nest, pack)))
         return replace(team, held=held * team.packs)
-    if reduce == "stream":
-        return replace(team, packs=most, depth=integers["depth"], lag=integers["lag"] if splits > 1 else 0)
-    depth = integers["depth"] if reduce == "two_pass" else 0
+    if reduce is Reduce.STREAM:
+        return replace(team, packs=most, depth=settings.depth, lag=settings.lag if splits > 1 else 0)
+    depth = settings.depth if reduce is Reduce.TWO_PASS else 0
     team = replace(team, packs=min(team.packs, most), depth=depth)
     beyond_cache = memory_access.row_data_bytes(nest) > hardware.l2_bytes
-    return replace(team, interleaved=reduce in ("cluster", "ahead") and team.holds_row and beyond_cache)
+    return replace(team, interleaved=reduce in (Reduce.CLUSTER, Reduce.AHEAD) and team.holds_row and beyond_cache)
 
 
-def stages_of(hardware: Hardware, nest: Nest, parameters: Parameters) -> list[Stage]:
-    """The stages that a team exchanges, merged or not as the parameters say."""
-    even = team_of(hardware, nest, parameters).exchanges_evenly
-    return plan(nest, merge=parameters.choices["merge"] == "yes", even=even)
+def stages_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> list[Stage]:
+    """The stages that a team exchanges, merged or not as the settings say."""
+    even = team_of(hardware, nest, settings).exchanges_evenly
+    return plan(nest, merge=settings.merge, even=even)
 
 
 def ring_loads(nest: Nest) -> list[Load]:
@@ -286,30 +283,30 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     Raises:
         IllegalMove: names the limit.
     """
-    stream = team.reduce in ("stream", "hold", "roll")
+    stream = team.reduce in (Reduce.STREAM, Reduce.HOLD, Reduce.ROLL)
     elements = team.pack * team.packs
     axis = nest.reduced[0].name
     roots = [reduction.value for stage in stages for reduction in stage.reductions]
     roots += [store.value for store in nest.stores] if preload else []
     held = [load for load in memory_access.loads_below(roots) if axis in load.index.axes()]
     if stream:
-        checks = {"hold": _require_hold, "roll": _require_roll, "stream": _require_stream}
+        checks = {Reduce.HOLD: _require_hold, Reduce.ROLL: _require_roll, Reduce.STREAM: _require_stream}
         checks[team.reduce](nest, team, stages, min_blocks)
         held = [load for load in held if load not in team.copied(nest)]
-    if team.reduce == "ahead":
+    if team.reduce is Reduce.AHEAD:
         _require_ahead(nest, team, min_blocks)
-    if team.reduce == "two_pass" and not 0 <= team.depth <= (1 if team.skewed else 64):
+    if team.reduce is Reduce.TWO_PASS and not 0 <= team.depth <= (1 if team.skewed else 64):
         raise IllegalMove(f"{nest.name}: a block stores its columns of 1 to 64 rows, or of one that begins anywhere")
-    if team.reduce == "two_pass" and team.depth:
+    if team.reduce is Reduce.TWO_PASS and team.depth:
         stored = memory_access.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
         held = max(held, [load for load in stored if axis in load.index.axes()], key=len)
     registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
     # ptxas keeps what it read from the ring for the second visit.
-    of_held = shared_words(nest, team.pack) if team.reduce == "roll" else team.pack * len(team.copied(nest))
+    of_held = shared_words(nest, team.pack) if team.reduce is Reduce.ROLL else team.pack * len(team.copied(nest))
     registers += elements + team.held * of_held if stream else 0
-    clustered = team.reduce in ("cluster", "ahead")
+    clustered = team.reduce in (Reduce.CLUSTER, Reduce.AHEAD)
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if clustered else 1)
-    shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream or team.reduce == "ahead" else boxes
+    shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream or team.reduce is Reduce.AHEAD else boxes
     geometry.require_block(
         team.hardware, nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=shared, held_registers=registers
     )

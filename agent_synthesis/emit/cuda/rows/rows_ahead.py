@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import ahead_loads, early_values
+from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_prefetched.cuh")
@@ -23,12 +24,12 @@ def emit(
     hardware: Hardware,
     nest: Nest,
     original: Nest,
-    parameters: Parameters,
+    settings: RowSettings,
     stages: Sequence[Stage],
     header: Sequence[str],
 ) -> Emission:
     """One persistent kernel; a row has a block or a cluster."""
-    row = RowStruct(hardware, nest, parameters, stages, values=early_values(nest), keeps=True)
+    row = RowStruct(hardware, nest, settings, stages, values=early_values(nest), keeps=True)
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
     sets = [("kAhead", ahead_loads(nest, team))]

@@ -13,8 +13,9 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import ring_loads, ring_values
+from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_pipelined.cuh")
@@ -24,12 +25,12 @@ def emit(
     hardware: Hardware,
     nest: Nest,
     original: Nest,
-    parameters: Parameters,
+    settings: RowSettings,
     stages: Sequence[Stage],
     header: Sequence[str],
 ) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
-    row = RowStruct(hardware, nest, parameters, stages, values=ring_values(nest))
+    row = RowStruct(hardware, nest, settings, stages, values=ring_values(nest))
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
     words = teams * team.mailboxes * slot_words(stages[0])

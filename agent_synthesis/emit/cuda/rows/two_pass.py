@@ -15,9 +15,10 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct
 from agent_synthesis.emit.cuda.rows.row_team import Team, asked_loads
+from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import BufferRef, Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_two_kernels.cuh")
@@ -44,14 +45,14 @@ def emit(
     hardware: Hardware,
     nest: Nest,
     original: Nest,
-    parameters: Parameters,
+    settings: RowSettings,
     stages: Sequence[Stage],
     header: Sequence[str],
 ) -> Emission:
     """One kernel a stage that leaves partial states of slices, then one that merges them and stores."""
-    row = RowStruct(hardware, nest, parameters, stages)
-    team, depth, tiling = row.team, parameters.integers["depth"], f"{row.entry}_tiling"
-    overlap = parameters.choices["overlap"] == "yes"
+    row = RowStruct(hardware, nest, settings, stages)
+    team, depth, tiling = row.team, settings.depth, f"{row.entry}_tiling"
+    overlap = settings.overlap
     words = [-(-stage.state_bytes() * nest.row_count * team.splits // 8) for stage in stages]
     spaces = [
         geometry.workspace(original, f"{stage.name}_partials", count)

@@ -7,16 +7,17 @@ other's totals; where the scanned axis is strided, threads lie across it and run
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam, scan_columns
-from agent_synthesis.emit.cuda.scans.scan_text import RowTeam, scan_rows
+from agent_synthesis.emit.cuda.scans.scan_text import By, RowTeam, ScanSettings, scan_rows
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space, memory_access, passes
 from agent_synthesis.nests.ir import Axis, Nest, Scan
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES
 
@@ -36,28 +37,23 @@ numbers, and an infinity before them times such a zero would be NaN; PyTorch mul
 
 
 class CudaScan(CudaSchedule):
-    """Choices: `scan` rows, grid (several blocks a row) or columns; `loads` once or shared; `stores` plain or
-    streaming; `exp` accurate or fast; `overlap` (yes: may start while the previous kernel ends); `ahead` (yes: the next
-    chunk of a row is asked for before this one is scanned).
-
-    Integers: `threads` of a block, `lanes` (threads of a row, or next to each other across columns), `pack` (elements),
-    `packs` (of a thread, of a row or down a column), `splits` (blocks that share a column), `min_blocks` (blocks an SM
-    shares).
-    """
+    """Rows, chunk by chunk; grids of chunks that look back; or columns."""
 
     name = "cuda_scan"
+    settings = ScanSettings
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing but scans, in one direction, and store every element only at its place."""
         return is_scan(nest)
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> ScanSettings:
         """Columns where data lies across the scanned axis; a grid for few long rows; a warp for short ones."""
         simple = iteration_space.canonical(nest)
-        candidates = [*self._preferred(nest, simple), self._parameters("rows", 32, 32, 1, 1)]
-        return next(iter(geometry.legal(candidates, lambda parameters: self._require(nest, parameters))))
+        least = self._begun(By.ROWS, 32, 32, 1, 1)
+        candidates = self._preferred(nest, simple)
+        return geometry.first_legal(candidates, lambda settings: self._require(nest, settings), least)
 
-    def _preferred(self, nest: Nest, simple: Nest) -> list[Parameters]:
+    def _preferred(self, nest: Nest, simple: Nest) -> list[ScanSettings]:
         axis = _across(nest)
         if axis is not None:
             return self._columns(simple, axis)
@@ -68,28 +64,28 @@ class CudaScan(CudaSchedule):
         if _multiplies(simple):
             lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
             parts = [max(1, _SAFE_FACTORS // (lanes * pack * part)) for part in (1, 2, 4)]
-            return [self._parameters("rows", 256, lanes, pack, packs, ahead="yes") for packs in parts]
+            return [self._begun(By.ROWS, 256, lanes, pack, packs, ahead=True) for packs in parts]
         if columns <= _WARP_COLUMNS:
             lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
-            found.append(self._parameters("rows", 256, lanes, pack, -(-columns // (lanes * pack))))
+            found.append(self._begun(By.ROWS, 256, lanes, pack, -(-columns // (lanes * pack))))
         # A whole row in registers is one long piece of memory: 32768x32768 takes 2110 us, in chunks of 4096 2260. Where
         # every element is an access of its own, only many accesses at once hide their latency.
         for threads in (128, 256, 512) if pack > 1 else ():
             packs = -(-columns // (threads * pack))
             if packs <= (most // 4 if threads < 512 else most):
-                found.append(self._parameters("rows", threads, threads, pack, packs))
+                found.append(self._begun(By.ROWS, threads, threads, pack, packs))
         if rows < int(_FEW_ROWS * self.hardware.sm_count) and columns > 512 * _HELD_ELEMENTS:
-            found += [self._parameters("grid", 512, 512, pack, packs) for packs in (most // 2, most // 4)]
+            found += [self._begun(By.GRID, 512, 512, pack, packs) for packs in (most // 2, most // 4)]
         # Asking ahead pays (20000x50000: 1967 us instead of 2078), unless stores need again what it takes the place of.
-        ahead = "no" if _is_needed_again(simple) else "yes"
+        ahead = not _is_needed_again(simple)
         threads = 256 if pack == 1 and rows >= 2 * self.hardware.sm_count else 1024
         while threads > 64 and threads * pack * 2 >= columns:
             threads //= 2
         for packs in (4, 2, 1):
-            found.append(self._parameters("rows", threads, threads, pack, packs, ahead=ahead))
+            found.append(self._begun(By.ROWS, threads, threads, pack, packs, ahead=ahead))
         return found
 
-    def _columns(self, simple: Nest, axis: Axis) -> list[Parameters]:
+    def _columns(self, simple: Nest, axis: Axis) -> list[ScanSettings]:
         pack = _pack(simple, axis)
         found = []
         while pack >= 1:
@@ -106,88 +102,67 @@ class CudaScan(CudaSchedule):
                 lanes, tiles = lanes // 2, tiles * 2
             while threads > max(32, lanes) and threads // lanes * 4 > simple.column_count:
                 threads //= 2
-            found += [self._parameters("columns", threads, lanes, pack, packs, splits=splits) for packs in (8, 4, 2, 1)]
+            found += [self._begun(By.COLUMNS, threads, lanes, pack, packs, splits=splits) for packs in (8, 4, 2, 1)]
             pack //= 2
         return found
 
-    def _parameters(
-        self, scan: str, threads: int, lanes: int, pack: int, packs: int, *, splits: int = 1, ahead: str = "no"
-    ) -> Parameters:
-        integers = {"threads": threads, "lanes": lanes, "pack": pack, "packs": max(1, packs), "splits": splits}
-        return Parameters(
-            {
-                "scan": scan,
-                "loads": "shared",
-                "stores": "plain",
-                "exp": "accurate",
-                "overlap": self.overlaps[0],
-                "ahead": ahead,
-            },
-            {**integers, "min_blocks": 1},
-        )
+    def _begun(
+        self, scan: By, threads: int, lanes: int, pack: int, packs: int, *, splits: int = 1, ahead: bool = False
+    ) -> ScanSettings:
+        return ScanSettings(
+            scan=scan, overlap=self.overlaps[0], ahead=ahead, threads=threads, lanes=lanes, pack=pack,
+            packs=max(1, packs), splits=splits,
+        )  # fmt: skip
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: ScanSettings) -> Sequence[ScanSettings]:
         """One change away; other strategies with the settings that suit them."""
         simple = iteration_space.canonical(nest)
-        integers, scan = current.integers, current.choices["scan"]
-        splits = integers["splits"]
-        axis = _across(nest) if scan == "columns" else None
+        scan, splits, columns = current.scan, current.splits, current.scan is By.COLUMNS
+        axis = _across(nest) if columns else None
         widest = memory_access.widest_pack(simple, axis or simple.reduced[0])
-        domain: Mapping[str, Sequence[str | int]] = {
-            "min_blocks": (1, 2, 3, 4, 5, 6, 8),
-            "packs": (1, 2, 4, 8, 16),
-            "ahead": ("yes", "no") if scan == "rows" else (),
-            "stores": ("plain", "streaming"),
-            "loads": ("once", "shared"),
-            "pack": tuple(pack for pack in (1, 2, 4, 8) if pack <= widest),
-            "lanes": (4, 8, 16, 32, 64, 128) if scan == "columns" or integers["lanes"] <= 32 else (),
-            "threads": (64, 128, 256, 512, 1024) if scan == "columns" or integers["lanes"] <= 32 else (),
-            "splits": tuple({1, splits * 2, max(1, splits // 2), 32}) if scan == "columns" else (),
-            "exp": ("accurate", "fast"),
-            "overlap": self.overlaps,
-        }
-        changes = geometry.domain_without(current, domain)
-        if scan != "columns":
-            for threads in (32, 64, 128, 256, 512, 1024):
-                sized = {**integers, "threads": threads, "lanes": threads}
-                changes.append(Parameters(current.choices, sized))
-            other = {**current.choices, "scan": "rows" if scan == "grid" else "grid", "ahead": "no"}
-            changes.append(Parameters(other, {**integers, "threads": 512, "lanes": 512}))
-        changes += [p for p in self._preferred(nest, simple) if p.choices["scan"] != scan]
+        sized = ... if columns or current.lanes <= 32 else ()
+        changes = current.changes(
+            min_blocks=..., packs=..., ahead=... if scan is By.ROWS else (), stores=..., loads=...,
+            pack=[pack for pack in (1, 2, 4, 8) if pack <= widest], lanes=sized, threads=sized,
+            splits={1, splits * 2, max(1, splits // 2), 32} if columns else (), exp=..., overlap=self.overlaps,
+        )  # fmt: skip
+        if not columns:
+            changes += [replace(current, threads=threads, lanes=threads) for threads in (32, 64, 128, 256, 512, 1024)]
+            other = By.ROWS if scan is By.GRID else By.GRID
+            changes.append(replace(current, scan=other, ahead=False, threads=512, lanes=512))
+        changes += [p for p in self._preferred(nest, simple) if p.scan is not scan]
         distinct = [p for n, p in enumerate(changes) if p not in changes[:n] and p != current]
-        return geometry.legal(distinct, lambda parameters: self._require(nest, parameters))
+        return geometry.legal(distinct, lambda settings: self._require(nest, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: ScanSettings) -> Footprint:
         """Columns that blocks share are read twice; totals on boards are small."""
         simple = iteration_space.canonical(nest)
-        if parameters.choices["scan"] == "columns":
-            team = _column_team(nest, simple, parameters)
-            shared, read = team.splits > 1, memory_access.row_data_bytes(simple)
-            blocks = simple.row_count // team.axis.extent * team.tiles * team.splits
+        if settings.scan is By.COLUMNS:
+            team = _column_team(nest, simple, settings)
+            shared, read = settings.splits > 1, memory_access.row_data_bytes(simple)
+            blocks = simple.row_count // team.axis.extent * team.tiles * settings.splits
             return Footprint(read if shared and read > self.hardware.l2_bytes // 2 else 0, blocks, 1 + shared)
-        row = _row_team(simple, parameters)
+        row = _row_team(simple, settings)
         if row.grid:
             blocks = simple.row_count * row.chunks
             return Footprint(32 * blocks * len(simple.scans), blocks, 1)
         return Footprint(0, -(-simple.row_count // row.rows_a_block), 1)
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: ScanSettings) -> Emission:
         """One kernel."""
-        self._require(nest, parameters)
+        self._require(nest, settings)
         simple = iteration_space.canonical(nest)
-        header = function_text.header(nest, self.name, parameters)
-        if parameters.choices["scan"] == "columns":
-            return scan_columns(simple, nest, _column_team(nest, simple, parameters), parameters, header)
-        return scan_rows(simple, nest, _row_team(simple, parameters), parameters, header)
+        header = function_text.header(nest, self.name, settings)
+        if settings.scan is By.COLUMNS:
+            return scan_columns(simple, nest, _column_team(nest, simple, settings), header)
+        return scan_rows(simple, nest, _row_team(simple, settings), header)
 
-    def _require(self, nest: Nest, parameters: Parameters) -> None:
-        """Raises IllegalMove where the parameters cannot run this nest."""
+    def _require(self, nest: Nest, settings: ScanSettings) -> None:
+        """Raises IllegalMove where the settings cannot run this nest."""
         simple = iteration_space.canonical(nest)
-        integers, scan = parameters.integers, parameters.choices["scan"]
-        threads, lanes, pack, packs = (integers[key] for key in ("threads", "lanes", "pack", "packs"))
-        if scan not in ("rows", "grid", "columns"):
-            raise IllegalMove(f"{nest.name}: scan = {scan} is none of rows, grid, columns")
-        axis = _across(nest) if scan == "columns" else simple.reduced[0]
+        threads, lanes, pack, packs = settings.threads, settings.lanes, settings.pack, settings.packs
+        columns, grid = settings.scan is By.COLUMNS, settings.scan is By.GRID
+        axis = _across(nest) if columns else simple.reduced[0]
         if axis is None:
             raise IllegalMove(f"{nest.name}: no other axis has enough neighbours for threads to lie across the scan")
         if pack < 1 or memory_access.widest_pack(simple, axis) % pack:
@@ -196,33 +171,29 @@ class CudaScan(CudaSchedule):
             raise IllegalMove(f"{nest.name}: {threads} threads in lanes of {lanes}, {packs} packs each")
         if simple.column_count > 2**31 - 2**16:
             raise IllegalMove(f"{nest.name}: places along the scan do not fit 32 bits")
-        splits = integers["splits"]
-        threads_of_a_part = lanes if scan != "columns" else threads // lanes
-        if splits < 1 or (splits > 1 and (scan != "columns" or len(simple.scans) > 1 or splits > simple.column_count)):
+        splits = settings.splits
+        threads_of_a_part = threads // lanes if columns else lanes
+        if splits < 1 or (splits > 1 and (not columns or len(simple.scans) > 1 or splits > simple.column_count)):
             raise IllegalMove(f"{nest.name}: splits = {splits}; blocks share the rows of one scan down columns")
-        if scan == "columns":
+        if columns:
             if threads // lanes > 64:
                 raise IllegalMove(f"{nest.name}: {threads // lanes} threads above each other; 64 add up at most")
         elif lanes > 32 and lanes != threads:
             raise IllegalMove(f"{nest.name}: a row has lanes of one warp or all threads of a block")
-        if _multiplies(simple) and (splits > 1 or scan == "grid" or threads_of_a_part * pack * packs > _SAFE_FACTORS):
+        if _multiplies(simple) and (splits > 1 or grid or threads_of_a_part * pack * packs > _SAFE_FACTORS):
             raise IllegalMove(
                 f"{nest.name}: {_SAFE_FACTORS} factors at most are multiplied apart from those before them"
             )
-        if scan == "grid" and (lanes <= 32 or _row_team(simple, parameters).chunks * simple.row_count >= 2**31):
+        if grid and (lanes <= 32 or _row_team(simple, settings).chunks * simple.row_count >= 2**31):
             raise IllegalMove(f"{nest.name}: a grid has a block for every chunk")
-        if parameters.choices["ahead"] == "yes" and scan != "rows":
+        if settings.ahead and settings.scan is not By.ROWS:
             raise IllegalMove(f"{nest.name}: only rows have a next chunk to ask for")
-        held = _registers(simple, axis, pack * packs, ahead=parameters.choices["ahead"] == "yes") - _SPARED_REGISTERS
-        boxes = sum(s.type.compute.size_bytes for s in simple.scans) * 2 * (threads * pack if scan == "columns" else 32)
+        held = _registers(simple, axis, pack * packs, ahead=settings.ahead) - _SPARED_REGISTERS
+        boxes = sum(s.type.compute.size_bytes for s in simple.scans) * 2 * (threads * pack if columns else 32)
         if boxes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{nest.name}: what {threads} threads exchange exceeds static shared memory")
         self.require_block(
-            nest,
-            threads=threads,
-            min_blocks=integers["min_blocks"],
-            shared_bytes=boxes,
-            held_registers=held,
+            nest, threads=threads, min_blocks=settings.min_blocks, shared_bytes=boxes, held_registers=held
         )
 
 
@@ -272,27 +243,11 @@ def _across(nest: Nest) -> Axis | None:
     return axis if better and axis is not None and axis.extent >= _SMALLEST_EXTENT else None
 
 
-def _row_team(simple: Nest, parameters: Parameters) -> RowTeam:
-    integers = parameters.integers
-    return RowTeam(
-        grid=parameters.choices["scan"] == "grid",
-        threads=integers["threads"],
-        lanes=integers["lanes"],
-        pack=integers["pack"],
-        packs=integers["packs"],
-        columns=simple.column_count,
-    )
+def _row_team(simple: Nest, settings: ScanSettings) -> RowTeam:
+    return RowTeam(settings, simple.column_count)
 
 
-def _column_team(nest: Nest, simple: Nest, parameters: Parameters) -> ColumnTeam:
-    integers, axis = parameters.integers, _across(nest)
+def _column_team(nest: Nest, simple: Nest, settings: ScanSettings) -> ColumnTeam:
+    axis = _across(nest)
     assert axis is not None  # what requires it has been asked
-    return ColumnTeam(
-        axis=axis,
-        threads=integers["threads"],
-        lanes=integers["lanes"],
-        pack=integers["pack"],
-        unroll=integers["packs"],
-        splits=integers["splits"],
-        rows=simple.column_count,
-    )
+    return ColumnTeam(axis, settings, simple.column_count)

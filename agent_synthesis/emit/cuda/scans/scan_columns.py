@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.emit.cuda import generated_struct, geometry
-from agent_synthesis.emit.cuda.scans.scan_text import HEADERS, ScanStruct
+from agent_synthesis.emit.cuda.scans.scan_text import HEADERS, ScanSettings, ScanStruct
 from agent_synthesis.nests.ir import Axis, Nest
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
 
 
 @dataclass(frozen=True)
@@ -20,44 +20,34 @@ class ColumnTeam:
 
     axis: Axis
     """The contiguous axis."""
-    threads: int
-    """Threads of a block."""
-    lanes: int
-    """Threads next to each other; those above have the next rows of the same columns."""
-    pack: int
-    """Columns of a thread."""
-    unroll: int
-    """Rows of a thread in a chunk."""
-    splits: int
-    """Blocks that share the rows of a column."""
+    settings: ScanSettings
     rows: int
     """Elements of a column."""
 
     @property
     def tiles(self) -> int:
         """Blocks next to each other along the axis."""
-        return -(-self.axis.extent // (self.lanes * self.pack))
+        return -(-self.axis.extent // (self.settings.lanes * self.settings.pack))
 
 
-def scan_columns(
-    nest: Nest, original: Nest, team: ColumnTeam, parameters: Parameters, header: Sequence[str]
-) -> Emission:
+def scan_columns(nest: Nest, original: Nest, team: ColumnTeam, header: Sequence[str]) -> Emission:
     """One kernel, or with splits one for the totals and one for the scan."""
-    made = ScanStruct(nest, parameters, team.axis.name, team.pack)
+    settings = team.settings
+    made = ScanStruct(nest, settings, team.axis.name)
     others = [axis for axis in nest.parallel if axis.name != team.axis.name]
     points = nest.row_count // team.axis.extent
     tiling = generated_struct.constant("ws::ColumnScanTiling", "kTiling", {
-        "rows": team.rows, "columns": team.axis.extent, "others": points, "vector_width": team.pack,
-        "rows_in_flight": team.unroll, "threads": team.threads, "lanes": team.lanes, "ctas_per_column": team.splits,
-        "reverse": made.scans[0].reverse, "overlap": made.overlap,
+        "rows": team.rows, "columns": team.axis.extent, "others": points, "vector_width": settings.pack,
+        "rows_in_flight": settings.packs, "threads": settings.threads, "lanes": settings.lanes,
+        "ctas_per_column": settings.splits, "reverse": made.scans[0].reverse, "overlap": settings.overlap,
     })  # fmt: skip
-    lines = [*header, *made.lines(tiling, team.unroll, "unsigned outer", geometry.coordinates(others, "outer"))]
+    lines = [*header, *made.lines(tiling, settings.packs, "unsigned outer", geometry.coordinates(others, "outer"))]
     launches, spaces = [], []
     kernels = {"": "scan_whole_columns"}
-    if team.splits > 1:
+    if settings.splits > 1:
         kernels = {"_totals": "total_parts_of_columns", "": "scan_parts_of_columns"}
         (scan,) = made.scans
-        words = -(-team.splits * nest.row_count * scan.type.compute.size_bytes // 8)
+        words = -(-settings.splits * nest.row_count * scan.type.compute.size_bytes // 8)
         spaces.append(geometry.workspace(original, f"{scan.name}_totals", words))
     workspaces = {made.function.names.take(f"{scan.name}_totals"): made.kind(scan) for scan in made.scans if spaces}
     for suffix, skeleton in kernels.items():
@@ -65,13 +55,13 @@ def scan_columns(
         entry = f"{made.text.entry}{suffix}"
         types = {name: kind if totals else f"const {kind}" for name, kind in workspaces.items()}
         lines += generated_struct.kernel(
-            made.name, made.text, skeleton, team.threads, made.min_blocks, types, entry, stores=not totals
+            made.name, made.text, skeleton, settings.threads, settings.min_blocks, types, entry, stores=not totals
         )
         buffers = [buffer for buffer in nest.buffers if not (totals and buffer.written)]
         names = [space.name for space in spaces]
         launches.append(geometry.launch(
-            original, grid=points * team.tiles * team.splits, threads=team.threads, entry=entry, buffers=buffers,
-            workspaces=names, dependent=made.overlap,
+            original, grid=points * team.tiles * settings.splits, threads=settings.threads, entry=entry,
+            buffers=buffers, workspaces=names, dependent=settings.overlap,
             writes=names if totals else [buffer.name for buffer in buffers if buffer.written],
         ))  # fmt: skip
     return Emission("\n".join(lines), (*HEADERS, "ws_scan_columns.cuh"), tuple(launches), tuple(spaces))

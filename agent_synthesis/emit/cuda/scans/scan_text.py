@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agent_synthesis.emit.accumulation import FUNCTORS
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
+from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.nests.ir import SCANS, Load, Nest, Scan, Type
-from agent_synthesis.schedule import Emission, Parameters
+from agent_synthesis.schedule import Emission
+from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 
 HEADERS = (*geometry.HEADERS, "ws_scan.cuh")
 """What all scans include."""
@@ -21,27 +24,45 @@ _MEMBERS = ("load", "value", "store", "of", "begin", "row", "outer", "values", "
 """What the struct has besides what the nest names, and parameters of its functions."""
 
 
+By = StrEnum("By", "ROWS GRID COLUMNS")
+"""What threads share."""
+
+
+@dataclass(frozen=True)
+class ScanSettings(Settings):
+    """Of `cuda_scan`."""
+
+    scan: By = setting(By.ROWS, "what threads share: rows, chunk by chunk; a grid of chunks of a row; or columns")
+    loads: Loads = setting(Loads.SHARED, "whether what is read is kept for others")
+    stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
+    exp: Exp = setting(Exp.ACCURATE, "the exponential")
+    overlap: bool = setting(True, OVERLAP)
+    ahead: bool = setting(False, "whether a row's next chunk is asked for before this one is scanned", (True, False))
+    threads: int = setting(256, "threads of a block", (64, 128, 256, 512, 1024))
+    lanes: int = setting(32, "threads of a row, or next to each other across columns", (4, 8, 16, 32, 64, 128))
+    pack: int = setting(1, "elements of an access", (1, 2, 4, 8))
+    packs: int = setting(1, "packs of a thread, of a row or down a column", (1, 2, 4, 8, 16))
+    splits: int = setting(1, "blocks that share a column")
+    min_blocks: int = setting(1, "blocks that share an SM", (1, 2, 3, 4, 5, 6, 8))
+
+
 @dataclass(frozen=True)
 class RowTeam:
     """Who has which part of a row."""
 
-    grid: bool
-    """Whether every block has one chunk of a row; else a row's threads take one chunk after the other."""
-    threads: int
-    """Threads of a block."""
-    lanes: int
-    """Threads that share a row: some of a warp, or all of the block."""
-    pack: int
-    """Elements of one access."""
-    packs: int
-    """Packs of a thread in a chunk."""
+    settings: ScanSettings
     columns: int
     """Elements of a row."""
 
     @property
+    def grid(self) -> bool:
+        """Whether every block has one chunk of a row; else a row's threads take one chunk after the other."""
+        return self.settings.scan is By.GRID
+
+    @property
     def chunk(self) -> int:
         """Elements of a row that are in work at once."""
-        return self.lanes * self.pack * self.packs
+        return self.settings.lanes * self.settings.pack * self.settings.packs
 
     @property
     def chunks(self) -> int:
@@ -51,20 +72,17 @@ class RowTeam:
     @property
     def rows_a_block(self) -> int:
         """Rows of a block."""
-        return self.threads // self.lanes
+        return self.settings.threads // self.settings.lanes
 
 
 class ScanStruct:
     """Writes the struct of one nest; used once."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, axis: str, pack: int) -> None:
-        self.nest, self.pack = nest, pack
+    def __init__(self, nest: Nest, settings: ScanSettings, axis: str) -> None:
+        self.nest, self.pack = nest, settings.pack
         self.scans: tuple[Scan, ...] = nest.scans
-        self.overlap = parameters.choices["overlap"] == "yes"
-        self.min_blocks = parameters.integers["min_blocks"]
         self.text = kernel_text.KernelText(
-            nest, axis, pack, kernel_text.dialect_of(parameters.choices["exp"]),
-            once=parameters.choices["loads"] == "once", streaming=parameters.choices["stores"] == "streaming",
+            nest, axis, settings.pack, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
             reserved=_MEMBERS,
         )  # fmt: skip
         self.function, self.name = self.text.function, f"{self.text.entry}_scan"
@@ -156,15 +174,16 @@ class ScanStruct:
         ]
 
 
-def scan_rows(nest: Nest, original: Nest, team: RowTeam, parameters: Parameters, header: Sequence[str]) -> Emission:
+def scan_rows(nest: Nest, original: Nest, team: RowTeam, header: Sequence[str]) -> Emission:
     """One kernel, whose blocks have rows, or each a chunk of one."""
-    made = ScanStruct(nest, parameters, nest.reduced[0].name, team.pack)
+    settings = team.settings
+    made = ScanStruct(nest, settings, nest.reduced[0].name)
     names = made.function.names
-    prefetch = parameters.choices["ahead"] == "yes" and team.chunks > 1 and not team.grid
+    prefetch = settings.ahead and team.chunks > 1 and not team.grid
     tiling = generated_struct.constant("ws::RowScanTiling", "kTiling", {
-        "rows": nest.row_count, "columns": team.columns, "vector_width": team.pack, "vectors": team.packs,
-        "threads": team.threads, "lanes": team.lanes, "reverse": made.scans[0].reverse, "prefetch": prefetch,
-        "overlap": made.overlap,
+        "rows": nest.row_count, "columns": team.columns, "vector_width": settings.pack, "vectors": settings.packs,
+        "threads": settings.threads, "lanes": settings.lanes, "reverse": made.scans[0].reverse, "prefetch": prefetch,
+        "overlap": settings.overlap,
     })  # fmt: skip
     spaces = {}
     if team.grid:
@@ -175,17 +194,17 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, parameters: Parameters,
             # A slot of two words, for every type that is carried.
             spaces[names.take(f"{scan.name}_board")] = (board, 2 * nest.row_count * slots)
     axes = geometry.row_axes(nest, "row")
-    lines = made.lines(tiling, team.packs, f"{made.text.offset} row", axes, kept=not prefetch)
+    lines = made.lines(tiling, settings.packs, f"{made.text.offset} row", axes, kept=not prefetch)
     skeleton = "scan_rows_by_tiles" if team.grid else "scan_rows"
     types = {name: kind for name, (kind, _) in spaces.items()}
-    lines += generated_struct.kernel(made.name, made.text, skeleton, team.threads, made.min_blocks, types)
+    lines += generated_struct.kernel(made.name, made.text, skeleton, settings.threads, settings.min_blocks, types)
     buffers = [geometry.workspace(original, name, words, zero=True) for name, (_, words) in spaces.items()]
     record = geometry.launch(
         original,
         grid=nest.row_count * team.chunks if team.grid else -(-nest.row_count // team.rows_a_block),
-        threads=team.threads,
+        threads=settings.threads,
         workspaces=[buffer.name for buffer in buffers],
-        dependent=made.overlap,
+        dependent=settings.overlap,
     )
     headers = (*HEADERS, "ws_scan_rows.cuh")
     return Emission("\n".join([*header, *lines]), headers, (record,), tuple(buffers))

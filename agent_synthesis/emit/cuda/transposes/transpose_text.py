@@ -6,13 +6,16 @@ The one idea: the skeleton moves tiles and knows phases and barriers; it sees th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from agent_synthesis.emit.cuda import generated_struct, kernel_text
+from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Store
 from agent_synthesis.nests.transposition import Turn
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 
 _MEMBERS = (
     "Offset", "kTiling", "Outer", "Across", "Along", "Results", "load", "compute", "store", "at", "vector", "tiles",
@@ -34,16 +37,34 @@ def pack_of(found: Turn, access: Load | Store) -> int:
     return max((size for size in fits if size <= pack), default=1)
 
 
+Order = StrEnum("Order", "ALONG ACROSS")
+"""An axis of a tile."""
+
+
+@dataclass(frozen=True)
+class TransposeSettings(Settings):
+    """Of `cuda_transpose`."""
+
+    loads: Loads = setting(Loads.SHARED, "whether what is read is kept for others")
+    stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
+    preload: bool = setting(True, "whether what runs along is read before the exchange")
+    order: Order = setting(Order.ALONG, "the axis along which tiles come one after the other")
+    exp: Exp = setting(Exp.ACCURATE, "the exponential")
+    overlap: bool = setting(True, OVERLAP)
+    threads: int = setting(256, "threads of a block", (128, 256, 512))
+    along: int = setting(64, "elements of a tile along, a power of two", (32, 64, 128))
+    across: int = setting(64, "elements of a tile across, a power of two", (32, 64, 128))
+    pack: int = setting(1, "elements that are computed together, a power of two", (1, 2, 4, 8))
+
+
 class TransposeText:
     """One kernel over the tiles of a turn."""
 
-    def __init__(self, found: Turn, parameters: Parameters) -> None:
-        self._found, self._parameters = found, parameters
-        self._pack = parameters.integers["pack"]
-        choices = parameters.choices
+    def __init__(self, found: Turn, settings: TransposeSettings) -> None:
+        self._found, self._settings, self._pack = found, settings, settings.pack
         self._text = kernel_text.KernelText(
-            found.nest, found.along.name, self._pack, kernel_text.dialect_of(choices["exp"]),
-            once=choices["loads"] == "once", streaming=choices["stores"] == "streaming", reserved=_MEMBERS,
+            found.nest, found.along.name, self._pack, settings.loads, settings.stores,
+            kernel_text.dialect_of(settings.exp), reserved=_MEMBERS,
         )  # fmt: skip
         function = self._text.function
         self._i, self._j = function.axes[found.across.name], self._text.j
@@ -57,7 +78,7 @@ class TransposeText:
 
     def lines(self) -> list[str]:
         """The struct and the kernel."""
-        text, integers = self._text, self._parameters.integers
+        text = self._text
         across = [(access, self._vector(access)) for access in self._crossing]
         loads = [kind for access, kind in across if isinstance(access, Load)]
         results = [kind for access, kind in across if isinstance(access, Store)]
@@ -75,19 +96,17 @@ class TransposeText:
         name = f"{text.entry}_transpose"
         struct = generated_struct.struct(name, text, sizes, list(self._moves()), self._compute())
         shared = {"tiles": "ws::TransposeTiles<%>"}
-        return struct + generated_struct.kernel(
-            name, text, "transpose", integers["threads"], 1, shared=shared
-        )  # fmt: skip
+        return struct + generated_struct.kernel(name, text, "transpose", self._settings.threads, 1, shared=shared)
 
     def _sizes(self) -> dict[str, int | bool]:
-        found, integers, choices = self._found, self._parameters.integers, self._parameters.choices
+        found, settings = self._found, self._settings
         return {
-            "threads": integers["threads"], "along": integers["along"], "across": integers["across"],
+            "threads": settings.threads, "along": settings.along, "across": settings.across,
             "vector_width": self._pack,
             "element_bytes": found.nest.buffer(found.nest.stores[0].buffer).type.size_bytes,
             "along_extent": found.along.extent, "across_extent": found.across.extent,
-            "prefetch": choices["preload"] == "yes", "across_first": choices["order"] == "across",
-            "overlap": choices["overlap"] == "yes",
+            "prefetch": settings.preload, "across_first": settings.order is Order.ACROSS,
+            "overlap": settings.overlap,
         }  # fmt: skip
 
     def _vector(self, access: Load | Store) -> str:
@@ -108,7 +127,7 @@ class TransposeText:
         loads = [access for access in self._crossing if isinstance(access, Load)]
         for k, load in enumerate(loads):
             head = self._head(self._vector(load), "load", across, tag=f"AcrossLoad<{k}>")
-            reuse = "ws::kOnce" if self._parameters.choices["loads"] == "once" else "ws::kShared"
+            reuse = "ws::kOnce" if self._settings.loads is Loads.ONCE else "ws::kShared"
             reuse = "ws::kWritten" if self._found.nest.buffer(load.buffer).written else reuse
             value = f"ws::load<{pack_of(self._found, load)}, {reuse}>({self._address(load)})"
             yield from generated_struct.function(head, [*places, f"    return {value};"])

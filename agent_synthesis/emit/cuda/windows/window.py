@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.emit.cuda.windows.window_text import Layout, by_columns, by_outputs
+from agent_synthesis.emit.cuda.windows.window_text import Layout, WindowSettings, by_columns, by_outputs
+from agent_synthesis.emit.window_loops import Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.sliding_window import Tiling
-from agent_synthesis.schedule import Emission, Footprint, Parameters
+from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES
 
@@ -32,100 +33,77 @@ _LOADS_AT_ONCE = 8
 
 
 class CudaWindow(CudaSchedule):
-    """Choices: `reuse` columns (joined once for all windows) or none, `overlap` (yes: may start while the previous
-    kernel ends).
-
-    Integers: `threads` of a block, `pack` (elements of a row read at once), `rows` (of outputs, of a thread), `items`
-    (packs of a thread at most, along the row), `blocks` (of an SM, for which registers suffice).
-    """
+    """Windows joined by columns, or each by itself."""
 
     name = "cuda_window"
+    settings = WindowSettings
 
     def accepts(self, nest: Nest) -> bool:
         """Reductions over sliding windows, stored once for each output."""
         return sliding_window.is_window(iteration_space.simplified(nest))
 
-    def defaults(self, nest: Nest) -> Parameters:
+    def defaults(self, nest: Nest) -> WindowSettings:
         """Columns where the indices allow it; as many rows as registers hold, if they share data."""
         simple = iteration_space.simplified(nest)
         tiling = sliding_window.tiling(simple)
-        for parameters in _guesses(tiling, self.overlaps[0]) if tiling else ():
-            try:
-                self._require(simple, parameters)
-            except IllegalMove:
-                continue
-            return parameters
-        return Parameters(
-            {"reuse": "none", "overlap": self.overlaps[0]},
-            {"threads": 256, "pack": 1, "rows": 1, "items": 1, "blocks": 1},
-        )
+        guesses = _guesses(tiling, overlap=self.overlaps[0]) if tiling else []
+        least = WindowSettings(overlap=self.overlaps[0])
+        return geometry.first_legal(guesses, lambda settings: self._require(simple, settings), least)
 
-    def alternatives(self, nest: Nest, current: Parameters) -> Sequence[Parameters]:
+    def alternatives(self, nest: Nest, current: WindowSettings) -> Sequence[WindowSettings]:
         """One change away."""
         simple = iteration_space.simplified(nest)
-        columns = current.choices["reuse"] == "columns"
-        changes = geometry.domain_without(current, {
-            "reuse": ("columns", "none"),
-            "overlap": self.overlaps,
-            "threads": (64, 128, 256, 512),
-            "pack": (1, 2, 4, 8) if columns else (),
-            "rows": (1, 2, 4, 8, 16) if columns else (),
-            "items": (1, 2, 4) if columns else (),
-            "blocks": (1, 2, 3, 4, 6, 8),
-        })  # fmt: skip
-        return geometry.legal(changes, lambda parameters: self._require(simple, parameters))
+        changes = current.one_change_away(overlap=self.overlaps)
+        if current.reuse is Reuse.NONE:
+            changes = current.changes(reuse=..., overlap=self.overlaps, threads=..., blocks=...)
+        return geometry.legal(changes, lambda settings: self._require(simple, settings))
 
-    def footprint(self, nest: Nest, parameters: Parameters) -> Footprint:
+    def footprint(self, nest: Nest, settings: WindowSettings) -> Footprint:
         """Nothing beyond the nest's own bytes: rows that tiles share come from the second-level cache."""
         simple = iteration_space.simplified(nest)
-        return Footprint(0, self._grid(simple, parameters), 1)
+        return Footprint(0, self._grid(simple, settings), 1)
 
-    def emit(self, nest: Nest, parameters: Parameters) -> Emission:
+    def emit(self, nest: Nest, settings: WindowSettings) -> Emission:
         """One kernel."""
         simple = iteration_space.simplified(nest)
-        self._require(simple, parameters)
-        lines = function_text.header(nest, self.name, parameters)
+        self._require(simple, settings)
+        lines = function_text.header(nest, self.name, settings)
         tiling = sliding_window.tiling(simple)
-        if parameters.choices["reuse"] == "columns" and tiling:
-            lines += by_columns(Layout.of(tiling, parameters), nest.windows[0], parameters)
+        if settings.reuse is Reuse.COLUMNS and tiling:
+            lines += by_columns(Layout(tiling, settings), nest.windows[0])
         else:
-            lines += by_outputs(simple, parameters)
-        dependent = parameters.choices["overlap"] == "yes"
-        threads = parameters.integers["threads"]
-        record = geometry.launch(nest, grid=self._grid(simple, parameters), threads=threads, dependent=dependent)
+            lines += by_outputs(simple, settings)
+        grid, threads = self._grid(simple, settings), settings.threads
+        record = geometry.launch(nest, grid=grid, threads=threads, dependent=settings.overlap)
         return Emission("\n".join(lines), _HEADERS, (record,))
 
-    def _grid(self, simple: Nest, parameters: Parameters) -> int:
+    def _grid(self, simple: Nest, settings: WindowSettings) -> int:
         tiling = sliding_window.tiling(simple)
-        if parameters.choices["reuse"] == "columns" and tiling:
-            layout = Layout.of(tiling, parameters)
+        if settings.reuse is Reuse.COLUMNS and tiling:
+            layout = Layout(tiling, settings)
             return -(-layout.tiles // layout.teams)
-        return -(-simple.row_count // parameters.integers["threads"])
+        return -(-simple.row_count // settings.threads)
 
-    def _require(self, simple: Nest, parameters: Parameters) -> None:
-        threads, blocks = parameters.integers["threads"], parameters.integers["blocks"]
-        if parameters.choices["reuse"] == "none":
+    def _require(self, simple: Nest, settings: WindowSettings) -> None:
+        threads, blocks = settings.threads, settings.blocks
+        if settings.reuse is Reuse.NONE:
             self.require_block(simple, threads=threads, min_blocks=blocks)
             return
         tiling = sliding_window.tiling(simple)
         if tiling is None:
             raise IllegalMove(f"{simple.name}: its windows cannot be joined by columns")
-        layout = Layout.of(tiling, parameters)
+        layout = Layout(tiling, settings)
         layout.require(simple.name)
         if layout.shared_bytes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{simple.name}: {layout.shared_bytes} bytes of shared memory")
-        held = layout.rows * layout.pack * sum(r.type.compute.size_bytes // 4 for r in tiling.nest.reductions)
+        held = settings.rows * settings.pack * sum(r.type.compute.size_bytes // 4 for r in tiling.nest.reductions)
         self.require_block(
-            simple,
-            threads=threads,
-            min_blocks=blocks,
-            shared_bytes=layout.shared_bytes,
-            held_registers=held,
+            simple, threads=threads, min_blocks=blocks, shared_bytes=layout.shared_bytes, held_registers=held
         )
 
 
-def _guesses(tiling: Tiling, overlap: str) -> list[Parameters]:
-    """Parameters from the best guess to the safest."""
+def _guesses(tiling: Tiling, *, overlap: bool) -> list[WindowSettings]:
+    """Settings from the best guess to the safest."""
     widest = Layout.widest_pack(tiling)
     down = tiling.outer[-1] if tiling.outer else None
     shared = down is not None and down.reach >= down.stride
@@ -137,11 +115,12 @@ def _guesses(tiling: Tiling, overlap: str) -> list[Parameters]:
         rows, most = 1, held // pack if shared else _LOADS_AT_ONCE // down.span(1) if down else 1
         while down and rows * 2 <= min(most, down.outputs):
             rows *= 2
-        layouts = [Layout(tiling, threads, pack, rows, items) for items in ((1, 2, 4) if down else (2, 4))]
+        blocks = 2 if down and not shared else 4
+        layouts = [
+            Layout(tiling, WindowSettings(Reuse.COLUMNS, overlap, threads, pack, rows, items, blocks))
+            for items in ((1, 2, 4) if down else (2, 4))
+        ]
         layouts = [layout for layout in layouts if layout.outputs > 0]
         if layouts:
-            items = max(layouts, key=lambda layout: (round(layout.busy, 1), -layout.items)).items
-            blocks = 2 if down and not shared else 4
-            integers = {"threads": threads, "pack": pack, "rows": rows, "items": items, "blocks": blocks}
-            found.append(Parameters({"reuse": "columns", "overlap": overlap}, integers))
+            found.append(max(layouts, key=lambda each: (round(each.busy, 1), -each.settings.items)).settings)
     return found

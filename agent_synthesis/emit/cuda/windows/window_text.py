@@ -1,7 +1,7 @@
 """What sliding windows add to `ws_window.cuh`: the sizes of a tile, and how values are loaded, joined and stored.
 
 The one idea: the skeleton walks tiles, rows of data and windows; it sees the nest as a struct of a few functions. Which
-parameters are good is in `cuda_window`.
+settings are good is in `cuda_window`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from agent_synthesis.emit import window_loops
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.kernel_text import KernelText
+from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.emit.window_loops import Join
+from agent_synthesis.emit.window_loops import Join, Reuse
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Axis, Nest, Windowed
 from agent_synthesis.nests.sliding_window import Slide, Tiling
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 
 _STILL = Slide("", 1, None, None, 1, 1, 0)
@@ -33,6 +34,19 @@ _MEMBERS = (
 
 
 @dataclass(frozen=True)
+class WindowSettings(Settings):
+    """Of `cuda_window`."""
+
+    reuse: Reuse = setting(Reuse.NONE, "what windows share: joined columns, or nothing")
+    overlap: bool = setting(True, OVERLAP)
+    threads: int = setting(256, "threads of a block", (64, 128, 256, 512))
+    pack: int = setting(1, "elements of a row that are read at once", (1, 2, 4, 8))
+    rows: int = setting(1, "rows of outputs of a thread", (1, 2, 4, 8, 16))
+    items: int = setting(1, "packs of a thread at most, along the row", (1, 2, 4))
+    blocks: int = setting(1, "blocks of an SM, for which registers suffice", (1, 2, 3, 4, 6, 8))
+
+
+@dataclass(frozen=True)
 class Layout:
     """Tiles: which outputs a team makes, and where joined rows lie in shared memory.
 
@@ -40,18 +54,7 @@ class Layout:
     """
 
     tiling: Tiling
-    threads: int
-    pack: int
-    rows: int
-    """Rows of outputs of a tile."""
-    items: int
-    """Packs of a thread at most, along the row."""
-
-    @staticmethod
-    def of(tiling: Tiling, parameters: Parameters) -> Layout:
-        """The layout that parameters ask for."""
-        integers = parameters.integers
-        return Layout(tiling, integers["threads"], integers["pack"], integers["rows"], integers["items"])
+    settings: WindowSettings
 
     @staticmethod
     def widest_pack(tiling: Tiling) -> int:
@@ -59,11 +62,11 @@ class Layout:
         return memory_access.widest_pack(_columns_only(tiling), Axis(tiling.row.position, tiling.row.data))
 
     def require(self, name: str) -> None:
-        """Raises IllegalMove where the parameters do not fit the data."""
-        if self.pack < 1 or self.widest_pack(self.tiling) % self.pack:
-            raise IllegalMove(f"{name}: {self.pack} elements do not lie together everywhere")
-        if self.rows > 1 and (self.down is None or self.rows > self.down.outputs):
-            raise IllegalMove(f"{name}: it has no {self.rows} rows of outputs to make at once")
+        """Raises IllegalMove where they do not fit the data."""
+        if self.settings.pack < 1 or self.widest_pack(self.tiling) % self.settings.pack:
+            raise IllegalMove(f"{name}: {self.settings.pack} elements do not lie together everywhere")
+        if self.settings.rows > 1 and (self.down is None or self.settings.rows > self.down.outputs):
+            raise IllegalMove(f"{name}: it has no {self.settings.rows} rows of outputs to make at once")
         if self.outputs < 1:
             raise IllegalMove(f"{name}: a window is longer than what a block reads of a row")
 
@@ -80,26 +83,28 @@ class Layout:
     @property
     def left(self) -> int:
         """Columns before the first element of the data: the padding, up to whole packs."""
-        return geometry.round_up(self.row.padding, self.pack)
+        return geometry.round_up(self.row.padding, self.settings.pack)
 
     @property
     def whole(self) -> bool:
         """Whether a tile has whole rows; the columns outside of the data are then filled once, by nobody's pack."""
-        return -(-self._last_column // self.pack) <= self.threads * self.items
+        return -(-self._last_column // self.settings.pack) <= self.settings.threads * self.settings.items
 
     @property
     def _last_column(self) -> int:
         """Columns of the data that the windows use."""
-        return min(self.row.data, geometry.round_up(self.row.span(self.row.outputs) - self.row.padding, self.pack))
+        return min(
+            self.row.data, geometry.round_up(self.row.span(self.row.outputs) - self.row.padding, self.settings.pack)
+        )
 
     @property
     def outputs(self) -> int:
         """Outputs of a row of a tile; tiles start at whole packs of data."""
         if self.whole:
             return self.row.outputs
-        columns = self.threads * self.items * self.pack - (self.left - self.row.padding)
+        columns = self.settings.threads * self.settings.items * self.settings.pack - (self.left - self.row.padding)
         most = (columns - self.row.reach - 1) // self.row.stride + 1
-        unit = self.pack // math.gcd(self.pack, self.row.stride)
+        unit = self.settings.pack // math.gcd(self.settings.pack, self.row.stride)
         most = most // unit * unit
         if most < 1:
             return 0
@@ -110,14 +115,14 @@ class Layout:
     def packs(self) -> int:
         """Packs that a team reads of a row of data."""
         if self.whole:
-            return -(-self._last_column // self.pack)
-        return -(-(self.left - self.row.padding + self.row.span(self.outputs)) // self.pack)
+            return -(-self._last_column // self.settings.pack)
+        return -(-(self.left - self.row.padding + self.row.span(self.outputs)) // self.settings.pack)
 
     @property
     def team(self) -> int:
         """Threads that make a tile: a power of two that divides the block."""
-        least = -(-self.packs // self.items)
-        return min(self.threads, geometry.power_of_two_at_least(least))
+        least = -(-self.packs // self.settings.items)
+        return min(self.settings.threads, geometry.power_of_two_at_least(least))
 
     @property
     def turns(self) -> int:
@@ -127,24 +132,24 @@ class Layout:
     @property
     def busy(self) -> float:
         """Share of the packs that a team could read which are data that the windows use."""
-        return self._last_column / (self.row_tiles * self.team * self.turns * self.pack)
+        return self._last_column / (self.row_tiles * self.team * self.turns * self.settings.pack)
 
     @property
     def teams(self) -> int:
         """Tiles of a block."""
-        return self.threads // self.team
+        return self.settings.threads // self.team
 
     @property
     def columns(self) -> int:
         """Columns of a joined row in shared memory."""
         used = self.left - self.row.padding + self.row.span(self.outputs)
-        kept = self.packs * self.pack + (self.left if self.whole else 0)
-        return geometry.round_up(max(used, kept), max(4, self.pack))
+        kept = self.packs * self.settings.pack + (self.left if self.whole else 0)
+        return geometry.round_up(max(used, kept), max(4, self.settings.pack))
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.teams * self.rows * self.columns * self.state_bytes
+        return self.teams * self.settings.rows * self.columns * self.state_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -163,7 +168,7 @@ class Layout:
     @property
     def down_tiles(self) -> int:
         """Tiles along the other dimension of a tile."""
-        return -(-self.down.outputs // self.rows) if self.down else 1
+        return -(-self.down.outputs // self.settings.rows) if self.down else 1
 
     @property
     def others(self) -> list[Axis]:
@@ -181,30 +186,30 @@ def _columns_only(tiling: Tiling) -> Nest:
     return replace(tiling.nest, stores=())
 
 
-def by_columns(layout: Layout, window: Windowed, parameters: Parameters) -> list[str]:
+def by_columns(layout: Layout, window: Windowed) -> list[str]:
     """The struct and the kernel."""
     text = kernel_text.KernelText(
-        layout.tiling.nest, layout.row.position, layout.pack, kernel_text.dialect_of("accurate"), once=False,
-        streaming=False, reserved=_MEMBERS,
+        layout.tiling.nest, layout.row.position, layout.settings.pack, reserved=_MEMBERS,
     )  # fmt: skip
     window_loops.name_elements(text.function, window)
     joins = window_loops.joins(text.function)
     name = f"{text.entry}_window"
     lines = generated_struct.struct(
-        name, text, [""], _sizes(layout, text, overlap=parameters.choices["overlap"] == "yes"),
+        name, text, [""], _sizes(layout, text),
         _state(text, joins), [""], _load(layout, text, joins), _store(layout, text),
     )  # fmt: skip
-    blocks, shared = parameters.integers["blocks"], {"columns": "ws::WindowTile<%>::Columns"}
-    return lines + generated_struct.kernel(name, text, "reduce_windows", layout.threads, blocks, shared=shared)
+    threads, blocks = layout.settings.threads, layout.settings.blocks
+    shared = {"columns": "ws::WindowTile<%>::Columns"}
+    return lines + generated_struct.kernel(name, text, "reduce_windows", threads, blocks, shared=shared)
 
 
-def _sizes(layout: Layout, text: KernelText, *, overlap: bool) -> list[str]:
+def _sizes(layout: Layout, text: KernelText) -> list[str]:
     """What the skeleton asks of a tile and of each dimension that windows slide over."""
     places = {axis.name: place for place, axis in enumerate(layout.others)}
     sizes = {
-        "threads": layout.threads, "group": layout.team, "vector_width": layout.pack, "vectors": layout.packs,
-        "rows": layout.rows, "outputs": layout.outputs, "columns": layout.columns, "whole_rows": layout.whole,
-        "overlap": overlap,
+        "threads": layout.settings.threads, "group": layout.team, "vector_width": layout.settings.pack,
+        "vectors": layout.packs, "rows": layout.settings.rows, "outputs": layout.outputs, "columns": layout.columns,
+        "whole_rows": layout.whole, "overlap": layout.settings.overlap,
     }  # fmt: skip
     deep = (
         generated_struct.value("ws::Slide", {**_moved(each), "axis": places[each.output.name] if each.output else -1})
@@ -245,7 +250,7 @@ def _load(layout: Layout, text: KernelText, joins: Sequence[Join]) -> list[str]:
     positions = [axes[slide.position] for slide in layout.tiling.outer] or [text.function.names.take("only")]
     inner = generated_struct.body(text, [axis.name for axis in layout.others])
     inner.learn(slide.position for slide in layout.tiling.outer)
-    kind = f"ws::States<State, {layout.pack}>"
+    kind = f"ws::States<State, {layout.settings.pack}>"
     inner.line(f"{kind} values;")
 
     def element(scope: Scope) -> None:
@@ -278,12 +283,9 @@ def _store(layout: Layout, text: KernelText) -> list[str]:
     return generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
 
 
-def by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
+def by_outputs(simple: Nest, settings: WindowSettings) -> list[str]:
     """The same for a thread for each output, which walks the windows of all reductions."""
-    threads = parameters.integers["threads"]
-    text = kernel_text.KernelText(
-        simple, "", 1, kernel_text.dialect_of("accurate"), once=False, streaming=False, reserved=_MEMBERS
-    )
+    text = kernel_text.KernelText(simple, "", 1, reserved=_MEMBERS)
     window_loops.name_elements(text.function, simple.windows[0])
     inner = generated_struct.body(text, [axis.name for axis in simple.parallel])
     unroll = kernel_text.UNROLL if simple.column_count <= _LONGEST_UNROLLED_WINDOW else ""
@@ -297,12 +299,12 @@ def by_outputs(simple: Nest, parameters: Parameters) -> list[str]:
         "",
         f"  using Offset = {text.offset};",
         f"  using Outer = ws::Axes<{', '.join(str(axis.extent) for axis in simple.parallel) or 1}>;",
-        f"  static constexpr int kThreads = {threads};",
-        f"  static constexpr bool kOverlap = {str(parameters.choices['overlap'] == 'yes').lower()};",
+        f"  static constexpr int kThreads = {settings.threads};",
+        f"  static constexpr bool kOverlap = {str(settings.overlap).lower()};",
         "",
     ]
     lines = generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
     name = f"{text.entry}_window"
     return generated_struct.struct(name, text, sizes, lines) + generated_struct.kernel(
-        name, text, "reduce_each_window", threads, parameters.integers["blocks"]
+        name, text, "reduce_each_window", settings.threads, settings.blocks
     )

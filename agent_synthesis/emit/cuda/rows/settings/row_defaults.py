@@ -8,17 +8,18 @@ in comments are of an H200.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, ordinary_numbers, reduction_stages
 from agent_synthesis.emit.cuda.rows import held_rows, rolling_rows
 from agent_synthesis.emit.cuda.rows.row_team import has_common_loads, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
+from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.schedule import Parameters
+from agent_synthesis.settings import Exp, Loads, Stores
 
 _SHORT_ROW = 1024
 _CLUSTER_ELEMENTS = 256 << 10
@@ -40,7 +41,7 @@ _MOST_HELD_BYTES = 384
 """Bytes of a row that a thread may hold in registers."""
 
 
-def preferred(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
+def preferred(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     """Settings for a canonical nest, the best first; not all of them are legal."""
     is_few = simple.row_count < schedule.hardware.sm_count
     found = [
@@ -51,17 +52,17 @@ def preferred(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
         *_of_long_rows(schedule, simple),
         *([two_pass(schedule, simple)] if is_few else ()),
         # What is read again may still lie in the L2 (group norm, 896 slices of 2 M elements: 5463 us, not 5748).
-        settings(schedule, simple, "block", threads=512, packs=8, loads="shared"),
-        settings(schedule, simple, "block", threads=512, packs=4),
-        settings(schedule, simple, "block", threads=256, packs=2),
+        made(schedule, simple, Reduce.BLOCK, threads=512, packs=8, loads=Loads.SHARED),
+        made(schedule, simple, Reduce.BLOCK, threads=512, packs=4),
+        made(schedule, simple, Reduce.BLOCK, threads=256, packs=2),
     ]
     return [p for p in found if _is_worth_its_exchange(schedule, simple, p)]
 
 
-def settings(
+def made(
     schedule: CudaSchedule,
     simple: Nest,
-    reduce: str,
+    reduce: Reduce,
     *,
     threads: int,
     lanes: int = 32,
@@ -69,58 +70,41 @@ def settings(
     min_blocks: int = 1,
     packs: int = 0,
     pack: int = 0,
-    loads: str = "once",
+    loads: Loads = Loads.ONCE,
     depth: int = 0,
-    lag: int = 0,
-    stores: str = "plain",
-) -> Parameters:
+    stores: Stores = Stores.PLAIN,
+) -> RowSettings:
     """Settings of a strategy; what is not given suits the nest. 0 packs: as many as registers have room for."""
     pack = pack or memory_access.best_pack(simple, simple.reduced[0])
     size = max((b.type.size_bytes for b in simple.buffers if not b.written), default=4)
-    packs = packs or max(1, _MOST_HELD_BYTES // (pack * size))
-    merge = reduce != "warp" and reduction_stages.can_merge(simple)
-    choices = {
-        "reduce": reduce,
-        "merge": "yes" if merge else "no",
-        "loads": loads,
-        "stores": stores,
-        "preload": "yes" if reduce == "stream" else "no",
-        "overlap": "no" if reduce == "grid" else schedule.overlaps[0],
-        "exp": "fast" if reduction_stages.distance_exponentials_only(simple) else "accurate",
-    }
-    integers = {
-        "threads": threads,
-        "lanes": lanes if reduce == "warp" else threads,
-        "splits": splits,
-        "pack": pack,
-        "packs": packs,
-        "min_blocks": min_blocks,
-        "depth": depth,
-        "lag": lag,
-        "held": 0,
-    }
-    found = tight(schedule, simple, Parameters(choices, integers))
+    draft = RowSettings(
+        reduce, merge=reduce is not Reduce.WARP and reduction_stages.can_merge(simple), loads=loads, stores=stores,
+        preload=reduce is Reduce.STREAM, overlap=reduce is not Reduce.GRID and schedule.overlaps[0],
+        exp=Exp.FAST if reduction_stages.distance_exponentials_only(simple) else Exp.ACCURATE, threads=threads,
+        lanes=lanes if reduce is Reduce.WARP else threads, splits=splits, pack=pack,
+        packs=packs or max(1, _MOST_HELD_BYTES // (pack * size)), min_blocks=min_blocks, depth=depth,
+    )  # fmt: skip
+    found = tight(schedule, simple, draft)
     team = team_of(schedule.hardware, simple, found)
-    most = {"cluster": 64, "grid": 64, "warp": 128}.get(reduce, 0)
+    most = {Reduce.CLUSTER: 64, Reduce.GRID: 64, Reduce.WARP: 128}.get(reduce, 0)
     if team.holds_row and team.packs * pack * size <= most:
-        eager = function_text.changed(found, "preload", "yes")
-        if geometry.legal([eager], lambda parameters: require(schedule.hardware, simple, parameters)):
+        eager = replace(found, preload=True)
+        if geometry.legal([eager], lambda settings: require(schedule.hardware, simple, settings)):
             return eager
     return found
 
 
-def tight(schedule: CudaSchedule, simple: Nest, parameters: Parameters) -> Parameters:
+def tight(schedule: CudaSchedule, simple: Nest, settings: RowSettings) -> RowSettings:
     """The same with no more packs than a thread has of a row."""
-    integers = parameters.integers
-    if min(integers["lanes"], integers["threads"], integers["splits"], integers["pack"], integers["packs"]) < 1:
-        return parameters
-    return Parameters(parameters.choices, {**integers, "packs": team_of(schedule.hardware, simple, parameters).packs})
+    if min(settings.lanes, settings.threads, settings.splits, settings.pack, settings.packs) < 1:
+        return settings
+    return replace(settings, packs=team_of(schedule.hardware, simple, settings).packs)
 
 
-def _is_worth_its_exchange(schedule: CudaSchedule, simple: Nest, parameters: Parameters) -> bool:
+def _is_worth_its_exchange(schedule: CudaSchedule, simple: Nest, settings: RowSettings) -> bool:
     """Clusters and grids are only where the row stays in registers."""
-    exchanges = parameters.choices["reduce"] in ("cluster", "grid")
-    return not exchanges or team_of(schedule.hardware, simple, parameters).holds_row
+    exchanges = settings.reduce in (Reduce.CLUSTER, Reduce.GRID)
+    return not exchanges or team_of(schedule.hardware, simple, settings).holds_row
 
 
 def _is_single(simple: Nest) -> bool:
@@ -131,7 +115,7 @@ def _is_single(simple: Nest) -> bool:
 # -- rows that lanes or a block hold
 
 
-def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
+def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     rows, columns = simple.row_count, simple.column_count
     is_short = _is_single(simple) and rows >= 4 * schedule.hardware.sm_count and columns < 4096
     if columns > _SHORT_ROW and not is_short:
@@ -140,35 +124,35 @@ def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
     if columns == 64 and pack == 4:
         lanes = 16
-    threads, loads = 128 if lanes == 32 else 256, "once" if columns > 256 else "shared"
-    return [settings(schedule, simple, "warp", threads=threads, lanes=lanes, loads=loads)]
+    threads, loads = 128 if lanes == 32 else 256, Loads.ONCE if columns > 256 else Loads.SHARED
+    return [made(schedule, simple, Reduce.WARP, threads=threads, lanes=lanes, loads=loads)]
 
 
-def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
-    choose, columns, found = partial(settings, schedule, simple, "block"), simple.column_count, []
+def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
+    choose, columns, found = partial(made, schedule, simple, Reduce.BLOCK), simple.column_count, []
     if _is_single(simple):
         found.append(choose(threads=512 if columns >= 4096 else 256, packs=4))
     if columns <= _LONG_BLOCK_ROW:
         threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
-        found.append(choose(threads=threads, min_blocks=1024 // threads, loads="shared"))
+        found.append(choose(threads=threads, min_blocks=1024 // threads, loads=Loads.SHARED))
     return found
 
 
 # -- few rows, which several blocks share
 
 
-def _of_few_rows(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
-    choose, rows, columns = partial(settings, schedule, simple), simple.row_count, simple.column_count
+def _of_few_rows(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
+    choose, rows, columns = partial(made, schedule, simple), simple.row_count, simple.column_count
     found = []
     if rows * columns <= _CLUSTER_ELEMENTS and columns >= 4096:
-        found.append(choose("cluster", threads=128, splits=8))
+        found.append(choose(Reduce.CLUSTER, threads=128, splits=8))
     # A cluster's exchange is the cheapest; where very many blocks share a row, two kernels that overlap beat
     # one whose blocks meet (1x1048576: 6.9 us against 8.2).
     if 8192 <= columns <= 65536 and 16 <= rows <= 3 * schedule.hardware.resident_clusters(8):
-        found.append(choose("cluster", threads=256, splits=8, min_blocks=3, loads="shared"))
+        found.append(choose(Reduce.CLUSTER, threads=256, splits=8, min_blocks=3, loads=Loads.SHARED))
     splits = _splits(schedule, simple, 1)
     if rows <= 8 and splits > 1 and columns <= 8192 * splits:
-        found.append(choose("two_pass", threads=512, splits=splits, packs=4, loads="shared"))
+        found.append(choose(Reduce.TWO_PASS, threads=512, splits=splits, packs=4, loads=Loads.SHARED))
     # Few slices of 8K to one block an SM; more data, more blocks of smaller slices whose waits overlap. Where
     # nothing is read twice, nobody waits for the sum in two kernels (of 2 M elements: 8.4 us instead of 22.9).
     slices = ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768))
@@ -176,7 +160,7 @@ def _of_few_rows(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     for per_sm, threads, longest in () if is_summed else slices:
         splits = _splits(schedule, simple, per_sm)
         if splits > 1 and columns <= longest * splits:
-            found.append(choose("grid", threads=threads, splits=splits, min_blocks=per_sm))
+            found.append(choose(Reduce.GRID, threads=threads, splits=splits, min_blocks=per_sm))
     return found
 
 
@@ -188,12 +172,12 @@ def _splits(schedule: CudaSchedule, simple: Nest, per_sm: int) -> int:
     return splits
 
 
-def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
+def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     """Kernels of many blocks where few rows' results are all (8192x8192: sum 75 us, not 78; argmax 82, not 191)."""
     rows, columns, sm_count = simple.row_count, simple.column_count, schedule.hardware.sm_count
     if passes.element_stores(simple) or columns < 8192 or rows >= 2 * sm_count:
         return []
-    choose, found = partial(settings, schedule, simple, "two_pass"), []
+    choose, found = partial(made, schedule, simple, Reduce.TWO_PASS), []
     if ordinary_numbers.logarithms([r.value for r in simple.reductions], simple.reduced[0].name):
         # Many instructions want many warps (two logarithms of 268 M pairs: 520 us instead of 572).
         splits = max(2, min(2048, columns // 8192, 2048 // rows))
@@ -210,7 +194,7 @@ def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     return found
 
 
-def two_pass(schedule: CudaSchedule, simple: Nest) -> Parameters:
+def two_pass(schedule: CudaSchedule, simple: Nest) -> RowSettings:
     """Kernels of many blocks; the one that stores has a chunk of one row in each, or of several that share weights.
 
     Layer norm of 16x4194304: 214 us instead of 245. A tensor of 9 M elements over its norm: 35 us with 256 blocks,
@@ -225,15 +209,15 @@ def two_pass(schedule: CudaSchedule, simple: Nest) -> Parameters:
     is_skewed = memory_access.skew(simple, axis, memory_access.best_pack(simple, axis)) is not None
     depth = min(SHARED_ROWS, simple.row_count) if has_common_loads(simple) and not is_skewed else 1
     packs, min_blocks = (2, 2) if depth > 1 else (4, 1)
-    return settings(
-        schedule, simple, "two_pass", threads=512, splits=splits, packs=packs, min_blocks=min_blocks, depth=depth
+    return made(
+        schedule, simple, Reduce.TWO_PASS, threads=512, splits=splits, packs=packs, min_blocks=min_blocks, depth=depth
     )
 
 
 # -- many long rows: clusters, and blocks that stay on their SM
 
 
-def _of_long_rows(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
+def _of_long_rows(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     # Blocks that stay hold what all rows share; where there is no such thing, clusters are as fast or faster
     # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3239). Very long ones roll (layer norm of
     # 64x1048576: 150 us instead of 214; of 512x131072: 153 instead of 145).
@@ -249,31 +233,29 @@ def _of_long_rows(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     return [*found, *rolling, *(() if common else holding), *streaming]
 
 
-def _of_clusters(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
-    found: list[Parameters] = []
+def _of_clusters(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
+    found: list[RowSettings] = []
     clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 256, 1), (8, 512, 1), (16, 512, 1)]
     best = memory_access.best_pack(simple, simple.reduced[0])
     if best == 1:
         # Rows read element by element want more threads (L1 norm of 32768x65535: 5758 us instead of 7855).
         clusters = [(2, 512, 2), (4, 512, 2), (8, 512, 2), *clusters]
     for splits, threads, min_blocks in clusters:
-        choose = partial(settings, schedule, simple, threads=threads, splits=splits, min_blocks=min_blocks)
-        found += _worth_coming_ahead(schedule, simple, choose("ahead"))
+        choose = partial(made, schedule, simple, threads=threads, splits=splits, min_blocks=min_blocks)
+        found += _worth_coming_ahead(schedule, simple, choose(Reduce.AHEAD))
         # 7168x262144, 32 packs of 256 threads: 3887 us instead of 3989 with 16 of 512.
         packs = 128 // best if schedule.hardware.register_limit(threads, min_blocks) > 128 else 0
-        found.append(choose("cluster", packs=packs, loads="shared"))
+        found.append(choose(Reduce.CLUSTER, packs=packs, loads=Loads.SHARED))
     return found
 
 
-def _worth_coming_ahead(schedule: CudaSchedule, simple: Nest, ahead: Parameters) -> Sequence[Parameters]:
+def _worth_coming_ahead(schedule: CudaSchedule, simple: Nest, ahead: RowSettings) -> Sequence[RowSettings]:
     """Clusters that stay, where one has so much of a row that an SM has room for no other; else none."""
     if not passes.element_stores(simple):
         return []
     team = team_of(schedule.hardware, simple, ahead)
     large = team.holds_row and team.ring_bytes(simple) >= _LARGE_SLICE_BYTES
-    return (
-        [ahead] if large and simple.row_count >= 4 * team.teams(simple.row_count, ahead.integers["min_blocks"]) else []
-    )
+    return [ahead] if large and simple.row_count >= 4 * team.teams(simple.row_count, ahead.min_blocks) else []
 
 
 def _may_stay(simple: Nest) -> bool:
@@ -281,7 +263,11 @@ def _may_stay(simple: Nest) -> bool:
     return bool(passes.element_stores(simple)) and simple.column_count > _LONG_BLOCK_ROW
 
 
-def _streaming(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
+_staying = partial(made, depth=1, stores=Stores.STREAMING)
+"""Settings of blocks that stay on their SM."""
+
+
+def _streaming(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     """Blocks that take at least four rows each, slices of at most 8K elements, two blocks an SM.
 
     Four warps a block: with eight, whose exchanges take longer, 4096x393216 takes 3569 us instead of 3495.
@@ -289,28 +275,37 @@ def _streaming(schedule: CudaSchedule, simple: Nest) -> list[Parameters]:
     if not _may_stay(simple):
         return []
     card, splits = schedule.hardware, geometry.power_of_two_at_least(-(-simple.column_count // _STREAM_SLICE))
-    draft = settings(schedule, simple, "stream", threads=128, splits=splits, min_blocks=2, depth=1, stores="streaming")
+    draft = made(
+        schedule, simple, Reduce.STREAM, threads=128, splits=splits, min_blocks=2, depth=1, stores=Stores.STREAMING
+    )
     team = team_of(card, simple, draft)
     if simple.row_count < 4 * team.teams(simple.row_count, 2):
         return []
     depth = min(4, (card.shared_bytes // 2 - card.reserved_shared_bytes) // max(1, team.ring_bytes(simple)))
-    found = Parameters(draft.choices, {**draft.integers, "depth": depth, "lag": max(1, depth - 2)})
+    found = replace(draft, depth=depth, lag=max(1, depth - 2))
     return [found] if depth >= 3 else []
 
 
 def held(
     schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int, min_blocks: int, most_reread: float = 1.0
-) -> list[Parameters]:
+) -> list[RowSettings]:
     """Blocks that keep a row, or nearly all of it."""
     if not _may_stay(simple):
         return []
-    draft = settings(
-        schedule, simple, "hold", threads=threads, packs=packs, min_blocks=min_blocks, depth=1, stores="streaming"
+    draft = made(
+        schedule,
+        simple,
+        Reduce.HOLD,
+        threads=threads,
+        packs=packs,
+        min_blocks=min_blocks,
+        depth=1,
+        stores=Stores.STREAMING,
     )
     return held_rows.holders(schedule.hardware, simple, draft, most_reread)
 
 
-def rolled(schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int) -> list[Parameters]:
+def rolled(schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int) -> list[RowSettings]:
     """Blocks through whose shared memory at least four rows roll, one after the other.
 
     Layer norm of 16x4194304: 158 us instead of 217 in two kernels.
@@ -318,6 +313,8 @@ def rolled(schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int) ->
     if not _may_stay(simple):
         return []
     card, rows = schedule.hardware, simple.row_count
-    draft = settings(schedule, simple, "roll", threads=threads, packs=packs, splits=2, depth=1, stores="streaming")
+    draft = made(
+        schedule, simple, Reduce.ROLL, threads=threads, packs=packs, splits=2, depth=1, stores=Stores.STREAMING
+    )
     found = rolling_rows.rollers(card, simple, draft)
     return [p for p in found if rows >= 4 * team_of(card, simple, p).teams(rows, 1)]
