@@ -32,7 +32,7 @@ from agent_synthesis.nests.ir import (
     Type,
 )
 from agent_synthesis.nests.verifier import verify
-from agent_synthesis.schedule import Emission, Schedule
+from agent_synthesis.schedule import Emission, Offered
 from agent_synthesis.settings import Settings
 from agent_synthesis.testing import (
     F32,
@@ -56,7 +56,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 Compile = Callable[[Emission], str]
 
 
-def first_schedule(nest: Nest) -> Schedule:
+def first_schedule(nest: Nest) -> Offered:
     return next(schedule for schedule in schedules(task_pb2.TARGET_CUDA) if schedule.accepts(nest))
 
 
@@ -293,9 +293,9 @@ def test_alternatives_are_legal_and_differ(nest: Nest) -> None:
 
 
 def test_schedules_are_registered_for_the_target() -> None:
-    assert isinstance(first_schedule(gelu(64)), CudaPointwise)
-    assert isinstance(first_schedule(column_sum(64, 64)), CudaColumnReduction)
-    assert isinstance(first_schedule(softmax(64, 64)), CudaRowReduction)
+    assert first_schedule(gelu(64)).name == "cuda_pointwise"
+    assert first_schedule(column_sum(64, 64)).name == "cuda_column_reduction"
+    assert first_schedule(softmax(64, 64)).name == "cuda_row_reduction"
 
 
 def test_emission_does_not_depend_on_what_was_emitted_before() -> None:
