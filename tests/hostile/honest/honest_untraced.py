@@ -49,7 +49,7 @@ UNTRACED = (
     ),
     Honest(
         "dropout behind a branch on a value",
-        "return F.dropout(x, 0.25) * 2 if bool((x > -1e30).all()) else x",
+        "return F.dropout(x, 0.25) * 2 if bool((x > -1e30).any()) else x",
         own_forward="return 2 * F.dropout(x, 0.25)",
     ),
 )
