@@ -12,6 +12,7 @@
 namespace ws {
 
 struct Sum {
+  template <class T> static WS_INLINE T neutral() { return T(0); }
   template <class T> static WS_INLINE T of(T a, T b) {
     if constexpr (std::is_same_v<T, bool>) return a || b;
     else if constexpr (std::is_integral_v<T>) return wrap_add(a, b);
@@ -19,15 +20,13 @@ struct Sum {
   }
 };
 struct Product {
+  template <class T> static WS_INLINE T neutral() { return T(1); }
   template <class T> static WS_INLINE T of(T a, T b) {
     if constexpr (std::is_same_v<T, bool>) return a && b;
     else if constexpr (std::is_integral_v<T>) return wrap_mul(a, b);
     else return a * b;
   }
 };
-struct Maximum { template <class T> static WS_INLINE T of(T a, T b) { return ws::max(a, b); } };
-struct Minimum { template <class T> static WS_INLINE T of(T a, T b) { return ws::min(a, b); } };
-
 
 // A value and where it stands. Of equal values the least position wins, and the first NaN beats all, as PyTorch has it: so the
 // order of joins does not matter.
@@ -60,24 +59,16 @@ struct Less {
     return Limits::has_infinity ? Limits::infinity() : Limits::max();
   }
 };
+struct Maximum {
+  template <class T> static WS_INLINE T neutral() { return Greater::last<T>(); }
+  template <class T> static WS_INLINE T of(T a, T b) { return ws::max(a, b); }
+};
+struct Minimum {
+  template <class T> static WS_INLINE T neutral() { return Less::last<T>(); }
+  template <class T> static WS_INLINE T of(T a, T b) { return ws::min(a, b); }
+};
 using ArgMaximum = ArgExtreme<Greater>;
 using ArgMinimum = ArgExtreme<Less>;
-
-// Count values with their positions, apart so that loops over them vectorise.
-template <class T, class I, long Count> struct Places {
-  T value[Count];
-  I position[Count];
-  template <class Operation> WS_INLINE void take(long place, At<T, I> next) {
-    const bool better = Operation::is_better(next, At<T, I>{value[place], position[place]});
-    value[place] = better ? next.value : value[place];
-    position[place] = better ? next.position : position[place];
-  }
-};
-
-template <class T, class I, long Count> WS_INLINE void fill(Places<T, I, Count>& places, At<T, I> value) {
-#pragma omp simd
-  for (long lane = 0; lane < Count; ++lane) places.value[lane] = value.value, places.position[lane] = value.position;
-}
 
 template <class T, long Count> WS_INLINE void fill(T (&values)[Count], T value) {
 #pragma omp simd
@@ -105,12 +96,6 @@ template <class Operation, class T, long Lanes> WS_INLINE T fold(T (&lanes)[Lane
     for (long lane = 0; lane < width; ++lane) lanes[lane] = Operation::of(lanes[lane], lanes[lane + width]);
   }
   return lanes[0];
-}
-
-template <class Operation, class T, class I, long Lanes> WS_INLINE At<T, I> fold(const Places<T, I, Lanes>& lanes) {
-  At<T, I> best{lanes.value[0], lanes.position[0]};
-  for (long lane = 1; lane < Lanes; ++lane) best = Operation::of(best, At<T, I>{lanes.value[lane], lanes.position[lane]});
-  return best;
 }
 
 // The maximum of a sequence and the sum of exp(value - maximum), grown block by block in one sweep.

@@ -3,55 +3,27 @@
 //   all = sum(x[4096 i + j])
 //   y[j] = all
 // cpu_column_reduction: reduce = split, stores = plain, tile = 2048, threads = 0
-extern "C" void column_sum(void* const* arguments) {
-  const float* __restrict x = static_cast<const float*>(arguments[0]);
-  float* __restrict y = static_cast<float*>(arguments[1]);
-  double* __restrict all_pieces = static_cast<double*>(arguments[2]);
-  constexpr long kJExtent = 4096;
-  constexpr long kTile = 2048;
-  constexpr long kPieces = 16;
+struct column_sum_columns {
+  static constexpr ws::ColumnTiling kTiling{.columns = 4096, .rows = 512, .tile = 2048, .pieces = 16, .threads = 0};
+  using Outer = ws::Space<>;
+  using Rows = ws::Space<>;
+  using Sweep0 = ws::Reductions<ws::Reduction<ws::Sum, float>>;
+  using Sweeps = ws::List<Sweep0>;
+  const float* __restrict x;
+  float* __restrict y;
+  double* __restrict all_pieces;
+  const Sweep0::Running<2048>* found0;
+  long i;
+  WS_INLINE void row(const long* at) { i = at[0]; }
+  WS_INLINE auto piece(ws::Number<0>) const { return all_pieces; }
+  WS_INLINE void ahead(long j, long count) const { ws::ask_for(x + (4096 * (i + 1) + j), count); }
+  WS_INLINE void fold(ws::Number<0>, Sweep0::Running<2048>& found, long j, long e) const {
+    found.take<0>(e, x[4096 * i + j]);
+  }
+  WS_INLINE void learn(ws::Number<0>, const Sweep0::Running<2048>& found) { found0 = &found; }
+  WS_INLINE void store_column(long j, long e) const { y[j] = found0->get<0>(e); }
+};
 
-  #pragma omp parallel for schedule(static) collapse(2)
-  for (long piece = 0; piece < kPieces; ++piece) {
-    for (long j_begin = 0; j_begin < kJExtent; j_begin += kTile) {
-      const long j_end = j_begin + kTile;
-      const long i_first = piece * 512 / kPieces;
-      const long i_last = (piece + 1) * 512 / kPieces;
-      alignas(64) double all_total[kTile];
-      ws::fill(all_total, 0.0);
-      for (long i_begin = i_first; i_begin < i_last; i_begin += 32) {
-        const long i_end = i_begin + 32 < i_last ? i_begin + 32 : i_last;
-        alignas(64) float all_tile[kTile];
-        ws::fill(all_tile, 0.0f);
-        for (long i = i_begin; i < i_end; ++i) {
-          ws::ask_for(x + 4096 * (i + 1) + j_begin, j_end - j_begin);
-          #pragma omp simd
-          for (long j = j_begin; j < j_end; ++j) {
-            all_tile[j - j_begin] += x[4096 * i + j];
-          }
-        }
-        #pragma omp simd
-        for (long j = j_begin; j < j_end; ++j) all_total[j - j_begin] += all_tile[j - j_begin];
-      }
-      #pragma omp simd
-      for (long j = j_begin; j < j_end; ++j) all_pieces[piece * 4096 + j] = all_total[j - j_begin];
-    }
-  }
-  #pragma omp parallel for schedule(static)
-  for (long j_begin = 0; j_begin < kJExtent; j_begin += kTile) {
-    const long j_end = j_begin + kTile;
-    alignas(64) double all_total[kTile];
-    ws::fill(all_total, 0.0);
-    for (long piece = 0; piece < kPieces; ++piece) {
-      #pragma omp simd
-      for (long j = j_begin; j < j_end; ++j) all_total[j - j_begin] = ws::Sum::of<double>(all_total[j - j_begin], all_pieces[piece * 4096 + j]);
-    }
-    alignas(64) float all_tile[kTile];
-    #pragma omp simd
-    for (long j = j_begin; j < j_end; ++j) all_tile[j - j_begin] = static_cast<float>(all_total[j - j_begin]);
-    #pragma omp simd
-    for (long j = j_begin; j < j_end; ++j) {
-      y[j] = all_tile[j - j_begin];
-    }
-  }
+extern "C" void column_sum(void* const* arguments) {
+  ws::reduce_columns(ws::bind<column_sum_columns, 3>(arguments));
 }

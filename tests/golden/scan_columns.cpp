@@ -3,24 +3,22 @@
 //   running = cumsum(x[1048576 b + 1024 k + m])
 //   y[1048576 b + 1024 k + m] = running * 2
 // cpu_scan: scan = columns, stores = plain, block = 1024, tile = 1024, threads = 0
-extern "C" void column_scan(void* const* arguments) {
-  const float* __restrict x = static_cast<const float*>(arguments[0]);
-  float* __restrict y = static_cast<float*>(arguments[1]);
-  constexpr long kExtent = 1024, kTile = 1024;
-  #pragma omp parallel for schedule(static) collapse(2)
-  for (long b = 0; b < 16; ++b) {
-    for (long m_begin = 0; m_begin < kExtent; m_begin += kTile) {
-      const long m_end = m_begin + kTile < kExtent ? m_begin + kTile : kExtent;
-      alignas(64) double running_tile[kTile];
-      ws::fill(running_tile, double(0.0));
-      for (long k = 0; k < 1024; ++k) {
-        #pragma omp simd
-        for (long m = m_begin; m < m_end; ++m) {
-          const double running_here = ws::Sum::of<double>(running_tile[m - m_begin], x[1048576 * b + 1024 * k + m]);
-          running_tile[m - m_begin] = running_here;
-          y[1048576 * b + 1024 * k + m] = static_cast<float>(running_here) * 2.0f;
-        }
-      }
-    }
+struct column_scan_scan {
+  using Outer = ws::Space<16>;
+  using Scans = ws::ScanList<ws::Scan<ws::Sum, double, false, false>>;
+  static constexpr ws::ScanColumnTiling kTiling{.rows = 1024, .columns = 1024, .tile = 1024, .threads = 0};
+  const float* __restrict x;
+  float* __restrict y;
+  long b;
+  long k;
+  WS_INLINE void locate(const long* at) { b = at[0]; }
+  WS_INLINE void row(const long* at) { k = at[0]; }
+  WS_INLINE void step(Scans::Running<1024>& running, long m, long e) const {
+    const double running2_here = running.take<0>(e, x[1048576 * b + 1024 * k + m]);
+    y[1048576 * b + 1024 * k + m] = static_cast<float>(running2_here) * 2.0f;
   }
+};
+
+extern "C" void column_scan(void* const* arguments) {
+  ws::scan_columns(ws::bind<column_scan_scan, 2>(arguments));
 }

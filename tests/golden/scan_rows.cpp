@@ -3,27 +3,20 @@
 //   running = cumsum(x[4096 i + j])
 //   y[4096 i + j] = running
 // cpu_scan: scan = rows, stores = plain, block = 1024, tile = 1024, threads = 0
+struct running_cumsum_scan {
+  using Outer = ws::Space<4096>;
+  using Scans = ws::ScanList<ws::Scan<ws::Sum, double, false, false>>;
+  static constexpr ws::ScanTiling kTiling{.extent = 4096, .block = 1024, .parts = 1, .threads = 0};
+  const float* __restrict x;
+  float* __restrict y;
+  long i;
+  struct Held { Scans::Running<1024> scanned; };
+  Held* held;
+  WS_INLINE void locate(const long* at) { i = at[0]; }
+  WS_INLINE void make(ws::Number<0>, long j, long e) const { held->scanned.set<0>(e, x[4096 * i + j]); }
+  WS_INLINE void store(long j, long e) const { y[4096 * i + j] = static_cast<float>(held->scanned.get<0>(e)); }
+};
+
 extern "C" void running_cumsum(void* const* arguments) {
-  const float* __restrict x = static_cast<const float*>(arguments[0]);
-  float* __restrict y = static_cast<float*>(arguments[1]);
-  constexpr long kExtent = 4096, kBlock = 1024;
-  constexpr long kBlocks = (kExtent + kBlock - 1) / kBlock;
-  #pragma omp parallel for schedule(static)
-  for (long i = 0; i < 4096; ++i) {
-    alignas(64) double running_block[kBlock];
-    double running_before = 0.0;
-    for (long block = 0; block < kBlocks; ++block) {
-      const long j_begin = block * kBlock;
-      const long j_end = j_begin + kBlock < kExtent ? j_begin + kBlock : kExtent;
-      #pragma omp simd
-      for (long j = j_begin; j < j_end; ++j) {
-        running_block[j - j_begin] = x[4096 * i + j];
-      }
-      ws::scan<ws::Sum, false, false>(running_block, j_end - j_begin, double(0.0), running_before);
-      #pragma omp simd
-      for (long j = j_begin; j < j_end; ++j) {
-        y[4096 * i + j] = static_cast<float>(running_block[j - j_begin]);
-      }
-    }
-  }
+  ws::scan_rows(ws::bind<running_cumsum_scan, 2>(arguments));
 }

@@ -14,12 +14,11 @@ from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.column_text import ColumnWriter
 from agent_synthesis.emit.cpu.cpu_settings import ColumnSettings, Shared
 from agent_synthesis.nests import iteration_space, passes
-from agent_synthesis.nests.element_types import CONTRACT
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import task_pb2
 
 _SMALLEST_VECTOR_EXTENT = 8
 _PIECES = 16
@@ -77,19 +76,12 @@ class CpuColumnReduction:
         simple = iteration_space.simplified(nest)
         axis, _ = passes.vector_axis(simple)
         assert axis is not None  # accepts() requires it
-        writer = ColumnWriter(passes.with_reciprocal(simple), axis, settings, _PIECES)
-        lines, workspaces = writer.write(function_text.header(nest, self.name, settings))
-        buffers = [
-            candidate_pb2.Buffer(
-                name=name,
-                role=candidate_pb2.ROLE_WORKSPACE,
-                spec=tensor_pb2.TensorSpec(dtype=CONTRACT[type_], shape=[count], strides=[1]),
-                alignment_bytes=64,
-            )
-            for name, type_, count in workspaces
-        ]
-        launch = cpu_function.launch(nest, [buffer.name for buffer in buffers])
-        return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (launch,), tuple(buffers))
+        writer = ColumnWriter(
+            passes.with_reciprocal(simple), axis,
+            tile=settings.tile, pieces=_PIECES if settings.reduce is Shared.SPLIT else 1,
+            threads=settings.threads, streaming=settings.stores is Stores.STREAMING,
+        )  # fmt: skip
+        return writer.write(nest, function_text.header(nest, self.name, settings))
 
     def _objection(self, nest: Nest, settings: ColumnSettings) -> str:
         """Why the settings cannot run this nest; empty when they can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.expression import Function
@@ -25,20 +25,15 @@ _SERIAL_WORK = 100_000
 """Simple element operations below which starting threads costs more than it saves (about 5 microseconds)."""
 
 
-def prologue(function: Function, entry: str, workspaces: Mapping[str, str] | None = None) -> list[str]:
-    """The signature and one typed pointer for each argument: buffers in order, then workspaces (name → type)."""
+def prologue(function: Function, entry: str) -> list[str]:
+    """The signature and one typed pointer for each buffer in order."""
     lines = [f'extern "C" void {entry}(void* const* arguments) {{']
-    position = 0
-    for buffer in function.nest.buffers:
+    for position, buffer in enumerate(function.nest.buffers):
         element = "std::uint8_t" if function.reads_bytes(buffer) else function.dialect.storage[buffer.type]
         kind = f"{'' if buffer.written else 'const '}{element}*"
         lines.append(
             f"  {kind} __restrict {function.buffers[buffer.name]} = static_cast<{kind}>(arguments[{position}]);"
         )
-        position += 1
-    for name, kind in (workspaces or {}).items():
-        lines.append(f"  {kind}* __restrict {name} = static_cast<{kind}*>(arguments[{position}]);")
-        position += 1
     return lines
 
 

@@ -8,14 +8,13 @@ of the two keep the lines of both in the cache until they have been used.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.cpu_settings import Loop, PointwiseSettings
-from agent_synthesis.emit.expression import Function, Scope
-from agent_synthesis.emit.spelling import CPP
+from agent_synthesis.emit.cpu.cpu_struct import CpuStruct
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.nests.transposition import Turn, turn
@@ -24,6 +23,7 @@ from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
+_SKELETON = ("compute_pointwise", "ws_pointwise.hpp")
 BLOCK_BUFFER_BYTES = 16 << 10
 """What all buffers of a block may take: half of a first-level cache."""
 _SMALLEST_VECTOR_EXTENT = 16
@@ -88,12 +88,18 @@ class CpuPointwise:
             raise IllegalMove(f"block = {block}: from 1 to {self._largest_block(nest)} elements fit for {nest.name}")
         if settings.stores is Stores.STREAMING and settings.loop is Loop.TILED:
             raise IllegalMove(f"{nest.name}: rows of tiles are too short to stream")
-        simple, across = _looped(nest, settings.loop)
-        function = Function(CPP, simple)
-        entry = function_text.name_everything(function)
-        lines = function_text.header(nest, self.name, settings) + cpu_function.prologue(function, entry)
-        lines += _body(function, settings, across)
-        return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (cpu_function.launch(nest),))
+        simple, tiled = _looped(nest, settings.loop), settings.loop is Loop.TILED
+        *outer, inner = simple.parallel
+        struct = CpuStruct(simple, "elements", outer)
+        struct.constant("ws::PointwiseTiling", {
+            "rows": outer[-1].extent if outer else 1, "columns": inner.extent,
+            "tile_rows": _TILE_ROWS if tiled else 1, "block": min(block, inner.extent),
+            "threads": settings.threads,
+        })  # fmt: skip
+        struct.space("Outer", outer[:-1])
+        streamed = min(block, inner.extent) if settings.stores is Stores.STREAMING else 0
+        struct.stores(struct.located, (), simple.stores, inner, streamed)
+        return struct.emission(nest, function_text.header(nest, self.name, settings), *_SKELETON)
 
     def _largest_block(self, nest: Nest) -> int:
         bytes_each = sum(nest.buffer(store.buffer).type.size_bytes for store in nest.stores)
@@ -111,98 +117,15 @@ def _is_tile(found: Turn) -> bool:
     return min(found.along.extent, found.across.extent) >= _SMALLEST_VECTOR_EXTENT
 
 
-def _looped(nest: Nest, loop: Loop) -> tuple[Nest, Axis | None]:
-    """The nest with its axes in the order of the loops, and the axis before the last if these two are tiled."""
+def _looped(nest: Nest, loop: Loop) -> Nest:
+    """The nest with all axes parallel, one at least, in the order of the loops."""
     if loop is Loop.TILED:
         found = turn(nest, _LINE_BYTES)
         if found is None:
             raise IllegalMove(f"{nest.name}: all accesses run along one axis")
-        axes = (*found.others, found.across, found.along)
-        return iteration_space.reindexed(found.nest, lambda index: index, axes, ()), found.across
-    simple = iteration_space.simplified(nest)
-    return iteration_space.flattened(simple) if loop is Loop.FLAT and simple.row_count > 1 else simple, None
-
-
-def _body(function: Function, settings: PointwiseSettings, across: Axis | None) -> list[str]:
-    nest = function.nest
-    axes = nest.parallel + nest.reduced
-    root = Scope(function, None)
-    root.expect(store.value for store in nest.stores)
-    if not axes:
-        for store in nest.stores:
-            root.store(store)
-        return root.lines
-    inner, outer = axes[-1], axes[: -2 if across else -1]
-    threads, block = settings.threads, min(settings.block, inner.extent)
-    streamed = list(dict.fromkeys(
-        store.buffer
-        for store in nest.stores
-        if settings.stores is Stores.STREAMING and store.index.coefficient(inner.name) == 1
-    ))  # fmt: skip
-    j = function.axes[inner.name]
-    begin, end = function.names.take(f"{j}_begin"), function.names.take(f"{j}_end")
-    extent = function.names.take(f"k{inner.name.capitalize()}Extent")
-    loops = [cpu_function.loop_over(function, axis) for axis in outer]
-    rows = function.names.take(f"{across.name}_begin") if across else ""
-    if across:
-        loops.append(f"for (long {rows} = 0; {rows} < {across.extent}; {rows} += kRows)")
-    loops.append(f"for (long {begin} = 0; {begin} < {extent}; {begin} += kBlock)")
-    region = threads != 1 and bool(streamed)
-
-    body = Scope(function, root, [axis.name for axis in outer], 1 + region + len(loops))
-    body.line(f"const long {end} = {_end(begin, 'kBlock', extent, even=inner.extent % block == 0)};")
-    blocks = {buffer: function.names.take(f"{function.buffers[buffer]}_block") for buffer in streamed}
-    line = body.child([across.name]) if across else body
-    _line(line, inner, begin, end, blocks)
-    if across:
-        row, rows_end = function.axes[across.name], function.names.take(f"{across.name}_end")
-        bound = _end(rows, "kRows", str(across.extent), even=across.extent % _TILE_ROWS == 0)
-        body.line(f"const long {rows_end} = {bound};")
-        body.enclose([f"for (long {row} = {rows}; {row} < {rows_end}; ++{row})"], line)
-
-    root.line(f"constexpr long {extent} = {inner.extent};")
-    if across:
-        root.line(f"constexpr long kRows = {_TILE_ROWS};")
-    root.line(f"constexpr long kBlock = {block};")
-    root.line("")
-    around = root.child(deeper=int(region))
-    for buffer, held in blocks.items():
-        around.line(f"alignas(64) {CPP.storage[nest.buffer(buffer).type]} {held}[kBlock];")
-    collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-    if threads != 1:
-        share = f"for schedule(static){collapse}"
-        around.line(f"#pragma omp {share}" if region else cpu_function.parallel_pragma(threads, share))
-    around.enclose(loops, body)
-    if streamed:
-        around.line("ws::stream_fence();")
-    if region:
-        root.line(cpu_function.parallel_pragma(threads))
-        root.line("{")
-        root.absorb(around)
-        root.line("}")
+        looped, axes = found.nest, (*found.others, found.across, found.along)
     else:
-        root.absorb(around)
-    return root.lines
-
-
-def _end(begin: str, step: str, extent: str, *, even: bool) -> str:
-    """Where a block ends."""
-    last = f"{begin} + {step}"
-    return last if even else f"{last} < {extent} ? {last} : {extent}"
-
-
-def _line(line: Scope, inner: Axis, begin: str, end: str, blocks: Mapping[str, str]) -> None:
-    """One block of the innermost axis, of which some buffers' elements are streamed to memory afterwards."""
-    function, stores = line.function, line.function.nest.stores
-    j = function.axes[inner.name]
-    element = line.child([inner.name])
-    element.expect(store.value for store in stores)
-    for store in stores:
-        held = blocks.get(store.buffer)
-        element.store(store, held and f"{held}[{j} - {begin}]")
-    line.line("#pragma omp simd")
-    line.enclose([f"for (long {j} = {begin}; {j} < {end}; ++{j})"], element)
-    for buffer, held in blocks.items():
-        index = next(store.index for store in stores if store.buffer == buffer)
-        start = function.index(index, {inner.name: begin})
-        line.line(f"ws::stream({function.buffers[buffer]} + {start}, {held}, {end} - {begin});")
+        looped = iteration_space.simplified(nest)
+        looped = iteration_space.flattened(looped) if loop is Loop.FLAT and looped.row_count > 1 else looped
+        axes = looped.parallel + looped.reduced or (Axis("one", 1),)
+    return iteration_space.reindexed(looped, lambda index: index, axes, ())

@@ -14,12 +14,11 @@ from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.cpu_settings import RowSettings, Shared, Sweeps
 from agent_synthesis.emit.cpu.row_text import RowWriter
 from agent_synthesis.nests import iteration_space, passes
-from agent_synthesis.nests.element_types import CONTRACT
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import task_pb2
 
 KEPT_ROW_BYTES = 256 << 10
 """What kept values of a row may take of a thread's stack and of its core's second-level cache."""
@@ -86,19 +85,12 @@ class CpuRowReduction:
         """One function; a split row's kept values are a workspace."""
         if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
-        writer = RowWriter(passes.with_reciprocal(iteration_space.simplified(nest)), settings)
-        lines, workspaces = writer.write(function_text.header(nest, self.name, settings))
-        buffers = [
-            candidate_pb2.Buffer(
-                name=name,
-                role=candidate_pb2.ROLE_WORKSPACE,
-                spec=tensor_pb2.TensorSpec(dtype=CONTRACT[type_], shape=[count], strides=[1]),
-                alignment_bytes=64,
-            )
-            for name, type_, count in workspaces
-        ]
-        launch = cpu_function.launch(nest, [buffer.name for buffer in buffers])
-        return Emission("\n".join([*lines, "}", ""]), cpu_function.HEADERS, (launch,), tuple(buffers))
+        writer = RowWriter(
+            passes.with_reciprocal(iteration_space.simplified(nest)),
+            split=settings.reduce is Shared.SPLIT, visits=settings.sweeps, lanes=settings.lanes, block=settings.block,
+            streaming=settings.stores is Stores.STREAMING, threads=settings.threads,
+        )  # fmt: skip
+        return writer.write(nest, function_text.header(nest, self.name, settings))
 
     def _objection(self, nest: Nest, settings: RowSettings) -> str:
         """Why the settings cannot run this nest; empty when they can."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit import function_text
-from agent_synthesis.emit.cpu import cpu_function
+from agent_synthesis.emit.cpu import cpu_function, scan_text
 from agent_synthesis.emit.cpu.cpu_settings import ScanSettings, Shared
-from agent_synthesis.emit.cpu.scan_text import PIECES, ColumnScanWriter, RowScanWriter
 from agent_synthesis.emit.cuda.scans.scan import is_scan
 from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.ir import Axis, Nest
@@ -21,8 +20,8 @@ from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import task_pb2
 
-HEADERS = ("ws_scan.hpp", *cpu_function.HEADERS)
-"""What a scan includes."""
+_PIECES = 32
+"""Parts of a split row: fixed, so that the bits do not depend on the number of threads."""
 _SMALLEST_EXTENT = 8
 """Least extent of an axis for a tile to lie along it."""
 _SPLIT_ROWS = 8
@@ -81,12 +80,13 @@ class CpuScan:
         if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
         simple, header = iteration_space.simplified(nest), function_text.header(nest, self.name, settings)
-        axis = _across(simple)
-        if settings.scan is Shared.COLUMNS and axis is not None:
-            lines = ColumnScanWriter(simple, axis, settings).write(header)
-        else:
-            lines = RowScanWriter(simple, settings).write(header)
-        return Emission("\n".join([*lines, "}", ""]), HEADERS, (cpu_function.launch(nest),))
+        axis, scan = _across(simple), settings.scan
+        if scan is Shared.COLUMNS and axis is not None:
+            return scan_text.scan_columns(nest, simple, axis, header, tile=settings.tile, threads=settings.threads)
+        return scan_text.scan_rows(
+            nest, simple, header, block=settings.block, parts=_PIECES if scan is Shared.SPLIT else 1,
+            streaming=settings.stores is Stores.STREAMING, threads=settings.threads,
+        )  # fmt: skip
 
     def _objection(self, nest: Nest, settings: ScanSettings) -> str:
         """Why the settings cannot run this nest; empty when they can."""
@@ -99,8 +99,8 @@ class CpuScan:
             return "rows of a tile are too short to stream"
         if scan is Shared.SPLIT and len(simple.scans) > 1:
             return "one scan is split at a time"
-        if scan is Shared.SPLIT and simple.column_count < PIECES * settings.block:
-            return f"a row is too short for {PIECES} parts"
+        if scan is Shared.SPLIT and simple.column_count < _PIECES * settings.block:
+            return f"a row is too short for {_PIECES} parts"
         return ""
 
 
