@@ -131,6 +131,6 @@ class Evidence:
             step.median_ns / predict[step.group]
             for trial in self._measured.values()
             for step in trial.timing.steps
-            if step.engine == "library" and step.median_ns > 0 and predict.get(step.group, 0) > 0
+            if step.computed_by == analysis_pb2.ENGINE_LIBRARY and step.median_ns > 0 and predict.get(step.group, 0) > 0
         ]
         return statistics.median(ratios) if ratios else None

@@ -58,7 +58,7 @@ class PlanModel:
             producers = tuple(name for name in dict.fromkeys(group.producers) if name in names)
             unit = Unit(
                 name=group.name,
-                authored=group.engine == "authored",
+                authored=group.computed_by == analysis_pb2.ENGINE_AUTHORED,
                 reducing=reduces(group.operations),
                 producers=producers,
                 cost=group.cost,

@@ -3,7 +3,8 @@
 The one idea: rows are whole protobuf messages with a few columns beside them to look by, written in one transaction
 each and never changed except for the run itself, so that a run that dies is readable up to its last event. A full
 disk or a directory that cannot be written is one clear error; reading goes on. Columns are only ever added, with a
-default: who opens an older archive adds them, its runs stay, and an older release goes on writing to it.
+default: who opens an older archive adds them, its runs stay, and an older release goes on writing to it. Messages of an
+older release are read by `warpsmith.contract.earlier`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from google.protobuf.message import Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.model_turns import WRITE
 from orchestrator.search import moves_of, score
 from warpsmith import printable
+from warpsmith.contract import earlier
 from warpsmith.digest import of_moves
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.sandbox import private_files
@@ -36,6 +39,8 @@ TABLES_LOCK = 0x7761727073  # "warps"
 """The lock of a PostgreSQL database under which tables are made."""
 KNOWN_COUNT = 3
 """Lists of moves that a new run begins with, where earlier ones of its task or of tasks of its shape are known."""
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 _tables = sa.MetaData()
 _runs = sa.Table(
@@ -194,19 +199,19 @@ class Archive:
         exact = [row for row in rows if row.id == run_id] or rows
         if len(exact) != 1:
             raise NotFound(f"no run {run_id!r}" if not exact else f"several runs begin with {run_id!r}")
-        return run_pb2.Run.FromString(exact[0].message)
+        return _kept(run_pb2.Run, exact[0])
 
     def runs(self, limit: int = 50, task_digest: str = "") -> list[run_pb2.Run]:
         """Runs, newest first."""
         query = sa.select(_runs.c.message).order_by(_runs.c.created_at.desc(), _runs.c.id).limit(limit)
         if task_digest:
             query = query.where(_runs.c.task_digest == task_digest)
-        return [run_pb2.Run.FromString(row.message) for row in self._rows(query)]
+        return [_kept(run_pb2.Run, row) for row in self._rows(query)]
 
     def trials(self, run_id: str) -> list[trial_pb2.Trial]:
         """The trials of a run in order; empty for an unknown run."""
         query = sa.select(_trials.c.message).where(_trials.c.run_id == run_id).order_by(_trials.c.number)
-        return [trial_pb2.Trial.FromString(row.message) for row in self._rows(query)]
+        return [_kept(trial_pb2.Trial, row) for row in self._rows(query)]
 
     def events(self, run_id: str, after: int = 0) -> list[run_pb2.RunEvent]:
         """Events of a run past a number, in order."""
@@ -215,7 +220,7 @@ class Archive:
             .where(_events.c.run_id == run_id, _events.c.number > after)
             .order_by(_events.c.number)
         )
-        return [run_pb2.RunEvent.FromString(row.message) for row in self._rows(query)]
+        return [_kept(run_pb2.RunEvent, row) for row in self._rows(query)]
 
     def known_moves(self, run: run_pb2.Run, limit: int = KNOWN_COUNT) -> list[list[analysis_pb2.Move]]:
         """Moves that earlier runs on such a device found best: those of the task, then those of its shape, best first.
@@ -243,8 +248,8 @@ class Archive:
             .where(same, _trials.c.speedup > 1.0, _trials.c.verdict == verdict_pb2.VERDICT_STATE_PASS)
             .order_by(_trials.c.speedup.desc())
         )
-        found = [run_pb2.Run.FromString(row.message).best for row in self._rows(runs.limit(limit))]
-        found += [trial_pb2.Trial.FromString(row.message) for row in self._rows(trials.limit(2 * limit))]
+        found = [_kept(run_pb2.Run, row).best for row in self._rows(runs.limit(limit))]
+        found += [_kept(trial_pb2.Trial, row) for row in self._rows(trials.limit(2 * limit))]
         return {of_moves(moves_of(trial)): list(moves_of(trial)) for trial in found if moves_of(trial)}
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
@@ -263,6 +268,11 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _kept(kind: type[MessageT], row: sa.Row[Any]) -> MessageT:
+    """The message of a row, which an earlier version may have written."""
+    return earlier.translated(kind.FromString(row.message))
 
 
 def _require_plain(place: Path) -> None:

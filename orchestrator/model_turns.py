@@ -47,7 +47,9 @@ def with_write(
     kernel that the best proposal ends with, since one call alone leaves little to gain.
     """
     legal = {item.move.group: item for item in analysis.legal_moves if item.move.operation == WRITE}
-    ours = [group for group in analysis.groups if group.name in legal and group.engine == "authored"]
+    ours = [
+        group for group in analysis.groups if group.name in legal and group.computed_by == analysis_pb2.ENGINE_AUTHORED
+    ]
     moves = list(analysis.moves)
     if ours:
         took = {step.group: step.median_ns for step in parent.timing.steps} if parent is not None else {}

@@ -116,7 +116,8 @@ class World:
         for item in legal:
             if item.move.operation == "rewrite":  # it spares products
                 item.before.product_flop_count = 10**9
-        group = analysis_pb2.Group(name="out", engine="authored" if moves else "library", operations=["aten.softmax"])
+        engine = analysis_pb2.ENGINE_AUTHORED if moves else analysis_pb2.ENGINE_LIBRARY
+        group = analysis_pb2.Group(name="out", computed_by=engine, operations=["aten.softmax"])
         return analysis_pb2.Analysis(
             plan_digest=of_moves(moves),
             moves=moves,
@@ -278,7 +279,11 @@ class World:
             floor_percent=100 * self.floor_ns / candidate_ns,
             faster=0.8 * EAGER_NS / candidate_ns > 1.03,
             device_seconds=0.1,
-            steps=[timing_pb2.StepTime(group="out", engine="authored", name="out_kernel", median_ns=candidate_ns)],
+            steps=[
+                timing_pb2.StepTime(
+                    group="out", computed_by=analysis_pb2.ENGINE_AUTHORED, name="out_kernel", median_ns=candidate_ns
+                )
+            ],
             flags=["FLOOR_REJECT"] if _has(request.program, "impossible") else [],
         )
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)

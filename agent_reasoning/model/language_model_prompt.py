@@ -18,6 +18,7 @@ from agent_reasoning.evidence import Evidence, candidate_ns
 from agent_reasoning.model.language_model_options import Option
 from agent_reasoning.roofline import bound, machine, time_ns, traffic_bytes
 from warpsmith import hardware
+from warpsmith.contract import words
 from warpsmith.models.language_model import Message
 from warpsmith.models.untrusted import one_line, quoted
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2, tensor_pb2, trial_pb2, verdict_pb2
@@ -140,7 +141,8 @@ def _plan(request: Request, size: Size) -> str:
     slowest = sorted(times, key=lambda name: -times[name])[: size.group_count]
     lines = [
         one_line(
-            f"{group.name}: {group.engine} {group.schedule or ', '.join(group.operations[:6])}; reads "
+            f"{group.name}: {words.engine(group.computed_by)} "
+            f"{group.schedule or ', '.join(group.operations[:6])}; reads "
             f"{wording.names(group.producers) if group.producers else 'inputs'}; "
             f"{wording.size(traffic_bytes(group.cost))}; "
             f"{'measured' if group.name in measured else 'predicted'} {wording.duration(times[group.name])}, "

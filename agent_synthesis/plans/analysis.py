@@ -25,7 +25,7 @@ def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
     choices, integers = group.settings.to_wire()
     return analysis_pb2.Group(
         name=group.name,
-        engine="library" if group.engine == "library" else "authored",
+        computed_by=analysis_pb2.ENGINE_LIBRARY if group.engine == "library" else analysis_pb2.ENGINE_AUTHORED,
         schedule=group.schedule,
         operations=[plan.index.nodes[node].target for node in plan.all_nodes(group)],
         producers=plan.producers(group),

@@ -244,7 +244,7 @@ def most_fused(agents: Agents, task: task_pb2.Task) -> tuple[list[analysis_pb2.M
 
     while len(moves) < MOST_MOVES:
         analysis = analyzed()
-        authored = {group.name for group in analysis.groups if group.engine == "authored"}
+        authored = {group.name for group in analysis.groups if group.computed_by == analysis_pb2.ENGINE_AUTHORED}
         legal = [item.move for item in analysis.legal_moves]
         wanted = [each for each in legal if each.operation != "author" or each.group not in authored]
         move = min(wanted, key=_eagerness, default=None)
@@ -253,7 +253,7 @@ def most_fused(agents: Agents, task: task_pb2.Task) -> tuple[list[analysis_pb2.M
         moves.append(move)
     left: dict[str, str] = {}
     for group in analyzed().groups:
-        if group.engine == "authored" or group.operations[-1] in left:
+        if group.computed_by == analysis_pb2.ENGINE_AUTHORED or group.operations[-1] in left:
             continue
         try:
             analyzed([analysis_pb2.Move(operation="author", group=group.name)])

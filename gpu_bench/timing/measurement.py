@@ -49,7 +49,7 @@ from gpu_bench.timing.statistics import (
     split_noise_floor,
 )
 from warpsmith.program_steps import buffers_of
-from warpsmith.v1 import candidate_pb2, task_pb2, timing_pb2
+from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2, timing_pb2
 
 FASTEST_UNPROVEN = "FASTEST_UNPROVEN"
 """A baseline could not run, so the fastest that did may not be the fastest there is."""
@@ -117,8 +117,7 @@ class StepInfo:
     """A step of the candidate, for its line in the profile."""
 
     group: str
-    engine: str
-    """ "authored" or "library"."""
+    engine: analysis_pb2.Engine.ValueType
     name: str
     """Kernel entry or library operation."""
     byte_count: int
@@ -172,7 +171,7 @@ def step_infos(program: candidate_pb2.Program) -> list[StepInfo]:
     for step in program.steps:
         kind = step.WhichOneof("kind")
         name = {"launch": step.launch.entry, "library": step.library.target}.get(kind or "", "memset")
-        engine = "library" if kind == "library" else "authored"
+        engine = analysis_pb2.ENGINE_LIBRARY if kind == "library" else analysis_pb2.ENGINE_AUTHORED
         infos.append(StepInfo(step.group, engine, name, sum(sizes[b] for b in set(buffers_of(step)))))
     return infos
 
@@ -402,7 +401,7 @@ def _step_times(candidate: Candidate, clock: Clock) -> list[timing_pb2.StepTime]
     return [
         timing_pb2.StepTime(
             group=info.group,
-            engine=info.engine,
+            computed_by=info.engine,
             name=info.name,
             median_ns=ns,
             bytes_per_second=info.byte_count / ns * 1e9 if ns > 0 else 0.0,

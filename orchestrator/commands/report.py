@@ -60,7 +60,8 @@ def authored_share(timing: timing_pb2.Timing) -> float | None:
     total = sum(step.median_ns for step in timing.steps)
     if not total:
         return None
-    return sum(step.median_ns for step in timing.steps if step.engine == "authored") / total
+    ours = (step.median_ns for step in timing.steps if step.computed_by == analysis_pb2.ENGINE_AUTHORED)
+    return sum(ours) / total
 
 
 def gain_text(run: run_pb2.Run) -> str:

@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from orchestrator.finalists import BASELINE_WAS_FASTER
 from orchestrator.tasks import intake
 from warpsmith import digest
+from warpsmith.contract import earlier
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2, timing_pb2
@@ -53,7 +54,7 @@ def read(path: Path) -> tuple[run_pb2.Run, list[str]]:
     if form != FORMAT:
         raise BadInput(f"{path}: a record of another format; this version reads {FORMAT!r}")
     try:
-        run = ParseDict(content, run_pb2.Run())
+        run = earlier.translated(ParseDict(content, run_pb2.Run()))
     except (ParseError, RecursionError):  # its text would quote the file
         raise BadInput(f"{path}: a damaged record: it holds what no run does") from None
     intake.require_names(run.task)

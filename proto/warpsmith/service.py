@@ -33,6 +33,7 @@ from tenacity import (
 
 from warpsmith import local_sockets, printable, transport
 from warpsmith import settings as settings_module
+from warpsmith.contract import earlier
 from warpsmith.errors import BadInput, ModelFault, WarpsmithError, from_status, to_status
 from warpsmith.sandbox import jail, private_files
 from warpsmith.settings import Settings
@@ -102,12 +103,12 @@ class _Translate(grpc.ServerInterceptor):
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._streaming(handler.unary_stream, method),
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=_reading(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._unary(handler.unary_unary, method),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_reading(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -127,6 +128,11 @@ class _Translate(grpc.ServerInterceptor):
 
     def _account(self, method: str, context: grpc.ServicerContext) -> _Account:
         return _Account(self._service, method, context)
+
+
+def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Reads a request, which a client of an earlier version may have sent."""
+    return lambda sent: earlier.translated(deserialize(sent))
 
 
 class _Account:
@@ -392,13 +398,13 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 def _answered(continuation: Callable[..., Any], details: Any, request: Any) -> Any:
     call = continuation(details, request)
-    call.result()
+    earlier.translated(call.result())
     return call
 
 
 def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
     try:
-        yield from stream
+        yield from map(earlier.translated, stream)
     except grpc.RpcError as error:
         raise _translated(error, method) from None
     finally:

@@ -76,7 +76,9 @@ def softmax_analysis() -> analysis_pb2.Analysis:
     byte_count = 64 * 256 * 4
     cost = analysis_pb2.Cost(read_bytes=byte_count, write_bytes=byte_count, operation_count=5 * 64 * 256)
     cost.launch_count, cost.parallel_count = 1, 64
-    analysis.groups.add(name="softmax", engine="library", operations=["aten.softmax.int"], cost=cost)
+    analysis.groups.add(
+        name="softmax", computed_by=analysis_pb2.ENGINE_LIBRARY, operations=["aten.softmax.int"], cost=cost
+    )
     move = analysis_pb2.Move(operation="author", group="softmax")
     analysis.legal_moves.add(move=move, before=cost, after=cost, effect="writes softmax as one kernel")
     analysis.minimum.CopyFrom(cost)

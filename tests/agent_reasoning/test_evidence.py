@@ -58,8 +58,8 @@ def test_faults_of_the_machine_teach_nothing() -> None:
 def test_step_times_are_summed_by_group() -> None:
     made = trial(1, AUTHOR, ns=900)
     for ns in (300.0, 400.0):
-        made.timing.steps.add(group="a", engine="authored", median_ns=ns)
-    made.timing.steps.add(group="b", engine="library", median_ns=200.0)
+        made.timing.steps.add(group="a", computed_by=analysis_pb2.ENGINE_AUTHORED, median_ns=ns)
+    made.timing.steps.add(group="b", computed_by=analysis_pb2.ENGINE_LIBRARY, median_ns=200.0)
     evidence = Evidence([made])
     assert evidence.measured_groups([AUTHOR]) == {"a": 700.0, "b": 200.0}
     assert evidence.measured_groups([FUSE]) == {}

@@ -24,7 +24,9 @@ def request_with_history() -> reasoning_service_pb2.ProposeHypothesesRequest:
     zero.verdict.state = verdict_pb2.VERDICT_STATE_PASS
     zero.timing.arms.append(timing_pb2.Arm(name="candidate", median_ns=101_000.0))
     zero.timing.speedup_fastest.median = 0.99
-    zero.timing.steps.append(timing_pb2.StepTime(group="softmax", engine="library", median_ns=100_000.0))
+    zero.timing.steps.append(
+        timing_pb2.StepTime(group="softmax", computed_by=analysis_pb2.ENGINE_LIBRARY, median_ns=100_000.0)
+    )
     failed = trial_pb2.Trial(number=2)
     failed.hypothesis.moves.append(analysis_pb2.Move(operation="rewrite", group="softmax", choice="online"))
     failed.hypothesis.new_move_count = 1
@@ -52,7 +54,9 @@ def test_a_prompt_is_bounded_whatever_is_put_into_it(size: int) -> None:
     cost = request.analysis.groups[0].cost
     for number in range(300):
         name = f"group_{number}_" + "n" * 3000
-        request.analysis.groups.add(name=name, engine="library", operations=["aten.mul.Tensor"] * 50, cost=cost)
+        request.analysis.groups.add(
+            name=name, computed_by=analysis_pb2.ENGINE_LIBRARY, operations=["aten.mul.Tensor"] * 50, cost=cost
+        )
         move = analysis_pb2.Move(operation="author", group=name)
         request.analysis.legal_moves.add(move=move, before=cost, after=cost, effect="e" * 5000)
         trial = request.history.add(number=number + 1)

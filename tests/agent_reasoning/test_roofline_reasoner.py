@@ -40,7 +40,9 @@ def h200() -> timing_pb2.Device:
 
 
 def group(name: str, operation: str, cost: Cost, *producers: str) -> analysis_pb2.Group:
-    return analysis_pb2.Group(name=name, engine="library", operations=[operation], producers=producers, cost=cost)
+    return analysis_pb2.Group(
+        name=name, computed_by=analysis_pb2.ENGINE_LIBRARY, operations=[operation], producers=producers, cost=cost
+    )
 
 
 def pointwise(count: int, *, reads: int = 1) -> Cost:
@@ -192,7 +194,7 @@ def test_few_long_rows_want_more_blocks() -> None:
     one_block = Cost(read_bytes=4 * row, write_bytes=4 * row, launch_count=1, parallel_count=4)
     cluster = Cost(read_bytes=4 * row, write_bytes=4 * row, launch_count=1, parallel_count=64)
     authored = group("softmax", "aten.softmax.int", one_block)
-    authored.engine = "authored"
+    authored.computed_by = analysis_pb2.ENGINE_AUTHORED
     moves = [
         legal("set", "softmax", "reduce=warp", before=one_block, after=one_block),
         legal("set", "softmax", "reduce=cluster", before=one_block, after=cluster),
@@ -216,7 +218,7 @@ def test_a_kernel_far_above_its_roofline_wants_its_work_spread_otherwise() -> No
     grid = Cost(read_bytes=size, write_bytes=4, launch_count=1, parallel_count=512)
     two_pass = Cost(read_bytes=size, write_bytes=4, launch_count=2, parallel_count=100)
     authored = group("sum", "aten.sum.default", grid)
-    authored.engine = "authored"
+    authored.computed_by = analysis_pb2.ENGINE_AUTHORED
     moves = [
         legal("set", "sum", "stores=plain", before=grid, after=grid),
         legal("set", "sum", "reduce=two_pass", before=grid, after=two_pass),
@@ -232,7 +234,7 @@ def test_a_kernel_far_above_its_roofline_wants_its_work_spread_otherwise() -> No
 def test_one_value_of_every_parameter_comes_before_a_second_of_any() -> None:
     cost = pointwise(MB)
     authored = group("relu", "aten.relu.default", cost)
-    authored.engine = "authored"
+    authored.computed_by = analysis_pb2.ENGINE_AUTHORED
     moves = [legal("set", "relu", choice, before=cost, after=cost) for choice in ("a=1", "a=2", "a=3", "b=1", "b=2")]
     order = [new_moves(each)[0][2] for each in propose(ask([authored], moves))]
     assert order == ["a=1", "b=1", "a=2", "b=2", "a=3"]
@@ -357,7 +359,9 @@ def test_a_request_without_groups_is_bad_input() -> None:
 
 def test_going_back_to_the_library_is_not_predicted_faster_than_eager_was() -> None:
     cost = pointwise(100 * MB)
-    kernel = analysis_pb2.Group(name="norm", engine="authored", operations=["aten.layer_norm.default"], cost=cost)
+    kernel = analysis_pb2.Group(
+        name="norm", computed_by=analysis_pb2.ENGINE_AUTHORED, operations=["aten.layer_norm.default"], cost=cost
+    )
     back = legal("library", "norm", before=cost, after=cost)
     author = Move(operation="author", group="norm")
     timing = timing_pb2.Timing(arms=[timing_pb2.Arm(name="candidate", median_ns=200_000)])

@@ -283,7 +283,11 @@ def timed(moves: list[analysis_pb2.Move], whole_ns: float, **groups_ns: float) -
     parent.timing.arms.add(name="candidate", median_ns=whole_ns)
     parent.timing.arms.add(name="eager", median_ns=8e6)
     for name, median in groups_ns.items():
-        parent.timing.steps.add(group=name, engine="authored" if moves else "library", median_ns=median)
+        parent.timing.steps.add(
+            group=name,
+            computed_by=analysis_pb2.ENGINE_AUTHORED if moves else analysis_pb2.ENGINE_LIBRARY,
+            median_ns=median,
+        )
     return parent
 
 

@@ -16,7 +16,7 @@ from gpu_bench.timing import floor, headline, measurement
 from gpu_bench.timing.floor import Work
 from gpu_bench.timing.measurement import Bench, Candidate, StepInfo, compose_timing, measure_candidate, step_infos
 from gpu_bench.timing.timing_selftest import NOTHING, Noise, SimulatedClock
-from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
 
 NS = {"candidate": 1e5, "eager": 3e5, "compile": 2e5, "rewritten": 1.2e5, "aa_copy": 2e5}
 
@@ -88,7 +88,10 @@ def test_steps_are_timed_in_a_final(bench):
         bench.clock.stamp()
         bench.clock.stamp()
 
-    steps = [StepInfo("a", "authored", "k", 1000), StepInfo("b", "library", "aten.sum.default", 0)]
+    steps = [
+        StepInfo("a", analysis_pb2.ENGINE_AUTHORED, "k", 1000),
+        StepInfo("b", analysis_pb2.ENGINE_LIBRARY, "aten.sum.default", 0),
+    ]
     candidate = Candidate(lambda index: index, stepwise=stepwise, steps=steps)
     timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
     assert [(s.group, s.median_ns) for s in timing.steps] == [("a", 1000.0), ("b", 1000.0)]
@@ -108,7 +111,10 @@ def test_each_call_of_a_stepwise_program_is_watched_by_itself(bench):
         bench.clock.stamp()
 
     candidate = Candidate(
-        lambda index: index, watch=watch, stepwise=stepwise, steps=[StepInfo("a", "authored", "k", 1000)]
+        lambda index: index,
+        watch=watch,
+        stepwise=stepwise,
+        steps=[StepInfo("a", analysis_pb2.ENGINE_AUTHORED, "k", 1000)],
     )
     measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
     assert len(set(seen)) == len(seen) > 1
@@ -279,8 +285,8 @@ def test_steps_of_a_program_are_described():
         ],
     )
     assert step_infos(program) == [
-        StepInfo("y", "authored", "k", 64),
-        StepInfo("z", "library", "aten.relu.default", 64),
+        StepInfo("y", analysis_pb2.ENGINE_AUTHORED, "k", 64),
+        StepInfo("z", analysis_pb2.ENGINE_LIBRARY, "aten.relu.default", 64),
     ]
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from google.protobuf.message import Message
 
 from orchestrator import archive as kept
 from orchestrator import testing
 from orchestrator.archive import FILE_NAME, Archive
+from orchestrator.commands import report
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -190,6 +195,58 @@ def test_an_archive_of_an_older_release_is_read_without_being_changed(tmp_path: 
     assert reader.run("last").id == "old"
     reader.close()
     assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+EARLIER = json.loads((Path(__file__).parent / "earlier_release.json").read_text())
+"""What an archive held before arms, flags, engines and stages were enums, and what the release of then printed."""
+
+
+def earlier_archive(tmp_path: Path) -> Archive:
+    """An archive with the rows that the earlier release wrote."""
+    archive = Archive(f"sqlite:///{tmp_path / FILE_NAME}")
+    run = run_pb2.Run.FromString(base64.b64decode(EARLIER["run"]))
+    archive.put_run(run)
+    for text in EARLIER["trials"]:
+        archive.add_trial(run.id, trial_pb2.Trial.FromString(base64.b64decode(text)))
+    for number, text in enumerate(EARLIER["events"], 1):
+        event = run_pb2.RunEvent.FromString(base64.b64decode(text))
+        event.number = number
+        archive.put_run(run, event)
+    return archive
+
+
+def test_what_an_earlier_release_archived_opens_and_shows_the_same(tmp_path: Path) -> None:
+    archive, printed = earlier_archive(tmp_path), EARLIER["printed"]
+    run = archive.run("last")
+    trials = archive.trials(run.id)
+    assert report.as_json(run) == printed["json"]
+    assert report.row(run) == printed["row"]
+    assert report.funnel(trials) == printed["funnel"]
+    assert [report.trial_line(trial) for trial in trials] == printed["trials"]
+    assert [report.as_json(each) for each in archive.runs()] == [printed["json"]]
+    of_run, of_trial = archive.events(run.id)
+    assert report.row(of_run.run)[3:6] == printed["row"][3:6]
+    assert report.trial_line(of_trial.trial) == printed["trials"][-1]
+    best = [[move.operation for move in moves] for moves in archive.known_moves(run)]
+    assert best[0] == [move.operation for move in run.best.candidate.moves]
+    archive.close()
+
+
+def test_nothing_that_is_read_from_an_earlier_archive_has_a_field_of_then(tmp_path: Path) -> None:
+    archive = earlier_archive(tmp_path)
+    for message in (archive.run("last"), *archive.trials(archive.run("last").id)):
+        assert not list(deprecated_within(message))
+    archive.close()
+
+
+def deprecated_within(message: Message) -> Iterator[str]:
+    """The deprecated fields that are set anywhere in a message."""
+    for field, value in message.ListFields():
+        if field.GetOptions().deprecated:
+            yield field.full_name
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for each in value if field.is_repeated else [value]:
+                yield from deprecated_within(each)
 
 
 def test_two_that_open_an_older_archive_at_once_do_not_add_a_column_twice(tmp_path: Path) -> None:

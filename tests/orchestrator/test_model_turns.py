@@ -219,7 +219,9 @@ def test_a_replayed_kernel_says_nothing_of_a_model() -> None:
 def test_the_slowest_of_our_kernels_is_written_second() -> None:
     analysis = analysis_pb2.Analysis(moves=[testing.move("author", group="a")])
     for name in ("a", "b", "c"):
-        analysis.groups.add(name=name, engine="library" if name == "c" else "authored")
+        analysis.groups.add(
+            name=name, computed_by=analysis_pb2.ENGINE_LIBRARY if name == "c" else analysis_pb2.ENGINE_AUTHORED
+        )
         analysis.legal_moves.add(move=analysis_pb2.Move(operation="write", group=name))
     parent = trial_pb2.Trial(timing=timing_pb2.Timing(steps=[timing_pb2.StepTime(group="b", median_ns=5)]))
     proposed = [hypothesis_pb2.Hypothesis(rationale=text) for text in ("first", "second")]
@@ -231,7 +233,7 @@ def test_the_slowest_of_our_kernels_is_written_second() -> None:
 
 def test_of_library_calls_the_kernel_that_the_best_proposal_ends_with_is_written() -> None:
     analysis = analysis_pb2.Analysis()
-    analysis.groups.add(name="out", engine="library")
+    analysis.groups.add(name="out", computed_by=analysis_pb2.ENGINE_LIBRARY)
     assert with_write(analysis, [], None) == []
     analysis.legal_moves.add(move=analysis_pb2.Move(operation="write", group="out"))
     best = hypothesis_pb2.Hypothesis(moves=[testing.move("author"), testing.move("fuse", "*")], new_move_count=2)

@@ -10,7 +10,16 @@ from rich.console import Console
 from orchestrator import testing
 from orchestrator.commands import report
 from orchestrator.commands.progress import Progress
-from warpsmith.v1 import candidate_pb2, hypothesis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import (
+    analysis_pb2,
+    candidate_pb2,
+    hypothesis_pb2,
+    run_pb2,
+    task_pb2,
+    timing_pb2,
+    trial_pb2,
+    verdict_pb2,
+)
 
 
 def faster_run() -> run_pb2.Run:
@@ -27,8 +36,8 @@ def faster_run() -> run_pb2.Run:
     )
     for name, median in (("eager", 1e6), ("compile", 8e5), ("rewritten", 2e5), ("candidate", 1e5)):
         timing.arms.add(name=name, median_ns=median)
-    timing.steps.add(group="a", engine="authored", name="k", median_ns=75)
-    timing.steps.add(group="b", engine="library", name="aten.mv", median_ns=25)
+    timing.steps.add(group="a", computed_by=analysis_pb2.ENGINE_AUTHORED, name="k", median_ns=75)
+    timing.steps.add(group="b", computed_by=analysis_pb2.ENGINE_LIBRARY, name="aten.mv", median_ns=25)
     run.best.timing.CopyFrom(timing)
     run.best.verdict.CopyFrom(verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS, kernelbench_pass=True))
     run.best.candidate.CopyFrom(candidate_pb2.Candidate(rewrites=["linear_row_sum"]))
@@ -66,7 +75,7 @@ def test_a_gain_without_a_kernel_of_ours_is_the_hosts_time() -> None:
     run = faster_run()
     run.best.candidate.ClearField("rewrites")
     for step in run.best.timing.steps:
-        step.engine = "library"
+        step.computed_by = analysis_pb2.ENGINE_LIBRARY
     for arm in list(run.best.timing.arms):
         if arm.name == "rewritten":
             run.best.timing.arms.remove(arm)

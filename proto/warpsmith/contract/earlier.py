@@ -1,0 +1,66 @@
+"""Reads messages that an earlier version wrote: from an archive, from a record, from a service not yet replaced.
+
+The one idea: a field that became another one is translated here and nowhere else, in the message as it was read, so
+that all other code knows the new field only. What an earlier version wrote and nobody can translate stays where it
+is. Nothing here writes an old field.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from warpsmith.contract import words
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def translated(message: MessageT) -> MessageT:
+    """The message itself, with whatever is old in it, at any depth, under the fields of today."""
+    if translate := _OLD.get(message.DESCRIPTOR.full_name):
+        translate(message)
+    for name, is_repeated in _ways(message.DESCRIPTOR):
+        if is_repeated:
+            for each in getattr(message, name):
+                translated(each)
+        elif message.HasField(name):
+            translated(getattr(message, name))
+    return message
+
+
+@functools.cache
+def _ways(descriptor: Descriptor) -> tuple[tuple[str, bool], ...]:
+    """Fields of a message that may lead to something old, each with whether it is repeated: most messages have none."""
+    return tuple(
+        (field.name, field.is_repeated)
+        for field in descriptor.fields
+        if field.message_type is not None and _within(field.message_type, set())
+    )
+
+
+def _within(descriptor: Descriptor, seen: set[str]) -> bool:
+    """Whether messages of this kind are old ones or hold some; maps hold none."""
+    if descriptor.full_name in _OLD:
+        return True
+    if descriptor.full_name in seen or descriptor.GetOptions().map_entry:
+        return False
+    seen.add(descriptor.full_name)
+    return any(each.message_type is not None and _within(each.message_type, seen) for each in descriptor.fields)
+
+
+def _of_engine(message: Any) -> None:
+    """A group or the time of a step: `engine` was a word."""
+    if message.engine and (known := words.engine_of(message.engine)):
+        message.computed_by = known
+        message.ClearField("engine")
+
+
+_OLD: Mapping[str, Callable[[Any], None]] = {
+    "warpsmith.v1.Group": _of_engine,
+    "warpsmith.v1.StepTime": _of_engine,
+}
+"""What to do with a message of which some field is old, by its name."""

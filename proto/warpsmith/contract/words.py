@@ -1,0 +1,37 @@
+"""The words by which people and files know the values of the contract's enums, and the way back.
+
+The one idea: a word is the value's own name without the enum's prefix, so nobody keeps a second list; a value that
+this version does not know, because a later one sent it, is its number. It knows nothing of what a value means.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.descriptor import EnumDescriptor
+
+from warpsmith.v1 import analysis_pb2
+
+
+def engine(value: analysis_pb2.Engine.ValueType) -> str:
+    """ "library" or "authored"; empty where none is set."""
+    return _word(analysis_pb2.Engine.DESCRIPTOR, value).lower()
+
+
+def engine_of(word: str) -> analysis_pb2.Engine.ValueType:
+    """The engine of a word; unspecified for another."""
+    return analysis_pb2.Engine.ValueType(_value(analysis_pb2.Engine.DESCRIPTOR, word))
+
+
+def _prefix(kind: EnumDescriptor) -> str:
+    return str(kind.values_by_number[0].name).removesuffix("UNSPECIFIED")
+
+
+def _word(kind: EnumDescriptor, value: int) -> str:
+    if value == 0:
+        return ""
+    known = kind.values_by_number.get(value)
+    return str(known.name).removeprefix(_prefix(kind)) if known else str(value)
+
+
+def _value(kind: EnumDescriptor, word: str) -> int:
+    known = kind.values_by_name.get(f"{_prefix(kind)}{word.upper()}")
+    return int(known.number) if known else 0

@@ -1,0 +1,129 @@
+"""What an earlier version wrote is read under the fields of today; what a later one says is shown by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from warpsmith import service
+from warpsmith.contract import earlier, words
+from warpsmith.settings import Settings
+from warpsmith.v1 import (
+    analysis_pb2,
+    optimization_service_pb2,
+    optimization_service_pb2_grpc,
+    reasoning_service_pb2,
+    synthesis_service_pb2,
+    synthesis_service_pb2_grpc,
+    timing_pb2,
+    trial_pb2,
+)
+
+
+def written(number: int, value: bytes | str) -> bytes:
+    """A field as it lies on the wire: its number, and text or a message, shorter than 128 bytes."""
+    content = value.encode() if isinstance(value, str) else value
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def test_an_engine_that_was_a_word_is_read_as_an_engine() -> None:
+    groups = [
+        written(3, written(1, name) + written(2, engine)) for name, engine in (("a", "library"), ("b", "authored"))
+    ]
+    step = written(10, written(1, "b") + written(2, "authored"))
+    trial = written(5, written(5, b"".join(groups))) + written(8, step)
+    read = earlier.translated(trial_pb2.Trial.FromString(trial))
+    assert [(group.name, group.computed_by) for group in read.candidate.analysis.groups] == [
+        ("a", analysis_pb2.ENGINE_LIBRARY),
+        ("b", analysis_pb2.ENGINE_AUTHORED),
+    ]
+    assert read.timing.steps[0].computed_by == analysis_pb2.ENGINE_AUTHORED
+    assert b"authored" not in read.SerializeToString(), "what is translated is not kept twice"
+
+
+def test_what_nobody_can_translate_stays_where_it_is() -> None:
+    group = earlier.translated(analysis_pb2.Group.FromString(written(2, "somebody's")))
+    assert (group.computed_by, words.engine(group.computed_by)) == (analysis_pb2.ENGINE_UNSPECIFIED, "")
+    assert group.SerializeToString() == written(2, "somebody's")
+
+
+def test_what_is_of_today_is_read_as_it_is() -> None:
+    analysis = analysis_pb2.Analysis(groups=[analysis_pb2.Group(name="a", computed_by=analysis_pb2.ENGINE_LIBRARY)])
+    request = reasoning_service_pb2.ProposeHypothesesRequest(analysis=analysis)
+    before = request.SerializeToString(deterministic=True)
+    assert earlier.translated(request).SerializeToString(deterministic=True) == before
+
+
+def test_messages_that_can_hold_nothing_old_are_not_walked() -> None:
+    assert earlier._ways(analysis_pb2.Cost.DESCRIPTOR) == ()
+    assert earlier._ways(timing_pb2.Environment.DESCRIPTOR) == ()
+
+
+@pytest.mark.parametrize(("value", "word"), [(0, ""), (1, "library"), (2, "authored"), (99, "99")])
+def test_an_engine_is_known_by_its_word_and_one_of_a_later_version_by_its_number(value: int, word: str) -> None:
+    read = timing_pb2.StepTime.FromString(bytes([6 << 3, value]))
+    assert words.engine(read.computed_by) == word
+    assert words.engine_of(word) == (value if value < 99 else 0)
+
+
+OLD_ANALYSIS = written(3, written(1, "a") + written(2, "library"))
+"""Analysis.groups with an engine that is a word."""
+OLD_TRIAL = written(8, written(10, written(2, "authored")))
+"""Trial.timing.steps, the same."""
+
+
+class EarlierSynthesis(synthesis_service_pb2_grpc.SynthesisServiceServicer):
+    """Answers as an earlier version does, and is asked by one."""
+
+    def AnalyzePlan(self, request: Any, context: object) -> synthesis_service_pb2.AnalyzePlanResponse:
+        del request, context
+        return synthesis_service_pb2.AnalyzePlanResponse(analysis=analysis_pb2.Analysis.FromString(OLD_ANALYSIS))
+
+    def RepairCandidate(self, request: Any, context: object) -> synthesis_service_pb2.RepairCandidateResponse:
+        del context
+        assert request.failed.timing.steps[0].computed_by == analysis_pb2.ENGINE_AUTHORED
+        return synthesis_service_pb2.RepairCandidateResponse()
+
+
+class EarlierRuns(optimization_service_pb2_grpc.OptimizationServiceServicer):
+    """Streams as an earlier version does."""
+
+    def WatchRun(self, request: Any, context: object) -> Iterator[optimization_service_pb2.WatchRunResponse]:
+        del request, context
+        response = optimization_service_pb2.WatchRunResponse()
+        response.event.trial.MergeFromString(OLD_TRIAL)
+        yield response
+
+
+@contextmanager
+def served(
+    add: Callable[[Any, grpc.Server], None], servicer: Any, stub: Callable[[grpc.Channel], Any]
+) -> Iterator[Any]:
+    """A stub for a server of our own."""
+    running = service.start("test", add, servicer, Settings(drain_seconds=0.1))
+    try:
+        yield service.dial(stub, f"127.0.0.1:{running.port}")
+    finally:
+        running.stop()
+
+
+def test_services_of_two_versions_understand_each_other_while_one_is_replaced() -> None:
+    grpc_of = synthesis_service_pb2_grpc
+    add = grpc_of.add_SynthesisServiceServicer_to_server
+    with served(add, EarlierSynthesis(), grpc_of.SynthesisServiceStub) as synthesis:
+        analysis = synthesis.AnalyzePlan(synthesis_service_pb2.AnalyzePlanRequest()).analysis
+        assert analysis.groups[0].computed_by == analysis_pb2.ENGINE_LIBRARY
+        failed = trial_pb2.Trial.FromString(OLD_TRIAL)
+        synthesis.RepairCandidate(synthesis_service_pb2.RepairCandidateRequest(failed=failed))
+
+
+def test_what_an_earlier_version_streams_is_read_too() -> None:
+    grpc_of = optimization_service_pb2_grpc
+    add = grpc_of.add_OptimizationServiceServicer_to_server
+    with served(add, EarlierRuns(), grpc_of.OptimizationServiceStub) as orchestrator:
+        (response,) = orchestrator.WatchRun(optimization_service_pb2.WatchRunRequest())
+    assert response.event.trial.timing.steps[0].computed_by == analysis_pb2.ENGINE_AUTHORED
