@@ -124,7 +124,7 @@ def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:
     """A copy with nothing but what was proposed."""
     bare = trial_pb2.Trial()
     bare.CopyFrom(trial)
-    for field in ("artifact", "verdict", "timing"):
+    for field in ("artifact", "verdict", "timing", "ended_at"):
         bare.ClearField(field)
     return bare
 

@@ -128,7 +128,7 @@ class Ledger:
                 self.floor_percent = max(self.floor_percent, self._share_of_floor(trial))
                 self._run.trial_count = len(self.trials)
                 self._run.pass_count += passed(trial)
-                metrics.record_trial(self._run.task.digest, _stage_reached(trial), trial)
+                metrics.record_trial(self._run.task.digest, trial)
                 self._observer.trial_ended(kept)
                 self._observer.run_changed(self._run)
             case Refused():
@@ -149,11 +149,3 @@ class Ledger:
         if not passed(trial) or self.may_pass_floor or not finalists.is_credible(trial):
             return 0.0
         return trial.timing.floor_percent
-
-
-def _stage_reached(trial: trial_pb2.Trial) -> str:
-    if not trial.HasField("artifact"):
-        return "compile_fail"
-    if trial.HasField("timing"):
-        return "timed"
-    return "measure_fail" if trial.verdict.detail.startswith("while timed") else "verify_fail"

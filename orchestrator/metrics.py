@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from prometheus_client import Counter, Gauge, Histogram
 
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "measure_fail", "timed")
@@ -85,9 +86,10 @@ def timed(stage: str) -> Iterator[None]:
         seconds.observe(time.perf_counter() - start)
 
 
-def record_trial(task_digest: str, outcome: str, trial: trial_pb2.Trial) -> None:
+def record_trial(task_digest: str, trial: trial_pb2.Trial) -> None:
     """Counts a judged trial, and notes the best of its task."""
-    funnel.labels(outcome).inc()
+    is_timed = trial.ended_at == trial_pb2.STAGE_TIMED
+    funnel.labels("timed" if is_timed else f"{words.stage(trial.ended_at)}_fail").inc()
     state, kind = trial.verdict.state, trial.verdict.kind
     if state == verdict_pb2.VERDICT_STATE_PASS:
         verdicts.labels("pass").inc()
@@ -95,7 +97,7 @@ def record_trial(task_digest: str, outcome: str, trial: trial_pb2.Trial) -> None
         verdicts.labels("infra").inc()
     elif state == _FAIL:
         verdicts.labels(_kinds.get(kind, "unspecified")).inc()
-    if outcome == "timed" and state == verdict_pb2.VERDICT_STATE_PASS:
+    if is_timed and state == verdict_pb2.VERDICT_STATE_PASS:
         faster.inc(trial.timing.faster)
         _note(digest.short(task_digest), trial.timing)
 

@@ -1,7 +1,7 @@
 """The whole way of a kernel on one screen: a `Trial` gains candidate, artifact, verdict and timing, in that order.
 
-The one idea: each stage is one call to one agent, and the first field that is missing says where a trial stopped.
-How it ended is a value. Faults of machines and services are tried once more and then never charged to a candidate.
+The one idea: each stage is one call to one agent, and the trial says at which it ended. How it ended is a value.
+Faults of machines and services are tried once more and then never charged to a candidate.
 What agents are asked about a trial that ended, or about a plan, is here too: a remedy, the next hypotheses.
 This chooses nothing: what to walk, with which care, and what follows is for `walks` and `finalists`.
 """
@@ -128,10 +128,12 @@ class Pipeline:
         """Takes a trial with a hypothesis (or a candidate already) as far as it goes. Fills `trial` in place."""
         start = time.monotonic()
         try:
+            trial.ended_at = trial_pb2.STAGE_SYNTHESIZE  # unless it goes on
             if not trial.HasField("candidate"):
                 trial.candidate.CopyFrom(self._synthesize(trial))
             if not self._is_new(trial.candidate):
                 return Duplicate(trial)
+            trial.ended_at = trial_pb2.STAGE_COMPILE
             compiled = self._compile(trial.candidate.program)
             if compiled.HasField("rejection"):
                 trial.verdict.CopyFrom(failed(compiled.rejection.kind, compiled.rejection.diagnostics))
@@ -139,9 +141,11 @@ class Pipeline:
                 said = f"{explained}\n{compiled.rejection.diagnostics}" if explained else compiled.rejection.diagnostics
                 return Judged(trial, said)
             trial.artifact.CopyFrom(compiled.artifact)
+            trial.ended_at = trial_pb2.STAGE_VERIFY
             trial.verdict.CopyFrom(self._verify(trial, tier))
             if trial.verdict.state != verdict_pb2.VERDICT_STATE_PASS:
                 return Judged(trial)
+            trial.ended_at = trial_pb2.STAGE_MEASURE
             measured = self._measure(trial, tier, rewritten)
             if measured.HasField("fault"):
                 trial.verdict.CopyFrom(failed(measured.fault.kind, f"while timed: {measured.fault.detail}"))
@@ -150,6 +154,7 @@ class Pipeline:
                 trial.verdict.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
                 return Judged(trial)
             trial.timing.CopyFrom(measured.timing)
+            trial.ended_at = trial_pb2.STAGE_TIMED
             return Judged(trial)
         except _RunStoppedError:
             return Interrupted(trial)
@@ -169,7 +174,7 @@ class Pipeline:
         request = synthesis_service_pb2.RepairCandidateRequest(
             task=self.task, failed=without_bulk(failed, keep_sources=True), diagnostics=failure.diagnostics
         )
-        trial = trial_pb2.Trial(parent=failed.number, generation=failed.generation)
+        trial = trial_pb2.Trial(parent=failed.number, generation=failed.generation, ended_at=trial_pb2.STAGE_SYNTHESIZE)
         by_model = is_written(failed.candidate.moves)
         seconds = deadlines.WRITE_SECONDS if by_model else deadlines.SYNTHESIZE_SECONDS
 

@@ -191,9 +191,9 @@ def funnel(trials: Iterable[trial_pb2.Trial]) -> Mapping[str, int]:
     counts = {"tried": 0, "compiled": 0, "right": 0, "timed": 0}
     for trial in trials:
         counts["tried"] += 1
-        counts["compiled"] += trial.HasField("artifact")
+        counts["compiled"] += trial.ended_at > trial_pb2.STAGE_COMPILE
         counts["right"] += trial.verdict.state == verdict_pb2.VERDICT_STATE_PASS
-        counts["timed"] += trial.HasField("timing")
+        counts["timed"] += trial.ended_at == trial_pb2.STAGE_TIMED
     return counts
 
 
@@ -207,7 +207,7 @@ def tree(title: str, trials: Iterable[trial_pb2.Trial]) -> Tree:
     root = Tree(cell(title))
     places = {0: root}
     for trial in trials:
-        style = "bold" if trial.HasField("timing") else "dim"
+        style = "bold" if trial.ended_at == trial_pb2.STAGE_TIMED else "dim"
         label = cell(f"#{trial.number} {_done(trial)}")
         label.stylize(style)
         places[trial.number] = places.get(trial.parent, root).add(label)
@@ -218,7 +218,7 @@ def _done(trial: trial_pb2.Trial) -> str:
     moves = trial.candidate.moves or trial.hypothesis.moves
     new = moves[len(moves) - trial.hypothesis.new_move_count :] if trial.hypothesis.new_move_count else []
     did = ", ".join(map(move_text, new)) or trial.hypothesis.source or "plan zero"
-    if trial.HasField("timing"):
+    if trial.ended_at == trial_pb2.STAGE_TIMED:
         ended = f"{speedup_text(trial.timing.speedup_fastest)} against {trial.timing.fastest_baseline}"
     else:
         kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")

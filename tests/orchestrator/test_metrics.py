@@ -17,7 +17,8 @@ def timed_trial(speedup: float, *, faster: bool = True) -> trial_pb2.Trial:
     timing = timing_pb2.Timing(
         speedup_fastest=timing_pb2.Speedup(median=speedup), floor_percent=10 * speedup, faster=faster
     )
-    return trial_pb2.Trial(verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS), timing=timing)
+    verdict = verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS)
+    return trial_pb2.Trial(verdict=verdict, timing=timing, ended_at=trial_pb2.STAGE_TIMED)
 
 
 def test_series_exist_before_anything_happened() -> None:
@@ -32,9 +33,10 @@ def test_a_failed_trial_is_counted_under_its_kind_and_is_no_best() -> None:
     failed = trial_pb2.Trial(
         verdict=verdict_pb2.Verdict(
             state=verdict_pb2.VERDICT_STATE_FAIL, kind=verdict_pb2.FAILURE_KIND_WRONG_RACE, detail="a race"
-        )
+        ),
+        ended_at=trial_pb2.STAGE_VERIFY,
     )
-    metrics.record_trial("f" * 64, "verify_fail", failed)
+    metrics.record_trial("f" * 64, failed)
     assert sample("warpsmith_verdicts_total", kind="wrong_race") == before + 1
     assert sample("warpsmith_task_best_speedup_ratio", task="f" * 12) is None
 
@@ -42,8 +44,8 @@ def test_a_failed_trial_is_counted_under_its_kind_and_is_no_best() -> None:
 def test_the_best_of_a_task_never_falls() -> None:
     before = sample("warpsmith_trials_faster_total") or 0
     for speedup in (1.5, 2.5, 2.0):
-        metrics.record_trial("a" * 64, "timed", timed_trial(speedup))
-    metrics.record_trial("a" * 64, "timed", timed_trial(0.5, faster=False))
+        metrics.record_trial("a" * 64, timed_trial(speedup))
+    metrics.record_trial("a" * 64, timed_trial(0.5, faster=False))
     assert sample("warpsmith_task_best_speedup_ratio", task="a" * 12) == 2.5
     assert sample("warpsmith_task_floor_ratio", task="a" * 12) == pytest.approx(0.25)
     assert sample("warpsmith_trials_faster_total") == before + 3
@@ -51,7 +53,7 @@ def test_the_best_of_a_task_never_falls() -> None:
 
 def test_however_many_tasks_there_are_only_the_last_ones_have_series() -> None:
     for number in range(metrics.TASK_COUNT * 3):
-        metrics.record_trial(f"{number:064x}"[::-1], "timed", timed_trial(1.2))
+        metrics.record_trial(f"{number:064x}"[::-1], timed_trial(1.2))
     series = [
         each
         for family in REGISTRY.collect()

@@ -114,7 +114,7 @@ def test_a_candidate_that_does_not_compile_is_repaired() -> None:
     notebook = Notebook()
     world = testing.World(gains={"author": 2.0}, choices={"author": ["broken"]})
     run = search_run(world, notebook).execute()
-    broken = next(trial for trial in notebook.trials if not trial.HasField("artifact"))
+    broken = next(trial for trial in notebook.trials if trial.ended_at == trial_pb2.STAGE_COMPILE)
     repaired = next(trial for trial in notebook.trials if trial.hypothesis.source == "repair")
     assert broken.verdict.kind == verdict_pb2.FAILURE_KIND_COMPILE_ERROR
     assert repaired.parent == broken.number

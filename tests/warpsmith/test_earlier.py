@@ -30,6 +30,11 @@ def written(number: int, value: bytes | str) -> bytes:
     return bytes([number << 3 | 2, len(content)]) + content
 
 
+PASS, FAIL = bytes([1 << 3, 1]), bytes([1 << 3, 2])
+"""Verdict.state."""
+TOO_FAST = "9 us: faster than this machine can move the task's data or compute its products"
+
+
 def test_an_engine_that_was_a_word_is_read_as_an_engine() -> None:
     groups = [
         written(3, written(1, name) + written(2, engine)) for name, engine in (("a", "library"), ("b", "authored"))
@@ -68,6 +73,26 @@ def test_an_engine_is_known_by_its_word_and_one_of_a_later_version_by_its_number
     read = timing_pb2.StepTime.FromString(bytes([6 << 3, value]))
     assert words.engine(read.computed_by) == word
     assert words.engine_of(word) == (value if value < 99 else 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stage"),
+    [
+        (written(7, PASS) + written(8, b""), trial_pb2.STAGE_TIMED),
+        (written(7, FAIL + written(3, "kernel.cpp:1: error")), trial_pb2.STAGE_COMPILE),
+        (written(6, b"") + written(7, FAIL + written(3, "output 0 is far off")), trial_pb2.STAGE_VERIFY),
+        (written(6, b"") + written(7, FAIL + written(3, "while timed: it hangs")), trial_pb2.STAGE_MEASURE),
+        (written(6, b"") + written(7, FAIL + written(3, TOO_FAST)), trial_pb2.STAGE_MEASURE),
+        (written(4, b""), trial_pb2.STAGE_UNSPECIFIED),
+    ],
+)
+def test_where_a_trial_ended_is_read_from_what_it_lacks(fields: bytes, stage: trial_pb2.Stage.ValueType) -> None:
+    assert earlier.translated(trial_pb2.Trial.FromString(fields)).ended_at == stage
+
+
+@pytest.mark.parametrize(("value", "word"), [(0, ""), (2, "compile"), (5, "timed"), (77, "77")])
+def test_a_stage_of_a_later_version_is_known_by_its_number(value: int, word: str) -> None:
+    assert words.stage(trial_pb2.Trial.FromString(bytes([10 << 3, value])).ended_at) == word
 
 
 OLD_ANALYSIS = written(3, written(1, "a") + written(2, "library"))

@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from warpsmith.contract import words
+from warpsmith.v1 import trial_pb2, verdict_pb2
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -59,8 +60,24 @@ def _of_engine(message: Any) -> None:
         message.ClearField("engine")
 
 
+def _of_stage(trial: Any) -> None:
+    """A judged trial: where it ended was to be seen from what it lacks, and from its verdict's sentence."""
+    if trial.ended_at or trial.verdict.state not in (verdict_pb2.VERDICT_STATE_PASS, verdict_pb2.VERDICT_STATE_FAIL):
+        return
+    detail = trial.verdict.detail
+    if trial.HasField("timing"):
+        trial.ended_at = trial_pb2.STAGE_TIMED
+    elif not trial.HasField("artifact"):
+        trial.ended_at = trial_pb2.STAGE_COMPILE
+    elif detail.startswith("while timed") or detail.endswith("move the task's data or compute its products"):
+        trial.ended_at = trial_pb2.STAGE_MEASURE
+    else:
+        trial.ended_at = trial_pb2.STAGE_VERIFY
+
+
 _OLD: Mapping[str, Callable[[Any], None]] = {
     "warpsmith.v1.Group": _of_engine,
     "warpsmith.v1.StepTime": _of_engine,
+    "warpsmith.v1.Trial": _of_stage,
 }
 """What to do with a message of which some field is old, by its name."""

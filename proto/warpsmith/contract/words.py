@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from warpsmith.v1 import analysis_pb2
+from warpsmith.v1 import analysis_pb2, trial_pb2
 
 
 def engine(value: analysis_pb2.Engine.ValueType) -> str:
@@ -19,6 +19,11 @@ def engine(value: analysis_pb2.Engine.ValueType) -> str:
 def engine_of(word: str) -> analysis_pb2.Engine.ValueType:
     """The engine of a word; unspecified for another."""
     return analysis_pb2.Engine.ValueType(_value(analysis_pb2.Engine.DESCRIPTOR, word))
+
+
+def stage(value: trial_pb2.Stage.ValueType) -> str:
+    """ "compile", "verify" and so on; empty where none is set."""
+    return _word(trial_pb2.Stage.DESCRIPTOR, value).lower()
 
 
 def _prefix(kind: EnumDescriptor) -> str:
