@@ -36,7 +36,7 @@ def kind(move: analysis_pb2.Move) -> str:
 
 def candidate_ns(timing: timing_pb2.Timing) -> float:
     """Median of the candidate in a timing; 0 when it was not timed."""
-    return next((arm.median_ns for arm in timing.arms if arm.name == "candidate"), 0.0)
+    return next((arm.median_ns for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE), 0.0)
 
 
 @dataclass

@@ -6,6 +6,7 @@ Source of the threshold: below 5 % a search costs more than it can give (docs/me
 from __future__ import annotations
 
 from agent_reasoning import wording
+from warpsmith.contract import words
 from warpsmith.v1 import timing_pb2
 
 AT_FLOOR = 1.05
@@ -33,10 +34,10 @@ def at_floor(reference: timing_pb2.ReferenceReport) -> str:
 
 def fastest_ns(reference: timing_pb2.ReferenceReport) -> float:
     """Median of the fastest baseline; 0 when none was timed."""
-    times = {arm.name: arm.median_ns for arm in reference.arms if not arm.failure and arm.median_ns > 0}
-    return times.get(reference.fastest) or min(times.values(), default=0.0)
+    times = {arm.kind: arm.median_ns for arm in reference.arms if not arm.failure and arm.median_ns > 0}
+    return times.get(reference.fastest_arm) or min(times.values(), default=0.0)
 
 
 def _fastest_arm(reference: timing_pb2.ReferenceReport) -> str:
     fastest = fastest_ns(reference)
-    return next((arm.name for arm in reference.arms if arm.median_ns == fastest), "unknown")
+    return next((words.arm(arm.kind) for arm in reference.arms if arm.median_ns == fastest), "unknown")

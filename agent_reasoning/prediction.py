@@ -80,7 +80,9 @@ def predictor(
     predicted = {name: plan.unit_ns(name, machine) for name in plan.units}
     library = {name: time for name, time in predicted.items() if not plan.units[name].authored}
     slowness = evidence.library_slowness(library)
-    eager = next((arm.median_ns for arm in reference.arms if arm.name == "eager" and not arm.failure), 0.0)
+    eager = next(
+        (arm.median_ns for arm in reference.arms if arm.kind == timing_pb2.ARM_KIND_EAGER and not arm.failure), 0.0
+    )
     # With part of the plan authored, what the library took of it is not known; with all of it, it took all of eager.
     if slowness is None and len(library) in (0, len(predicted)) and eager > 0:
         slowness = eager / max(sum(predicted.values()), 1.0)

@@ -16,8 +16,10 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram
 
 from gpu_bench.nvml import THROTTLE_REASONS
+from warpsmith.contract import words
 from warpsmith.v1 import timing_pb2, verdict_pb2
 
+_OF_THE_FLOOR = (timing_pb2.FLAG_FLOOR_REJECT, timing_pb2.FLAG_FLOOR_SUSPECT)
 _TIERS = {timing_pb2.TIER_SCREENING: "screening", timing_pb2.TIER_FINAL: "final"}
 
 MEASUREMENTS = Counter("warpsmith_bench_measurements", "Candidates measured, by tier and outcome.", ["tier", "outcome"])
@@ -49,8 +51,8 @@ for _tier in _TIERS.values():
     DEVICE_SECONDS.labels(_tier)
     for _outcome in ("faster", "not_faster", "fault"):
         MEASUREMENTS.labels(_tier, _outcome)
-for _flag in ("FLOOR_REJECT", "FLOOR_SUSPECT"):
-    FLAGGED.labels(_flag)
+for _flag in _OF_THE_FLOOR:
+    FLAGGED.labels(words.flag(_flag))
 for _kind in ("crash", "launch_error", "resource", "timeout"):
     FAULTS.labels(_kind)
 for _reason in THROTTLE_REASONS:
@@ -96,9 +98,9 @@ def record_timing(timing: timing_pb2.Timing) -> None:
     MEASUREMENTS.labels(tier, "faster" if timing.faster else "not_faster").inc()
     DEVICE_SECONDS.labels(tier).observe(timing.device_seconds)
     NOISE_FLOOR.set(timing.noise_floor)
-    for flag in timing.flags:
-        if flag in ("FLOOR_REJECT", "FLOOR_SUSPECT"):
-            FLAGGED.labels(flag).inc()
+    for flag in timing.raised:
+        if flag in _OF_THE_FLOOR:
+            FLAGGED.labels(words.flag(flag)).inc()
     _record_environment(timing.environment)
 
 

@@ -266,7 +266,7 @@ class Session:
                 deadline_s=self._limits.measure_seconds,
             )
             self._workers.keep_compiled()
-            response.report.flags.extend(self._workers.preparation().flags)
+            response.report.raised.extend(self._workers.preparation().flags)
             response.report.environment.jail_rung = self.jail_rung
             return response.report
 

@@ -24,11 +24,10 @@ from warpsmith.v1 import (
 
 COUNT = 3
 """Finalists of an undisturbed run."""
-BASELINE_WAS_FASTER = "BASELINE_WAS_FASTER"
-"""A baseline took less time beside this candidate in the search; the speedup is against that."""
+BASELINE_WAS_FASTER = timing_pb2.FLAG_BASELINE_WAS_FASTER
 STEADY = 0.9
 """Part of its time in a final that a baseline took before, from which on the two are one on a GPU."""
-_NOT_BASELINES = frozenset({"candidate", "rewritten", "aa_copy"})
+_NOT_BASELINES = frozenset({timing_pb2.ARM_KIND_CANDIDATE, timing_pb2.ARM_KIND_REWRITTEN, timing_pb2.ARM_KIND_AA_COPY})
 
 
 def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_pb2.Trial]:
@@ -74,19 +73,20 @@ def hold_to(timing: timing_pb2.Timing, before: timing_pb2.Timing) -> None:
     In another process a library may choose another algorithm for the same call: eager at 8205x2949x5921 in fp32 took
     6.4 and 14.0 ms on one H200, on the same day. A user has the better one.
     """
-    known = {arm.name: arm.median_ns for arm in before.arms if arm.name not in _NOT_BASELINES and arm.median_ns}
-    now = {arm.name: arm.median_ns for arm in timing.arms}
-    pairs = [(timing.speedup_fastest, min(known.values(), default=0.0), now.get(timing.fastest_baseline, 0.0))]
-    pairs.append((timing.speedup_eager, known.get("eager", 0.0), now.get("eager", 0.0)))
+    known = {arm.kind: arm.median_ns for arm in before.arms if arm.kind not in _NOT_BASELINES and arm.median_ns}
+    now = {arm.kind: arm.median_ns for arm in timing.arms}
+    pairs = [(timing.speedup_fastest, min(known.values(), default=0.0), now.get(timing.fastest_arm, 0.0))]
+    eager = timing_pb2.ARM_KIND_EAGER
+    pairs.append((timing.speedup_eager, known.get(eager, 0.0), now.get(eager, 0.0)))
     for speedup, known_ns, now_ns in pairs:
         if known_ns and known_ns < STEADY * now_ns:
             share = known_ns / now_ns
             speedup.median, speedup.low, speedup.high = (
                 share * each for each in (speedup.median, speedup.low, speedup.high)
             )
-            if BASELINE_WAS_FASTER not in timing.flags:
-                timing.flags.append(BASELINE_WAS_FASTER)
-    if BASELINE_WAS_FASTER in timing.flags:
+            if BASELINE_WAS_FASTER not in timing.raised:
+                timing.raised.append(BASELINE_WAS_FASTER)
+    if BASELINE_WAS_FASTER in timing.raised:
         timing.faster = timing.faster and timing.speedup_fastest.low > max(1.01, 1 + 3 * timing.noise_floor)
 
 
@@ -101,7 +101,7 @@ def _ranked_again(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> l
 
 def _time_ns(trial: trial_pb2.Trial) -> float:
     """Median of the candidate; 0 where it was not timed."""
-    return next((arm.median_ns for arm in trial.timing.arms if arm.name == "candidate"), 0.0)
+    return next((arm.median_ns for arm in trial.timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE), 0.0)
 
 
 def _beaten_ns(judged: Sequence[trial_pb2.Trial], target: task_pb2.Target.ValueType) -> float:
@@ -110,14 +110,14 @@ def _beaten_ns(judged: Sequence[trial_pb2.Trial], target: task_pb2.Target.ValueT
     """
     times = [_time_ns(trial) for trial in judged if passed(trial) and is_credible(trial)]
     if target == task_pb2.TARGET_CUDA:
-        arms = [arm for trial in judged for arm in trial.timing.arms if arm.name not in _NOT_BASELINES]
+        arms = [arm for trial in judged for arm in trial.timing.arms if arm.kind not in _NOT_BASELINES]
         times += [arm.median_ns for arm in arms if arm.median_ns]
     return min(times, default=math.inf)
 
 
 def is_credible(trial: trial_pb2.Trial) -> bool:
     """Whether its time was not too good to be true."""
-    return "FLOOR_SUSPECT" not in trial.timing.flags
+    return timing_pb2.FLAG_FLOOR_SUSPECT not in trial.timing.raised
 
 
 def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:

@@ -340,9 +340,9 @@ def _infrastructure(detail: str) -> verdict_pb2.Verdict:
 
 def impossible(timing: timing_pb2.Timing) -> str:
     """Why nobody is that fast; empty for a time that may be true."""
-    if "FLOOR_REJECT" not in timing.flags:
+    if timing_pb2.FLAG_FLOOR_REJECT not in timing.raised:
         return ""
-    median = next(arm.median_ns for arm in timing.arms if arm.name == "candidate")
+    median = next(arm.median_ns for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
     return f"{median / 1e3:.1f} us: faster than this machine can move the task's data or compute its products"
 
 

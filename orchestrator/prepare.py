@@ -17,6 +17,7 @@ from orchestrator import metrics
 from orchestrator.agents import Agents, Benchmark
 from orchestrator.serving.device_gate import DeviceGate
 from warpsmith import hardware
+from warpsmith.contract import words
 from warpsmith.errors import DeviceQuarantined
 from warpsmith.v1 import (
     analysis_pb2,
@@ -190,7 +191,7 @@ def _for_card(
 
 def fastest_ns(reference: timing_pb2.ReferenceReport) -> float:
     """Median of the fastest baseline in nanoseconds; 0 when none ran."""
-    return next((arm.median_ns for arm in reference.arms if arm.name == reference.fastest), 0.0)
+    return next((arm.median_ns for arm in reference.arms if arm.kind == reference.fastest_arm), 0.0)
 
 
 def has_algebra(analysis: analysis_pb2.Analysis) -> bool:
@@ -211,6 +212,7 @@ def at_floor(reference: timing_pb2.ReferenceReport, analysis: analysis_pb2.Analy
     if floor <= 0 or fastest <= 0 or fastest > floor * FLOOR_MARGIN or has_algebra(analysis):
         return ""
     return (
-        f"{reference.fastest} takes {fastest / 1e3:.1f} us and the floor of this machine is {floor / 1e3:.1f} us: "
+        f"{words.arm(reference.fastest_arm)} takes {fastest / 1e3:.1f} us and the floor of this machine is "
+        f"{floor / 1e3:.1f} us: "
         f"at most {max(1.0, fastest / floor):.2f}x could be won"
     )

@@ -70,7 +70,7 @@ class World:
     """What each call takes."""
     faults: Counter[str] = field(default_factory=Counter)
     """Method → how many of its next calls fail for reasons of the machine."""
-    reference_flags: Sequence[str] = ()
+    reference_flags: Sequence[timing_pb2.Flag.ValueType] = ()
     """What the audit of the reference finds."""
     bad_module: str = ""
     """Message with which the module cannot be captured; empty for a good one."""
@@ -250,7 +250,10 @@ class World:
         """eager and compile."""
         self._called("RunReference", timed=True)
         report = timing_pb2.ReferenceReport(
-            arms=_baselines(), fastest="compile", floor_ns=self.floor_ns, flags=self.reference_flags
+            arms=_baselines(),
+            fastest_arm=timing_pb2.ARM_KIND_COMPILE,
+            floor_ns=self.floor_ns,
+            raised=self.reference_flags,
         )
         return benchmark_service_pb2.RunReferenceResponse(report=report)
 
@@ -265,13 +268,18 @@ class World:
             fault = benchmark_service_pb2.ExecutionFault(kind=verdict_pb2.FAILURE_KIND_TIMEOUT, detail="hangs")
             return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
         candidate_ns = self._time(request.program)
-        arms = [*_baselines(), timing_pb2.Arm(name="candidate", median_ns=candidate_ns, samples_ns=[candidate_ns] * 3)]
+        arms = [
+            *_baselines(),
+            timing_pb2.Arm(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=candidate_ns, samples_ns=[candidate_ns] * 3),
+        ]
         if request.HasField("rewritten_reference"):
-            arms.append(timing_pb2.Arm(name="rewritten", median_ns=self._time(request.rewritten_reference)))
+            arms.append(
+                timing_pb2.Arm(kind=timing_pb2.ARM_KIND_REWRITTEN, median_ns=self._time(request.rewritten_reference))
+            )
         timing = timing_pb2.Timing(
             tier=request.tier,
             arms=arms,
-            fastest_baseline="compile",
+            fastest_arm=timing_pb2.ARM_KIND_COMPILE,
             speedup_fastest=_speedup(0.8 * EAGER_NS / candidate_ns),
             speedup_eager=_speedup(EAGER_NS / candidate_ns),
             noise_floor=0.01,
@@ -284,7 +292,7 @@ class World:
                     group="out", computed_by=analysis_pb2.ENGINE_AUTHORED, name="out_kernel", median_ns=candidate_ns
                 )
             ],
-            flags=["FLOOR_REJECT"] if _has(request.program, "impossible") else [],
+            raised=[timing_pb2.FLAG_FLOOR_REJECT] if _has(request.program, "impossible") else [],
         )
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
 
@@ -301,8 +309,8 @@ def _has(program: candidate_pb2.Program, choice: str) -> bool:
 
 def _baselines() -> Iterable[timing_pb2.Arm]:
     return [
-        timing_pb2.Arm(name="eager", median_ns=EAGER_NS),
-        timing_pb2.Arm(name="compile", median_ns=0.8 * EAGER_NS),
+        timing_pb2.Arm(kind=timing_pb2.ARM_KIND_EAGER, median_ns=EAGER_NS),
+        timing_pb2.Arm(kind=timing_pb2.ARM_KIND_COMPILE, median_ns=0.8 * EAGER_NS),
     ]
 
 

@@ -119,7 +119,7 @@ def _task(request: Request, size: Size) -> str:
         f"launch {wording.duration(known.launch_ns)}.",
         f"Inputs: {', '.join(map(_spec, task.inputs[:16])) or 'unknown'}.",
     ]
-    arms = [f"{arm.name} {wording.duration(arm.median_ns)}" for arm in reference.arms if arm.median_ns > 0]
+    arms = [f"{words.arm(arm.kind)} {wording.duration(arm.median_ns)}" for arm in reference.arms if arm.median_ns > 0]
     if arms:
         lines.append(f"Baselines: {', '.join(arms)}; floor {wording.duration(reference.floor_ns)}.")
     source = next((each.content for each in task.sources if each.path == task.entry_path), b"")

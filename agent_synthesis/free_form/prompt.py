@@ -118,12 +118,12 @@ def _profile(subject: Subject) -> str:
     work = cost.of_group(subject.plan, subject.group)
     lines = [f"It reads at least {work.read_bytes} bytes and writes {work.write_bytes}."]
     timing = subject.parent.timing if subject.parent is not None else timing_pb2.Timing()
-    whole = next((arm.median_ns for arm in timing.arms if arm.name == "candidate"), 0.0)
+    whole = next((arm.median_ns for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE), 0.0)
     own = _own_ns(subject)
     if whole > 0 and own > 0:
         of_whole = f"{own / 1e3:.4g} microseconds of the {whole / 1e3:.4g} that the whole plan takes."
         lines.append(f"{_who_takes(subject)} {of_whole}")
-    fastest = next((arm.median_ns for arm in timing.arms if arm.name == timing.fastest_baseline), 0.0)
+    fastest = next((arm.median_ns for arm in timing.arms if arm.kind == timing.fastest_arm), 0.0)
     if fastest > 0:
         lines.append(f"PyTorch's fastest way takes {fastest / 1e3:.4g} microseconds for the whole module.")
     return "\n".join(lines)

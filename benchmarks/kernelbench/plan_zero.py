@@ -35,6 +35,7 @@ from orchestrator.serving.dialing import agents_of
 from orchestrator.serving.local import MODULES, LocalServices
 from orchestrator.tasks import intake
 from orchestrator.tasks.reduced_shapes import STEPS, reduce
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.sandbox.jail import Policy
 from warpsmith.sandbox.worker import Worker
@@ -191,14 +192,14 @@ def _verdict_cells(verdict: verdict_pb2.Verdict) -> Row:
 
 
 def _time_cells(timing: timing_pb2.Timing) -> Row:
-    medians = {arm.name: arm.median_ns for arm in timing.arms}
+    medians = {arm.kind: arm.median_ns for arm in timing.arms}
     ratio, machine = timing.speedup_eager, timing.environment
     return {
-        "eager_ns": medians["eager"],
-        "plan_zero_ns": medians["candidate"],
+        "eager_ns": medians[timing_pb2.ARM_KIND_EAGER],
+        "plan_zero_ns": medians[timing_pb2.ARM_KIND_CANDIDATE],
         "ratio": {"median": ratio.median, "low": ratio.low, "high": ratio.high},
         "noise_floor": timing.noise_floor,
-        "flags": list(timing.flags),
+        "flags": [words.flag(flag) for flag in timing.raised],
         "machine": {
             "device": machine.device,
             "driver": machine.driver,

@@ -141,12 +141,12 @@ class Survey:
         analysis = analyze(self._agents, self._gate, self.landscape.task, [])
         self._frontier.legal[digits(analysis.plan_digest)] = [legal.move for legal in analysis.legal_moves]
         self._walk("", [])  # first, and alone: the others are compared with it
-        eager = timing_pb2.Arm(name="eager", median_ns=self.landscape.eager_ns)
+        eager = timing_pb2.Arm(kind=timing_pb2.ARM_KIND_EAGER, median_ns=self.landscape.eager_ns)
         request = reasoning_service_pb2.ProposeHypothesesRequest(
             task=self.landscape.task,
             analysis=analysis,
             device=self.landscape.device,
-            reference=timing_pb2.ReferenceReport(arms=[eager], fastest="eager"),
+            reference=timing_pb2.ReferenceReport(arms=[eager], fastest_arm=timing_pb2.ARM_KIND_EAGER),
             limit=FIRST_PROPOSALS,
         )
         proposed = self._agents.reasoning.ProposeHypotheses(request, timeout=60.0).hypotheses
@@ -205,7 +205,9 @@ class Survey:
                     pass  # known, or interrupted
 
     def _keep(self, plan: Plan, timing: timing_pb2.Timing) -> None:
-        eager = next((arm.median_ns for arm in timing.arms if arm.name == "eager"), self.landscape.eager_ns)
+        eager = next(
+            (arm.median_ns for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_EAGER), self.landscape.eager_ns
+        )
         if not plan.parent and not plan.moves:
             self.landscape.eager_ns, self.landscape.floor_ns = eager, timing.floor_ns
         self.landscape.plans[plan.plan] = plan
@@ -217,7 +219,7 @@ def _judged(trial: trial_pb2.Trial, plan: str, program: str, parent: str, moves:
     if trial.verdict.state != verdict_pb2.VERDICT_STATE_PASS:
         kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
         return Plan(plan, program, parent, moves, kind)
-    candidate_ns = next(arm.median_ns for arm in trial.timing.arms if arm.name == "candidate")
+    candidate_ns = next(arm.median_ns for arm in trial.timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
     return Plan(plan, program, parent, moves, "PASS", score(trial), candidate_ns)
 
 

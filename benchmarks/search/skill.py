@@ -190,8 +190,10 @@ class Recorded:
         self, request: benchmark_service_pb2.RunReferenceRequest, /, timeout: float | None = None
     ) -> benchmark_service_pb2.RunReferenceResponse:
         """Eager only: all that a landscape knows."""
-        arms = [timing_pb2.Arm(name="eager", median_ns=self._landscape.eager_ns)]
-        report = timing_pb2.ReferenceReport(arms=arms, fastest="eager", floor_ns=self._landscape.floor_ns)
+        arms = [timing_pb2.Arm(kind=timing_pb2.ARM_KIND_EAGER, median_ns=self._landscape.eager_ns)]
+        report = timing_pb2.ReferenceReport(
+            arms=arms, fastest_arm=timing_pb2.ARM_KIND_EAGER, floor_ns=self._landscape.floor_ns
+        )
         return benchmark_service_pb2.RunReferenceResponse(report=report)
 
     def MeasureArtifact(
@@ -203,13 +205,13 @@ class Recorded:
     def _timing(self, found: Plan) -> timing_pb2.Timing:
         speedup = timing_pb2.Speedup(median=found.speedup, low=found.speedup, high=found.speedup)
         arms = [
-            timing_pb2.Arm(name="candidate", median_ns=found.candidate_ns),
-            timing_pb2.Arm(name="eager", median_ns=self._landscape.eager_ns),
+            timing_pb2.Arm(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=found.candidate_ns),
+            timing_pb2.Arm(kind=timing_pb2.ARM_KIND_EAGER, median_ns=self._landscape.eager_ns),
         ]
         return timing_pb2.Timing(
             tier=timing_pb2.TIER_SCREENING,
             arms=arms,
-            fastest_baseline="eager",
+            fastest_arm=timing_pb2.ARM_KIND_EAGER,
             speedup_fastest=speedup,
             speedup_eager=speedup,
             floor_ns=self._landscape.floor_ns,

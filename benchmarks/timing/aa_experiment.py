@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from gpu_bench.pytorch.baselines import AA_COPY, CANDIDATE, EAGER
+from gpu_bench.timing.arms import AA_COPY, CANDIDATE, EAGER
 from gpu_bench.timing.clocks import Arm, Clock, CudaClock, HostClock
 from gpu_bench.timing.interleaving import measure, plan_for
 from gpu_bench.timing.timing_selftest import judged

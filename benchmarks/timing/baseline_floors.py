@@ -29,7 +29,7 @@ from gpu_bench.timing import floor
 from gpu_bench.timing.interleaving import SHORT_CALL_NS
 from gpu_bench.timing.second_sweeps import Slices
 from warpsmith.digest import digest
-from warpsmith.v1 import task_pb2
+from warpsmith.v1 import task_pb2, timing_pb2
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 WORKS = RESULTS / "baseline_floors.jsonl"
@@ -45,7 +45,7 @@ class Asked:
     arm: str
     of_floor: float
     """Its time over the least that physics allows; inf where nothing can be said."""
-    flags: Sequence[str]
+    flags: Sequence[timing_pb2.Flag.ValueType]
 
 
 def ceilings() -> Ceilings:

@@ -14,7 +14,7 @@ import torch
 
 from gpu_bench.judging import comparison, guard
 from gpu_bench.timing.headline import INPUT_UNUSED, OUTPUT_CONSTANT, OUTPUT_ZERO
-from warpsmith.v1 import verdict_pb2
+from warpsmith.v1 import timing_pb2, verdict_pb2
 
 INPUT_SECONDS, MEMBER_SECONDS = 2.0, 1.0
 """After which no further input is tried, and no parameter or state, which may be hundreds."""
@@ -55,7 +55,7 @@ class Base:
 class Dependence:
     """What was found."""
 
-    flags: list[str] = field(default_factory=list)
+    flags: list[timing_pb2.Flag.ValueType] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     """Sources without influence, by name."""
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.pytorch.baselines import EAGER, Baselines
+from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.solutions import callee, left_memory, structure
 from gpu_bench.solutions.signature import arguments_of
+from gpu_bench.timing import arms
+from gpu_bench.timing.arms import EAGER
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
@@ -36,7 +38,7 @@ class Arms:
         settle_memory()
         offered = [each for each in offered if each.name != EAGER]
         self.offer = judging_pb2.Baselines(
-            arms=[timing_pb2.Arm(name=each.name, failure=each.failure) for each in offered]
+            arms=[timing_pb2.Arm(kind=arms.kind(each.name), failure=each.failure) for each in offered]
         )
         self._calls: list[Callable[[int], Any] | None] = [each.arm.call if each.arm else None for each in offered]
         self._returned: Any = None
@@ -74,9 +76,9 @@ def _open(request: judging_pb2.BaselinesRequest) -> judging_pb2.Baselines:
 
 def _calls(request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
     del request
-    arms = _opened[0]
+    opened = _opened[0]
     with torch.no_grad():
-        callee.serve({callee.CALL: arms.call, callee.MEMBERS: arms.restore})
+        callee.serve({callee.CALL: opened.call, callee.MEMBERS: opened.restore})
 
 
 METHODS: Methods = {

@@ -22,19 +22,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from gpu_bench.timing.arms import AA_COPY, CHANNELS_LAST, COMPILE, EAGER, EAGER_GRAPH, MAX_AUTOTUNE
 from gpu_bench.timing.clocks import Arm
 from gpu_bench.timing.interleaving import failure_text
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.v1 import task_pb2, timing_pb2
-
-EAGER = "eager"
-COMPILE = "compile"
-MAX_AUTOTUNE = "compile_max_autotune"
-EAGER_GRAPH = "eager_graph"
-CHANNELS_LAST = "channels_last"
-REWRITTEN = "rewritten"
-AA_COPY = "aa_copy"
-CANDIDATE = "candidate"
 
 COMPILE_LIMIT_S = 180.0
 MAX_AUTOTUNE_LIMIT_S = 120.0

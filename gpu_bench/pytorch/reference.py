@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gpu_bench import device
 from gpu_bench.pytorch.baselines import preserved_state
+from gpu_bench.timing import arms as known_arms
 from gpu_bench.timing import floor
 from gpu_bench.timing.interleaving import measure, plan_for
 from gpu_bench.timing.measurement import Bench, arm_messages, fastest_baseline
@@ -40,8 +41,8 @@ def measure_reference(bench: Bench) -> timing_pb2.ReferenceReport:
     lowest = floor.floor_ns(bench.work, bench.ceilings, parameters_warm=warm)
     return timing_pb2.ReferenceReport(
         arms=arm_messages(samples.arms, prepared),
-        fastest=fastest,
+        fastest_arm=known_arms.kind(fastest),
         floor_ns=lowest if fastest_ns > CREDIBLE_ABOVE * lowest else 0.0,
-        flags=floor.reference_flags(bench.work, bench.ceilings),
+        raised=floor.reference_flags(bench.work, bench.ceilings),
         environment=device.finished(before, bench.target),
     )

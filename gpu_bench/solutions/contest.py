@@ -21,6 +21,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.solutions.called_solution import CalledSolution, SolutionFault
 from gpu_bench.solutions.callee import ANEW, CALL, DELIVER, EARLIER, MEMBERS
 from gpu_bench.solutions.caller import Answer, Called
+from gpu_bench.timing.arms import AA_COPY, EAGER
 from gpu_bench.values import seeds
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
@@ -33,7 +34,6 @@ VARIED = frozenset({
     verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
 })  # fmt: skip
 """Families on which parameters vary (`inputs.PLAIN`, which needs torch)."""
-EAGER, AA_COPY = "eager", "aa_copy"  # as in `baselines`, which needs torch
 LOOK_SHARE = 0.5
 """Of the timed calls, drawn one by one, whose results are looked at in full."""
 ALL_LOOKED_AT = 8

@@ -22,11 +22,13 @@ from gpu_bench.pytorch.compiler_cache import CompilerCache
 from gpu_bench.session import Session
 from gpu_bench.solutions.called_solution import SolutionFault
 from gpu_bench.solutions.caller import Answer, Called
-from gpu_bench.solutions.contest import AA_COPY, EAGER, VARIED, Contest, PlacedValues
+from gpu_bench.solutions.contest import VARIED, Contest, PlacedValues
+from gpu_bench.timing.arms import AA_COPY, CANDIDATE, EAGER
 from gpu_bench.workers import shared_file
 from gpu_bench.workers.called_processes import CalledProcesses
 from gpu_bench.workers.pair import on_failure
 from gpu_bench.workers.reserve import Lot
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, WorkerRaised
 from warpsmith.sandbox import jail
 from warpsmith.v1 import (
@@ -42,7 +44,6 @@ from warpsmith.v1 import (
 WITNESS = "gpu_bench.solutions.witness:METHODS"
 SOLUTION = "gpu_bench.solutions.solution_worker:METHODS"
 BASELINES = "gpu_bench.pytorch.baseline_worker:METHODS"
-CANDIDATE = "candidate"  # as in `baselines`, which needs torch
 HANDSHAKE_NAME = "handshake"  # as in `solution_timing`, which needs torch
 HANDSHAKE = 255
 """Number of the arm that does nothing (`solution_worker`, which needs torch)."""
@@ -71,7 +72,7 @@ class Arms:
             return self.processes[EAGER], HANDSHAKE
         if name in self.processes:
             return self.processes[name], 0
-        return self.processes[OTHERS], [arm.name for arm in self.offered].index(name)
+        return self.processes[OTHERS], [words.arm(arm.kind) for arm in self.offered].index(name)
 
     @property
     def alive(self) -> bool:

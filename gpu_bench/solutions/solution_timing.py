@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from gpu_bench import device
-from gpu_bench.pytorch.baselines import AA_COPY, CANDIDATE, EAGER, Prepared
+from gpu_bench.pytorch.baselines import Prepared
 from gpu_bench.solutions.caller import Answer
 from gpu_bench.timing import floor
+from gpu_bench.timing.arms import AA_COPY, CANDIDATE, EAGER
 from gpu_bench.timing.clocks import RETAKE_BELOW_NS, RETAKE_COUNT, Arm, Reading, Sample
 from gpu_bench.timing.interleaving import measure, plan_for
 from gpu_bench.timing.measurement import NOT_BASELINES, compose_timing
+from warpsmith.contract import words
 from warpsmith.v1 import judging_pb2, task_pb2, timing_pb2
 
 Call = Callable[[str], Answer]
 """Arm's name → what came of one call, on values that its process has not seen."""
 
-TIMED_AS_CALLED = "TIMED_AS_CALLED"
+TIMED_AS_CALLED = timing_pb2.FLAG_TIMED_AS_CALLED
 """Times are of whole calls from outside the process: host time is part of them, for every arm."""
 HANDSHAKE = "handshake"
 """Arm that does nothing."""
@@ -89,7 +91,7 @@ def contend(
     call: Call,
 ) -> timing_pb2.Timing:
     """Times the solution against eager and what else is `offered`. What `call` raises passes through."""
-    running = [EAGER, *(arm.name for arm in offered if not arm.failure)]
+    running = [EAGER, *(words.arm(arm.kind) for arm in offered if not arm.failure)]
     names, aa_of = ([*running, AA_COPY], EAGER) if tier == timing_pb2.TIER_FINAL else (running, "")
     arms = [Arm(CANDIDATE, lambda index: index, required=True), *(Arm(name, lambda index: index) for name in names)]
     handshake = statistics.median(call(HANDSHAKE).seconds for _ in range(HANDSHAKES))
@@ -98,13 +100,13 @@ def contend(
     samples = measure(arms, OutsideClock(call), plan)
     timing = compose_timing(
         samples,
-        [Prepared(arm.name, None, arm.failure) for arm in offered if arm.failure],
+        [Prepared(words.arm(arm.kind), None, arm.failure) for arm in offered if arm.failure],
         tier=tier,
         work=floor.work_of(yardstick.graph, precision),
         ceilings=device.Ceilings.of(yardstick.ceilings),
         aa_of=aa_of,
     )
-    timing.flags.extend([*yardstick.report.flags, TIMED_AS_CALLED])
+    timing.raised.extend([*yardstick.report.raised, TIMED_AS_CALLED])
     timing.environment.CopyFrom(yardstick.report.environment)
     timing.handshake_ns = handshake * 1e9
     return timing

@@ -21,9 +21,9 @@ from gpu_bench.judging.terms import floor_of, is_small
 from gpu_bench.values import seeds
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.task_module import seed_generators
-from warpsmith.v1 import graph_pb2, verdict_pb2
+from warpsmith.v1 import graph_pb2, timing_pb2, verdict_pb2
 
-REFERENCE_UNTRACED = "REFERENCE_UNTRACED"
+REFERENCE_UNTRACED = timing_pb2.FLAG_REFERENCE_UNTRACED
 """`torch.export` cannot trace the reference: the truth is the module in float64, and no floor is known."""
 
 _ORIGINS = {

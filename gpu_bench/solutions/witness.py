@@ -125,7 +125,7 @@ class Witness:
             self._judge.graph if self._judge.reference.is_traced else graph_pb2.Graph()
         )  # of which no work can be counted
         flags = floor.reference_flags(floor.work_of(graph, precision), ceilings)
-        report = timing_pb2.ReferenceReport(flags=flags, environment=device.environment(target))
+        report = timing_pb2.ReferenceReport(raised=flags, environment=device.environment(target))
         return judging_pb2.Yardstick(report=report, graph=graph, ceilings=ceilings.message())
 
     # ---- before a call -------------------------------------------------------------------------------------

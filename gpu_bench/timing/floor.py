@@ -23,7 +23,7 @@ from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
 REJECT_BELOW = 0.98
 """Faster than this part of the physical floor is impossible."""
 FLOOR_REJECT, FLOOR_SUSPECT = headline.FLOOR_REJECT, headline.FLOOR_SUSPECT
-REFERENCE_WASTEFUL = "REFERENCE_WASTEFUL"
+REFERENCE_WASTEFUL = timing_pb2.FLAG_REFERENCE_WASTEFUL
 WASTEFUL_ABOVE = 2.0
 
 _PARTIAL = frozenset({
@@ -157,7 +157,9 @@ def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, paramete
     return max(memory_s, products_s) * 1e9
 
 
-def guard(median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool) -> list[str]:
+def guard(
+    median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool
+) -> list[timing_pb2.Flag.ValueType]:
     """Flags of a time: `FLOOR_REJECT` when physics forbids it, `FLOOR_SUSPECT` when no measurement here was as fast."""
     physical = physical_floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
     if physical and median_ns < REJECT_BELOW * physical:
@@ -168,7 +170,7 @@ def guard(median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, pa
     return [FLOOR_SUSPECT] if median_ns < achievable else []
 
 
-def reference_flags(work: Work, ceilings: Ceilings) -> list[str]:
+def reference_flags(work: Work, ceilings: Ceilings) -> list[timing_pb2.Flag.ValueType]:
     """`REFERENCE_WASTEFUL` when the reference's products are more than twice the least, and matter to its time."""
     if work.executed_flops <= WASTEFUL_ABOVE * work.needed_flops or not ceilings.fp32_product_rate:
         return []

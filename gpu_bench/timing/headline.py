@@ -13,17 +13,17 @@ from typing import Final
 from gpu_bench.timing.statistics import threshold
 from warpsmith.v1 import timing_pb2
 
-FLOOR_REJECT = "FLOOR_REJECT"
+FLOOR_REJECT = timing_pb2.FLAG_FLOOR_REJECT
 """Faster than physics allows."""
-FLOOR_SUSPECT = "FLOOR_SUSPECT"
+FLOOR_SUSPECT = timing_pb2.FLAG_FLOOR_SUSPECT
 """Faster than any sweep of this machine."""
-OUTPUT_CONSTANT = "OUTPUT_CONSTANT"
+OUTPUT_CONSTANT = timing_pb2.FLAG_OUTPUT_CONSTANT
 """On values as the task draws them every output stays the same, as far as rounding goes."""
-OUTPUT_ZERO = "OUTPUT_ZERO"
+OUTPUT_ZERO = timing_pb2.FLAG_OUTPUT_ZERO
 """There every output is all zeros."""
-INPUT_UNUSED = "INPUT_UNUSED"
+INPUT_UNUSED = timing_pb2.FLAG_INPUT_UNUSED
 """Some input does not influence any output, on any values that were tried."""
-SLOWER_ON_FRESH_VALUES = "SLOWER_ON_FRESH_VALUES"
+SLOWER_ON_FRESH_VALUES = timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES
 """First calls on values that nothing can have kept an answer for do not show the speedup: it is not believed."""
 
 NEVER_FASTER: Final = frozenset({
@@ -33,8 +33,8 @@ NEVER_FASTER: Final = frozenset({
 """Labels of times that nobody believes, and of references whose answer can be had without computing it."""
 
 
-def settle(timing: timing_pb2.Timing, labels: Iterable[str] = ()) -> None:
+def settle(timing: timing_pb2.Timing, labels: Iterable[timing_pb2.Flag.ValueType] = ()) -> None:
     """Adds labels, and takes back `faster` where one speaks against it or the interval no longer clears the noise."""
-    timing.flags[:] = dict.fromkeys([*timing.flags, *labels])
+    timing.raised[:] = dict.fromkeys([*timing.raised, *labels])
     is_clear = timing.speedup_fastest.low > threshold(timing.noise_floor)
-    timing.faster = timing.faster and is_clear and NEVER_FASTER.isdisjoint(timing.flags)
+    timing.faster = timing.faster and is_clear and NEVER_FASTER.isdisjoint(timing.raised)

@@ -19,10 +19,11 @@ from torch.utils import _pytree as pytree
 from gpu_bench.judging import guard
 from gpu_bench.judging.comparison import parts_of
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.pytorch.baselines import CANDIDATE, Baselines
+from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.arena import Arena, using
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.running.watchdog import Watchdog
+from gpu_bench.timing.arms import CANDIDATE
 from gpu_bench.timing.replay import Before, Generators
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.v1 import verdict_pb2

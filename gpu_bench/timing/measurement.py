@@ -16,17 +16,15 @@ import numpy as np
 
 from gpu_bench import device
 from gpu_bench.pytorch.baselines import (
-    AA_COPY,
-    CANDIDATE,
-    EAGER,
-    REWRITTEN,
     Baselines,
     Prepared,
     aa_copy,
     preserved_state,
 )
 from gpu_bench.running.elsewhere import Elsewhere
+from gpu_bench.timing import arms as known_arms
 from gpu_bench.timing import floor, headline
+from gpu_bench.timing.arms import AA_COPY, CANDIDATE, EAGER, REWRITTEN
 from gpu_bench.timing.clocks import Arm, Clock, CudaClock, HostClock, Reading
 from gpu_bench.timing.interleaving import (
     GROUP_NS,
@@ -51,15 +49,15 @@ from gpu_bench.timing.statistics import (
 from warpsmith.program_steps import buffers_of
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2, timing_pb2
 
-FASTEST_UNPROVEN = "FASTEST_UNPROVEN"
+FASTEST_UNPROVEN = timing_pb2.FLAG_FASTEST_UNPROVEN
 """A baseline could not run, so the fastest that did may not be the fastest there is."""
-UNSTEADY = "UNSTEADY_MACHINE"
+UNSTEADY = timing_pb2.FLAG_UNSTEADY_MACHINE
 """More than half of the blocks drifted."""
-FEW = "FEW_BLOCKS"
+FEW = timing_pb2.FLAG_FEW_BLOCKS
 """Too few blocks for a bootstrap: the interval is the range of the block ratios."""
-PERSISTING_LINES_STAY = "PERSISTING_LINES_STAY"
+PERSISTING_LINES_STAY = timing_pb2.FLAG_PERSISTING_LINES_STAY
 """cuda-bindings is not installed: lines that a kernel asked the L2 to keep outlive the flush before a cold reading."""
-FLOOR_AUDITED = "FLOOR_AUDITED"
+FLOOR_AUDITED = timing_pb2.FLAG_FLOOR_AUDITED
 """Faster than any sweep of this machine, and no doubt is left: on values drawn anew the output of every buffer set was
 looked at, and the time was the same."""
 AUDIT_WITHIN = 0.05
@@ -72,7 +70,7 @@ HANDSHAKES = 20
 """How many times longer than having calls made elsewhere a group of short calls takes."""
 NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})
 """Arms that nobody could have had without us: neither the fastest baseline nor the measure of a slow one."""
-HOST_BOUND = "HOST_BOUND"
+HOST_BOUND = timing_pb2.FLAG_HOST_BOUND
 """Host time could not be hidden behind the device: the module synchronises, or makes thousands of launches."""
 
 
@@ -214,27 +212,27 @@ def measure_candidate(
         )  # fmt: skip
 
     timing = composed()
-    if {floor.FLOOR_REJECT, floor.FLOOR_SUSPECT} & set(timing.flags):
+    if {floor.FLOOR_REJECT, floor.FLOOR_SUSPECT} & set(timing.raised):
         # Ceilings taken while others kept the machine busy would accuse an honest kernel: ask the machine again.
         bench.ceilings = device.measured_again(bench.ceilings)
         timing = composed()
-    if floor.FLOOR_SUSPECT in timing.flags:
+    if floor.FLOOR_SUSPECT in timing.raised:
         with preserved_state(bench.baselines.module):
             is_cleared, audit_seconds = _audit(bench, candidate, replace(plan, extra_readings=()), timing, inspect)
         timing = composed(is_audited=is_cleared)
         seconds += audit_seconds
     if tier == timing_pb2.TIER_FINAL and timing.faster and not is_fresh:
-        baseline = next(arm for arm in arms if arm.name == timing.fastest_baseline)
+        baseline = next(arm for arm in arms if known_arms.kind(arm.name) == timing.fastest_arm)
         _settle_on_fresh_values(bench, candidate, baseline, timing, samples.group_length)
     timing.steps.extend(steps)
     timing.handshake_ns = candidate.handshake_ns
     timing.device_seconds += seconds
     timing.environment.CopyFrom(device.finished(before, bench.target))
-    timing.flags.extend(_of_the_clock(bench.clock, samples))
+    timing.raised.extend(_of_the_clock(bench.clock, samples))
     return timing
 
 
-def _of_the_clock(clock: Clock, samples: Samples) -> list[str]:
+def _of_the_clock(clock: Clock, samples: Samples) -> list[timing_pb2.Flag.ValueType]:
     """Flags that say what the clock could not keep out of the times."""
     if not isinstance(clock, CudaClock):
         return []
@@ -268,7 +266,7 @@ def _audit(
         with candidate.watch():
             sample = bench.clock.take(arm, [index], Reading.COLD)
         inspect(CANDIDATE, index, sample.outputs[0])
-    known = next(known.median_ns for known in timing.arms if known.name == CANDIDATE)
+    known = next(known.median_ns for known in timing.arms if known.kind == timing_pb2.ARM_KIND_CANDIDATE)
     within = max(AUDIT_WITHIN, 3.0 * timing.noise_floor)
     return abs(again.arms[CANDIDATE].median_ns / known - 1.0) <= within, again.seconds
 
@@ -289,7 +287,7 @@ def _is_there_on_fresh_values(
     A call may leave its answer on its stack or in shared memory, which nobody empties, for the next on equal values.
     """
     drawn: list[bool] = []
-    slowest = SLOWED * next(arm.median_ns for arm in timing.arms if arm.name == baseline.name)
+    slowest = SLOWED * next(arm.median_ns for arm in timing.arms if arm.kind == known_arms.kind(baseline.name))
 
     def renew(sets: Sequence[int]) -> None:  # ahead of a reading that is taken again, too
         drawn.append(candidate.renew(range(bench.set_count)))
@@ -349,7 +347,7 @@ def compose_timing(
     timing = timing_pb2.Timing(
         tier=tier,
         arms=arm_messages(samples.arms, prepared),
-        fastest_baseline=fastest,
+        fastest_arm=known_arms.kind(fastest),
         speedup_fastest=_message(speedup),
         speedup_eager=_message(_speedup(samples, EAGER, seed)),
         noise_floor=noise if math.isfinite(noise) else 1.0,
@@ -372,7 +370,7 @@ def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = 
     """All arms for the record, those that could not be prepared included."""
     messages = [
         timing_pb2.Arm(
-            name=arm.name,
+            kind=known_arms.kind(arm.name),
             failure=arm.failure,
             median_ns=arm.median_ns if math.isfinite(arm.median_ns) else 0.0,
             warm_median_ns=arm.warm_ns,
@@ -381,7 +379,9 @@ def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = 
         )
         for arm in arms.values()
     ]
-    return messages + [timing_pb2.Arm(name=item.name, failure=item.failure) for item in prepared if item.failure]
+    return messages + [
+        timing_pb2.Arm(kind=known_arms.kind(item.name), failure=item.failure) for item in prepared if item.failure
+    ]
 
 
 def _fastest_arm(bench: Bench, arms: Sequence[Arm]) -> tuple[Arm | None, float]:

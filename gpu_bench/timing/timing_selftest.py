@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gpu_bench import device
-from gpu_bench.pytorch.baselines import AA_COPY, CANDIDATE, EAGER
+from gpu_bench.timing.arms import AA_COPY, CANDIDATE, EAGER
 from gpu_bench.timing.clocks import Arm, HostClock, Reading, Sample
 from gpu_bench.timing.floor import Work
 from gpu_bench.timing.interleaving import Plan, Samples, measure, plan_for

@@ -19,9 +19,9 @@ from gpu_bench.judging import guard
 from gpu_bench.timing import floor
 from gpu_bench.values import sorting
 from warpsmith.graphs import task_module
-from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, verdict_pb2
+from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
-TASK_VALUES_FIXED = "TASK_VALUES_FIXED"
+TASK_VALUES_FIXED = timing_pb2.FLAG_TASK_VALUES_FIXED
 """Whatever the seed, get_inputs draws some input alike: that input is varied by families alone."""
 
 Takes = Callable[[Sequence[torch.Tensor]], bool]
@@ -78,7 +78,7 @@ def held_back(learned: judging_pb2.Learned) -> judging_pb2.Learned:
     return learned
 
 
-def flags(learned: judging_pb2.Learned) -> list[str]:
+def flags(learned: judging_pb2.Learned) -> list[timing_pb2.Flag.ValueType]:
     """What a reader has to know of the task's values."""
     return [] if all(legal.varies for legal in learned.inputs) else [TASK_VALUES_FIXED]
 

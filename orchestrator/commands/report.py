@@ -13,10 +13,16 @@ from rich.table import Table
 from rich.tree import Tree
 
 from orchestrator.commands.terminal import cell
+from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 FASTER = run_pb2.RUN_STATE_FASTER
-COMPILED = ("compile", "compile_max_autotune")
+CANDIDATE, EAGER, REWRITTEN = (
+    timing_pb2.ARM_KIND_CANDIDATE,
+    timing_pb2.ARM_KIND_EAGER,
+    timing_pb2.ARM_KIND_REWRITTEN,
+)
+COMPILED = (timing_pb2.ARM_KIND_COMPILE, timing_pb2.ARM_KIND_COMPILE_MAX_AUTOTUNE)
 
 
 def verdict_of(run: run_pb2.Run) -> str:
@@ -31,15 +37,15 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
     return run_pb2.RunState.Name(state).removeprefix("RUN_STATE_")
 
 
-def arms_of(run: run_pb2.Run) -> dict[str, timing_pb2.Arm]:
-    """Everything timed, by name: of the best trial where there is one, else of the reference."""
+def arms_of(run: run_pb2.Run) -> dict[timing_pb2.ArmKind.ValueType, timing_pb2.Arm]:
+    """Everything timed, by kind: of the best trial where there is one, else of the reference."""
     arms = run.best.timing.arms if run.HasField("best") else run.reference.arms
-    return {arm.name: arm for arm in arms}
+    return {arm.kind: arm for arm in arms}
 
 
 def failures_of(run: run_pb2.Run) -> dict[str, str]:
-    """Why each arm that could not run could not, by name."""
-    return {name: arm.failure for name, arm in arms_of(run).items() if arm.failure}
+    """Why each arm that could not run could not, by its word."""
+    return {words.arm(kind): arm.failure for kind, arm in arms_of(run).items() if arm.failure}
 
 
 def gain_split(run: run_pb2.Run) -> tuple[float, float] | None:
@@ -48,7 +54,7 @@ def gain_split(run: run_pb2.Run) -> tuple[float, float] | None:
     Only the second is a kernel's: rewritten reference ÷ ours (measurement, "Faster", 2).
     """
     arms, whole = arms_of(run), run.best.timing.speedup_fastest.median
-    rewritten, ours = arms.get("rewritten"), arms.get("candidate")
+    rewritten, ours = arms.get(REWRITTEN), arms.get(CANDIDATE)
     if not (whole and rewritten and ours) or rewritten.failure or not rewritten.median_ns or not ours.median_ns:
         return None
     kernels = rewritten.median_ns / ours.median_ns
@@ -82,13 +88,13 @@ def gain_text(run: run_pb2.Run) -> str:
     return "; ".join(parts)
 
 
-TRIVIAL = {"OUTPUT_CONSTANT": "a constant", "OUTPUT_ZERO": "zero"}
+TRIVIAL = {timing_pb2.FLAG_OUTPUT_CONSTANT: "a constant", timing_pb2.FLAG_OUTPUT_ZERO: "zero"}
 """Flags of references that compute nothing, and what those give."""
 
 
 def trivial(run: run_pb2.Run) -> str:
     """What the module gives whatever it is given; empty for one that computes something."""
-    return next((TRIVIAL[flag] for flag in run.reference.flags if flag in TRIVIAL), "")
+    return next((TRIVIAL[flag] for flag in run.reference.raised if flag in TRIVIAL), "")
 
 
 def labels_of(run: run_pb2.Run) -> list[str]:
@@ -96,7 +102,7 @@ def labels_of(run: run_pb2.Run) -> list[str]:
     labels = [f"algebra:{rule}" for rule in run.best.candidate.rewrites]
     if run.task.precision not in (task_pb2.PRECISION_UNSPECIFIED, task_pb2.PRECISION_FP32):
         labels.append(task_pb2.Precision.Name(run.task.precision).removeprefix("PRECISION_").lower())
-    labels += [*run.reference.flags, *run.best.timing.flags]
+    labels += map(words.flag, [*run.reference.raised, *run.best.timing.raised])
     if run.HasField("best") and not run.best.verdict.kernelbench_pass:
         labels.append("kernelbench_check_fails")
     return list(dict.fromkeys(labels))
@@ -135,8 +141,8 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "run": run.id,
         "state": state_name(run.state),
         "message": run.message,
-        "fastest_baseline": timing.fastest_baseline if timing else run.reference.fastest,
-        "arms_ns": {name: arm.median_ns for name, arm in arms_of(run).items() if not arm.failure},
+        "fastest_baseline": words.arm(timing.fastest_arm if timing else run.reference.fastest_arm),
+        "arms_ns": {words.arm(kind): arm.median_ns for kind, arm in arms_of(run).items() if not arm.failure},
         "arms_failed": failures_of(run),
         "gain": gain_text(run),
         "inspections": inspections_of(run),
@@ -167,7 +173,7 @@ def table(runs: Sequence[run_pb2.Run]) -> Table:
 def row(run: run_pb2.Run) -> list[str]:
     """The cells of a run: module, eager, compile, ours, speedup with its interval, percent of floor, notes."""
     arms = arms_of(run)
-    compiled = [arms[name].median_ns for name in COMPILED if name in arms and not arms[name].failure]
+    compiled = [arms[kind].median_ns for kind in COMPILED if kind in arms and not arms[kind].failure]
     timing = run.best.timing if run.HasField("best") else None
     headline = run.message if timing is None or trivial(run) else speedup_text(timing.speedup_fastest)
     if timing is not None and not timing.faster:
@@ -177,9 +183,9 @@ def row(run: run_pb2.Run) -> list[str]:
     notes = "; ".join(filter(None, said))
     return [
         run.task.name,
-        time_text(arms["eager"].median_ns) if "eager" in arms else "-",
+        time_text(arms[EAGER].median_ns) if EAGER in arms else "-",
         time_text(min(compiled)) if compiled else "-",
-        time_text(arms["candidate"].median_ns) if "candidate" in arms else "-",
+        time_text(arms[CANDIDATE].median_ns) if CANDIDATE in arms else "-",
         f"{state_name(run.state)}: {headline}" if timing is None else headline,
         f"{timing.floor_percent:.0f} %" if timing is not None and timing.floor_percent else "-",
         notes,
@@ -219,7 +225,7 @@ def _done(trial: trial_pb2.Trial) -> str:
     new = moves[len(moves) - trial.hypothesis.new_move_count :] if trial.hypothesis.new_move_count else []
     did = ", ".join(map(move_text, new)) or trial.hypothesis.source or "plan zero"
     if trial.ended_at == trial_pb2.STAGE_TIMED:
-        ended = f"{speedup_text(trial.timing.speedup_fastest)} against {trial.timing.fastest_baseline}"
+        ended = f"{speedup_text(trial.timing.speedup_fastest)} against {words.arm(trial.timing.fastest_arm)}"
     else:
         kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
         ended = f"{kind}: {_first_line(trial.verdict.detail)[:160]}"

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from orchestrator.commands.report import labels_of
 from warpsmith import arguments as launch_arguments
 from warpsmith import hardware, printable
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.program_steps import buffers_of, last_uses
 from warpsmith.sandbox import private_files
@@ -75,11 +76,13 @@ def header(run: run_pb2.Run, needs: str) -> str:
     speedup = timing.speedup_fastest
     moves = [_move_text(move) for move in run.best.candidate.moves]
     labels = labels_of(run)
-    failed = [f"{arm.name} could not run, so a faster baseline may exist." for arm in timing.arms if arm.failure]
+    failed = [
+        f"{words.arm(arm.kind)} could not run, so a faster baseline may exist." for arm in timing.arms if arm.failure
+    ]
     lines = [
         f"{run.task.name}, made faster by Warpsmith (run {run.id}). Needs {needs}.",
         "",
-        f"{speedup.median:.2f}x over {timing.fastest_baseline}, the fastest baseline that ran "
+        f"{speedup.median:.2f}x over {words.arm(timing.fastest_arm)}, the fastest baseline that ran "
         f"(95 % interval {speedup.low:.2f} to {speedup.high:.2f}); {timing.speedup_eager.median:.2f}x over eager.",
         *failed,
         *([f"Labels: {', '.join(labels)}."] if labels else []),

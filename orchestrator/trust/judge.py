@@ -18,6 +18,7 @@ from orchestrator.commands import report
 from orchestrator.pipeline import failed, impossible
 from orchestrator.tasks import intake
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
     artifact_pb2,
@@ -131,7 +132,7 @@ def concluded(
         return Judgement(name, verdict, None, labels)
     if why := impossible(measured.timing):
         verdict.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SUSPECT, why))
-    return Judgement(name, verdict, measured.timing, (*labels, *measured.timing.flags))
+    return Judgement(name, verdict, measured.timing, (*labels, *map(words.flag, measured.timing.raised)))
 
 
 def as_json(judgement: Judgement) -> dict[str, Any]:
@@ -145,9 +146,9 @@ def as_json(judgement: Judgement) -> dict[str, Any]:
         "speedup_fastest": report.speedup_json(timing.speedup_fastest) if timing else None,
         "speedup_eager": report.speedup_json(timing.speedup_eager) if timing else None,
         "faster": bool(timing and timing.faster),
-        "fastest_baseline": timing.fastest_baseline if timing else "",
-        "arms_ns": {arm.name: arm.median_ns for arm in timing.arms if not arm.failure} if timing else {},
-        "arms_failed": {arm.name: arm.failure for arm in timing.arms if arm.failure} if timing else {},
+        "fastest_baseline": words.arm(timing.fastest_arm) if timing else "",
+        "arms_ns": {words.arm(arm.kind): arm.median_ns for arm in timing.arms if not arm.failure} if timing else {},
+        "arms_failed": {words.arm(arm.kind): arm.failure for arm in timing.arms if arm.failure} if timing else {},
         "floor_percent": round(timing.floor_percent, 2) if timing else None,
         "kernelbench_pass": verdict.kernelbench_pass,
         "worst_rms_ratio": verdict.worst_rms_ratio,
@@ -164,10 +165,10 @@ def text(judgement: Judgement) -> str:
     if timing is not None:
         faster = "faster" if timing.faster else "not faster"
         lines.append(
-            f"{faster}: {report.speedup_text(timing.speedup_fastest)} against {timing.fastest_baseline}, the fastest "
-            f"baseline that ran; {report.speedup_text(timing.speedup_eager)} against eager"
+            f"{faster}: {report.speedup_text(timing.speedup_fastest)} against {words.arm(timing.fastest_arm)}, the "
+            f"fastest baseline that ran; {report.speedup_text(timing.speedup_eager)} against eager"
         )
-        lines += [f"  {arm.name:<22}{arm.failure or report.time_text(arm.median_ns)}" for arm in timing.arms]
+        lines += [f"  {words.arm(arm.kind):<22}{arm.failure or report.time_text(arm.median_ns)}" for arm in timing.arms]
     if judgement.labels:
         lines.append(f"labels: {' '.join(judgement.labels)}")
     return "\n".join(lines)

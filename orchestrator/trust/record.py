@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from orchestrator.finalists import BASELINE_WAS_FASTER
 from orchestrator.tasks import intake
 from warpsmith import digest
-from warpsmith.contract import earlier
+from warpsmith.contract import earlier, words
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2, timing_pb2
@@ -72,25 +72,32 @@ def contradictions(run: run_pb2.Run) -> Iterator[str]:
     if digest.of_program(program) != program.digest:
         yield "the program's digest is not that of its sources and steps: the kernel was changed"
     timing = run.best.timing
-    arms = {arm.name: arm for arm in timing.arms if arm.median_ns}
+    arms = {arm.kind: arm for arm in timing.arms if arm.median_ns}
     for arm in arms.values():
         measured = statistics.median(arm.samples_ns) if arm.samples_ns else arm.median_ns
         if not _close(measured, arm.median_ns):
-            yield f"{arm.name} is recorded with {arm.median_ns:.0f} ns, but the median of its samples is {measured:.0f}"
-    for name, told in ((timing.fastest_baseline, timing.speedup_fastest), ("eager", timing.speedup_eager)):
-        yield from _of_speedup(name, told, arms, is_held=BASELINE_WAS_FASTER in timing.flags)
+            name = words.arm(arm.kind)
+            yield f"{name} is recorded with {arm.median_ns:.0f} ns, but the median of its samples is {measured:.0f}"
+    eager = timing_pb2.ARM_KIND_EAGER
+    for baseline, told in ((timing.fastest_arm, timing.speedup_fastest), (eager, timing.speedup_eager)):
+        yield from _of_speedup(baseline, told, arms, is_held=BASELINE_WAS_FASTER in timing.raised)
 
 
 def _of_speedup(
-    name: str, told: timing_pb2.Speedup, arms: dict[str, timing_pb2.Arm], *, is_held: bool
+    baseline: timing_pb2.ArmKind.ValueType,
+    told: timing_pb2.Speedup,
+    arms: Mapping[timing_pb2.ArmKind.ValueType, timing_pb2.Arm],
+    *,
+    is_held: bool,
 ) -> Iterator[str]:
-    if name not in arms or "candidate" not in arms:
+    name, ours = words.arm(baseline), timing_pb2.ARM_KIND_CANDIDATE
+    if baseline not in arms or ours not in arms:
         yield f"the record tells a speedup over {name or 'nothing'}, but no time of it or of the candidate"
         return
     if told.median <= 0:
         yield f"the record tells no speedup over {name}"
         return
-    ratio = arms[name].median_ns / arms["candidate"].median_ns
+    ratio = arms[baseline].median_ns / arms[ours].median_ns
     if is_held and told.median < ratio:
         return  # it is over a better time of the same baseline, in the search
     spread = (told.high - told.low) / told.median

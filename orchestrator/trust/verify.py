@@ -17,6 +17,7 @@ from orchestrator.commands import report
 from orchestrator.pipeline import Judged, Pipeline
 from orchestrator.prepare import describe_device
 from orchestrator.serving.device_gate import DeviceGate
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import (
     candidate_pb2,
@@ -135,7 +136,7 @@ def _compare_times(found: Verification, device: str) -> None:
         found.notes.append(f"the noise of the two sessions allows {found.tolerance:.0%}: speedups are not compared")
         return
     then, today = recorded.speedup_eager.median, now.speedup_eager.median
-    if finalists.BASELINE_WAS_FASTER in recorded.flags:
+    if finalists.BASELINE_WAS_FASTER in recorded.raised:
         found.notes.append("recorded against a time of a baseline in its search: speedups are not compared")
     elif then <= 0:
         found.differences.append("the record tells no speedup over eager")
@@ -146,7 +147,7 @@ def _compare_times(found: Verification, device: str) -> None:
         )
     if recorded.faster and not now.faster:
         sentence = (
-            f"recorded as faster, now not: {report.speedup_text(now.speedup_fastest)} over {now.fastest_baseline}"
+            f"recorded as faster, now not: {report.speedup_text(now.speedup_fastest)} over {words.arm(now.fastest_arm)}"
         )
         (found.notes if now.noise_floor > 0.1 else found.differences).append(sentence)
 

@@ -91,8 +91,8 @@ def reasoning_request(limit: int = 4) -> reasoning_service_pb2.ProposeHypotheses
     device.read_bytes_per_second = device.write_bytes_per_second = 1e10
     device.product_flops = device.operation_flops = 1e11
     device.launch_ns, device.unit_count, device.cache_bytes = 2000.0, 2, 1 << 20
-    reference = timing_pb2.ReferenceReport(fastest="eager", floor_ns=10_000.0)
-    reference.arms.add(name="eager", median_ns=100_000.0)
+    reference = timing_pb2.ReferenceReport(fastest_arm=timing_pb2.ARM_KIND_EAGER, floor_ns=10_000.0)
+    reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=100_000.0)
     request = reasoning_service_pb2.ProposeHypothesesRequest(task=softmax_task(), limit=limit)
     request.analysis.CopyFrom(softmax_analysis())
     request.device.CopyFrom(device)

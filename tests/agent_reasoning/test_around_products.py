@@ -35,8 +35,8 @@ def first_plan(function: Callable[..., torch.Tensor]) -> Plan:
     with FakeTensorMode():
         args = (torch.empty(4096, 1024),)
     plan = plan_zero(GraphIndex(capture(Layers(function), args)), task_pb2.TARGET_CUDA)
-    reference = timing_pb2.ReferenceReport(fastest="eager", floor_ns=1e5)
-    reference.arms.add(name="eager", median_ns=1e6)
+    reference = timing_pb2.ReferenceReport(fastest_arm=timing_pb2.ARM_KIND_EAGER, floor_ns=1e5)
+    reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=1e6)
     request = reasoning_service_pb2.ProposeHypothesesRequest(
         task=task_pb2.Task(target=task_pb2.TARGET_CUDA),
         analysis=analysis.describe(plan, with_legal_moves=True),

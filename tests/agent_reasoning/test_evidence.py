@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_reasoning.evidence import Evidence, kind
-from warpsmith.v1 import analysis_pb2, hypothesis_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import analysis_pb2, hypothesis_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 Move = analysis_pb2.Move
 
@@ -23,7 +23,7 @@ def trial(
     made = trial_pb2.Trial(number=number, parent=parent, hypothesis=hypothesis)
     made.verdict.state = state
     if ns:
-        made.timing.arms.add(name="candidate", median_ns=ns)
+        made.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=ns)
     return made
 
 
@@ -82,5 +82,5 @@ def test_moves_are_alike_whatever_their_group(move: Move, expected: str) -> None
 def test_moves_on_the_module_itself_are_compared_with_its_own_trial() -> None:
     zero = trial_pb2.Trial(number=1)
     zero.verdict.state = verdict_pb2.VERDICT_STATE_PASS
-    zero.timing.arms.add(name="candidate", median_ns=800)
+    zero.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=800)
     assert Evidence([zero, trial(2, AUTHOR, ns=100)]).correction([AUTHOR]) == pytest.approx(8 ** (1 / 3))

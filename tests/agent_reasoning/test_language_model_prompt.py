@@ -22,7 +22,7 @@ def request_with_history() -> reasoning_service_pb2.ProposeHypothesesRequest:
         request.analysis.legal_moves.add(move=move, before=cost, after=cost, effect=effect)
     zero = trial_pb2.Trial(number=1)
     zero.verdict.state = verdict_pb2.VERDICT_STATE_PASS
-    zero.timing.arms.append(timing_pb2.Arm(name="candidate", median_ns=101_000.0))
+    zero.timing.arms.append(timing_pb2.Arm(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=101_000.0))
     zero.timing.speedup_fastest.median = 0.99
     zero.timing.steps.append(
         timing_pb2.StepTime(group="softmax", computed_by=analysis_pb2.ENGINE_LIBRARY, median_ns=100_000.0)

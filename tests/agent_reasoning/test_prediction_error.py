@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_reasoning.evidence import Evidence
-from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, task_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/search/prediction_error.py"
 AUTHOR = analysis_pb2.Move(operation="author", group="a")
@@ -39,7 +39,7 @@ def trial(
     made = trial_pb2.Trial(number=number, parent=parent, hypothesis=hypothesis, seconds=1.0)
     made.verdict.state = verdict_pb2.VERDICT_STATE_PASS
     if ns:
-        made.timing.arms.add(name="candidate", median_ns=ns)
+        made.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=ns)
     return made
 
 

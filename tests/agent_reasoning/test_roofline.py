@@ -120,9 +120,9 @@ def test_long_lists_of_names_are_cut() -> None:
 
 
 def test_the_floor_is_judged_by_the_fastest_baseline_that_ran() -> None:
-    reference = timing_pb2.ReferenceReport(fastest="compile", floor_ns=100.0)
-    reference.arms.add(name="eager", median_ns=200.0)
-    reference.arms.add(name="compile", median_ns=104.0)
+    reference = timing_pb2.ReferenceReport(fastest_arm=timing_pb2.ARM_KIND_COMPILE, floor_ns=100.0)
+    reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=200.0)
+    reference.arms.add(kind=timing_pb2.ARM_KIND_COMPILE, median_ns=104.0)
     assert "(compile, 104 ns)" in at_floor(reference)
     reference.arms[1].failure = "does not run"
     assert at_floor(reference) == ""

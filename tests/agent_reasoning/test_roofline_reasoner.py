@@ -63,9 +63,9 @@ def ask(
     history: list[trial_pb2.Trial] | None = None,
     before: list[Move] | None = None,
 ) -> Request:
-    reference = timing_pb2.ReferenceReport(fastest="eager", floor_ns=floor_ns)
+    reference = timing_pb2.ReferenceReport(fastest_arm=timing_pb2.ARM_KIND_EAGER, floor_ns=floor_ns)
     if eager_ns:
-        reference.arms.add(name="eager", median_ns=eager_ns)
+        reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=eager_ns)
     analysis = analysis_pb2.Analysis(groups=groups, legal_moves=moves, moves=before or [])
     return Request(
         task=task_pb2.Task(target=task_pb2.TARGET_CUDA), analysis=analysis, device=h200(), reference=reference,
@@ -209,7 +209,7 @@ def test_few_long_rows_want_more_blocks() -> None:
 def timed_trial(moves: list[Move], ns: float) -> trial_pb2.Trial:
     made = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=moves, new_move_count=len(moves)))
     made.verdict.state = verdict_pb2.VERDICT_STATE_PASS
-    made.timing.arms.add(name="candidate", median_ns=ns)
+    made.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=ns)
     return made
 
 
@@ -279,7 +279,7 @@ def test_a_module_that_promises_nothing_still_gets_one_kernel_and_no_second() ->
     assert new_moves(only) == [("author", "loss", "b")]
     assert only.predicted_speedup < 0.8
     tried = trial_pb2.Trial(number=1, hypothesis=only)
-    tried.timing.arms.add(name="candidate", median_ns=500_000)
+    tried.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=500_000)
     request.history.append(tried)
     assert propose(request) == []
 
@@ -305,7 +305,7 @@ def test_a_plan_at_its_floor_is_left_alone_where_that_is_one() -> None:
     request = memory_bound_chain()
     done = [Move(operation="author", group="relu")]
     trial = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=done))
-    trial.timing.arms.add(name="candidate", median_ns=195_000)
+    trial.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=195_000)
     request.analysis.moves.extend(done)
     request.history.append(trial)
     response = RooflineReasoner().propose(request)
@@ -364,7 +364,7 @@ def test_going_back_to_the_library_is_not_predicted_faster_than_eager_was() -> N
     )
     back = legal("library", "norm", before=cost, after=cost)
     author = Move(operation="author", group="norm")
-    timing = timing_pb2.Timing(arms=[timing_pb2.Arm(name="candidate", median_ns=200_000)])
+    timing = timing_pb2.Timing(arms=[timing_pb2.Arm(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=200_000)])
     timed = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=[author]), timing=timing)
     timed.candidate.moves.append(author)
     faster = legal("set", "norm", "stores=streaming", before=cost, after=cost)

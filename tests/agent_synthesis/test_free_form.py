@@ -278,10 +278,10 @@ def subject(target: task_pb2.Target.ValueType, *, fused: bool = True) -> Subject
 
 
 def timed(moves: list[analysis_pb2.Move], whole_ns: float, **groups_ns: float) -> trial_pb2.Trial:
-    parent = trial_pb2.Trial(timing=timing_pb2.Timing(fastest_baseline="eager"))
+    parent = trial_pb2.Trial(timing=timing_pb2.Timing(fastest_arm=timing_pb2.ARM_KIND_EAGER))
     parent.candidate.moves.extend(moves)
-    parent.timing.arms.add(name="candidate", median_ns=whole_ns)
-    parent.timing.arms.add(name="eager", median_ns=8e6)
+    parent.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=whole_ns)
+    parent.timing.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=8e6)
     for name, median in groups_ns.items():
         parent.timing.steps.add(
             group=name,
@@ -403,7 +403,7 @@ def test_it_fits_the_role() -> None:
         synthesize = lambda request: servicer.SynthesizeCandidate(request, None)  # type: ignore[arg-type]  # noqa: E731
         assert testing.check_synthesis(analyze, synthesize) == []
         request = pb.SynthesizeCandidateRequest(task=task(), hypothesis=hypothesis(FUSE, WRITE))
-        request.parent.timing.arms.add(name="candidate", median_ns=5e5)
+        request.parent.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=5e5)
         assert servicer.SynthesizeCandidate(request, None).candidate.moves[-1].text  # type: ignore[arg-type]
 
 

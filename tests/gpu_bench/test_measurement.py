@@ -16,6 +16,7 @@ from gpu_bench.timing import floor, headline, measurement
 from gpu_bench.timing.floor import Work
 from gpu_bench.timing.measurement import Bench, Candidate, StepInfo, compose_timing, measure_candidate, step_infos
 from gpu_bench.timing.timing_selftest import NOTHING, Noise, SimulatedClock
+from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
 
 NS = {"candidate": 1e5, "eager": 3e5, "compile": 2e5, "rewritten": 1.2e5, "aa_copy": 2e5}
@@ -40,13 +41,13 @@ def bench(monkeypatch) -> Bench:
 
 
 def names(timing) -> list[str]:
-    return [arm.name for arm in timing.arms]
+    return [words.arm(arm.kind) for arm in timing.arms]
 
 
 def test_a_final_has_every_arm_and_the_headline_is_against_the_fastest(bench):
     timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_FINAL)
     assert names(timing) == ["candidate", "eager", "compile", "aa_copy"]
-    assert timing.fastest_baseline == "compile"
+    assert timing.fastest_arm == timing_pb2.ARM_KIND_COMPILE
     assert timing.speedup_fastest.median == pytest.approx(2.0, rel=0.02)
     assert timing.speedup_eager.median == pytest.approx(3.0, rel=0.02)
     assert timing.faster
@@ -55,21 +56,21 @@ def test_a_final_has_every_arm_and_the_headline_is_against_the_fastest(bench):
     assert timing.floor_percent == pytest.approx(80, rel=0.02)
     assert timing.environment.seed == 42
     assert timing.arms[0].warm_median_ns == pytest.approx(8e4, rel=0.05)
-    assert not timing.flags
+    assert not timing.raised
 
 
 def test_a_rewritten_reference_is_timed_but_never_the_fastest_baseline(bench):
     candidate = Candidate(lambda index: index, rewritten=lambda index: index)
     timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
     assert "rewritten" in names(timing)
-    assert timing.fastest_baseline == "compile"
+    assert timing.fastest_arm == timing_pb2.ARM_KIND_COMPILE
 
 
 def test_screening_times_against_eager_until_the_reference_was_measured(bench):
     candidate = Candidate(lambda index: index)
     assert names(measure_candidate(bench, candidate, timing_pb2.TIER_SCREENING)) == ["candidate", "eager"]
     report = reference.measure_reference(bench)
-    assert (report.fastest, list(report.flags)) == ("compile", [])
+    assert (report.fastest_arm, list(report.raised)) == (timing_pb2.ARM_KIND_COMPILE, [])
     timing = measure_candidate(bench, candidate, timing_pb2.TIER_SCREENING)
     assert names(timing) == ["candidate", "eager", "compile"]
     assert timing.faster
@@ -133,9 +134,9 @@ def test_a_baseline_that_failed_leaves_the_fastest_unproven(bench, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", refuse)
     timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_FINAL)
-    assert measurement.FASTEST_UNPROVEN in timing.flags
+    assert measurement.FASTEST_UNPROVEN in timing.raised
     assert timing.arms[-1].failure == "RuntimeError: no compiler"
-    assert timing.fastest_baseline == "eager"
+    assert timing.fastest_arm == timing_pb2.ARM_KIND_EAGER
 
 
 def test_a_floor_that_was_measured_under_load_is_measured_again(bench, monkeypatch):
@@ -143,7 +144,7 @@ def test_a_floor_that_was_measured_under_load_is_measured_again(bench, monkeypat
     faster = timing_pb2.Device(read_bytes_per_second=1e12, physical_bytes_per_second=1e12)
     monkeypatch.setattr(device, "_describe_cpu", lambda: device.Ceilings(faster, 1e12, 1e12, 0.0, 0.0))
     timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_SCREENING)
-    assert not timing.flags
+    assert not timing.raised
     assert timing.faster
 
 
@@ -159,7 +160,7 @@ def test_a_time_below_the_physical_floor_is_flagged_and_not_faster(bench, monkey
     monkeypatch.setattr(device, "_describe_cpu", lambda: bench.ceilings)
     bench.work = Work(4_000_000, 0, 0, 0, 0, 0, 0)
     timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_SCREENING)
-    assert "FLOOR_REJECT" in timing.flags
+    assert timing_pb2.FLAG_FLOOR_REJECT in timing.raised
     assert not timing.faster
     metrics.record_timing(timing)
 
@@ -180,7 +181,7 @@ def suspected(bench, monkeypatch, **candidate) -> tuple[timing_pb2.Timing, list[
 
 def test_a_time_below_the_measured_floor_is_not_faster_unless_an_audit_clears_it(bench, monkeypatch):
     timing, _ = suspected(bench, monkeypatch)
-    assert floor.FLOOR_SUSPECT in timing.flags
+    assert floor.FLOOR_SUSPECT in timing.raised
     assert not timing.faster
 
 
@@ -189,8 +190,8 @@ def test_an_audit_looks_at_every_buffer_set_with_new_values_and_clears_a_time_th
     timing, looked = suspected(bench, monkeypatch, renew=lambda sets: not looked_before_renewal.append(list(sets)))
     assert looked_before_renewal == [[0, 1]]
     assert looked[-2:] == [0, 1]
-    assert measurement.FLOOR_AUDITED in timing.flags
-    assert floor.FLOOR_SUSPECT not in timing.flags
+    assert measurement.FLOOR_AUDITED in timing.raised
+    assert floor.FLOOR_SUSPECT not in timing.raised
     assert timing.faster
 
 
@@ -200,7 +201,7 @@ def test_a_time_that_an_audit_does_not_find_again_stays_suspect(bench, monkeypat
         return True
 
     timing, _ = suspected(bench, monkeypatch, renew=slower)
-    assert floor.FLOOR_SUSPECT in timing.flags
+    assert floor.FLOOR_SUSPECT in timing.raised
     assert not timing.faster
 
 
@@ -226,7 +227,7 @@ def test_a_final_is_not_faster_by_answers_that_it_kept(bench, monkeypatch, remem
     timing = measure_candidate(bench, Candidate(lambda index: index, renew=renew), timing_pb2.TIER_FINAL)
     assert len(renewals) == looks * measurement.FRESH_READINGS
     assert timing.faster is not remembers
-    assert (headline.SLOWER_ON_FRESH_VALUES in timing.flags) is remembers
+    assert (headline.SLOWER_ON_FRESH_VALUES in timing.raised) is remembers
 
 
 def test_a_final_is_believed_where_no_values_can_be_drawn(bench, monkeypatch):
@@ -260,8 +261,8 @@ def test_composing_without_any_baseline_claims_nothing(bench):
         ceilings=bench.ceilings,
     )
     assert not alone.faster
-    assert alone.fastest_baseline == ""
-    assert set(alone.flags) >= {measurement.FASTEST_UNPROVEN, measurement.FEW}
+    assert alone.fastest_arm == timing_pb2.ARM_KIND_UNSPECIFIED
+    assert set(alone.raised) >= {measurement.FASTEST_UNPROVEN, measurement.FEW}
 
 
 def test_steps_of_a_program_are_described():

@@ -51,9 +51,9 @@ def test_what_is_put_off_until_somebody_looks_is_part_of_the_time(
 @pytest.mark.parametrize(("ours_s", "is_faster"), [(0.001, True), (0.004, False)])
 def test_a_contest_tells_what_asking_costs_and_who_is_faster(ours_s: float, is_faster: bool) -> None:
     yardstick = judging_pb2.Yardstick(
-        graph=graph_pb2.Graph(), report=timing_pb2.ReferenceReport(flags=["INPUT_UNUSED"])
+        graph=graph_pb2.Graph(), report=timing_pb2.ReferenceReport(raised=[timing_pb2.FLAG_INPUT_UNUSED])
     )
-    offered = [timing_pb2.Arm(name="compile", failure="no compiler")]
+    offered = [timing_pb2.Arm(kind=timing_pb2.ARM_KIND_COMPILE, failure="no compiler")]
     seconds = {"candidate": ours_s, "eager": 0.004, HANDSHAKE: 0.0001}
     timing = contend(
         yardstick, offered, task_pb2.PRECISION_FP32, timing_pb2.TIER_SCREENING, lambda name: answer(seconds[name])
@@ -61,5 +61,5 @@ def test_a_contest_tells_what_asking_costs_and_who_is_faster(ours_s: float, is_f
     assert timing.handshake_ns == pytest.approx(1e5)
     assert timing.faster is is_faster
     assert timing.speedup_eager.median == pytest.approx(0.004 / ours_s)
-    assert {"INPUT_UNUSED", "TIMED_AS_CALLED"} <= set(timing.flags)
-    assert {arm.name: arm.failure for arm in timing.arms}["compile"] == "no compiler"
+    assert {timing_pb2.FLAG_INPUT_UNUSED, timing_pb2.FLAG_TIMED_AS_CALLED} <= set(timing.raised)
+    assert {arm.kind: arm.failure for arm in timing.arms}[timing_pb2.ARM_KIND_COMPILE] == "no compiler"

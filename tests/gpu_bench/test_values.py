@@ -17,6 +17,7 @@ from gpu_bench.judging import dependence
 from gpu_bench.session import Session
 from gpu_bench.timing import headline
 from gpu_bench.values import inputs, integers, learning
+from warpsmith.contract import words
 from warpsmith.errors import BadInput
 from warpsmith.graphs.task_module import seed_all, seed_generator
 from warpsmith.models.proposed_values import Recipe, recipe_of, seed_of
@@ -290,7 +291,7 @@ def test_what_a_reference_does_not_depend_on_is_found_by_trying(
     references: MakeDesk, body: str, values: str, flags: Sequence[str], unused: Sequence[str]
 ) -> None:
     report = references(source("", body, values)).report
-    assert (list(report.flags), list(report.unused)) == (flags, unused)
+    assert ([words.flag(flag) for flag in report.flags], list(report.unused)) == (flags, unused)
 
 
 def test_parameters_and_state_without_influence_are_named(references: MakeDesk) -> None:
@@ -332,7 +333,7 @@ def test_nothing_is_said_of_an_input_of_which_no_other_value_could_be_tried() ->
     found = Tried().find([refused, same])
     assert (found.flags, found.unused) == ([], [])
     found = Tried().find([torch.zeros(4), same])
-    assert (found.flags, found.unused) == (["OUTPUT_CONSTANT", "INPUT_UNUSED"], ["input 0"])
+    assert (found.flags, found.unused) == ([headline.OUTPUT_CONSTANT, headline.INPUT_UNUSED], ["input 0"])
 
 
 # ---- the headline --------------------------------------------------------------------------------------------
@@ -347,11 +348,11 @@ def faster_timing() -> timing_pb2.Timing:
 @pytest.mark.parametrize("label", sorted(headline.NEVER_FASTER))
 def test_a_label_that_speaks_against_a_speedup_takes_it_back_whoever_adds_it(label: str) -> None:
     timing = faster_timing()
-    headline.settle(timing, ["UNSTEADY_MACHINE"])
+    headline.settle(timing, [timing_pb2.FLAG_UNSTEADY_MACHINE])
     assert timing.faster
     headline.settle(timing, [label, label])
     assert not timing.faster
-    assert list(timing.flags) == ["UNSTEADY_MACHINE", label]
+    assert list(timing.raised) == [timing_pb2.FLAG_UNSTEADY_MACHINE, label]
     headline.settle(timing)
     assert not timing.faster
 
@@ -371,4 +372,4 @@ def test_whatever_is_measured_a_reference_that_computes_nothing_is_not_beaten(sm
     finally:
         session.close()
     assert not timing.faster
-    assert "OUTPUT_CONSTANT" in timing.flags
+    assert headline.OUTPUT_CONSTANT in timing.raised

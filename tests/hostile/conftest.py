@@ -114,7 +114,7 @@ def _built_bare(text: str) -> bytes:
 
 def least_ns(timing: timing_pb2.Timing) -> float:
     """The least sample of the candidate: load only ever adds."""
-    return min(sample for arm in timing.arms if arm.name == "candidate" for sample in arm.samples_ns)
+    return min(sample for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE for sample in arm.samples_ns)
 
 
 def bare_artifact(program: candidate_pb2.Program) -> artifact_pb2.Artifact:

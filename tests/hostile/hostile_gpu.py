@@ -49,6 +49,7 @@ from gpu_bench.machine import Machine
 from gpu_bench.solutions.solution_session import SolutionSession
 from orchestrator.trust.judge import Judgement, concluded
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.sandbox import jail
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -161,7 +162,8 @@ def check_trap(bench: Bench, forward: str, inputs: str, init: str, flag: str) ->
     module = replace(tasks.TINY, name=forward, forward=forward, inputs=inputs, init=init)
     session = bench.session(module)
     report = session.run_reference()
-    assert flag in report.flags, str(list(report.flags))
+    raised = [words.flag(each) for each in report.raised]
+    assert flag in raised, str(raised)
     return flag
 
 
@@ -243,7 +245,7 @@ def check_finalist(bench: Bench) -> str:
     )
     assert not any(each.finding for each in inspections), str(inspections)
     assert seconds <= 20.0, sentence
-    return f"{sentence} ({timing.speedup_fastest.median:.3f}x {timing.fastest_baseline})"
+    return f"{sentence} ({timing.speedup_fastest.median:.3f}x {words.arm(timing.fastest_arm)})"
 
 
 def check_sanitizer(bench: Bench, name: str, tool: str) -> str:

@@ -29,6 +29,7 @@ from gpu_bench.machine import Machine
 from gpu_bench.session import Session
 from gpu_bench.solutions.solution_session import SolutionSession
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -278,7 +279,7 @@ def measured(
 
 def arm_ns(timing: timing_pb2.Timing, name: str) -> float:
     """Median of an arm."""
-    return next(arm.median_ns for arm in timing.arms if arm.name == name)
+    return next(arm.median_ns for arm in timing.arms if words.arm(arm.kind) == name)
 
 
 @contextmanager

@@ -218,7 +218,7 @@ def test_a_kernel_that_keeps_its_answer_needs_workspaces_emptied_before_timed_ca
     timed = timed_task.TimedTask.of(LoadedTask.load(task))
     loaded = timed.loaded.load_program(program, artifact)
     timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
-    candidate = next(arm for arm in timing.arms if arm.name == "candidate")
+    candidate = next(arm for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
     assert (min(candidate.samples_ns) > 100_000) is is_on, candidate  # load only ever adds
 
 
@@ -268,7 +268,7 @@ def test_a_kernel_that_keeps_its_answer_needs_values_that_it_has_never_seen(
     monkeypatch.setattr(timed.bench.baselines, "_final_names", lambda: ["eager"])  # compiling takes half a minute
     loaded = timed.loaded.load_program(request.program, request.artifact)
     timing = timed.measure(loaded, request.artifact, timing_pb2.TIER_FINAL).timing
-    candidate = next(arm for arm in timing.arms if arm.name == "candidate")
+    candidate = next(arm for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
     assert (min(candidate.samples_ns) > 300_000) is is_on, candidate
 
 
@@ -297,7 +297,7 @@ def test_a_kernel_that_computes_only_over_other_values_needs_outputs_emptied_bef
             monkeypatch.setattr(timed_memory.KernelMemory, "forget", lambda _: None)
 
     timing = timed_after_passing(_FOUND, bench, descriptor, off).timing
-    candidate = next(arm for arm in timing.arms if arm.name == "candidate")
+    candidate = next(arm for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
     assert (min(candidate.samples_ns) > 300_000) is is_on, candidate
 
 

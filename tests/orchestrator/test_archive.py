@@ -16,6 +16,7 @@ from orchestrator import archive as kept
 from orchestrator import testing
 from orchestrator.archive import FILE_NAME, Archive
 from orchestrator.commands import report
+from orchestrator.trust import record
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -237,6 +238,15 @@ def test_nothing_that_is_read_from_an_earlier_archive_has_a_field_of_then(tmp_pa
     for message in (archive.run("last"), *archive.trials(archive.run("last").id)):
         assert not list(deprecated_within(message))
     archive.close()
+
+
+def test_a_record_of_an_earlier_release_is_read_and_contradicts_itself_no_more_than_then(tmp_path: Path) -> None:
+    place = tmp_path / "old.record.json"
+    place.write_text(json.dumps(EARLIER["record"]))
+    run, found = record.read(place)
+    assert found == EARLIER["printed"]["contradictions"]
+    assert report.as_json(run) == EARLIER["printed"]["json"]
+    assert not list(deprecated_within(run))
 
 
 def deprecated_within(message: Message) -> Iterator[str]:

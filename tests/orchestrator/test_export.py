@@ -19,7 +19,7 @@ from orchestrator.exports.carried import gradient, guard
 from orchestrator.exports.export_kernelbench import KernelBenchExporter, inline_headers, refusals
 from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.errors import BadInput, NotFound
-from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2
 
 MODULE = '''
 import torch
@@ -264,7 +264,7 @@ def test_a_cooperative_launch_wants_as_many_multiprocessors_as_it_was_verified_o
 
 def test_the_header_names_a_baseline_that_could_not_run() -> None:
     run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
-    run.best.timing.arms.add(name="compile_max_autotune", failure="InductorError: no")
+    run.best.timing.arms.add(kind=timing_pb2.ARM_KIND_COMPILE_MAX_AUTOTUNE, failure="InductorError: no")
     text = ModuleExporter().export(run).text
     assert "# compile_max_autotune could not run, so a faster baseline may exist." in text
 
@@ -275,11 +275,12 @@ def test_the_header_names_the_track_and_the_labels() -> None:
     assert "Labels" not in ModuleExporter().export(run).text
     assert "allow_tf32" not in ModuleExporter().export(run).text
     run.task.precision = task_pb2.PRECISION_TF32
-    run.reference.flags.append("OUTPUT_CONSTANT")
-    run.best.timing.flags.extend(["BASELINE_WAS_FASTER", "odd\nnot code"])
+    run.best.candidate.rewrites.append("odd\nnot code")
+    run.reference.raised.append(timing_pb2.FLAG_OUTPUT_CONSTANT)
+    run.best.timing.raised.extend([timing_pb2.FLAG_BASELINE_WAS_FASTER, 999])
     for exporter in (ModuleExporter(), KernelBenchExporter()):
         text = exporter.export(run).text
-        assert "# Labels: tf32, OUTPUT_CONSTANT, BASELINE_WAS_FASTER, odd\n# not code." in text
+        assert "# Labels: algebra:odd\n# not code, tf32, OUTPUT_CONSTANT, BASELINE_WAS_FASTER, 999." in text
         assert "were timed with torch.backends.cuda.matmul.allow_tf32 = True" in text
 
 

@@ -57,16 +57,20 @@ def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -
 
 
 def test_a_module_that_computes_nothing_has_no_headline() -> None:
-    run = executed(testing.World(reference_flags=["OUTPUT_ZERO"]), Notebook())
+    run = executed(testing.World(reference_flags=[timing_pb2.FLAG_OUTPUT_ZERO]), Notebook())
     assert run.message.startswith("no speedup of this module means anything: it gives zero")
     assert report.row(run)[4] == run.message
 
 
 def timing(baseline_ns: float, candidate_ns: float) -> timing_pb2.Timing:
     gain = baseline_ns / candidate_ns
-    made = timing_pb2.Timing(fastest_baseline="compile", faster=gain > 1.01, noise_floor=0.001)
-    for name, median_ns in (("candidate", candidate_ns), ("eager", baseline_ns), ("compile", baseline_ns)):
-        made.arms.add(name=name, median_ns=median_ns)
+    made = timing_pb2.Timing(fastest_arm=timing_pb2.ARM_KIND_COMPILE, faster=gain > 1.01, noise_floor=0.001)
+    for kind, median_ns in (
+        (timing_pb2.ARM_KIND_CANDIDATE, candidate_ns),
+        (timing_pb2.ARM_KIND_EAGER, baseline_ns),
+        (timing_pb2.ARM_KIND_COMPILE, baseline_ns),
+    ):
+        made.arms.add(kind=kind, median_ns=median_ns)
     for speedup in (made.speedup_fastest, made.speedup_eager):
         speedup.median, speedup.low, speedup.high = gain, 0.99 * gain, 1.01 * gain
     return made
@@ -76,7 +80,7 @@ def test_a_final_gains_nothing_by_a_baseline_that_was_faster_in_the_search() -> 
     final = timing(14_000.0, 1_473.0)
     finalists.hold_to(final, timing(6_400.0, 1_473.0))
     assert round(final.speedup_fastest.median, 2) == round(final.speedup_eager.median, 2) == 4.34
-    assert (final.faster, list(final.flags)) == (True, [finalists.BASELINE_WAS_FASTER])
+    assert (final.faster, list(final.raised)) == (True, [finalists.BASELINE_WAS_FASTER])
     equal = timing(14_000.0, 6_400.0)
     finalists.hold_to(equal, timing(6_400.0, 6_400.0))
     assert not equal.faster
@@ -97,7 +101,7 @@ class Suspicious(testing.World):
         """As the world's; a choice of "doubtful" is flagged."""
         response = super().MeasureArtifact(request, timeout)
         if ":doubtful" in request.program.sources[0].text:
-            response.timing.flags.append("FLOOR_SUSPECT")
+            response.timing.raised.append(timing_pb2.FLAG_FLOOR_SUSPECT)
             response.timing.faster, response.timing.floor_percent = False, 300.0
         return response
 
@@ -119,7 +123,7 @@ def test_times_that_no_audit_cleared_come_last_among_finalists() -> None:
     ]
     for trial in trials:
         trial.candidate.moves.add(operation="author")
-    trials[0].timing.flags.append("FLOOR_SUSPECT")
+    trials[0].timing.raised.append(timing_pb2.FLAG_FLOOR_SUSPECT)
     assert [trial.number for trial in finalists.select(trials)] == [2, 1]
 
 
@@ -138,10 +142,10 @@ def test_a_time_that_an_audit_did_not_clear_keeps_no_slower_finalist_from_winnin
         )
         for number, ns in ((1, 1_000.0), (2, 13_950.0))
     )
-    doubtful.timing.flags.append("FLOOR_SUSPECT")
+    doubtful.timing.raised.append(timing_pb2.FLAG_FLOOR_SUSPECT)
     doubtful.timing.faster = plain.timing.faster = False
     assert finalists.winner([doubtful, plain]) is plain
-    doubtful.timing.flags[0] = "FLOOR_AUDITED"
+    doubtful.timing.raised[0] = timing_pb2.FLAG_FLOOR_AUDITED
     assert finalists.winner([doubtful, plain]) is doubtful
 
 
@@ -155,8 +159,8 @@ class SlowerFinals(testing.World):
         response = super().MeasureArtifact(request, timeout)
         if request.tier == timing_pb2.TIER_FINAL:
             response.timing.faster = False
-            next(arm for arm in response.timing.arms if arm.name == "candidate").median_ns *= 1.5
-            response.timing.arms.add(name="compile_max_autotune", median_ns=1.0)
+            next(arm for arm in response.timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE).median_ns *= 1.5
+            response.timing.arms.add(kind=timing_pb2.ARM_KIND_COMPILE_MAX_AUTOTUNE, median_ns=1.0)
         return response
 
 
@@ -185,4 +189,4 @@ class NoRewrittenReference(testing.World):
 def test_a_final_does_without_a_rewritten_reference_that_cannot_be_had() -> None:
     run = executed(NoRewrittenReference(gains={"rewrite": 3.0}, choices={"rewrite": ["linear_row_sum"]}), Notebook())
     assert run.state == run_pb2.RUN_STATE_FASTER
-    assert not any(arm.name == "rewritten" for arm in run.best.timing.arms)
+    assert not any(arm.kind == timing_pb2.ARM_KIND_REWRITTEN for arm in run.best.timing.arms)

@@ -62,11 +62,12 @@ class Services:
         return benchmark_service_pb2.DescribeDeviceResponse(device=timing_pb2.Device(target=task_pb2.TARGET_CPU))
 
 
-def passing(*flags: str) -> Services:
+def passing(*flags: timing_pb2.Flag.ValueType) -> Services:
     speedup = timing_pb2.Speedup(median=1.5, low=1.4, high=1.6)
-    arms = [timing_pb2.Arm(name="candidate", median_ns=1e3), timing_pb2.Arm(name="eager", median_ns=1500.0)]
+    ours, eager = timing_pb2.ARM_KIND_CANDIDATE, timing_pb2.ARM_KIND_EAGER
+    arms = [timing_pb2.Arm(kind=ours, median_ns=1e3), timing_pb2.Arm(kind=eager, median_ns=1500.0)]
     timing = timing_pb2.Timing(
-        arms=arms, fastest_baseline="eager", speedup_fastest=speedup, speedup_eager=speedup, faster=True, flags=flags
+        arms=arms, fastest_arm=eager, speedup_fastest=speedup, speedup_eager=speedup, faster=True, raised=flags
     )
     return Services(
         verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS, detail="13 comparisons", kernelbench_pass=True),
@@ -114,7 +115,7 @@ def test_a_fault_while_it_is_timed_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_time_that_no_machine_can_reach_is_suspect(tmp_path: Path) -> None:
-    found = judged(passing("FLOOR_REJECT"), solution(tmp_path))
+    found = judged(passing(timing_pb2.FLAG_FLOOR_REJECT), solution(tmp_path))
     assert (found.exit_code, judge.kind_of(found.verdict)) == (1, "SUSPECT")
 
 

@@ -15,7 +15,9 @@ from orchestrator.walks import Effort
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
 
 AT_FLOOR = timing_pb2.ReferenceReport(
-    fastest="compile", floor_ns=100.0, arms=[timing_pb2.Arm(name="compile", median_ns=104.0)]
+    fastest_arm=timing_pb2.ARM_KIND_COMPILE,
+    floor_ns=100.0,
+    arms=[timing_pb2.Arm(kind=timing_pb2.ARM_KIND_COMPILE, median_ns=104.0)],
 )
 
 

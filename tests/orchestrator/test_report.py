@@ -27,15 +27,20 @@ def faster_run() -> run_pb2.Run:
         id="r1", task=testing.task("softmax"), state=run_pb2.RUN_STATE_FASTER, trial_count=9, pass_count=7
     )
     timing = timing_pb2.Timing(
-        fastest_baseline="compile",
+        fastest_arm=timing_pb2.ARM_KIND_COMPILE,
         speedup_fastest=timing_pb2.Speedup(median=8.0, low=7.5, high=8.5),
         speedup_eager=timing_pb2.Speedup(median=10.0, low=9.0, high=11.0),
         floor_percent=71.5,
         faster=True,
-        flags=["UNSTEADY_MACHINE"],
+        raised=[timing_pb2.FLAG_UNSTEADY_MACHINE],
     )
-    for name, median in (("eager", 1e6), ("compile", 8e5), ("rewritten", 2e5), ("candidate", 1e5)):
-        timing.arms.add(name=name, median_ns=median)
+    for kind, median in (
+        (report.EAGER, 1e6),
+        (timing_pb2.ARM_KIND_COMPILE, 8e5),
+        (report.REWRITTEN, 2e5),
+        (report.CANDIDATE, 1e5),
+    ):
+        timing.arms.add(kind=kind, median_ns=median)
     timing.steps.add(group="a", computed_by=analysis_pb2.ENGINE_AUTHORED, name="k", median_ns=75)
     timing.steps.add(group="b", computed_by=analysis_pb2.ENGINE_LIBRARY, name="aten.mv", median_ns=25)
     run.best.timing.CopyFrom(timing)
@@ -77,7 +82,7 @@ def test_a_gain_without_a_kernel_of_ours_is_the_hosts_time() -> None:
     for step in run.best.timing.steps:
         step.computed_by = analysis_pb2.ENGINE_LIBRARY
     for arm in list(run.best.timing.arms):
-        if arm.name == "rewritten":
+        if arm.kind == report.REWRITTEN:
             run.best.timing.arms.remove(arm)
     assert report.gain_text(run) == "the module's own library calls: what is gained is the host's time between them"
 
@@ -105,7 +110,7 @@ def test_a_run_without_a_faster_kernel_says_so() -> None:
 
 def test_a_run_at_its_floor_shows_the_reference() -> None:
     run = run_pb2.Run(task=testing.task(), state=run_pb2.RUN_STATE_AT_FLOOR, message="at most 1.01x could be won")
-    run.reference.arms.add(name="eager", median_ns=1500)
+    run.reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=1500)
     cells = report.row(run)
     assert cells[1:5] == ["1.5 us", "-", "-", "AT_FLOOR: at most 1.01x could be won"]
     assert report.as_json(run)["speedup_fastest"] is None
@@ -113,7 +118,7 @@ def test_a_run_at_its_floor_shows_the_reference() -> None:
 
 def test_an_arm_that_could_not_run_is_printed_with_its_reason() -> None:
     run = faster_run()
-    run.best.timing.arms.add(name="compile_max_autotune", failure="RuntimeError: no GPU")
+    run.best.timing.arms.add(kind=timing_pb2.ARM_KIND_COMPILE_MAX_AUTOTUNE, failure="RuntimeError: no GPU")
     assert report.as_json(run)["arms_failed"] == {"compile_max_autotune": "RuntimeError: no GPU"}
     assert "compile_max_autotune" not in report.as_json(run)["arms_ns"]
     assert "compile_max_autotune could not run: RuntimeError: no GPU; algebra" in report.row(run)[6]

@@ -428,9 +428,9 @@ def test_known_moves_that_no_longer_apply_are_dropped() -> None:
 def test_algebra_is_timed_apart_from_kernels() -> None:
     world = testing.World(gains={"rewrite": 5.0, "author": 2.0}, choices={"rewrite": ["linear_row_sum"]})
     run = search_run(world).execute()
-    arms = {arm.name: arm.median_ns for arm in run.best.timing.arms}
-    assert arms["rewritten"] == testing.EAGER_NS / 5
-    assert arms["candidate"] == testing.EAGER_NS / 10
+    arms = {arm.kind: arm.median_ns for arm in run.best.timing.arms}
+    assert arms[timing_pb2.ARM_KIND_REWRITTEN] == testing.EAGER_NS / 5
+    assert arms[timing_pb2.ARM_KIND_CANDIDATE] == testing.EAGER_NS / 10
 
 
 @pytest.mark.parametrize("search", [Random(seed=1), Evolution(seed=1), Exhaustive()])

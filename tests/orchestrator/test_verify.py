@@ -60,7 +60,7 @@ def test_a_speedup_over_a_better_time_of_the_search_is_no_contradiction(
     for arm in before.arms:
         arm.median_ns /= 2.0
     finalists.hold_to(run.best.timing, before)
-    assert finalists.BASELINE_WAS_FASTER in run.best.timing.flags
+    assert finalists.BASELINE_WAS_FASTER in run.best.timing.raised
     held, contradictions = record.read(written(tmp_path, run))
     assert contradictions == []
     found = again(world, held)
@@ -79,7 +79,7 @@ def _faster(held: Any) -> None:
 
 
 def _quicker_candidate(held: Any) -> None:
-    arm = next(arm for arm in held["run"]["best"]["timing"]["arms"] if arm["name"] == "candidate")
+    arm = next(arm for arm in held["run"]["best"]["timing"]["arms"] if arm["kind"] == "ARM_KIND_CANDIDATE")
     arm["median_ns"] /= 2
 
 

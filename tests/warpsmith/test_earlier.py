@@ -75,6 +75,43 @@ def test_an_engine_is_known_by_its_word_and_one_of_a_later_version_by_its_number
     assert words.engine_of(word) == (value if value < 99 else 0)
 
 
+def test_arms_and_flags_that_were_words_are_read_as_arms_and_flags() -> None:
+    arms = written(2, written(1, "aa_copy")) + written(2, written(1, "compile_max_autotune"))
+    timing = arms + written(3, "channels_last") + written(12, "HOST_BOUND") + written(12, "FLOOR_AUDITED")
+    read = earlier.translated(timing_pb2.Timing.FromString(timing))
+    assert [arm.kind for arm in read.arms] == [
+        timing_pb2.ARM_KIND_AA_COPY,
+        timing_pb2.ARM_KIND_COMPILE_MAX_AUTOTUNE,
+    ]
+    assert read.fastest_arm == timing_pb2.ARM_KIND_CHANNELS_LAST
+    assert list(read.raised) == [timing_pb2.FLAG_HOST_BOUND, timing_pb2.FLAG_FLOOR_AUDITED]
+    report = written(1, written(1, "eager")) + written(2, "eager") + written(4, "INPUT_UNUSED")
+    audited = earlier.translated(timing_pb2.ReferenceReport.FromString(report))
+    assert (audited.arms[0].kind, audited.fastest_arm) == (timing_pb2.ARM_KIND_EAGER, timing_pb2.ARM_KIND_EAGER)
+    assert list(audited.raised) == [timing_pb2.FLAG_INPUT_UNUSED]
+
+
+def test_of_several_flags_only_those_that_nobody_knows_stay_words() -> None:
+    flags = b"".join(written(12, word) for word in ("HOST_BOUND", "TIMED_ON_FRESH_VALUES", "FEW_BLOCKS"))
+    read = earlier.translated(timing_pb2.Timing.FromString(flags))
+    assert list(read.raised) == [timing_pb2.FLAG_HOST_BOUND, timing_pb2.FLAG_FEW_BLOCKS]
+    assert written(12, "TIMED_ON_FRESH_VALUES") in read.SerializeToString()
+
+
+@pytest.mark.parametrize(("value", "arm", "flag"), [(0, "", ""), (2, "eager", "FLOOR_SUSPECT"), (88, "88", "88")])
+def test_an_arm_and_a_flag_of_a_later_version_are_known_by_their_numbers(value: int, arm: str, flag: str) -> None:
+    assert words.arm(timing_pb2.Arm.FromString(bytes([7 << 3, value])).kind) == arm
+    (raised,) = timing_pb2.Timing.FromString(bytes([16 << 3 & 0x7F | 0x80, 1, value])).raised
+    assert words.flag(raised) == flag
+
+
+def test_every_word_leads_back_to_its_value() -> None:
+    for kind in timing_pb2.ArmKind.values():
+        assert words.arm_of(words.arm(kind)) == kind
+    for flag in timing_pb2.Flag.values():
+        assert words.flag_of(words.flag(flag)) == flag
+
+
 @pytest.mark.parametrize(
     ("fields", "stage"),
     [

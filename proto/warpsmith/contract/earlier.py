@@ -60,6 +60,23 @@ def _of_engine(message: Any) -> None:
         message.ClearField("engine")
 
 
+def _of_arm(arm: Any) -> None:
+    """An arm: `name` was a word."""
+    if arm.name and (known := words.arm_of(arm.name)):
+        arm.kind = known
+        arm.ClearField("name")
+
+
+def _of_fastest_and_flags(message: Any, fastest: str) -> None:
+    """Of a timing or of a reference's report: the fastest arm was a word, and flags were."""
+    if (word := getattr(message, fastest)) and (known := words.arm_of(word)):
+        message.fastest_arm = known
+        message.ClearField(fastest)
+    if message.flags:
+        message.raised.extend(flag for flag in map(words.flag_of, message.flags) if flag)
+        message.flags[:] = [word for word in message.flags if not words.flag_of(word)]
+
+
 def _of_stage(trial: Any) -> None:
     """A judged trial: where it ended was to be seen from what it lacks, and from its verdict's sentence."""
     if trial.ended_at or trial.verdict.state not in (verdict_pb2.VERDICT_STATE_PASS, verdict_pb2.VERDICT_STATE_FAIL):
@@ -76,8 +93,11 @@ def _of_stage(trial: Any) -> None:
 
 
 _OLD: Mapping[str, Callable[[Any], None]] = {
+    "warpsmith.v1.Arm": _of_arm,
     "warpsmith.v1.Group": _of_engine,
+    "warpsmith.v1.ReferenceReport": functools.partial(_of_fastest_and_flags, fastest="fastest"),
     "warpsmith.v1.StepTime": _of_engine,
+    "warpsmith.v1.Timing": functools.partial(_of_fastest_and_flags, fastest="fastest_baseline"),
     "warpsmith.v1.Trial": _of_stage,
 }
 """What to do with a message of which some field is old, by its name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from warpsmith.v1 import analysis_pb2, trial_pb2
+from warpsmith.v1 import analysis_pb2, timing_pb2, trial_pb2
 
 
 def engine(value: analysis_pb2.Engine.ValueType) -> str:
@@ -19,6 +19,26 @@ def engine(value: analysis_pb2.Engine.ValueType) -> str:
 def engine_of(word: str) -> analysis_pb2.Engine.ValueType:
     """The engine of a word; unspecified for another."""
     return analysis_pb2.Engine.ValueType(_value(analysis_pb2.Engine.DESCRIPTOR, word))
+
+
+def arm(value: timing_pb2.ArmKind.ValueType) -> str:
+    """ "eager", "compile_max_autotune" and so on; empty where none is set."""
+    return _word(timing_pb2.ArmKind.DESCRIPTOR, value).lower()
+
+
+def arm_of(word: str) -> timing_pb2.ArmKind.ValueType:
+    """The kind of arm of a word; unspecified for another."""
+    return timing_pb2.ArmKind.ValueType(_value(timing_pb2.ArmKind.DESCRIPTOR, word))
+
+
+def flag(value: timing_pb2.Flag.ValueType) -> str:
+    """ "FLOOR_REJECT" and so on, in capitals; empty where none is set."""
+    return _word(timing_pb2.Flag.DESCRIPTOR, value)
+
+
+def flag_of(word: str) -> timing_pb2.Flag.ValueType:
+    """The flag of a word; unspecified for another."""
+    return timing_pb2.Flag.ValueType(_value(timing_pb2.Flag.DESCRIPTOR, word))
 
 
 def stage(value: trial_pb2.Stage.ValueType) -> str:
