@@ -22,8 +22,9 @@ _YARDSTICKS = 8.0
 """By which an output has to move somewhere: what moves by less would pass for right."""
 _LOOKED_AT = 1 << 26
 """Elements of an output that are compared, spread over all of it."""
-_DRAWS = 4
-"""Of the task's own values, on all of which a result has to be the same to be called constant for the task."""
+_DRAWS, _MOST_DRAWS = 4, 24
+"""Of the task's own values, on all of which a result has to be the same to be called constant for the task: floats, and
+as many as there is time for of what else there is, for an index of two is the same in half of all draws."""
 _TRIED = (verdict_pb2.VALUE_FAMILY_FRESH, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_MIXED)
 
 Outputs = Sequence[torch.Tensor]
@@ -73,9 +74,9 @@ def find(
     found = Dependence()
     drawn = {_TRIED[0]: draw(_TRIED[0], 0)}
     fresh = run(drawn[_TRIED[0]]) if _are_other(drawn[_TRIED[0]], leaves) else None
-    if fresh is not None and all(not bool(each.any()) for each in (*base.eager, *fresh)):
-        found.flags.append(OUTPUT_ZERO)
-    if fresh is not None and (not base.is_moved(fresh) or _has_one_for_the_task(base, fresh, draw, run)):
+    if fresh is not None and _has_constant(base, fresh, draw, run, lambda: now_s() - begin > INPUT_SECONDS):
+        if all(not bool(each.any()) for each in (*base.eager, *fresh)):
+            found.flags.append(OUTPUT_ZERO)
         found.flags.append(OUTPUT_CONSTANT)
     for position, leaf in enumerate(leaves):
         if now_s() - begin > INPUT_SECONDS:
@@ -102,14 +103,20 @@ def find(
     return found
 
 
-def _has_one_for_the_task(base: Base, fresh: Outputs, draw: Draw, run: Run) -> bool:
-    """Whether one of several results is the same for whatever the task draws, and another for other values: a sigmoid
-    of what is always large. Left out, it is right in every timed call."""
+def _has_constant(base: Base, fresh: Outputs, draw: Draw, run: Run, is_over: Callable[[], bool]) -> bool:
+    """Whether every result is the same, or one of several is for whatever the task draws, and another for other values:
+    a sigmoid of what is always large. Left out, it is right in every timed call."""
     still = base.still(fresh)
-    for number in range(1, _DRAWS):  # an index of few may be the same by chance
-        if not still or (again := run(draw(_TRIED[0], number))) is None:
+    certain = {position for position in still if base.eager[position].is_floating_point()}  # no two are alike by chance
+    for number in range(1, _MOST_DRAWS):
+        is_settled = still <= certain and (len(still) == len(base.eager) or number >= _DRAWS)
+        if not still or is_settled or (number >= _DRAWS and is_over()):
+            break
+        if (again := run(draw(_TRIED[0], number))) is None:
             return False
         still &= base.still(again)
+    if len(still) == len(base.eager):
+        return True
     others = (run(draw(family, 0)) for family in _TRIED[1:])
     return bool(still) and any(still - base.still(outputs) for outputs in others if outputs is not None)
 
