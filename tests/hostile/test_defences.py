@@ -122,7 +122,8 @@ GUARDS: list[tuple[str, str, Off]] = [
     ("a look at the inputs", "changes one input by one bit",
      lambda patch: patch.setattr(memory, "_LOOKS", [look for look in memory._LOOKS if look is not memory._mutated])),
     ("parameters that move", "ignores a weight that is one at first",
-     lambda patch: patch.setattr(inputs, "vary", lambda *_: None)),
+     lambda patch: (patch.setattr(inputs, "vary", lambda *_: None),
+                    patch.setattr(LoadedTask, "move_parameters", lambda *_: None))),
 ]  # fmt: skip
 
 
