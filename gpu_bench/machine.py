@@ -65,12 +65,10 @@ class Machine:
                 cache = self._compiled[target] = CompilerCache()
                 policy = replace(worker_policy(target), writable=(cache.directory,))
                 environment = worker_environment(-1) | cache.environment()
-                request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
+                request = judging_pb2.CompileOnceRequest(target=target)
                 with contextlib.suppress(WorkerFault):  # a baseline that cannot run says so itself
                     with Worker(BENCH, policy, rung=self._rung, env=environment) as self._compiling:
-                        self._compiling.call(
-                            "compile_once", request, judging_pb2.Preparation, deadline_s=_DEADLINE_SECONDS
-                        )
+                        self._compiling.call("compile_once", request, judging_pb2.Done, deadline_s=_DEADLINE_SECONDS)
                     cache.keep()
             return self._compiled[target]
 

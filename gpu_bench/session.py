@@ -140,7 +140,8 @@ class Session:
             return None
         request.learned.CopyFrom(self._truths.learned(case))
         begin = time.monotonic()
-        executed = self._candidate.run("execute", request, min(self._patience(prepared), self._left_seconds))
+        method = "execute_group" if case.group else "execute"
+        executed = self._candidate.run(method, request, min(self._patience(prepared), self._left_seconds))
         self._left_seconds -= time.monotonic() - begin
         if isinstance(executed, benchmark_service_pb2.ExecutionFault):
             return executed
@@ -155,7 +156,6 @@ class Session:
         if observed.unjudged and case.group:
             response.comparisons.add(family=case.family, seed=case.seed, group=case.group, unjudged=observed.unjudged)
             return None
-        observed.unjudged = ""  # of whole cases, the judge says it
         asked, seconds = judging_pb2.JudgeRequest(observed=observed), self._limits.judge_seconds
         judge, other = self._workers.judge(), self._workers.current_bench
         judged = room.call(judge, other, "judge", asked, judging_pb2.Judgement, seconds)
@@ -171,7 +171,7 @@ class Session:
 
     def _boundary_of(
         self, case: benchmark_service_pb2.ComparisonCase, program: candidate_pb2.Program
-    ) -> judging_pb2.ExecuteRequest | verdict_pb2.Comparison:
+    ) -> judging_pb2.ExecuteGroupRequest | verdict_pb2.Comparison:
         """What to ask for so that a group can be judged alone, or why it cannot."""
         bare = candidate_pb2.Program(buffers=program.buffers, steps=program.steps, outputs=program.outputs)
         found = self._workers.judge().call(
@@ -183,7 +183,9 @@ class Session:
         if found.unjudged:
             return verdict_pb2.Comparison(family=case.family, seed=case.seed, group=case.group, unjudged=found.unjudged)
         self._workers.keep_to_file(found.total_bytes)
-        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=found.regions, group=case.group)
+        asked = judging_pb2.ExecuteGroupRequest(family=case.family, seed=case.seed, group=case.group)
+        asked.regions.extend(found.regions)
+        return asked
 
     def _patience(self, prepared: judging_pb2.Preparation) -> float:
         return self._limits.patience(self.task.target, _RUNS * prepared.eager_seconds)

@@ -124,7 +124,7 @@ def _part(
 
 def judge(
     boundary: Boundary,
-    observed: verdict_pb2.Comparison,
+    observed: judging_pb2.Observation,
     delivered: Sequence[torch.Tensor],
     sources: Mapping[str, torch.Tensor],
     device: torch.device,
@@ -164,7 +164,9 @@ def judge(
 
 
 def watching(
-    program: candidate_pb2.Program, request: judging_pb2.ExecuteRequest, found: Callable[[str], torch.Tensor | None]
+    program: candidate_pb2.Program,
+    request: judging_pb2.ExecuteGroupRequest,
+    found: Callable[[str], torch.Tensor | None],
 ) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
     """What to call after every step of a run, and once before the first; and what it fills: copies, by region."""
     first, last = span_of(program, request.group)

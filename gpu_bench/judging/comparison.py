@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_bench.judging.comparison_kernel import Seen, compare_blocks, compile_ahead, is_for
-from warpsmith.v1 import verdict_pb2
+from warpsmith.v1 import judging_pb2, verdict_pb2
 
 BLOCK = 4096
 """Elements of a block of the local criterion."""
@@ -111,6 +111,21 @@ def compare(
     error.kernelbench_close = close
     error.element_count = candidate.numel()
     return error
+
+
+def of(observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
+    """What was seen of a candidate's runs as a comparison, whose outputs are still to be compared."""
+    return verdict_pb2.Comparison(
+        family=observed.family,
+        seed=observed.seed,
+        group=observed.group,
+        broken_canaries=observed.broken_canaries,
+        mutated_sources=observed.mutated_sources,
+        unrepeatable_outputs=observed.unrepeatable_outputs,
+        stray_read_outputs=observed.stray_read_outputs,
+        uninitialized_read_outputs=observed.uninitialized_read_outputs,
+        dirty_workspaces=observed.dirty_workspaces,
+    )
 
 
 def parts_of(tensor: torch.Tensor) -> torch.Tensor:

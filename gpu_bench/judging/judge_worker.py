@@ -105,12 +105,12 @@ class Judge:
         self._answers.move_to_end(key)
         return self._answers[key]
 
-    def give_back(self) -> judging_pb2.Preparation:
+    def give_back(self) -> judging_pb2.Done:
         """Gives back all memory that can be."""
         self._answers.clear()
         if self._loaded.device.type == "cuda":
             torch.cuda.empty_cache()
-        return judging_pb2.Preparation()
+        return judging_pb2.Done()
 
     def _make_room(self) -> None:
         """Forgets old answers before another of their size is computed, which itself takes several times its size."""
@@ -201,7 +201,7 @@ class Judge:
         self._boundaries = {group: found}
         return judging_pb2.Boundary(regions=found.regions, total_bytes=found.total_bytes)
 
-    def _judge_alone(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
+    def _judge_alone(self, observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
         boundary = self._boundaries[observed.group]
         sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         delivered = self._shared.tensors(boundary.regions)
@@ -215,16 +215,14 @@ class Judge:
             family, seed, group = observed.family, observed.seed, observed.group
             return verdict_pb2.Comparison(family=family, seed=seed, group=group, unjudged=str(error))
 
-    def judge(self, observed: verdict_pb2.Comparison) -> verdict_pb2.Comparison:
-        """Completes what the candidate's process saw with the errors of every region in the shared memory."""
+    def judge(self, observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
+        """What was seen of a candidate's runs, with the errors of every region in the shared memory."""
         if observed.group:
             return self._judge_alone(observed)
         answer = self.answer(observed.family, observed.seed)
-        complete = verdict_pb2.Comparison()
-        complete.CopyFrom(observed)
+        complete = comparison.of(observed)
         complete.by_slices = answer.by_slices
-        unwritten = {error.output: error.unwritten_count for error in observed.outputs}
-        del complete.outputs[:]
+        unwritten = dict(enumerate(observed.unwritten_counts))
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
             error = comparison.compare(
@@ -249,7 +247,7 @@ class Judge:
         position: int,
         candidate: torch.Tensor,
         answer: Answer,
-        observed: verdict_pb2.Comparison,
+        observed: judging_pb2.Observation,
     ) -> verdict_pb2.OutputError:
         """The comparison without what nothing decides: indices of near ties, elements that any rounding moves."""
         name, eager, truth = self.graph.outputs[position], answer.eager[position], answer.truth[position]
@@ -292,14 +290,14 @@ class Judge:
 _judges: list[Judge] = []
 
 
-def _warm_up(_: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def _warm_up(_: judging_pb2.WarmUpRequest) -> judging_pb2.Done:
     """Loads what capturing and comparing need."""
     rehearse()
     comparison.rehearse()
-    return judging_pb2.Preparation()
+    return judging_pb2.Done()
 
 
-def prepare(request: judging_pb2.PrepareRequest, kind: type[Reference] = Reference) -> judging_pb2.Preparation:
+def prepare(request: judging_pb2.PrepareJudgeRequest, kind: type[Reference] = Reference) -> judging_pb2.Preparation:
     """Makes the judge of this process. Raises BadInput."""
     _judges.clear()
     _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited(), kind))
@@ -348,11 +346,11 @@ def prepared() -> Judge:
 
 
 METHODS: Methods = {
-    "warm_up": (judging_pb2.PrepareRequest, _warm_up),
-    "prepare": (judging_pb2.PrepareRequest, prepare),
+    "warm_up": (judging_pb2.WarmUpRequest, _warm_up),
+    "prepare": (judging_pb2.PrepareJudgeRequest, prepare),
     "truth": (judging_pb2.TruthRequest, _truth),
     "judge": (judging_pb2.JudgeRequest, _judge),
     "boundary": (judging_pb2.BoundaryRequest, _boundary),
-    "move": (judging_pb2.Preparation, move),
-    "give_back": (judging_pb2.Preparation, lambda _: _judges[0].give_back()),
+    "move": (judging_pb2.MoveRequest, move),
+    "give_back": (judging_pb2.GiveBackRequest, lambda _: _judges[0].give_back()),
 }

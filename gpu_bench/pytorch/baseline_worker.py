@@ -27,13 +27,13 @@ class Arms:
     """A loaded task and its arms."""
 
     def __init__(self, request: judging_pb2.BaselinesRequest, shared: SharedMemory) -> None:
-        """Prepares every baseline of the tier. Raises BadInput for a bad reference."""
-        self._loaded = LoadedTask.load(request.prepare.task)
+        """Prepares every baseline of a final. Raises BadInput for a bad reference."""
+        self._loaded = LoadedTask.load(request.task)
         self._signature = request.introduction.signature
         sources = request.introduction.sources
         named = dict(zip((region.name for region in sources), shared.tensors(sources), strict=True))
         args = arguments_of(self._signature, named)
-        offered = Baselines(self._loaded.module, [args], request.prepare.task.target).prepare(request.prepare.tier)
+        offered = Baselines(self._loaded.module, [args], request.task.target).prepare(timing_pb2.TIER_FINAL)
         self._loaded.restore()
         settle_memory()
         offered = [each for each in offered if each.name != EAGER]
@@ -84,5 +84,5 @@ def _calls(request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
 METHODS: Methods = {
     "open": (judging_pb2.BaselinesRequest, _open),
     "calls": (judging_pb2.CallsRequest, _calls),
-    "move": (judging_pb2.Preparation, move),
+    "move": (judging_pb2.MoveRequest, move),
 }

@@ -21,7 +21,7 @@ from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.timing.timed_task import TimedTask
 from gpu_bench.values import seeds
-from gpu_bench.workers.sharing import SharedMemory
+from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
@@ -102,15 +102,13 @@ class Bench:
             self.timed = TimedTask.of(self.loaded, self.ceilings)
         return self.timed
 
-    def execute(self, request: judging_pb2.ExecuteRequest, shared: SharedMemory) -> verdict_pb2.Comparison:
+    def execute(self, request: judging_pb2.ExecuteRequest, shared: SharedMemory) -> judging_pb2.Observation:
         """Runs the program on a case and writes its outputs where the regions say. Raises as `load`."""
         assert self.program is not None
         self.loaded.learned = request.learned
         args = self.loaded.case(request.family, request.seed)
-        if request.group:
-            return self._group(request, args, shared)
         before = self.loaded.sources(args).named()
-        comparison = verdict_pb2.Comparison(family=request.family, seed=request.seed)
+        observed = judging_pb2.Observation(family=request.family, seed=request.seed)
         seeds = Seeds.drawn()
         first = self._guarded(args, request, seeds.poison, seeds.canary)
         names = [region.name for region in request.regions if region.name.startswith("output ")]
@@ -118,19 +116,18 @@ class Bench:
         delivered = _deliver(first, request.regions, shared)
         changed = [name for name, tensor in first.after.items() if not guard.same_bits(tensor, before[name])]
         expected = {region.name for region in request.regions}
-        comparison.mutated_sources.extend(name for name in changed if name not in expected)
+        observed.mutated_sources.extend(name for name in changed if name not in expected)
         broken = first.memory.broken()
-        comparison.dirty_workspaces.extend(first.memory.dirty())
+        observed.dirty_workspaces.extend(first.memory.dirty())
         poisoned = [_if_any(first.memory.still_poisoned(output)) for output in first.outputs]
 
         if request.once:
             delivered()
-            comparison.broken_canaries.extend(dict.fromkeys(broken))
-            comparison.outputs.extend(verdict_pb2.OutputError(output=position) for position in range(len(names)))
-            return comparison
+            observed.broken_canaries.extend(dict.fromkeys(broken))
+            return observed
 
         second = self._guarded(args, request, seeds.poison, seeds.canary)  # the addresses of `first` are taken
-        comparison.unrepeatable_outputs.extend(_different(first, second, names))
+        observed.unrepeatable_outputs.extend(_different(first, second, names))
         broken += second.memory.broken()
         del second
 
@@ -147,26 +144,27 @@ class Bench:
                 for one_changed in ((seeds.other_poison, seeds.canary), (seeds.poison, seeds.other_canary))
             )
             suspects = [name for name in _different(first, poison, names) if name in written]
-            comparison.uninitialized_read_outputs.extend(suspects)
-            comparison.stray_read_outputs.extend(_different(first, canary, names))
+            observed.uninitialized_read_outputs.extend(suspects)
+            observed.stray_read_outputs.extend(_different(first, canary, names))
             for _ in range(_REPEATS):
-                if comparison.unrepeatable_outputs:
+                if observed.unrepeatable_outputs:
                     break
                 again = self._guarded(args, request, seeds.poison, seeds.canary)
-                comparison.unrepeatable_outputs.extend(_different(first, again, names))
+                observed.unrepeatable_outputs.extend(_different(first, again, names))
             broken += canary.memory.broken()
-            if not (suspects or comparison.stray_read_outputs or comparison.unrepeatable_outputs):
-                comparison.unrepeatable_outputs.extend(sorted(differs))
+            if not (suspects or observed.stray_read_outputs or observed.unrepeatable_outputs):
+                observed.unrepeatable_outputs.extend(sorted(differs))
         delivered()
-        comparison.broken_canaries.extend(dict.fromkeys(broken))
-        for position, count in enumerate(unwritten):
-            comparison.outputs.append(verdict_pb2.OutputError(output=position, unwritten_count=count))
-        return comparison
+        observed.broken_canaries.extend(dict.fromkeys(broken))
+        observed.unwritten_counts.extend(unwritten)
+        return observed
 
-    def _group(self, request: judging_pb2.ExecuteRequest, args: Args, shared: SharedMemory) -> verdict_pb2.Comparison:
-        """Delivers what a group of the program is given in a run of the whole, and what it makes."""
+    def execute_group(self, request: judging_pb2.ExecuteGroupRequest, shared: SharedMemory) -> judging_pb2.Observation:
+        """Delivers what a group of the program is given in a run of the whole, and what it makes. Raises as `load`."""
         assert self.program is not None
-        observed = verdict_pb2.Comparison(family=request.family, seed=request.seed, group=request.group)
+        self.loaded.learned = request.learned
+        args = self.loaded.case(request.family, request.seed)
+        observed = judging_pb2.Observation(family=request.family, seed=request.seed, group=request.group)
         wanted = {region.name.split(" ", 1)[1] for region in request.regions}
         seeds = Seeds.drawn()
         memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, wanted)
@@ -191,13 +189,14 @@ class Bench:
     def _run(
         self,
         args: Args,
-        request: judging_pb2.ExecuteRequest,
+        request: judging_pb2.ExecuteRequest | judging_pb2.ExecuteGroupRequest,
         memory: GuardedMemory,
         after_step: Callable[[], None] | None = None,
     ) -> Run:
         """One run; `after_step` is called before the first step, too."""
         assert self.program is not None
-        question = (self.program.program.digest, request.family, request.seed, request.group)
+        group = request.group if isinstance(request, judging_pb2.ExecuteGroupRequest) else ""
+        question = (self.program.program.digest, request.family, request.seed, group)
         copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
         try:
             call = self.program.bind(Sources.from_named(copies), memory, after_step)
@@ -293,33 +292,33 @@ def _first_line(error: BaseException) -> str:
 _benches: list[Bench] = []
 
 
-def _open(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def _open(request: judging_pb2.OpenBenchRequest) -> judging_pb2.Done:
     _benches.clear()
     ceilings = device.Ceilings.of(request.ceilings) if request.HasField("ceilings") else None
     _benches.append(Bench(LoadedTask.load(request.task), ceilings))
-    return judging_pb2.Preparation()
+    return judging_pb2.Done()
 
 
-def _warm_up(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def _warm_up(request: judging_pb2.WarmUpRequest) -> judging_pb2.Done:
     """Loads what capturing and baselines need, which takes seconds; times nothing, so others may be at work."""
     del request
     rehearse()
     importlib.import_module("torch._inductor.compile_fx")
-    return judging_pb2.Preparation()
+    return judging_pb2.Done()
 
 
-def _prepare_baselines(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def _prepare_baselines(request: judging_pb2.PrepareBaselinesRequest) -> judging_pb2.Done:
     """Compiles every baseline of a final; times nothing."""
     del request
     _benches[0].timing().bench.baselines.prepare(timing_pb2.TIER_FINAL)
-    return judging_pb2.Preparation()
+    return judging_pb2.Done()
 
 
-def _compile_once(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_pb2.Preparation:
+def _compile_once(request: judging_pb2.CompileOnceRequest) -> judging_pb2.Done:
     """Lets torch.compile find out about the machine (instruction sets, headers) and keep it in its cache."""
     place = "cuda" if request.target == task_pb2.TARGET_CUDA else "cpu"
     torch.compile(torch.relu, dynamic=False)(torch.zeros(64, device=place))
-    return judging_pb2.Preparation()
+    return judging_pb2.Done()
 
 
 def _load(request: judging_pb2.LoadRequest) -> judging_pb2.Execution:
@@ -330,21 +329,25 @@ def _load(request: judging_pb2.LoadRequest) -> judging_pb2.Execution:
     return judging_pb2.Execution()
 
 
-def _move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
-    """Takes GPU memory for what both workers share."""
-    return judging_pb2.Preparation(total_bytes=SharedMemory.inherited().move(request.total_bytes))
-
-
-def _give_back(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
+def _give_back(request: judging_pb2.GiveBackRequest) -> judging_pb2.Done:
     """Gives back memory that nothing lies in."""
+    del request
     if _benches[0].loaded.device.type == "cuda":
         torch.cuda.empty_cache()
-    return request
+    return judging_pb2.Done()
 
 
 def _execute(request: judging_pb2.ExecuteRequest) -> judging_pb2.Execution:
+    return _executed(lambda: _benches[0].execute(request, SharedMemory.inherited()))
+
+
+def _execute_group(request: judging_pb2.ExecuteGroupRequest) -> judging_pb2.Execution:
+    return _executed(lambda: _benches[0].execute_group(request, SharedMemory.inherited()))
+
+
+def _executed(run: Callable[[], judging_pb2.Observation]) -> judging_pb2.Execution:
     try:
-        return judging_pb2.Execution(observed=_benches[0].execute(request, SharedMemory.inherited()))
+        return judging_pb2.Execution(observed=run())
     except ProgramFault as fault:
         return judging_pb2.Execution(fault=fault.kind, detail=fault.detail)
     finally:
@@ -384,14 +387,15 @@ def _describe(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_p
 
 
 METHODS: Methods = {
-    "open": (judging_pb2.PrepareRequest, _open),
-    "warm_up": (judging_pb2.PrepareRequest, _warm_up),
-    "prepare_baselines": (judging_pb2.PrepareRequest, _prepare_baselines),
-    "compile_once": (benchmark_service_pb2.DescribeDeviceRequest, _compile_once),
+    "open": (judging_pb2.OpenBenchRequest, _open),
+    "warm_up": (judging_pb2.WarmUpRequest, _warm_up),
+    "prepare_baselines": (judging_pb2.PrepareBaselinesRequest, _prepare_baselines),
+    "compile_once": (judging_pb2.CompileOnceRequest, _compile_once),
     "load": (judging_pb2.LoadRequest, _load),
-    "move": (judging_pb2.Preparation, _move),
-    "give_back": (judging_pb2.Preparation, _give_back),
+    "move": (judging_pb2.MoveRequest, move),
+    "give_back": (judging_pb2.GiveBackRequest, _give_back),
     "execute": (judging_pb2.ExecuteRequest, _execute),
+    "execute_group": (judging_pb2.ExecuteGroupRequest, _execute_group),
     "measure": (benchmark_service_pb2.MeasureArtifactRequest, _measure),
     "reference": (benchmark_service_pb2.RunReferenceRequest, _reference),
     "describe": (benchmark_service_pb2.DescribeDeviceRequest, _describe),

@@ -53,7 +53,7 @@ class Candidate:
         return loaded if isinstance(loaded, benchmark_service_pb2.ExecutionFault) else None
 
     def run(
-        self, method: str, request: judging_pb2.LoadRequest | judging_pb2.ExecuteRequest, deadline_s: float
+        self, method: str, request: Message, deadline_s: float
     ) -> judging_pb2.Execution | benchmark_service_pb2.ExecutionFault:
         """As `call`, for what tells of the program's faults itself."""
         answer = self.call(method, request, judging_pb2.Execution, deadline_s)

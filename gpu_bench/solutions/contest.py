@@ -87,8 +87,8 @@ class PlacedValues:
 
     def _place_members(self, wanted: tuple[verdict_pb2.ValueFamily.ValueType, int]) -> None:
         if wanted != self._members:
-            request = judging_pb2.PlaceRequest(family=wanted[0], seed=wanted[1], members=True)
-            self.ask("place", request, judging_pb2.Placed)
+            request = judging_pb2.PlaceMembersRequest(family=wanted[0], seed=wanted[1])
+            self.ask("place_members", request, judging_pb2.Done)
             self._members, self.are_taken = wanted, False
 
     def place(
@@ -98,9 +98,11 @@ class PlacedValues:
 
         Raises SolutionFault where the solution keeps the GPU at work meanwhile.
         """
-        request = judging_pb2.PlaceRequest(family=family, seed=seed, sweep_bytes=sweep_bytes, same_beside=same_beside)
+        request = judging_pb2.PlaceInputsRequest(
+            family=family, seed=seed, sweep_bytes=sweep_bytes, same_beside=same_beside
+        )
         for _ in range(BUSY_PROBES):
-            probe_ns = self.ask("place", request, judging_pb2.Placed).probe_ns
+            probe_ns = self.ask("place_inputs", request, judging_pb2.PlacedInputs).probe_ns
             self._probe_ns = min(self._probe_ns or probe_ns, probe_ns)
             if probe_ns <= BUSY * self._probe_ns:
                 return
@@ -215,23 +217,23 @@ class Contest:
 
         `is_next`: whether they are of the call right before, on other values.
         """
-        self.values.ask("look", judging_pb2.LookRequest(keep=True), judging_pb2.Look)
+        self.values.ask("keep", judging_pb2.KeepRequest(), judging_pb2.Done)
         if is_next and self._has_kept:
             assert self._solution is not None
             self._solution.word(EARLIER, self.limits.judge_seconds)
             if self._solution.read_earlier():
                 raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "the result of an earlier call is gone")
-            if changed := self._different(earlier=True):
+            if changed := self._different(judging_pb2.KEPT_BEFORE):
                 raise SolutionFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
                     f"{changed[0]} of an earlier call was changed by a later one: both are the same memory",
                 )
         self._has_kept = True
 
-    def _different(self, *, earlier: bool = False) -> list[str]:
+    def _different(self, kept: judging_pb2.Kept.ValueType = judging_pb2.KEPT_LAST) -> list[str]:
         """Delivered outputs that differ from those that the judge kept last, or before those."""
-        asked = judging_pb2.LookRequest(kept=not earlier, earlier=earlier)
-        return list(self.values.ask("look", asked, judging_pb2.Look).different)
+        asked = judging_pb2.CompareWithKeptRequest(kept=kept)
+        return list(self.values.ask("compare_with_kept", asked, judging_pb2.ComparedWithKept).different)
 
     # ---- judged --------------------------------------------------------------------------------------------
 
@@ -252,7 +254,7 @@ class Contest:
 
     def _judged(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> verdict_pb2.Comparison:
         """The case twice, with other bytes beside its inputs, and what the judge says of the second."""
-        observed = verdict_pb2.Comparison(family=family, seed=seed)
+        observed = judging_pb2.Observation(family=family, seed=seed)
         first = self.visit(family, seed)
         self._keep(is_next=True)
         second = self.visit(family, seed)

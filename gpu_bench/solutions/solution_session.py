@@ -195,7 +195,7 @@ class SolutionSession(Session):
         if self._arms is None:
             contest, is_final = self._opened(), tier == timing_pb2.TIER_FINAL
             ceilings = self._machine.known_ceilings(self.task.target) if self._machine else None
-            asked = judging_pb2.YardstickRequest(ceilings=ceilings, tier=tier)
+            asked = judging_pb2.YardstickRequest(ceilings=ceilings)
             yardstick = contest.values.ask("yardstick", asked, judging_pb2.Yardstick)
             processes = {name: self._eager() for name in ((EAGER, AA_COPY) if is_final else (EAGER,))}
             offered: Sequence[timing_pb2.Arm] = ()
@@ -222,7 +222,7 @@ class SolutionSession(Session):
         process = self._processes.start(BASELINES, self._shared_bytes, self._cache)
         with on_failure(process.close):
             request = judging_pb2.BaselinesRequest(
-                prepare=judging_pb2.PrepareRequest(task=self.task, tier=timing_pb2.TIER_FINAL),
+                task=self.task,
                 introduction=self._opened().introduction,
             )
             seconds = self._limits.prepare_seconds + self._limits.measure_seconds

@@ -106,7 +106,7 @@ def contend(
         ceilings=device.Ceilings.of(yardstick.ceilings),
         aa_of=aa_of,
     )
-    timing.raised.extend([*yardstick.report.raised, TIMED_AS_CALLED])
-    timing.environment.CopyFrom(yardstick.report.environment)
+    timing.raised.extend([*yardstick.flags, TIMED_AS_CALLED])
+    timing.environment.CopyFrom(yardstick.environment)
     timing.handshake_ns = handshake * 1e9
     return timing

@@ -326,5 +326,5 @@ def _answer(act: Callable[[], Answer], failed: type[Answer]) -> Answer:
 METHODS: Methods = {
     "open": (judging_pb2.OpenSolutionRequest, _open),
     "calls": (judging_pb2.CallsRequest, _calls),
-    "move": (judging_pb2.Preparation, move),
+    "move": (judging_pb2.MoveRequest, move),
 }

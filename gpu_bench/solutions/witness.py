@@ -31,7 +31,7 @@ from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
-from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 GAP_BYTES = 4096
 """Of random bytes between inputs: who writes there is found out, who reads there gives other results."""
@@ -125,33 +125,44 @@ class Witness:
             self._judge.graph if self._judge.reference.is_traced else graph_pb2.Graph()
         )  # of which no work can be counted
         flags = floor.reference_flags(floor.work_of(graph, precision), ceilings)
-        report = timing_pb2.ReferenceReport(raised=flags, environment=device.environment(target))
-        return judging_pb2.Yardstick(report=report, graph=graph, ceilings=ceilings.message())
+        machine = device.environment(target)
+        return judging_pb2.Yardstick(flags=flags, environment=machine, graph=graph, ceilings=ceilings.message())
 
     # ---- before a call -------------------------------------------------------------------------------------
 
-    def place(self, request: judging_pb2.PlaceRequest) -> judging_pb2.Placed:
-        """Puts the inputs of a case into the shared memory, or its parameters and state."""
-        if request.members:
-            is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
-            timed = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed)
-            self._loaded.fresh_members = timed if is_timed else _CONSTRUCTORS
-            self._eager, self._squares = None, []
-        if (request.family, request.seed) != (self._family, self._seed):
-            self._family, self._seed, self._is_spoiled = request.family, request.seed, True
-            self._args = self._loaded.case(request.family, request.seed)
-        named = self._loaded.sources(self._args).named()
-        wanted = [each for each in self._sources if each.name.startswith("input ") is not request.members]
-        if request.members or self._is_spoiled:
-            for region, place in zip(wanted, self._shared.tensors(wanted), strict=True):
-                _fill(place, named[region.name])
-        if not request.members:
-            self._is_spoiled = False
-            if not request.same_beside:
-                self._draw_canaries()
+    def place_members(self, request: judging_pb2.PlaceMembersRequest) -> None:
+        """Puts parameters and state of a case into the shared memory."""
+        is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
+        timed = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed)
+        self._loaded.fresh_members = timed if is_timed else _CONSTRUCTORS
+        self._eager, self._squares = None, []
+        self._turn_to(request.family, request.seed)
+        self._put([each for each in self._sources if not each.name.startswith("input ")])
+        if self._loaded.device.type == "cuda":
+            torch.cuda.synchronize()  # whoever is called next reads them from another process
+
+    def place_inputs(self, request: judging_pb2.PlaceInputsRequest) -> judging_pb2.PlacedInputs:
+        """Puts the inputs of a case into the shared memory, and other bytes beside them."""
+        self._turn_to(request.family, request.seed)
+        if self._is_spoiled:
+            self._put([each for each in self._sources if each.name.startswith("input ")])
+        self._is_spoiled = False
+        if not request.same_beside:
+            self._draw_canaries()
         if request.sweep_bytes:
             self._evict(request.sweep_bytes)
-        return judging_pb2.Placed(probe_ns=self._probe_ns())
+        return judging_pb2.PlacedInputs(probe_ns=self._probe_ns())
+
+    def _turn_to(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> None:
+        """From here on it is this case whose values are placed."""
+        if (family, seed) != (self._family, self._seed):
+            self._family, self._seed, self._is_spoiled = family, seed, True
+            self._args = self._loaded.case(family, seed)
+
+    def _put(self, regions: Sequence[judging_pb2.Region]) -> None:
+        named = self._loaded.sources(self._args).named()
+        for region, place in zip(regions, self._shared.tensors(regions), strict=True):
+            _fill(place, named[region.name])
 
     def _draw_canaries(self) -> None:
         """Other random bytes beside every input."""
@@ -209,29 +220,37 @@ class Witness:
             _flat(place).zero_()
         return taken
 
-    def look(self, request: judging_pb2.LookRequest) -> judging_pb2.Look:
-        """Compares the delivered results, element by element."""
-        regions = self._judge.regions
-        places = self._shared.tensors(regions)
-        for region, place in zip(regions, places, strict=True):
-            if region.name in self._after:
-                place.copy_(self._after[region.name])
-        look = judging_pb2.Look()
-        if request.kept or request.earlier:
-            pairs = zip(regions, places, self._kept if request.kept else self._earlier, strict=True)
-            # What the reference returns of an input's memory changes with the input, in eager too.
-            may_differ = self._views if request.earlier else set()
-            look.different.extend(
+    def look(self) -> judging_pb2.Look:
+        """Compares the delivered results with eager's, element by element."""
+        return judging_pb2.Look(wrong=self._wrong(self._judge.regions, self._delivered()))
+
+    def keep(self) -> None:
+        """Keeps the delivered results, and those that were kept last as the ones before."""
+        self._earlier, self._kept = self._kept, [place.clone() for place in self._delivered()]
+
+    def compare_with_kept(self, kept: judging_pb2.Kept.ValueType) -> judging_pb2.ComparedWithKept:
+        """Compares the delivered results with kept ones, bit by bit."""
+        is_before = kept == judging_pb2.KEPT_BEFORE
+        pairs = zip(self._judge.regions, self._delivered(), self._earlier if is_before else self._kept, strict=True)
+        # What the reference returns of an input's memory changes with the input, in eager too.
+        may_differ = self._views if is_before else set()
+        return judging_pb2.ComparedWithKept(
+            different=(
                 region.name
                 for region, now, then in pairs
                 if region.name.startswith("output ") and region.name not in may_differ
                 if not guard.same_numbers(now, then)
             )
-        elif not request.keep:
-            look.wrong = self._wrong(regions, places)
-        if request.keep:
-            self._earlier, self._kept = self._kept, [place.clone() for place in places]
-        return look
+        )
+
+    def _delivered(self) -> list[torch.Tensor]:
+        """The results, region by region, with inputs that the module changes as the last call left them."""
+        regions = self._judge.regions
+        places = self._shared.tensors(regions)
+        for region, place in zip(regions, places, strict=True):
+            if region.name in self._after:
+                place.copy_(self._after[region.name])
+        return places
 
     def _wrong(self, regions: Sequence[judging_pb2.Region], places: Sequence[torch.Tensor]) -> str:
         yardsticks, eager = self._measures(), self._eagerly()
@@ -254,7 +273,7 @@ class Witness:
 
     def _wrong_integers(self, regions: Sequence[judging_pb2.Region]) -> str:
         """As in a judged call, for an index of a near tie may be another than eager's."""
-        observed = verdict_pb2.Comparison(family=self._family, seed=self._seed)
+        observed = judging_pb2.Observation(family=self._family, seed=self._seed)
         try:
             errors = self._judge.judge(observed).outputs
         except (BadInput, TruthTooLarge):
@@ -396,8 +415,13 @@ def _yardstick(request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
     return _witnesses[0].yardstick(request)
 
 
-def _place(request: judging_pb2.PlaceRequest) -> judging_pb2.Placed:
-    return _witnesses[0].place(request)
+def _place_inputs(request: judging_pb2.PlaceInputsRequest) -> judging_pb2.PlacedInputs:
+    return _witnesses[0].place_inputs(request)
+
+
+def _place_members(request: judging_pb2.PlaceMembersRequest) -> judging_pb2.Done:
+    _witnesses[0].place_members(request)
+    return judging_pb2.Done()
 
 
 def _probe(request: judging_pb2.ProbeRequest) -> judging_pb2.Probed:
@@ -411,10 +435,21 @@ def _take(request: judging_pb2.TakeRequest) -> judging_pb2.Taken:
 
 
 def _look(request: judging_pb2.LookRequest) -> judging_pb2.Look:
-    return _witnesses[0].look(request)
+    del request
+    return _witnesses[0].look()
 
 
-def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
+def _keep(request: judging_pb2.KeepRequest) -> judging_pb2.Done:
+    del request
+    _witnesses[0].keep()
+    return judging_pb2.Done()
+
+
+def _compare_with_kept(request: judging_pb2.CompareWithKeptRequest) -> judging_pb2.ComparedWithKept:
+    return _witnesses[0].compare_with_kept(request.kept)
+
+
+def _prepare(request: judging_pb2.PrepareJudgeRequest) -> judging_pb2.Preparation:
     """Judges by the module's graph, or else by the module itself: no solution needs the graph."""
     try:
         return judge_worker.prepare(request)
@@ -426,11 +461,14 @@ def _prepare(request: judging_pb2.PrepareRequest) -> judging_pb2.Preparation:
 
 METHODS: Methods = {
     **judge_worker.METHODS,
-    "prepare": (judging_pb2.PrepareRequest, _prepare),
+    "prepare": (judging_pb2.PrepareJudgeRequest, _prepare),
     "introduce": (judging_pb2.IntroduceRequest, _introduce),
     "yardstick": (judging_pb2.YardstickRequest, _yardstick),
-    "place": (judging_pb2.PlaceRequest, _place),
+    "place_inputs": (judging_pb2.PlaceInputsRequest, _place_inputs),
+    "place_members": (judging_pb2.PlaceMembersRequest, _place_members),
     "probe": (judging_pb2.ProbeRequest, _probe),
     "take": (judging_pb2.TakeRequest, _take),
     "look": (judging_pb2.LookRequest, _look),
+    "keep": (judging_pb2.KeepRequest, _keep),
+    "compare_with_kept": (judging_pb2.CompareWithKeptRequest, _compare_with_kept),
 }

@@ -73,8 +73,8 @@ class CalledProcesses:
             self._shared = Outbox.make(size)
         if self._shared is not None:
             self._workers.passage.send(self._shared.descriptor)
-            request = judging_pb2.Preparation(total_bytes=size)
-            moved = worker.call("move", request, judging_pb2.Preparation, deadline_s=self._prepare_seconds)
+            request = judging_pb2.MoveRequest(total_bytes=size)
+            moved = worker.call("move", request, judging_pb2.Moved, deadline_s=self._prepare_seconds)
             if moved.total_bytes == size:
                 return
         raise Infrastructure(

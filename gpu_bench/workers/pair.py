@@ -118,7 +118,7 @@ class Pair:
         if self._judge is None or not self._judge.alive:
             self.drop_judge()
             self._judge = self._spawn(self._judge_entry)
-            request, seconds = judging_pb2.PrepareRequest(task=self._task), self._prepare_seconds
+            request, seconds = judging_pb2.PrepareJudgeRequest(task=self._task), self._prepare_seconds
             with on_failure(self.drop_judge):
                 self._prepared = self._judge.call("prepare", request, judging_pb2.Preparation, deadline_s=seconds)
             self._tell_prepared(self._prepared)
@@ -142,7 +142,7 @@ class Pair:
             self.drop_bench()
             self._bench = self._spawn(BENCH)
             with on_failure(self.drop_bench):
-                self.call_on_task(self._bench, "open")
+                self.open_bench(self._bench)
             self._saw_damage = False
         return self._bench
 
@@ -170,11 +170,11 @@ class Pair:
         if self._saw_damage:
             self.drop_bench()
 
-    def call_on_task(self, worker: Worker, method: str) -> None:
-        """Calls a method that takes the task and what is known of the machine."""
+    def open_bench(self, worker: Worker) -> None:
+        """Opens the task in a process, with what is known of the machine."""
         ceilings = self._machine.known_ceilings(self._task.target) if self._machine is not None else None
-        request = judging_pb2.PrepareRequest(task=self._task, ceilings=ceilings)
-        worker.call(method, request, judging_pb2.Preparation, deadline_s=self._prepare_seconds)
+        request = judging_pb2.OpenBenchRequest(task=self._task, ceilings=ceilings)
+        worker.call("open", request, judging_pb2.Done, deadline_s=self._prepare_seconds)
 
     # ---- both ----------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Pair:
                 compiled = beside.submit(self._machine.compiled, self._task.target)
             try:
                 worker = self.bench()
-                self.call_on_task(worker, "warm_up")
+                worker.call("warm_up", judging_pb2.WarmUpRequest(), judging_pb2.Done, self._prepare_seconds)
                 if compiled is not None and self._cache is not None:
                     self._cache.begin_with(compiled.result())
             finally:
@@ -229,7 +229,7 @@ class Pair:
 
     def begin_spare(self) -> None:
         """Begins to make the process of the next final measurement."""
-        self._spare = Spare(self._start_spare, self.call_on_task, self._cache)
+        self._spare = Spare(self._start_spare, self.open_bench, self._cache, self._prepare_seconds)
 
     def settle(self) -> None:
         """Returns when what `begin_spare` began is done."""

@@ -70,5 +70,5 @@ class Parcels:
             self._outbox, self._making = self._making.result(), None
 
     def _moves(self, worker: Worker, size: int) -> bool:
-        request = judging_pb2.Preparation(total_bytes=size)
-        return worker.call("move", request, judging_pb2.Preparation, deadline_s=self._move_seconds).total_bytes == size
+        request = judging_pb2.MoveRequest(total_bytes=size)
+        return worker.call("move", request, judging_pb2.Moved, deadline_s=self._move_seconds).total_bytes == size

@@ -114,7 +114,7 @@ class Lot:
         self._started.append(worker)
         if self._is_closed:
             return worker
-        worker.call("warm_up", judging_pb2.PrepareRequest(), judging_pb2.Preparation, deadline_s=_WARM_UP_SECONDS)
+        worker.call("warm_up", judging_pb2.WarmUpRequest(), judging_pb2.Done, deadline_s=_WARM_UP_SECONDS)
         return worker
 
 

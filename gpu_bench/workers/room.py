@@ -43,4 +43,4 @@ def give_back(*workers: Worker | None) -> None:
     for worker in workers:
         if worker is not None and worker.alive:
             with contextlib.suppress(WorkerFault):
-                worker.call("give_back", judging_pb2.Preparation(), judging_pb2.Preparation, _GIVE_BACK_SECONDS)
+                worker.call("give_back", judging_pb2.GiveBackRequest(), judging_pb2.Done, _GIVE_BACK_SECONDS)

@@ -101,9 +101,9 @@ def settle_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
-def move(request: judging_pb2.Preparation) -> judging_pb2.Preparation:
+def move(request: judging_pb2.MoveRequest) -> judging_pb2.Moved:
     """Method of a worker: takes GPU memory for what it shares with others."""
-    return judging_pb2.Preparation(total_bytes=SharedMemory.inherited().move(request.total_bytes))
+    return judging_pb2.Moved(total_bytes=SharedMemory.inherited().move(request.total_bytes))
 
 
 def _part(memory: torch.Tensor, region: judging_pb2.Region) -> torch.Tensor:

@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from warpsmith.errors import WarpsmithError
 from warpsmith.sandbox.worker import Worker
+from warpsmith.v1 import judging_pb2
 
 
 class Spare:
-    """Begun when it is made: `start` makes a process that uses a cache, `call` makes a call about the task to it.
+    """Begun when it is made: `start` makes a process that uses a cache, `open_bench` makes it ready for the task;
+    then it prepares the baselines of a final within `prepare_seconds`.
 
     `known`: the cache that its own begins with.
     """
@@ -23,8 +25,9 @@ class Spare:
     def __init__(
         self,
         start: Callable[[CompilerCache], Worker],
-        call: Callable[[Worker, str], None],
+        open_bench: Callable[[Worker], None],
         known: CompilerCache | None,
+        prepare_seconds: float,
     ) -> None:
         self.cache = CompilerCache(known)
         self.cache.renew()
@@ -32,8 +35,9 @@ class Spare:
 
         def make() -> None:
             self._worker = start(self.cache)
-            for method in ("open", "prepare_baselines"):
-                call(self._worker, method)
+            open_bench(self._worker)
+            request = judging_pb2.PrepareBaselinesRequest()
+            self._worker.call("prepare_baselines", request, judging_pb2.Done, deadline_s=prepare_seconds)
 
         making = ThreadPoolExecutor(1, thread_name_prefix="spare")
         self._made = making.submit(make)

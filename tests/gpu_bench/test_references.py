@@ -441,7 +441,7 @@ def test_an_index_of_a_sum_may_be_that_of_another_sum_within_eagers_error(desk: 
     answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
     place = made.shared.tensors(made.judge.regions)[0]
     place.copy_((answer.eager[0] + 1) % 6)
-    observed = verdict_pb2.Comparison(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
+    observed = judging_pb2.Observation(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
     assert made.judge.judge(observed).outputs[0].unequal_count == 8
 
 
@@ -453,7 +453,7 @@ def test_far_elements_of_unusual_values_are_asked_whether_anything_decides_them(
     for family, is_asked in ((verdict_pb2.VALUE_FAMILY_LARGE, True), (NORMAL, False)):
         made.judge.answer(family, 3)
         made.shared.tensors(made.judge.regions)[0].fill_(0.125)
-        error = made.judge.judge(verdict_pb2.Comparison(family=family, seed=3)).outputs[0]
+        error = made.judge.judge(judging_pb2.Observation(family=family, seed=3)).outputs[0]
         assert (error.max_ratio < 1.0) == is_asked
 
 

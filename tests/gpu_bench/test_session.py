@@ -16,7 +16,6 @@ from gpu_bench.limits import Limits
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from gpu_bench.truths import Truths
-from gpu_bench.workers.pair import Pair
 from warpsmith.errors import BadInput, WorkerFault
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
@@ -194,7 +193,6 @@ def test_of_whole_cases_the_judge_alone_says_that_they_are_not_judged(
         answer = run(method, *arguments)
         if method == "execute":
             answer.observed.unjudged = "no memory"
-            answer.observed.outputs[0].rms_ratio = 0.9
         return answer
 
     monkeypatch.setattr(session._candidate, "run", forging)
@@ -321,13 +319,12 @@ def test_a_large_task_shares_the_machine_with_no_idle_one(small: Any) -> None:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares compile nothing: that takes half a minute, and whole runs show it."""
-    call = Pair.call_on_task
+    call = Worker.call
 
-    def opening(workers: Pair, worker: Worker, method: str) -> None:
-        if method != "prepare_baselines":
-            call(workers, worker, method)
+    def called(worker: Worker, method: str, request: Any, response: Any, deadline_s: float) -> Any:
+        return response() if method == "prepare_baselines" else call(worker, method, request, response, deadline_s)
 
-    monkeypatch.setattr(Pair, "call_on_task", opening)
+    monkeypatch.setattr(Worker, "call", called)
 
 
 @pytest.mark.usefixtures("cold")
@@ -364,7 +361,7 @@ def test_a_spare_that_fails_is_done_without(small: Any, monkeypatch: pytest.Monk
 
     failing = Session(small.task())
     workers = failing._workers
-    monkeypatch.setattr(workers, "call_on_task", broken)
+    monkeypatch.setattr(workers, "open_bench", broken)
     failing.expect_final()
     assert workers._spare is not None
     assert workers._spare.worker() is None

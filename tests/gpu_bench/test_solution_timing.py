@@ -50,9 +50,7 @@ def test_what_is_put_off_until_somebody_looks_is_part_of_the_time(
 
 @pytest.mark.parametrize(("ours_s", "is_faster"), [(0.001, True), (0.004, False)])
 def test_a_contest_tells_what_asking_costs_and_who_is_faster(ours_s: float, is_faster: bool) -> None:
-    yardstick = judging_pb2.Yardstick(
-        graph=graph_pb2.Graph(), report=timing_pb2.ReferenceReport(raised=[timing_pb2.FLAG_INPUT_UNUSED])
-    )
+    yardstick = judging_pb2.Yardstick(graph=graph_pb2.Graph(), flags=[timing_pb2.FLAG_INPUT_UNUSED])
     offered = [timing_pb2.Arm(kind=timing_pb2.ARM_KIND_COMPILE, failure="no compiler")]
     seconds = {"candidate": ours_s, "eager": 0.004, HANDSHAKE: 0.0001}
     timing = contend(

@@ -105,11 +105,11 @@ def test_a_yardstick_of_a_small_output_is_what_a_rounding_of_its_inputs_moves(
 def test_only_solutions_are_judged_without_a_graph(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = os.memfd_create("test")
     monkeypatch.setattr(SharedMemory, "inherited", lambda: SharedMemory(descriptor))
-    request = judging_pb2.PrepareRequest(task=task_of(small, f"{LOOKS}return x * 2"))
+    request = judging_pb2.PrepareJudgeRequest(task=task_of(small, f"{LOOKS}return x * 2"))
     with pytest.raises(BadInput):
         judge_worker.prepare(request)
     assert REFERENCE_UNTRACED in witness._prepare(request).flags
-    traced = judging_pb2.PrepareRequest(task=task_of(small, "return x * 2"))
+    traced = judging_pb2.PrepareJudgeRequest(task=task_of(small, "return x * 2"))
     assert REFERENCE_UNTRACED not in witness._prepare(traced).flags
     os.close(descriptor)
 
@@ -118,5 +118,7 @@ def test_a_reference_that_fails_is_bad_input_with_its_own_reason(small: Any, mon
     descriptor = os.memfd_create("test")
     monkeypatch.setattr(SharedMemory, "inherited", lambda: SharedMemory(descriptor))
     with pytest.raises(BadInput, match="nobody has made this"):
-        witness._prepare(judging_pb2.PrepareRequest(task=task_of(small, "raise ValueError('nobody has made this')")))
+        witness._prepare(
+            judging_pb2.PrepareJudgeRequest(task=task_of(small, "raise ValueError('nobody has made this')"))
+        )
     os.close(descriptor)

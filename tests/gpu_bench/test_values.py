@@ -262,7 +262,7 @@ def test_a_stored_answer_of_fixed_integers_is_right_on_the_tasks_own_alone(refer
     for family in (TASK, FRESH):
         place.judge.answer(family, SEED + 1)
         place.shared.tensors(place.judge.regions)[0].copy_(stored)
-        comparisons.append(place.judge.judge(verdict_pb2.Comparison(family=family, seed=SEED + 1)))
+        comparisons.append(place.judge.judge(judging_pb2.Observation(family=family, seed=SEED + 1)))
     assert comparisons[0].outputs[0].max_ratio == 0
     found = OverfitCheck().judge(comparisons)
     assert isinstance(found, Finding)

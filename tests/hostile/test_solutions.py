@@ -24,6 +24,7 @@ from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
     correctness_service_pb2,
+    judging_pb2,
     task_pb2,
     timing_pb2,
     verdict_pb2,
@@ -206,7 +207,11 @@ def with_any_structure(patch: pytest.MonkeyPatch) -> None:
 
 def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
     different = contest.Contest._different
-    patch.setattr(contest.Contest, "_different", lambda self, *, earlier=False: [] if earlier else different(self))
+
+    def of_the_last_alone(self: contest.Contest, kept: judging_pb2.Kept.ValueType = judging_pb2.KEPT_LAST) -> list[str]:
+        return [] if kept == judging_pb2.KEPT_BEFORE else different(self)
+
+    patch.setattr(contest.Contest, "_different", of_the_last_alone)
 
 
 def with_results_read_when_they_are_described(patch: pytest.MonkeyPatch) -> None:
