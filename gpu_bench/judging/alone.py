@@ -15,12 +15,12 @@ import torch
 
 from gpu_bench.judging import comparison, plausible
 from gpu_bench.judging.terms import terms_floor
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import lay_out
 from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import buffers_of, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
-GIVEN, MADE = "given ", "made "
 """Prefixes of regions: a buffer as the group finds it, and as it leaves it."""
 MOST_BYTES = 8 << 30
 """What a group is given and makes may take in the memory that both workers share."""
@@ -68,8 +68,8 @@ def boundary_of(program: candidate_pb2.Program, group: str, graph: graph_pb2.Gra
     if isinstance(part, Refusal):
         return part
     read = {source.name for source in part.sources}
-    tensors = [(GIVEN + name, _meta(specs[name])) for name in given if name in read]
-    regions, total = lay_out(tensors + [(MADE + name, _meta(specs[name])) for name in made])
+    tensors = [(Key.given(name), _meta(specs[name])) for name in given if name in read]
+    regions, total = lay_out(tensors + [(Key.made(name), _meta(specs[name])) for name in made])
     if total > MOST_BYTES:
         return Refusal(f"what it is given and makes takes {total / 2**30:.1f} GiB, more than {MOST_BYTES >> 30} GiB")
     return Boundary(part, regions, total)
@@ -136,13 +136,13 @@ def judge(
     complete = verdict_pb2.Comparison(family=observed.family, seed=observed.seed, group=observed.group)
     values, results = dict(sources), {}
     for region, tensor in zip(boundary.regions, delivered, strict=True):
-        if region.name.startswith(GIVEN):
-            name = region.name.removeprefix(GIVEN)
+        name = region.name
+        if region.kind == judging_pb2.REGION_KIND_GIVEN:
             spec = next(source.spec for source in boundary.graph.sources if source.name == name)
             laid = torch.empty_strided(tuple(spec.shape), tuple(spec.strides), dtype=tensor.dtype, device=device)
             values[name] = laid.copy_(tensor)
         else:
-            results[region.name.removeprefix(MADE)] = tensor
+            results[name] = tensor
     used = {source.name: values[source.name] for source in boundary.graph.sources if source.name in values}
     truth = aten.interpret(boundary.graph, used, widen=True)
     eager = aten.interpret(boundary.graph, {name: tensor.clone() for name, tensor in used.items()})
@@ -167,21 +167,21 @@ def watching(
     program: candidate_pb2.Program,
     request: judging_pb2.ExecuteGroupRequest,
     found: Callable[[str], torch.Tensor | None],
-) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
+) -> tuple[Callable[[], None], dict[Key, torch.Tensor]]:
     """What to call after every step of a run, and once before the first; and what it fills: copies, by region."""
     first, last = span_of(program, request.group)
-    seen: dict[str, torch.Tensor] = {}
+    seen: dict[Key, torch.Tensor] = {}
     step = -1
 
     def after_step() -> None:
         nonlocal step
         step += 1
-        for position, prefix in ((first, GIVEN), (last + 1, MADE)):
+        for position, kind in ((first, judging_pb2.REGION_KIND_GIVEN), (last + 1, judging_pb2.REGION_KIND_MADE)):
             if step != position:
                 continue
             for region in request.regions:
-                tensor = found(region.name.removeprefix(prefix)) if region.name.startswith(prefix) else None
+                tensor = found(region.name) if region.kind == kind else None
                 if tensor is not None:
-                    seen[region.name] = tensor.clone()
+                    seen[Key.of(region)] = tensor.clone()
 
     return after_step, seen

@@ -14,6 +14,7 @@ import torch
 
 from gpu_bench.judging import comparison, guard
 from gpu_bench.timing.headline import INPUT_UNUSED, OUTPUT_CONSTANT, OUTPUT_ZERO
+from gpu_bench.values.keys import Key
 from warpsmith.v1 import timing_pb2, verdict_pb2
 
 INPUT_SECONDS, MEMBER_SECONDS = 2.0, 1.0
@@ -57,8 +58,8 @@ class Dependence:
     """What was found."""
 
     flags: list[timing_pb2.Flag.ValueType] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-    """Sources without influence, by name."""
+    unused: list[Key] = field(default_factory=list)
+    """Sources without influence."""
 
 
 def find(
@@ -66,7 +67,7 @@ def find(
     leaves: Sequence[torch.Tensor],
     draw: Draw,
     run: Run,
-    members: Sequence[tuple[str, Callable[[], Outputs | None]]] = (),
+    members: Sequence[tuple[Key, Callable[[], Outputs | None]]] = (),
     now_s: Callable[[], float] = time.perf_counter,
 ) -> Dependence:
     """Tries every input, then parameters and state, each by what runs the reference with that one changed."""
@@ -91,15 +92,15 @@ def find(
             if any(moved):
                 break
         if moved and not any(moved):
-            found.unused.append(f"input {position}")
+            found.unused.append(Key.input(position))
     if found.unused:
         found.flags.append(INPUT_UNUSED)
-    for name, changed in members:
+    for key, changed in members:
         if now_s() - begin > MEMBER_SECONDS:
             break
         outputs = changed()
         if outputs is not None and not base.is_moved(outputs):
-            found.unused.append(name)
+            found.unused.append(key)
     return found
 
 

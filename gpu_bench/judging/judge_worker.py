@@ -20,6 +20,7 @@ from gpu_bench.judging.reference import Reference
 from gpu_bench.values import seeds
 from gpu_bench.values.cases import Cases, Taken
 from gpu_bench.values.inputs import family_name
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
 from warpsmith.errors import BadInput
@@ -137,7 +138,7 @@ class Judge:
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
         eager = self.reference.by_region(args, outputs, written)
         answer = Answer(eager, truth, floors, self.reference.slice_count > sliced)
-        names = [region.name for region in self.regions]
+        names = [str(Key.of(region)) for region in self.regions]
         if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
             raise BadInput(chaotic)
         doubts = self._doubts(answer, family)
@@ -177,7 +178,7 @@ class Judge:
         regions = zip(self.regions, answer.eager, answer.truth, answer.floors, strict=True)
         for position, (region, eager, truth, floor) in enumerate(regions):
             if eager.shape != truth.shape:
-                raise BadInput(f"{region.name}: eager gives {list(eager.shape)}, its graph {list(truth.shape)}")
+                raise BadInput(f"{Key.of(region)}: eager gives {list(eager.shape)}, its graph {list(truth.shape)}")
             if not (eager.is_floating_point() or eager.is_complex()):
                 continue
             off, size = plausible.off_and_size(eager, truth)
@@ -186,7 +187,7 @@ class Judge:
             allowed = max(share * max(size, nothing), 16.0 * floor, least)
             if off > allowed:
                 found[position] = (
-                    f"{region.name}: what was captured is not what the module computes: eager differs from the "
+                    f"{Key.of(region)}: what was captured is not what the module computes: eager differs from the "
                     f"graph in float64 by {off:.3g} rms, more than {allowed:.3g}"
                 )
         return found

@@ -15,9 +15,9 @@ import torch
 from gpu_bench.judging import guard, slices
 from gpu_bench.judging.loaded import Args, LoadedTask
 from gpu_bench.judging.terms import terms_floor
-from gpu_bench.running import executor
 from gpu_bench.values import seeds
 from gpu_bench.values.cases import Eager
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import lay_out
 from gpu_bench.workers.shortage import is_want_of_memory
 from warpsmith.errors import BadInput
@@ -55,12 +55,12 @@ class Reference:
         self.eager_seconds = time.perf_counter() - begin
         self._written = self._may_be_written(args) | written
         self._refuse_random(args, outputs, written)
-        named = [(f"output {position}", tensor) for position, tensor in enumerate(outputs)]
+        named = [(Key.output(position), tensor) for position, tensor in enumerate(outputs)]
         self.regions, self.total_bytes = lay_out([*named, *self._written.items()])
 
     @property
-    def written(self) -> Collection[str]:
-        """Names of the sources that the module may change."""
+    def written(self) -> Collection[Key]:
+        """The sources that the module may change."""
         return self._written
 
     # ---- as it is ------------------------------------------------------------------------------------------
@@ -70,15 +70,15 @@ class Reference:
         return self.by_region(args, *self.run(args, seed))
 
     def by_region(
-        self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[str, torch.Tensor]
+        self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[Key, torch.Tensor]
     ) -> list[torch.Tensor]:
         """What `run` gave on these arguments, region by region."""
-        return [*outputs, *(self._after(name, args, written) for name in self._written)]
+        return [*outputs, *(self._after(key, args, written) for key in self._written)]
 
     def run(self, args: Args, seed: int) -> Eager:
         """Runs the module; sources are put back."""
-        named = self._loaded.sources(args).named()
-        before = {name: tensor.clone() for name, tensor in named.items()}
+        held = self._loaded.sources(args).by_key()
+        before = {key: tensor.clone() for key, tensor in held.items()}
         seed_generators(seeds.of_generators(seed))
         with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
             returned = self._loaded.module(*args)
@@ -86,16 +86,16 @@ class Reference:
         outputs = [leaf.clone() for leaf in self._loaded.output_leaves(returned)]
         if not outputs:
             raise BadInput(f"{self._loaded.user.entry_path}: the forward returns no tensor")
-        written: dict[str, torch.Tensor] = {}
-        for name, tensor in named.items():
-            if not guard.same_bits(tensor, before[name]):
-                written[name] = tensor.clone()
-                tensor.copy_(before[name])
+        written: dict[Key, torch.Tensor] = {}
+        for key, tensor in held.items():
+            if not guard.same_bits(tensor, before[key]):
+                written[key] = tensor.clone()
+                tensor.copy_(before[key])
         return outputs, written
 
-    def _after(self, name: str, args: Args, written: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _after(self, key: Key, args: Args, written: Mapping[Key, torch.Tensor]) -> torch.Tensor:
         """A source as eager leaves it."""
-        return written.get(name, self._loaded.sources(args).named()[name])
+        return written.get(key, self._loaded.sources(args).by_key()[key])
 
     def _captured(self, args: Args) -> graph_pb2.Graph:
         """What the truth is computed by, as `args` go through it; says whether it is random. Raises BadInput."""
@@ -103,13 +103,13 @@ class Reference:
         self.is_random = any(node.random for node in graph.nodes)
         return graph
 
-    def _may_be_written(self, args: Args) -> dict[str, torch.Tensor]:
+    def _may_be_written(self, args: Args) -> dict[Key, torch.Tensor]:
         """Sources that the graph writes: what a clamp leaves as it was on these values it may change on others."""
-        named, written = self._loaded.sources(args).named(), set(aten.written_sources(self.graph))
-        names = [executor.name_of(source) for source in self.graph.sources if source.name in written]
-        return {name: named[name].clone() for name in names if name in named}
+        held, written = self._loaded.sources(args).by_key(), set(aten.written_sources(self.graph))
+        keys = [Key.of_source(source) for source in self.graph.sources if source.name in written]
+        return {key: held[key].clone() for key in keys if key is not None and key in held}
 
-    def _refuse_random(self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[str, torch.Tensor]) -> None:
+    def _refuse_random(self, args: Args, outputs: Sequence[torch.Tensor], written: Mapping[Key, torch.Tensor]) -> None:
         again, written_again = self.run(args, seed=0)
         pairs = [*zip(outputs, again, strict=False), *((t, written_again.get(n)) for n, t in written.items())]
         for position, (first, second) in enumerate(pairs):
@@ -124,7 +124,7 @@ class Reference:
     def truth(
         self,
         args: Args,
-        written: Mapping[str, torch.Tensor],
+        written: Mapping[Key, torch.Tensor],
         seed: int,
         sources: Mapping[str, torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
@@ -135,7 +135,7 @@ class Reference:
         return self._interpret(args, written, seed, widen=True, sources=sources)
 
     def repeats(
-        self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[str, torch.Tensor], seed: int
+        self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[Key, torch.Tensor], seed: int
     ) -> bool:
         """Whether the captured graph, in the module's own types, gives eager's bits."""
         plain = self._interpret(args, written, seed, widen=False)
@@ -145,8 +145,8 @@ class Reference:
 
     def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
         """4u·Σ|terms| of each region (`terms`)."""
-        in_graph = {executor.name_of(source): source.name for source in self.graph.sources}
-        named = [*self.graph.outputs, *(in_graph.get(name, "") for name in self._written)]
+        in_graph = {Key.of_source(source): source.name for source in self.graph.sources}
+        named = [*self.graph.outputs, *(in_graph.get(key, "") for key in self._written)]
         return [terms_floor(self.graph, sources, *each) for each in zip(named, truth, strict=True)]
 
     def widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -163,7 +163,7 @@ class Reference:
     def _interpret(
         self,
         args: Args,
-        written: Mapping[str, torch.Tensor],
+        written: Mapping[Key, torch.Tensor],
         seed: int,
         *,
         widen: bool,
@@ -183,20 +183,20 @@ class Reference:
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
         outputs = [results[name] for name in self.graph.outputs]
-        if len(outputs) != (count := sum(region.name.startswith("output ") for region in self.regions)):
+        if len(outputs) != (count := sum(Key.of(region).is_output for region in self.regions)):
             raise BadInput(f"the module gives {count} tensors, but its captured graph {len(outputs)}")
-        by_name = {executor.name_of(source): source.name for source in self.graph.sources}
-        for name in self._written:
+        by_key = {Key.of_source(source): source.name for source in self.graph.sources}
+        for key in self._written:
             # A source that eager leaves alone on these values is its own truth.
-            now = self._after(name, args, written)
+            now = self._after(key, args, written)
             unchanged = now.to(aten.widened(now.dtype)) if widen else now
-            outputs.append(results.get(by_name.get(name, ""), unchanged))
+            outputs.append(results.get(by_key.get(key, ""), unchanged))
         return outputs
 
     def graph_sources(self, args: Args) -> dict[str, torch.Tensor]:
         """The tensors that the graph reads, by their names in it."""
-        named = self._loaded.sources(args).named()
-        wanted = {source.name: executor.name_of(source) for source in self.graph.sources}
-        if missing := [name for name in wanted.values() if name and name not in named]:
+        held = self._loaded.sources(args).by_key()
+        wanted = {source.name: Key.of_source(source) for source in self.graph.sources}
+        if missing := [key for key in wanted.values() if key and key not in held]:
             raise BadInput(f"the captured graph reads {missing[0]}, which the module does not have")
-        return {name: named[wanted[name]] for name in wanted if wanted[name]}
+        return {name: held[key] for name, key in wanted.items() if key}

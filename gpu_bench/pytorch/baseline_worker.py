@@ -17,6 +17,7 @@ from gpu_bench.solutions import callee, left_memory, structure
 from gpu_bench.solutions.signature import arguments_of
 from gpu_bench.timing import arms
 from gpu_bench.timing.arms import EAGER
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
@@ -31,7 +32,7 @@ class Arms:
         self._loaded = LoadedTask.load(request.task)
         self._signature = request.introduction.signature
         sources = request.introduction.sources
-        named = dict(zip((region.name for region in sources), shared.tensors(sources), strict=True))
+        named = dict(zip(map(Key.of, sources), shared.tensors(sources), strict=True))
         args = arguments_of(self._signature, named)
         offered = Baselines(self._loaded.module, [args], request.task.target).prepare(timing_pb2.TIER_FINAL)
         self._loaded.restore()

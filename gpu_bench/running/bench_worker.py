@@ -21,6 +21,7 @@ from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.timing.timed_task import TimedTask
 from gpu_bench.values import seeds
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.errors import BadInput
@@ -63,8 +64,8 @@ class Run:
 
     memory: GuardedMemory
     outputs: Sequence[torch.Tensor]
-    after: dict[str, torch.Tensor]
-    """Every source after the run, by the name that comparisons use."""
+    after: dict[Key, torch.Tensor]
+    """Every source after the run."""
 
 
 @dataclass
@@ -107,16 +108,16 @@ class Bench:
         assert self.program is not None
         self.loaded.learned = request.learned
         args = self.loaded.case(request.family, request.seed)
-        before = self.loaded.sources(args).named()
+        before = self.loaded.sources(args).by_key()
         observed = judging_pb2.Observation(family=request.family, seed=request.seed)
         seeds = Seeds.drawn()
         first = self._guarded(args, request, seeds.poison, seeds.canary)
-        names = [region.name for region in request.regions if region.name.startswith("output ")]
+        names = [str(key) for key in map(Key.of, request.regions) if key.is_output]
         match_shapes(first.outputs, request.regions[: len(names)])
         delivered = _deliver(first, request.regions, shared)
-        changed = [name for name, tensor in first.after.items() if not guard.same_bits(tensor, before[name])]
-        expected = {region.name for region in request.regions}
-        observed.mutated_sources.extend(name for name in changed if name not in expected)
+        changed = [key for key, tensor in first.after.items() if not guard.same_bits(tensor, before[key])]
+        expected = set(map(Key.of, request.regions))
+        observed.mutated_sources.extend(str(key) for key in changed if key not in expected)
         broken = first.memory.broken()
         observed.dirty_workspaces.extend(first.memory.dirty())
         poisoned = [_if_any(first.memory.still_poisoned(output)) for output in first.outputs]
@@ -165,7 +166,7 @@ class Bench:
         self.loaded.learned = request.learned
         args = self.loaded.case(request.family, request.seed)
         observed = judging_pb2.Observation(family=request.family, seed=request.seed, group=request.group)
-        wanted = {region.name.split(" ", 1)[1] for region in request.regions}
+        wanted = {region.name for region in request.regions}
         seeds = Seeds.drawn()
         memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, wanted)
         after_step, seen = alone.watching(self.program.program, request, memory.named.get)
@@ -180,7 +181,7 @@ class Bench:
             observed.unjudged = "its steps are not side by side"
             return observed
         for region, place in zip(request.regions, shared.tensors(request.regions), strict=True):
-            place.copy_(seen[region.name])
+            place.copy_(seen[Key.of(region)])
         return observed
 
     def _guarded(self, args: Args, request: judging_pb2.ExecuteRequest, poison: int, canary: int) -> Run:
@@ -197,9 +198,9 @@ class Bench:
         assert self.program is not None
         group = request.group if isinstance(request, judging_pb2.ExecuteGroupRequest) else ""
         question = (self.program.program.digest, request.family, request.seed, group)
-        copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
+        copies = {key: memory.copy_of(str(key), t) for key, t in self.loaded.sources(args).by_key().items()}
         try:
-            call = self.program.bind(Sources.from_named(copies), memory, after_step)
+            call = self.program.bind(Sources.from_keys(copies), memory, after_step)
             seed_generators(seeds.of_generators(request.seed))
             if after_step is not None:
                 after_step()
@@ -244,7 +245,8 @@ def match_shapes(outputs: Sequence[torch.Tensor], regions: Sequence[judging_pb2.
         if list(output.shape) != list(region.spec.shape) or output.dtype != wanted:
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_WRONG_SHAPE,
-                f"{region.name} is {output.dtype} {list(output.shape)} instead of {wanted} {list(region.spec.shape)}",
+                f"{Key.of(region)} is {output.dtype} {list(output.shape)} instead of {wanted} "
+                f"{list(region.spec.shape)}",
             )
 
 
@@ -254,8 +256,8 @@ def _deliver(run: Run, regions: Sequence[judging_pb2.Region], shared: SharedMemo
     On a GPU the copy goes on beside other runs: 6.4 GB take 116 ms on an H200, as long as all else together. It goes
     in pieces, because whatever else comes to the host waits for the piece under way.
     """
-    results = {f"output {position}": output for position, output in enumerate(run.outputs)} | run.after
-    pairs = [(place, results[region.name]) for region, place in zip(regions, shared.tensors(regions), strict=True)]
+    results = {Key.output(position): output for position, output in enumerate(run.outputs)} | run.after
+    pairs = [(place, results[Key.of(region)]) for region, place in zip(regions, shared.tensors(regions), strict=True)]
     if not any(result.is_cuda for _, result in pairs):
         for place, result in pairs:
             place.copy_(result)

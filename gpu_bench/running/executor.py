@@ -19,11 +19,12 @@ from gpu_bench.running import bindings
 from gpu_bench.running.arena import arena
 from gpu_bench.running.elsewhere import Elsewhere, Queue
 from gpu_bench.running.host_scalars import host_scalars
+from gpu_bench.values.keys import Key
 from warpsmith import arguments as launch_arguments
 from warpsmith import digest
 from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import buffers_of, last_uses, tensor_names
-from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
 """One forward: allocates outputs as eager does, runs every step on torch's current stream, returns the outputs."""
@@ -49,32 +50,21 @@ class Sources:
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Module buffers, by qualified name."""
 
-    def named(self) -> dict[str, torch.Tensor]:
-        """All of them under the names that comparisons use: "input 0", "parameter w", "state bn.running_mean"."""
-        named = {f"input {position}": tensor for position, tensor in enumerate(self.inputs)}
-        named |= {f"parameter {name}": tensor for name, tensor in self.parameters.items()}
-        return named | {f"state {name}": tensor for name, tensor in self.state.items()}
+    def by_key(self) -> dict[Key, torch.Tensor]:
+        """All of them."""
+        found = {Key.input(position): tensor for position, tensor in enumerate(self.inputs)}
+        found |= {Key.parameter(name): tensor for name, tensor in self.parameters.items()}
+        return found | {Key.state(name): tensor for name, tensor in self.state.items()}
 
     @staticmethod
-    def from_named(named: Mapping[str, torch.Tensor]) -> Sources:
-        """The inverse of `named`."""
-        groups: dict[str, dict[str, torch.Tensor]] = {"input": {}, "parameter": {}, "state": {}}
-        for name, tensor in named.items():
-            group, _, rest = name.partition(" ")
-            groups[group][rest] = tensor
-        return Sources(list(groups["input"].values()), groups["parameter"], groups["state"])
+    def from_keys(found: Mapping[Key, torch.Tensor]) -> Sources:
+        """The inverse of `by_key`."""
 
+        def named(kind: judging_pb2.RegionKind.ValueType) -> dict[str, torch.Tensor]:
+            return {key.name: tensor for key, tensor in found.items() if key.kind == kind}
 
-def name_of(source: graph_pb2.Source) -> str:
-    """The name under which `Sources.named` has a source; empty for a constant."""
-    match source.origin:
-        case graph_pb2.ORIGIN_INPUT:
-            return f"input {source.input_index}"
-        case graph_pb2.ORIGIN_PARAMETER:
-            return f"parameter {source.qualified_name}"
-        case graph_pb2.ORIGIN_STATE:
-            return f"state {source.qualified_name}"
-    return ""
+        inputs = [tensor for key, tensor in found.items() if key.is_input]
+        return Sources(inputs, named(judging_pb2.REGION_KIND_PARAMETER), named(judging_pb2.REGION_KIND_STATE))
 
 
 class Memory(Protocol):
@@ -147,7 +137,7 @@ PackLaunch = Callable[[candidate_pb2.Launch], LaunchCode]
 
 def source_tensors(program: candidate_pb2.Program, sources: Sources, device: torch.device) -> dict[str, torch.Tensor]:
     """Buffer name → tensor for every ROLE_SOURCE buffer; constants are made from the program."""
-    named, host, on_host = sources.named(), torch.device("cpu"), host_scalars(program)
+    held, host, on_host = sources.by_key(), torch.device("cpu"), host_scalars(program)
     found: dict[str, torch.Tensor] = {}
     for buffer in program.buffers:
         if buffer.role != candidate_pb2.ROLE_SOURCE:
@@ -155,12 +145,12 @@ def source_tensors(program: candidate_pb2.Program, sources: Sources, device: tor
         if buffer.source.origin == graph_pb2.ORIGIN_CONSTANT:
             found[buffer.name] = aten.constant(buffer.source, host if buffer.name in on_host else device)
             continue
-        name = name_of(buffer.source)
-        if name not in named:
+        key = Key.of_source(buffer.source)
+        if key is None or key not in held:
             raise ProgramFault(
-                verdict_pb2.FAILURE_KIND_POLICY_REJECT, f"buffer {buffer.name} is {name}, which the module lacks"
+                verdict_pb2.FAILURE_KIND_POLICY_REJECT, f"buffer {buffer.name} is {key or ''}, which the module lacks"
             )
-        tensor, spec = named[name], buffer.spec
+        tensor, spec = held[key], buffer.spec
         matches = (
             tensor.dtype == dtypes.to_torch(spec.dtype)
             and list(tensor.shape) == list(spec.shape)
@@ -169,7 +159,7 @@ def source_tensors(program: candidate_pb2.Program, sources: Sources, device: tor
         if not matches:
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_WRONG_SHAPE,
-                f"buffer {buffer.name} expects {_spec_text(spec)}, but {name} is {_spec_text(dtypes.spec_of(tensor))}",
+                f"buffer {buffer.name} expects {_spec_text(spec)}, but {key} is {_spec_text(dtypes.spec_of(tensor))}",
             )
         found[buffer.name] = tensor
     return found

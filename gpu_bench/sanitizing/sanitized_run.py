@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from gpu_bench.running.cuda import CudaExecutor
-from gpu_bench.running.executor import LoadedProgram, Sources, name_of
+from gpu_bench.running.executor import LoadedProgram, Sources
 from gpu_bench.sanitizing.sanitizer import GO, LOAD, STOP
+from gpu_bench.values.keys import Key
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, tensor_pb2
 
@@ -66,17 +67,17 @@ def kernels_alone(program: candidate_pb2.Program) -> candidate_pb2.Program:
 def _run(loaded: LoadedProgram, device: torch.device) -> None:
     program = loaded.program
     inputs: dict[int, torch.Tensor] = {}
-    named: dict[str, torch.Tensor] = {}
+    own: dict[Key, torch.Tensor] = {}
     for buffer in program.buffers:
         if buffer.role != candidate_pb2.ROLE_SOURCE or buffer.source.origin == graph_pb2.ORIGIN_CONSTANT:
             continue
         if buffer.source.origin == graph_pb2.ORIGIN_INPUT:
             inputs[buffer.source.input_index] = _plausible(buffer.spec, device)
-        else:
-            named[name_of(buffer.source)] = _plausible(buffer.spec, device)
+        elif key := Key.of_source(buffer.source):
+            own[key] = _plausible(buffer.spec, device)
     nothing = torch.empty(0, device=device)
     ordered = [inputs.get(position, nothing) for position in range(max(inputs, default=-1) + 1)]
-    rest = Sources.from_named(named)
+    rest = Sources.from_keys(own)
     call = loaded.bind(Sources(ordered, rest.parameters, rest.state))
     call()
     CudaExecutor().synchronize()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from gpu_bench import faults
 from gpu_bench.solutions import left_memory, structure_text
 from gpu_bench.solutions.caller import Answer, Called, CallFailed
+from gpu_bench.values.keys import Key
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
@@ -70,9 +71,9 @@ class CalledSolution:
 
     def read_earlier(self) -> str:
         """The same of the outputs of the call before the last, which are still to be there."""
-        return self._copied(self._left[0], only="output ") if self._shared is not None else ""
+        return self._copied(self._left[0], only_outputs=True) if self._shared is not None else ""
 
-    def _copied(self, told: bytes, *, only: str = "") -> str:
+    def _copied(self, told: bytes, *, only_outputs: bool = False) -> str:
         assert self._shared is not None
         memory = self.process.memory
         try:
@@ -85,10 +86,11 @@ class CalledSolution:
         for region, place in zip(self._regions, places, strict=True):
             size = left_memory.item_bytes(region.spec) * math.prod(region.spec.shape)
             # What becomes of inputs, the judge sees by itself.
-            if size and region.name.startswith(only) and not region.name.startswith("input "):
+            key = Key.of(region)
+            if size and not key.is_input and (key.is_output or not only_outputs):
                 to = self._shared[region.offset_bytes : region.offset_bytes + size]
                 if memory is None or not memory.read(place, region.spec, to):
-                    unread = unread or region.name
+                    unread = unread or str(key)
         return unread
 
     def look_at_structure(self, text: bytes) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpu_bench.judging.loaded import Args, LoadedTask
+from gpu_bench.values.keys import Key
 from warpsmith.v1 import judging_pb2
 
 
@@ -27,9 +28,9 @@ def signature_of(loaded: LoadedTask, args: Args) -> judging_pb2.Signature:
         return judging_pb2.Signature()
 
 
-def arguments_of(signature: judging_pb2.Signature, sources: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+def arguments_of(signature: judging_pb2.Signature, sources: Mapping[Key, torch.Tensor]) -> tuple[Any, ...]:
     """The arguments of forward, on the memory of the sources; a tensor that is passed twice is one tensor."""
-    tensors = iter(sources[f"input {first}"] for first in signature.same_as)
+    tensors = iter(sources[Key.input(first)] for first in signature.same_as)
     flat = [ast.literal_eval(text) if text else next(tensors) for text in signature.leaves]
     args: tuple[Any, ...] = pytree.tree_unflatten(flat, pytree.treespec_loads(signature.tree))
     return args

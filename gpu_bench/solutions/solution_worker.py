@@ -25,6 +25,7 @@ from gpu_bench.judging.loaded import device_of
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.solutions import callee, integrity, left_memory, structure
 from gpu_bench.solutions.signature import arguments_of
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import task_module
@@ -52,9 +53,9 @@ class Solution:
         torch.backends.cuda.matmul.allow_tf32 = request.task.precision == task_pb2.PRECISION_TF32
         self._signature = request.introduction.signature
         self._regions = list(request.regions)
-        self._places = dict(zip((region.name for region in self._regions), shared.tensors(self._regions), strict=True))
+        self._places = dict(zip(map(Key.of, self._regions), shared.tensors(self._regions), strict=True))
         sources = request.introduction.sources
-        self._sources = dict(zip((region.name for region in sources), shared.tensors(sources), strict=True))
+        self._sources = dict(zip(map(Key.of, sources), shared.tensors(sources), strict=True))
         self._args = arguments_of(self._signature, self._sources)
         settle_memory()
         self._kind = self._imported(request.task)
@@ -66,9 +67,9 @@ class Solution:
         self._module = self._made()
         self._names = counterparts(
             {
-                name: tensor
-                for name, tensor in self._sources.items()
-                if not name.startswith("input ") and name not in self._signature.constants
+                key: tensor
+                for key, tensor in self._sources.items()
+                if not key.is_input and key not in map(Key.state, self._signature.constants)
             },
             members_of(self._module),
         )
@@ -127,11 +128,11 @@ class Solution:
         """Where in this process each region's tensor lies."""
         outputs = [leaf.resolve_conj().resolve_neg() for leaf in structure.leaves(self._returned)]
         self._resolved = (self._resolved[1], outputs)
-        left = {f"output {position}": output for position, output in enumerate(outputs)}
+        left = {Key.output(position): output for position, output in enumerate(outputs)}
         if len(self._regions) > len(outputs):
             own = members_of(self._module)
-            left |= {name: ours.of(own) for name, ours in self._names.items() if name in self._places}
-        return left_memory.packed([_place(left.get(name), expected) for name, expected in self._places.items()])
+            left |= {key: ours.of(own) for key, ours in self._names.items() if key in self._places}
+        return left_memory.packed([_place(left.get(key), expected) for key, expected in self._places.items()])
 
     def deliver(self, _arm: int = 0, _number: int = 0) -> bytes:
         """Describes the results of the last call; on a GPU, puts them and what is left in the state where the judge
@@ -142,9 +143,9 @@ class Solution:
             return structure.written(described).encode()
         self._put(outputs)
         own = members_of(self._module)
-        for name, place in self._places.items():
-            if name in self._names:
-                place.copy_(self._names[name].of(own))
+        for key, place in self._places.items():
+            if key in self._names:
+                place.copy_(self._names[key].of(own))
         _wait(self.device)
         return structure.written(described).encode()
 
@@ -159,7 +160,7 @@ class Solution:
 
     def _put(self, outputs: Sequence[torch.Tensor]) -> None:
         for position, output in enumerate(outputs):
-            place = self._places.get(f"output {position}")
+            place = self._places.get(Key.output(position))
             if place is not None and place.shape == output.shape and place.dtype == output.dtype:
                 place.copy_(output.detach())
         _wait(self.device)
@@ -168,8 +169,8 @@ class Solution:
         """Gives parameters and state the values that lie in the shared memory."""
         own = members_of(self._module)
         with torch.no_grad():
-            for name, ours in self._names.items():
-                ours.of(own).copy_(self._sources[name])
+            for key, ours in self._names.items():
+                ours.of(own).copy_(self._sources[key])
 
     def make_anew(self, _arm: int = 0, _number: int = 0) -> None:
         """Another module of the class; it gets the values that lie in the shared memory before its first call."""
@@ -190,26 +191,26 @@ def _wait(device: torch.device) -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def members_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and state by the names that sources have."""
-    own = {f"parameter {n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
-    return own | {f"state {n}": b.detach() for n, b in module.named_buffers(remove_duplicate=False)}
+def members_of(module: torch.nn.Module) -> dict[Key, torch.Tensor]:
+    """Parameters and state by the keys that sources have."""
+    own = {Key.parameter(n): p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
+    return own | {Key.state(n): b.detach() for n, b in module.named_buffers(remove_duplicate=False)}
 
 
 @dataclass(frozen=True)
 class Counterpart:
     """Where a solution keeps one of the reference's parameters or states."""
 
-    name: str
+    key: Key
     order: tuple[int, ...]
     """Of its dimensions, as the reference's has them: (1, 0) for a transposed one."""
 
-    def of(self, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def of(self, own: Mapping[Key, torch.Tensor]) -> torch.Tensor:
         """Its memory, as the reference's tensor has its dimensions."""
-        return own[self.name].permute(self.order)
+        return own[self.key].permute(self.order)
 
 
-def counterparts(wanted: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, Counterpart]:
+def counterparts(wanted: Mapping[Key, torch.Tensor], own: Mapping[Key, torch.Tensor]) -> dict[Key, Counterpart]:
     """The solution's counterpart of each of the reference's parameters and states.
 
     By name; else the first that is left which has its values, as both constructors draw the same numbers, with its
@@ -218,25 +219,24 @@ def counterparts(wanted: Mapping[str, torch.Tensor], own: Mapping[str, torch.Ten
     Raises ProgramFault where there is none: nobody could tell whether it is used.
     """
     found = {
-        name: Counterpart(name, tuple(range(tensor.dim())))
-        for name, tensor in wanted.items()
-        if name in own and _is_alike(own[name], tensor)
+        key: Counterpart(key, tuple(range(tensor.dim())))
+        for key, tensor in wanted.items()
+        if key in own and _is_alike(own[key], tensor)
     }
-    left = [name for name in own if name not in found]
-    for name, tensor in wanted.items():
-        if name in found:
+    left = [key for key in own if key not in found]
+    for key, tensor in wanted.items():
+        if key in found:
             continue
         tried = (Counterpart(other, order) for other in left for order in _orders(own[other].dim()))
         same = next((each for each in tried if _is_equal(each.of(own), tensor)), None)
         if same is None:
-            kind, _, bare = name.partition(" ")
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_WRONG_SHAPE,
-                f"it lacks {kind} {bare}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, under this "
+                f"it lacks {key}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, under this "
                 "name and under any other with the values of the reference's constructor",
             )
-        found[name] = same
-        left.remove(same.name)
+        found[key] = same
+        left.remove(same.key)
     return found
 
 

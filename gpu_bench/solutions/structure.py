@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 from gpu_bench.solutions.structure_text import OTHER, TENSOR, Node
+from gpu_bench.values.keys import Key
 
 
-def describe(returned: Any, sources: Mapping[str, torch.Tensor]) -> tuple[Node, list[torch.Tensor]]:
+def describe(returned: Any, sources: Mapping[Key, torch.Tensor]) -> tuple[Node, list[torch.Tensor]]:
     """The structure of what a forward returned, and its tensors in order of appearance.
 
-    `sources`: inputs, parameters and state by name; a tensor that lies in one's memory is said to.
+    `sources`: inputs, parameters and state; a tensor that lies in one's memory is said to.
     """
-    places = {tensor.untyped_storage().data_ptr(): name for name, tensor in sources.items() if tensor.numel()}
+    places = {tensor.untyped_storage().data_ptr(): str(key) for key, tensor in sources.items() if tensor.numel()}
     tensors: list[torch.Tensor] = []
     return _describe(returned, "output", places, tensors), tensors
 

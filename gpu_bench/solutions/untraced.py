@@ -19,17 +19,18 @@ from gpu_bench.judging.loaded import Args
 from gpu_bench.judging.reference import Reference
 from gpu_bench.judging.terms import floor_of, is_small
 from gpu_bench.values import seeds
+from gpu_bench.values.keys import Key
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.task_module import seed_generators
-from warpsmith.v1 import graph_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import graph_pb2, judging_pb2, timing_pb2, verdict_pb2
 
 REFERENCE_UNTRACED = timing_pb2.FLAG_REFERENCE_UNTRACED
 """`torch.export` cannot trace the reference: the truth is the module in float64, and no floor is known."""
 
 _ORIGINS = {
-    "input": graph_pb2.ORIGIN_INPUT,
-    "parameter": graph_pb2.ORIGIN_PARAMETER,
-    "state": graph_pb2.ORIGIN_STATE,
+    judging_pb2.REGION_KIND_INPUT: graph_pb2.ORIGIN_INPUT,
+    judging_pb2.REGION_KIND_PARAMETER: graph_pb2.ORIGIN_PARAMETER,
+    judging_pb2.REGION_KIND_STATE: graph_pb2.ORIGIN_STATE,
 }
 
 
@@ -49,14 +50,10 @@ class UntracedReference(Reference):
         self.is_random = self._draws(args)
         outputs, _ = self.run(args, seed=0)
         self._loaded.restore()
-        graph = graph_pb2.Graph(outputs=[f"output {position}" for position in range(len(outputs))])
-        for name, tensor in self._loaded.sources(args).named().items():
-            kind, _, bare = name.partition(" ")
-            source = graph.sources.add(name=name, origin=_ORIGINS[kind], spec=dtypes.spec_of(tensor))
-            if kind == "input":
-                source.input_index = int(bare)
-            else:
-                source.qualified_name = bare
+        graph = graph_pb2.Graph(outputs=[str(Key.output(position)) for position in range(len(outputs))])
+        for key, tensor in self._loaded.sources(args).by_key().items():
+            source = graph.sources.add(name=str(key), origin=_ORIGINS[key.kind], spec=dtypes.spec_of(tensor))
+            source.input_index, source.qualified_name = key.position, key.name
         return graph
 
     def _draws(self, args: Args) -> bool:
@@ -73,14 +70,14 @@ class UntracedReference(Reference):
         """4u·Σ|terms| of each region, of the terms that sources are: nobody knows what is in between."""
         if self.is_random:
             return [0.0] * len(truth)
-        names = [region.name for region in self.regions]
+        names = [str(Key.of(region)) for region in self.regions]
         return [
             floor_of(lambda name=name: self._followed(sources, name), sources) if is_small(each) else 0.0  # type: ignore[misc]
             for name, each in zip(names, truth, strict=True)
         ]
 
     def repeats(
-        self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[str, torch.Tensor], seed: int
+        self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[Key, torch.Tensor], seed: int
     ) -> bool:
         """Whether the module is the module."""
         del eager, args, written, seed
@@ -99,12 +96,13 @@ class UntracedReference(Reference):
     ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """A region in float64 for autograd, and the float sources."""
         values, rounded = {}, []
+        parameters = {source.name for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_PARAMETER}
         for name, source in sources.items():
             value = aten.widened_copy(source)
             if value.is_floating_point():
-                value = torch.nn.Parameter(value) if name.startswith("parameter ") else value.requires_grad_()
+                value = torch.nn.Parameter(value) if name in parameters else value.requires_grad_()
                 rounded.append(value)
-            values[name] = value if name.startswith("parameter ") else value.clone()  # a call may write it in place
+            values[name] = value if name in parameters else value.clone()  # a call may write it in place
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a look at a value that is differentiated
             try:
@@ -117,24 +115,24 @@ class UntracedReference(Reference):
     def _called(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What a call makes of these sources, as `widened`."""
         module = copy.deepcopy(self._unused)  # what calls leave in the other is of its own types
-        for name, holder, own in _members(module):
-            value = values[name]
-            is_bare = name.startswith("parameter ") and not isinstance(value, torch.nn.Parameter)
+        for key, holder, own in _members(module):
+            value = values[str(key)]
+            is_bare = key.kind == judging_pb2.REGION_KIND_PARAMETER and not isinstance(value, torch.nn.Parameter)
             holder[own] = torch.nn.Parameter(value, requires_grad=False) if is_bare else value
-        args = self._loaded.user.with_leaves(self._form, [values[f"input {n}"] for n in range(self._leaf_count)])
+        args = self._loaded.user.with_leaves(self._form, [values[str(Key.input(n))] for n in range(self._leaf_count)])
         with _default_is_float64():
             returned = module(*args)
-        results = {f"output {n}": leaf.clone() for n, leaf in enumerate(self._loaded.output_leaves(returned))}
-        return {**values, **{name: holder[own] for name, holder, own in _members(module)}, **results}
+        results = {str(Key.output(n)): leaf.clone() for n, leaf in enumerate(self._loaded.output_leaves(returned))}
+        return {**values, **{str(key): holder[own] for key, holder, own in _members(module)}, **results}
 
 
-def _members(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(name, where it is kept, its name there) of each parameter and state."""
+def _members(module: torch.nn.Module) -> Iterator[tuple[Key, dict[str, Any], str]]:
+    """(key, where it is kept, its name there) of each parameter and state."""
     for prefix, each in module.named_modules(remove_duplicate=False):
-        for kind, held in (("parameter", each._parameters), ("state", each._buffers)):
+        for key_of, held in ((Key.parameter, each._parameters), (Key.state, each._buffers)):
             for own, tensor in list(held.items()):
                 if tensor is not None:
-                    yield f"{kind} {prefix}.{own}" if prefix else f"{kind} {own}", held, own
+                    yield key_of(f"{prefix}.{own}" if prefix else own), held, own
 
 
 @contextmanager

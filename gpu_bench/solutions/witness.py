@@ -25,6 +25,7 @@ from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
 from gpu_bench.timing import floor
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
 from warpsmith.errors import BadInput
@@ -58,6 +59,25 @@ class Yardstick:
     """As `rms`, with one rounding of a 16-bit result instead of two: of many calls together."""
 
 
+class LastLooks:
+    """How far the results of the last timed calls with the same parameters were off, together."""
+
+    def __init__(self) -> None:
+        self._squares: list[list[float]] = []
+
+    def add(self, regions: Sequence[judging_pb2.Region], paces: Sequence[float]) -> str:
+        """One more, each region's in yardsticks; what is wrong with the last `POOLED` of them, empty where nothing."""
+        self._squares.append([each**2 for each in paces])
+        del self._squares[:-POOLED]  # honest looks of the beginning would hide what comes later
+        for region, squares in zip(regions, zip(*self._squares, strict=True), strict=True):
+            if len(squares) == POOLED and (ratio := math.sqrt(sum(squares) / len(squares))) > POOLED_WITHIN:
+                return (
+                    f"{Key.of(region)} of {len(squares)} timed calls is {ratio:.3g} times as far off eager's as eager "
+                    "is off the truth: less precise than in judged calls"
+                )
+        return ""
+
+
 class Witness:
     """The judge of a task as the called processes' values and results see it."""
 
@@ -66,7 +86,7 @@ class Witness:
         self._loaded = judge.loaded
         self._loaded.fresh_members = _CONSTRUCTORS
         args = self._loaded.case(verdict_pb2.VALUE_FAMILY_TASK, secrets.randbits(63))
-        self._sources, self._gaps, total = lay_out(self._loaded.sources(args).named(), judge.total_bytes)
+        self._sources, self._gaps, total = lay_out(self._loaded.sources(args).by_key(), judge.total_bytes)
         self._introduction = judging_pb2.Introduction(
             signature=self._signature(args), sources=self._sources, total_bytes=total
         )
@@ -75,7 +95,7 @@ class Witness:
         self._is_spoiled = True
         """Whether the inputs that lie in the shared memory are not those of the case."""
         self._canaries = torch.empty(0, dtype=torch.uint8)
-        self._after: dict[str, torch.Tensor] = {}
+        self._after: dict[Key, torch.Tensor] = {}
         """Inputs that the module changes, as the last call left them."""
         self._kept: list[torch.Tensor] = []
         """Results, region by region, that were kept last, and those before."""
@@ -83,8 +103,7 @@ class Witness:
         self._eager: tuple[tuple[int, int], list[torch.Tensor]] | None = None
         self._yardsticks: dict[tuple[int, int] | None, list[Yardstick]] = {}
         """By the parameters that go with FRESH values."""
-        self._squares: list[list[float]] = []
-        """Of the last looks since parameters changed: squares of how far each region was off, in yardsticks."""
+        self._last_looks = LastLooks()
         self._sweep = torch.empty(0, dtype=torch.uint8)
 
     def introduce(self) -> judging_pb2.Introduction:
@@ -95,24 +114,25 @@ class Witness:
         signature = signature_of(self._loaded, args)
         leaves = self._loaded.user.tensor_leaves(args)
         signature.same_as.extend(next(i for i, other in enumerate(leaves) if other is leaf) for leaf in leaves)
-        before = {name: _flat(tensor).clone() for name, tensor in self._loaded.sources(args).named().items()}
+        before = {key: _flat(tensor).clone() for key, tensor in self._loaded.sources(args).by_key().items()}
         seed_generators(0)
         with torch.no_grad():
             returned = self._loaded.module(*args)
         self._loaded.keep_places()
-        sources = self._loaded.sources(args).named()
+        sources = self._loaded.sources(args).by_key()
         described, _ = structure.describe(returned, sources)
-        for name, tensor in sources.items():
+        for key, tensor in sources.items():
             if tensor.numel():
-                _flat(tensor).copy_(before[name])
+                _flat(tensor).copy_(before[key])
         shares = [node["shares"] for node in structure.tensors_of(described)]
         self._returned = set(shares)
-        self._views = {f"output {position}" for position, name in enumerate(shares) if name in sources}
+        of_sources = set(map(str, sources))
+        self._views = {Key.output(position) for position, word in enumerate(shares) if word in of_sources}
         signature.result = structure.written(described)
         signature.is_random = self._judge.reference.is_random
-        constants = {f"state {name}" for name in self._loaded.constants}
-        signature.constants.extend(sorted(constants.difference(self._judge.reference.written)))
-        signature.has_state = any(name.startswith("state ") for name in before)
+        constants = (name for name in self._loaded.constants if Key.state(name) not in self._judge.reference.written)
+        signature.constants.extend(sorted(constants))
+        signature.has_state = any(key.kind == judging_pb2.REGION_KIND_STATE for key in before)
         return signature
 
     def yardstick(self, request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
@@ -135,9 +155,9 @@ class Witness:
         is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
         timed = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed)
         self._loaded.fresh_members = timed if is_timed else _CONSTRUCTORS
-        self._eager, self._squares = None, []
+        self._eager, self._last_looks = None, LastLooks()
         self._turn_to(request.family, request.seed)
-        self._put([each for each in self._sources if not each.name.startswith("input ")])
+        self._put([each for each in self._sources if not Key.of(each).is_input])
         if self._loaded.device.type == "cuda":
             torch.cuda.synchronize()  # whoever is called next reads them from another process
 
@@ -145,7 +165,7 @@ class Witness:
         """Puts the inputs of a case into the shared memory, and other bytes beside them."""
         self._turn_to(request.family, request.seed)
         if self._is_spoiled:
-            self._put([each for each in self._sources if each.name.startswith("input ")])
+            self._put([each for each in self._sources if Key.of(each).is_input])
         self._is_spoiled = False
         if not request.same_beside:
             self._draw_canaries()
@@ -160,9 +180,9 @@ class Witness:
             self._args = self._loaded.case(family, seed)
 
     def _put(self, regions: Sequence[judging_pb2.Region]) -> None:
-        named = self._loaded.sources(self._args).named()
+        held = self._loaded.sources(self._args).by_key()
         for region, place in zip(regions, self._shared.tensors(regions), strict=True):
-            _fill(place, named[region.name])
+            _fill(place, held[Key.of(region)])
 
     def _draw_canaries(self) -> None:
         """Other random bytes beside every input."""
@@ -199,23 +219,23 @@ class Witness:
     def take(self) -> judging_pb2.Taken:
         """Says what became of inputs and of the memory beside them, and takes the inputs away before results are put
         where they are looked at: what is still to be computed then has lost them."""
-        named = self._loaded.sources(self._args).named()
-        given = [each for each in self._sources if each.name.startswith("input ")]
+        held = self._loaded.sources(self._args).by_key()
+        given = [each for each in self._sources if Key.of(each).is_input]
         written = self._judge.reference.written
         taken = judging_pb2.Taken()
         self._after = {}
         for region, place in zip(given, self._shared.tensors(given), strict=True):
-            if region.name in written:
-                self._after[region.name] = place.clone()
-            elif not guard.same_bits(place, named[region.name]):
-                taken.mutated.append(region.name)
+            if (key := Key.of(region)) in written:
+                self._after[key] = place.clone()
+            elif not guard.same_bits(place, held[key]):
+                taken.mutated.append(str(key))
         gaps = self._shared.tensors(self._gaps)
         for region, gap, part in zip(self._gaps, gaps, torch.split(self._canaries, GAP_BYTES), strict=True):
             if not torch.equal(gap, part):
-                taken.broken.append(region.name)
+                taken.broken.append(str(Key.of(region)))
         self._is_spoiled = True
         # Not those that are results too: views of an input, or one that is changed and given back.
-        gone = [region for region in given if region.name not in self._returned]
+        gone = [region for region in given if str(Key.of(region)) not in self._returned]
         for place in (*self._shared.tensors(gone), *self._shared.tensors(self._judge.regions)):
             _flat(place).zero_()
         return taken
@@ -231,14 +251,15 @@ class Witness:
     def compare_with_kept(self, kept: judging_pb2.Kept.ValueType) -> judging_pb2.ComparedWithKept:
         """Compares the delivered results with kept ones, bit by bit."""
         is_before = kept == judging_pb2.KEPT_BEFORE
-        pairs = zip(self._judge.regions, self._delivered(), self._earlier if is_before else self._kept, strict=True)
+        kept_then = self._earlier if is_before else self._kept
+        pairs = zip(map(Key.of, self._judge.regions), self._delivered(), kept_then, strict=True)
         # What the reference returns of an input's memory changes with the input, in eager too.
         may_differ = self._views if is_before else set()
         return judging_pb2.ComparedWithKept(
             different=(
-                region.name
-                for region, now, then in pairs
-                if region.name.startswith("output ") and region.name not in may_differ
+                str(key)
+                for key, now, then in pairs
+                if key.is_output and key not in may_differ
                 if not guard.same_numbers(now, then)
             )
         )
@@ -248,8 +269,8 @@ class Witness:
         regions = self._judge.regions
         places = self._shared.tensors(regions)
         for region, place in zip(regions, places, strict=True):
-            if region.name in self._after:
-                place.copy_(self._after[region.name])
+            if (key := Key.of(region)) in self._after:
+                place.copy_(self._after[key])
         return places
 
     def _wrong(self, regions: Sequence[judging_pb2.Region], places: Sequence[torch.Tensor]) -> str:
@@ -258,18 +279,10 @@ class Witness:
         pairs = list(zip(given, eager, strict=True))
         for region, pair, yard in zip(regions, pairs, yardsticks, strict=True):
             if (told := far(*pair, yard)) != "":
-                return f"{region.name} of a timed call {told}"
+                return f"{Key.of(region)} of a timed call {told}"
         if any(differing(*pair) for pair in pairs) and (told := self._wrong_integers(regions)) != "":
             return told
-        self._squares.append([pace(*pair, yard) ** 2 for pair, yard in zip(pairs, yardsticks, strict=True)])
-        del self._squares[:-POOLED]  # honest looks of the beginning would hide what comes later
-        for region, squares in zip(regions, zip(*self._squares, strict=True), strict=True):
-            if len(squares) == POOLED and (ratio := math.sqrt(sum(squares) / len(squares))) > POOLED_WITHIN:
-                return (
-                    f"{region.name} of {len(squares)} timed calls is {ratio:.3g} times as far off eager's as eager is "
-                    "off the truth: less precise than in judged calls"
-                )
-        return ""
+        return self._last_looks.add(regions, [pace(*pair, yard) for pair, yard in zip(pairs, yardsticks, strict=True)])
 
     def _wrong_integers(self, regions: Sequence[judging_pb2.Region]) -> str:
         """As in a judged call, for an index of a near tie may be another than eager's."""
@@ -282,7 +295,7 @@ class Witness:
             self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
         for region, error in zip(regions, errors, strict=True):
             if error.unequal_count:
-                return f"{region.name} of a timed call differs from eager's in {error.unequal_count} elements"
+                return f"{Key.of(region)} of a timed call differs from eager's in {error.unequal_count} elements"
         return ""
 
     def _measures(self) -> list[Yardstick]:
@@ -312,27 +325,27 @@ class Witness:
 
 
 def lay_out(
-    named: Mapping[str, torch.Tensor], offset: int
+    held: Mapping[Key, torch.Tensor], offset: int
 ) -> tuple[list[judging_pb2.Region], list[judging_pb2.Region], int]:
     """Regions of sources in their own layouts, those of the gaps around inputs, and where all end."""
     regions, gaps = [], []
 
-    def gap(name: str) -> None:
+    def gap(key: Key) -> None:
         nonlocal offset
         spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_UINT8, shape=[GAP_BYTES], strides=[1])
-        gaps.append(judging_pb2.Region(name=name, spec=spec, offset_bytes=offset))
+        gaps.append(key.region(spec, offset))
         offset += GAP_BYTES
 
     offset = -(-offset // ALIGNMENT) * ALIGNMENT
-    for name, tensor in named.items():
-        spec, is_input = dtypes.spec_of(tensor), name.startswith("input ")
-        if is_input:
-            gap(name)
-        regions.append(judging_pb2.Region(name=name, spec=spec, offset_bytes=offset))
+    for key, tensor in held.items():
+        spec = dtypes.spec_of(tensor)
+        if key.is_input:
+            gap(key)
+        regions.append(key.region(spec, offset))
         size = dtypes.element_span(spec) * tensor.element_size()
-        if is_input:  # the gap begins with the byte behind the last element
+        if key.is_input:  # the gap begins with the byte behind the last element
             offset += size
-            gap(name)
+            gap(key)
         else:
             offset += size
         offset = -(-offset // ALIGNMENT) * ALIGNMENT

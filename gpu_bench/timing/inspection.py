@@ -25,6 +25,7 @@ from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing.arms import CANDIDATE
 from gpu_bench.timing.replay import Before, Generators
+from gpu_bench.values.keys import Key
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.v1 import verdict_pb2
 
@@ -57,7 +58,7 @@ class Inspection:
     baselines: Baselines
     is_pure: bool
     """Whether outputs depend on the inputs alone. Of other modules it is noted what stood before each reading."""
-    written: Sequence[str]
+    written: Sequence[Key]
     """Tensors of `loaded.sources` that the module writes."""
     subject: Subject
     _before: Before | None = None
@@ -68,7 +69,7 @@ class Inspection:
         self.subject.forget(sets)
         if not self.is_pure:
             self.loaded.keep_places()  # what eager set anew is elsewhere than what the program is given
-            given = [self.loaded.sources(self.baselines.inputs[index]).named() for index in sets]
+            given = [self.loaded.sources(self.baselines.inputs[index]).by_key() for index in sets]
             self._before = Before.of(sets, given, self.written)
 
     def look(self, name: str, index: int, outputs: Any) -> None:
@@ -108,7 +109,7 @@ class Inspection:
             if not agree(got, wanted):
                 raise ProgramFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
-                    f"output {position} of a timed call differs from eager's beyond any rounding",
+                    f"{Key.output(position)} of a timed call differs from eager's beyond any rounding",
                 )
 
     def _hold_against_judged(
@@ -122,7 +123,7 @@ class Inspection:
                 continue
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_CHEAT,
-                f"output {position} of a timed call has other bits than the same call made as it is judged",
+                f"{Key.output(position)} of a timed call has other bits than the same call made as it is judged",
             )
 
     def _as_judged(self, index: int) -> Sequence[torch.Tensor] | None:
@@ -137,8 +138,8 @@ class Inspection:
         memory = guard.GuardedMemory(self.loaded.device, poison, canary)
         args = self.baselines.inputs[index]
         try:
-            copies = {name: memory.copy_of(name, tensor) for name, tensor in self.loaded.sources(args).named().items()}
-            call = self.subject.judged.bind(Sources.from_named(copies), memory)
+            copies = {key: memory.copy_of(str(key), t) for key, t in self.loaded.sources(args).by_key().items()}
+            call = self.subject.judged.bind(Sources.from_keys(copies), memory)
             with self.subject.watchdog.expecting():
                 outputs = call()
                 self.loaded.executor.synchronize()

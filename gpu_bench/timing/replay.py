@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_bench.values.keys import Key
+
 
 @dataclass(frozen=True)
 class Generators:
@@ -43,10 +45,10 @@ class Before:
     """Each tensor that the module writes, and a copy."""
 
     @staticmethod
-    def of(sets: Sequence[int], sources: Sequence[Mapping[str, torch.Tensor]], written: Sequence[str]) -> Before:
-        """`sources` of each call, by name; `written`: names of those that the module writes."""
-        tensors = {named[name].data_ptr(): named[name] for named in sources for name in written}
-        device = next((tensor.device for named in sources for tensor in named.values()), torch.device("cpu"))
+    def of(sets: Sequence[int], sources: Sequence[Mapping[Key, torch.Tensor]], written: Sequence[Key]) -> Before:
+        """`sources` of each call; `written`: those that the module writes."""
+        tensors = {each[key].data_ptr(): each[key] for each in sources for key in written}
+        device = next((tensor.device for each in sources for tensor in each.values()), torch.device("cpu"))
         held = [(tensor, tensor.clone()) for tensor in tensors.values()]
         return Before(list(sets), Generators.now(device), held)
 

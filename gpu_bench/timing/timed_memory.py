@@ -17,6 +17,7 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.arena import arena, given
 from gpu_bench.running.executor import ProgramFault, TorchMemory
 from gpu_bench.values import inputs
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import KEPT_BYTES
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2, verdict_pb2
@@ -52,10 +53,11 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
 
 
-def tensors_of(named: Mapping[str, torch.Tensor], written: Sequence[str], *kinds: str) -> list[torch.Tensor]:
-    """Those whose names begin so, less those that the module writes, each once."""
-    off = {named[name].data_ptr() for name in written}
-    found = {t.data_ptr(): t for name, t in named.items() if name.startswith(kinds) and t.data_ptr() not in off}
+def tensors_of(held: Mapping[Key, torch.Tensor], written: Sequence[Key], *, are_inputs: bool) -> list[torch.Tensor]:
+    """The inputs, or the module's own, less those that the module writes, each once."""
+    off = {held[key].data_ptr() for key in written}
+    wanted = (tensor for key, tensor in held.items() if key.is_input == are_inputs)
+    found = {tensor.data_ptr(): tensor for tensor in wanted if tensor.data_ptr() not in off}
     return [tensor for tensor in found.values() if dtypes.is_supported(tensor.dtype)]
 
 
@@ -63,7 +65,7 @@ class TimedInputs:
     """The inputs of all buffer sets, and the module's own tensors: a timed program may read them and write none, but
     for `written`, which the module itself writes."""
 
-    def __init__(self, loaded: LoadedTask, sets: Sequence[tuple[Any, ...]], written: Sequence[str]) -> None:
+    def __init__(self, loaded: LoadedTask, sets: Sequence[tuple[Any, ...]], written: Sequence[Key]) -> None:
         self._loaded, self._sets, self._written = loaded, sets, written
         self._held = self._taken_samples()
 
@@ -100,10 +102,10 @@ class TimedInputs:
         """Of buffer sets, all by default, and of the module's own tensors: what all hold that nobody may write."""
         sets = self._sets
         found = {
-            index: tensors_of(self._loaded.sources(sets[index]).named(), self._written, "input ")
+            index: tensors_of(self._loaded.sources(sets[index]).by_key(), self._written, are_inputs=True)
             for index in (range(len(sets)) if indices is None else indices)
         }
-        own = tensors_of(self._loaded.sources(sets[0]).named(), self._written, "parameter ", "state ")
+        own = tensors_of(self._loaded.sources(sets[0]).by_key(), self._written, are_inputs=False)
         return {index: InputSample(tensors) for index, tensors in found.items()}, InputSample(own)
 
 
@@ -113,8 +115,8 @@ class Places:
     Baselines are called on the same tensors.
     """
 
-    def __init__(self, loaded: LoadedTask, written: Collection[str]) -> None:
-        """Moves the module's own tensors. `written`: names of the sources that the module writes: only those lie where
+    def __init__(self, loaded: LoadedTask, written: Collection[Key]) -> None:
+        """Moves the module's own tensors. `written`: the sources that the module writes: only those lie where
         kernels could write them."""
         self._user, self._written = loaded.user, written
         self._memories: list[guard.GuardedMemory] = []
@@ -123,25 +125,25 @@ class Places:
                 guard.GuardedMemory(loaded.device, secrets.randbelow(1 << 30), secrets.randbelow(1 << 30), place)
                 for place in (given(), arena())
             ]
-            loaded.move(lambda name, tensor: self._copied((f"parameter {name}", f"state {name}"), tensor, aligned=True))
+            loaded.move(lambda name, tensor: self._copied((Key.parameter(name), Key.state(name)), tensor, aligned=True))
 
-    def _copied(self, names: Collection[str], tensor: torch.Tensor, *, aligned: bool) -> torch.Tensor:
-        is_written = any(name in self._written for name in names)
-        return self._memories[is_written].copy_of(next(iter(names)), tensor, aligned=aligned)
+    def _copied(self, keys: Collection[Key], tensor: torch.Tensor, *, aligned: bool) -> torch.Tensor:
+        is_written = any(key in self._written for key in keys)
+        return self._memories[is_written].copy_of(str(next(iter(keys))), tensor, aligned=aligned)
 
     def moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with their tensors moved; one that is passed twice stays one."""
         if not self._memories:
             return args
         leaves, made = self._user.tensor_leaves(args), dict[int, torch.Tensor]()
-        names: dict[int, list[str]] = {}
+        keys: dict[int, list[Key]] = {}
         for position, leaf in enumerate(leaves):
-            names.setdefault(id(leaf), []).append(f"input {position}")
+            keys.setdefault(id(leaf), []).append(Key.input(position))
         for leaf in leaves:
             if id(leaf) not in made:
                 made[id(leaf)] = leaf
                 if dtypes.is_supported(leaf.dtype):
-                    made[id(leaf)] = self._copied(names[id(leaf)], leaf, aligned=False)
+                    made[id(leaf)] = self._copied(keys[id(leaf)], leaf, aligned=False)
         return self._user.with_leaves(args, [made[id(leaf)] for leaf in leaves])
 
     def broken(self) -> list[str]:

@@ -21,7 +21,6 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import Baselines
-from gpu_bench.running import executor
 from gpu_bench.running.arena import Arena, using
 from gpu_bench.running.executor import LoadedProgram, ProgramFault
 from gpu_bench.running.watchdog import Watchdog
@@ -30,6 +29,7 @@ from gpu_bench.timing.inspection import Inspection, Subject
 from gpu_bench.timing.interleaving import buffer_set_count
 from gpu_bench.timing.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing.timed_memory import KernelMemory, Places, TimedInputs, Workspaces
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import settle_memory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.graphs import aten
@@ -57,7 +57,7 @@ class TimedTask:
     bench: Bench
     is_pure: bool
     """Whether outputs depend on the inputs alone. Of other modules it is noted what stood before each reading."""
-    written: Sequence[str]
+    written: Sequence[Key]
     """Tensors of `loaded.sources` that the module writes."""
     places: Places
     """Where the tensors of calls lie."""
@@ -80,7 +80,8 @@ class TimedTask:
         first = loaded.user.inputs(SEED, loaded.device)
         graph = loaded.capture(first)
         in_graph = set(aten.written_sources(graph))
-        written = [executor.name_of(source) for source in graph.sources if source.name in in_graph]
+        keys = [Key.of_source(source) for source in graph.sources if source.name in in_graph]
+        written = [key for key in keys if key is not None]
         places = Places(loaded, written)
         ceilings = ceilings or device.describe(target)
         count = buffer_set_count(_set_bytes(graph), ceilings.device.cache_bytes, free_bytes(target) // _MEMORY_SHARE)

@@ -16,11 +16,12 @@ import torch
 from gpu_bench.judging import dependence
 from gpu_bench.judging.loaded import Args, LoadedTask
 from gpu_bench.values import inputs, learning
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.shortage import is_want_of_memory
 from warpsmith.errors import BadInput
 from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
 
-Eager = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
+Eager = tuple[list[torch.Tensor], dict[Key, torch.Tensor]]
 """Outputs of eager, and what every source that it changed holds afterwards."""
 
 Taken = tuple[Args, Eager]
@@ -89,7 +90,7 @@ class Cases:
     def try_sources(
         self,
         args: Args,
-        written: Sequence[str],
+        written: Sequence[Key],
         eager: Sequence[torch.Tensor],
         truth: Sequence[torch.Tensor],
         floors: Sequence[float],
@@ -112,17 +113,17 @@ class Cases:
                 outputs, after = self._run(changed, 0)
             except BadInput:
                 return None
-            named = loaded.sources(changed).named()
-            return [*outputs, *(after.get(name, named[name]) for name in written)]
+            held = loaded.sources(changed).by_key()
+            return [*outputs, *(after.get(key, held[key]) for key in written)]
 
-        def with_other(member: str, tensor: torch.Tensor) -> dependence.Outputs | None:
+        def with_other(member: Key, tensor: torch.Tensor) -> dependence.Outputs | None:
             loaded.restore()  # what a call made of the member before as well
-            inputs.vary({member: tensor}, verdict_pb2.VALUE_FAMILY_NORMAL, seed)
+            inputs.vary({str(member): tensor}, verdict_pb2.VALUE_FAMILY_NORMAL, seed)
             return run(leaves)
 
-        named = loaded.sources(args).named()
-        members = {n: t for n, t in named.items() if not n.startswith("input ") and t.is_floating_point() and t.numel()}
-        changes = [(name, functools.partial(with_other, name, tensor)) for name, tensor in members.items()]
+        held = loaded.sources(args).by_key()
+        members = {k: t for k, t in held.items() if not k.is_input and t.is_floating_point() and t.numel()}
+        changes = [(key, functools.partial(with_other, key, tensor)) for key, tensor in members.items()]
         try:
             with contextlib.suppress(BadInput):
                 self.taken(verdict_pb2.VALUE_FAMILY_FRESH, seed)  # learns whether it has to be held back
@@ -135,4 +136,4 @@ class Cases:
         finally:
             loaded.restore()
         self.report.flags.extend(found.flags)
-        self.report.unused.extend(found.unused)
+        self.report.unused.extend(map(str, found.unused))

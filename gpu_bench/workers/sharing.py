@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from gpu_bench.values.keys import Key
 from gpu_bench.workers import outbox
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import judging_pb2, tensor_pb2
@@ -29,16 +30,16 @@ KEPT_BYTES = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _NEVER = -1, -3, -1
 
 
-def lay_out(tensors: Iterable[tuple[str, torch.Tensor]], offset: int = 0) -> tuple[list[judging_pb2.Region], int]:
-    """Regions for named tensors, contiguous and aligned, from `offset` on, and where they end."""
+def lay_out(tensors: Iterable[tuple[Key, torch.Tensor]], offset: int = 0) -> tuple[list[judging_pb2.Region], int]:
+    """Regions for tensors by key, contiguous and aligned, from `offset` on, and where they end."""
     regions: list[judging_pb2.Region] = []
-    for name, tensor in tensors:
+    for key, tensor in tensors:
         spec = tensor_pb2.TensorSpec(
             dtype=dtypes.from_torch(tensor.dtype),
             shape=list(tensor.shape),
             strides=list(torch.empty(tensor.shape, device="meta").stride()),
         )
-        regions.append(judging_pb2.Region(name=name, spec=spec, offset_bytes=offset))
+        regions.append(key.region(spec, offset))
         size = tensor.numel() * tensor.element_size()
         offset += -(-size // _ALIGNMENT) * _ALIGNMENT
     return regions, max(offset, _ALIGNMENT)

@@ -13,6 +13,7 @@ from gpu_bench.judging import alone
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.session import Session
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -181,4 +182,4 @@ def test_what_is_written_in_place_or_drawn_is_not_judged_alone(small: Any) -> No
     assert "in place" in said["mul"].reason
     assert "at random" in said["rand_like"].reason
     assert isinstance(said["sigmoid"], alone.Boundary)
-    assert [region.name.split()[0] for region in said["sigmoid"].regions] == ["given", "made"]
+    assert [words.region_kind(region.kind) for region in said["sigmoid"].regions] == ["given", "made"]

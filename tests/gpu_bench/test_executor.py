@@ -166,9 +166,9 @@ def test_a_source_of_another_shape_is_a_fault(small: Any) -> None:
     assert raised.value.kind == verdict_pb2.FAILURE_KIND_WRONG_SHAPE
 
 
-def test_sources_survive_their_names() -> None:
+def test_sources_survive_their_keys() -> None:
     given = Sources([torch.rand(1), torch.rand(2)], {"a.b": torch.rand(3)}, {"c": torch.rand(4)})
-    back = Sources.from_named(given.named())
+    back = Sources.from_keys(given.by_key())
     assert [t.numel() for t in back.inputs] == [1, 2]
     assert (list(back.parameters), list(back.state)) == (["a.b"], ["c"])
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpu_bench.session import Session
+from gpu_bench.values.keys import Key
 from gpu_bench.workers import outbox, parcels
 from gpu_bench.workers.outbox import Outbox, Passage
 from gpu_bench.workers.sharing import SharedMemory, lay_out
@@ -28,7 +29,7 @@ def passage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passage]:
 def test_a_worker_without_a_gpu_keeps_to_the_file(passage: Passage, monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = os.memfd_create("outputs")
     shared = SharedMemory(descriptor)
-    regions, size = lay_out([("output 0", torch.zeros(4))])
+    regions, size = lay_out([(Key.output(0), torch.zeros(4))])
     os.ftruncate(descriptor, size)
     passage.send(descriptor)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -41,7 +42,7 @@ def test_a_worker_without_a_gpu_keeps_to_the_file(passage: Passage, monkeypatch:
 def test_outputs_lie_where_the_outbox_is_until_the_worker_moves_back(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = os.memfd_create("outputs")
     shared = SharedMemory(descriptor)
-    regions, size = lay_out([("output 0", torch.zeros(3)), ("output 1", torch.zeros(2, 2))])
+    regions, size = lay_out([(Key.output(0), torch.zeros(3)), (Key.output(1), torch.zeros(2, 2))])
     os.ftruncate(descriptor, size)
     memory = torch.zeros(size, dtype=torch.uint8)  # in the place of a GPU's
     monkeypatch.setattr(outbox, "received", lambda _: memory)

@@ -14,6 +14,7 @@ from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
@@ -110,7 +111,7 @@ def test_plan_zero_is_honest_on_all_values(desk: MakeDesk, expression: str, inpu
 
 def test_statistics_that_are_not_updated_are_a_wrong_output(desk: MakeDesk) -> None:
     place = desk("self.m(x)", "[torch.rand(16, 4)]", "self.m = torch.nn.BatchNorm1d(4)")
-    names = [region.name for region in place.judge.regions]
+    names = [str(Key.of(region)) for region in place.judge.regions]
     assert names == ["output 0", "state m.running_mean", "state m.running_var", "state m.num_batches_tracked"]
     program = place.plan_zero()
     for step in program.steps:
@@ -194,7 +195,7 @@ def test_statistics_that_a_batch_norm_updates_have_a_floor_of_their_terms(desk: 
     place = desk("self.norm(x)", "[torch.rand(32, 3, 8) - 0.5]", "self.norm = torch.nn.BatchNorm1d(3, momentum=0.25)")
     answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
     values = (torch.manual_seed(1) and torch.rand(32, 3, 8) - 0.5).transpose(0, 1).flatten(1)
-    floors = dict(zip((region.name for region in place.judge.regions), answer.floors, strict=True))
+    floors = dict(zip((str(Key.of(region)) for region in place.judge.regions), answer.floors, strict=True))
     mean, variance = (next(f for name, f in floors.items() if name.endswith(end)) for end in ("_mean", "_var"))
     sizes = values.abs().mean(1)
     assert mean == pytest.approx(4 * 2**-24 * 0.25 * float(sizes.square().mean().sqrt()), rel=1e-3)

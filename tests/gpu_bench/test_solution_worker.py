@@ -14,6 +14,7 @@ from gpu_bench.running.executor import ProgramFault
 from gpu_bench.solutions import integrity, solution_worker, structure, structure_text, witness
 from gpu_bench.solutions.solution_worker import counterparts, refuse_promises
 from gpu_bench.solutions.witness import GAP_BYTES, Yardstick, far, lay_out
+from gpu_bench.values.keys import Key
 from warpsmith.v1 import verdict_pb2
 
 
@@ -33,8 +34,8 @@ X = torch.arange(12.0).reshape(3, 4)
 
 def difference(returned: Any, wanted: Any) -> str:
     """What is said of a result beside the reference's, both made of X."""
-    described, _ = structure.describe(returned, {"input 0": X})
-    reference, _ = structure.describe(wanted, {"input 0": X})
+    described, _ = structure.describe(returned, {Key.input(0): X})
+    reference, _ = structure.describe(wanted, {Key.input(0): X})
     return structure_text.difference(structure_text.read(structure.written(described)), reference)
 
 
@@ -81,28 +82,34 @@ def test_what_is_no_description_is_no_result() -> None:
 
 def test_members_are_found_by_name_and_else_by_their_values() -> None:
     ones = torch.ones(4)
-    wanted = {"parameter w": X, "parameter n.weight": ones, "state n.mean": torch.zeros(4)}
-    own = {"parameter inner.w": X.clone(), "parameter n.weight": ones.clone(), "state n.mean": torch.zeros(4)}
-    assert counterparts(wanted, own)["parameter w"].name == "parameter inner.w"
+    wanted = {Key.parameter("w"): X, Key.parameter("n.weight"): ones, Key.state("n.mean"): torch.zeros(4)}
+    own = {
+        Key.parameter("inner.w"): X.clone(),
+        Key.parameter("n.weight"): ones.clone(),
+        Key.state("n.mean"): torch.zeros(4),
+    }
+    assert counterparts(wanted, own)[Key.parameter("w")].key == Key.parameter("inner.w")
 
 
 def test_a_parameter_with_its_dimensions_in_another_order_is_one() -> None:
-    found = counterparts({"parameter w": X}, own := {"parameter packed": X.t().contiguous()})["parameter w"]
+    found = counterparts({Key.parameter("w"): X}, own := {Key.parameter("packed"): X.t().contiguous()})[
+        Key.parameter("w")
+    ]
     found.of(own).copy_(X + 1)
-    assert torch.equal(own["parameter packed"], (X + 1).t())
+    assert torch.equal(own[Key.parameter("packed")], (X + 1).t())
 
 
-@pytest.mark.parametrize("own", [{}, {"parameter g": torch.ones(5)}, {"parameter g": torch.zeros(4)}])
-def test_a_parameter_that_is_nowhere_is_named(own: dict[str, torch.Tensor]) -> None:
+@pytest.mark.parametrize("own", [{}, {Key.parameter("g"): torch.ones(5)}, {Key.parameter("g"): torch.zeros(4)}])
+def test_a_parameter_that_is_nowhere_is_named(own: dict[Key, torch.Tensor]) -> None:
     with pytest.raises(ProgramFault, match=r"lacks parameter n\.weight, float32 \[4\]") as refused:
-        counterparts({"parameter n.weight": torch.ones(4)}, own)
+        counterparts({Key.parameter("n.weight"): torch.ones(4)}, own)
     assert refused.value.kind == verdict_pb2.FAILURE_KIND_WRONG_SHAPE
 
 
 def test_two_parameters_of_equal_values_need_two_counterparts() -> None:
-    wanted = {"parameter a": torch.ones(4), "parameter b": torch.ones(4)}
+    wanted = {Key.parameter("a"): torch.ones(4), Key.parameter("b"): torch.ones(4)}
     with pytest.raises(ProgramFault, match="lacks parameter b"):
-        counterparts(wanted, {"parameter c": torch.ones(4)})
+        counterparts(wanted, {Key.parameter("c"): torch.ones(4)})
 
 
 class Later(torch.Tensor):
@@ -171,10 +178,14 @@ def test_integers_are_equal_but_for_near_ties() -> None:
 
 
 def test_inputs_lie_in_their_layouts_with_gaps_around_them() -> None:
-    named = {"input 0": torch.zeros(6, 5).t(), "input 1": torch.zeros(3, 1).expand(3, 4), "parameter w": torch.zeros(7)}
+    named = {
+        Key.input(0): torch.zeros(6, 5).t(),
+        Key.input(1): torch.zeros(3, 1).expand(3, 4),
+        Key.parameter("w"): torch.zeros(7),
+    }
     regions, gaps, total = lay_out(named, 10)
     assert [list(region.spec.strides) for region in regions] == [[1, 5], [1, 0], [1]]
-    assert [gap.name for gap in gaps] == ["input 0", "input 0", "input 1", "input 1"]
+    assert [Key.of(gap) for gap in gaps] == [Key.input(position) for position in (0, 0, 1, 1)]
     taken = sorted([(r.offset_bytes, 4 * s) for r, s in zip(regions, (30, 3, 7), strict=True)])
     taken += [(gap.offset_bytes, GAP_BYTES) for gap in gaps]
     taken.sort()

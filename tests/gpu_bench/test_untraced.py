@@ -14,6 +14,7 @@ from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.solutions import witness
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
+from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
@@ -78,12 +79,12 @@ def test_a_module_that_autograd_cannot_follow_has_no_terms(judge: Callable[..., 
 
 def test_state_that_a_call_changes_is_a_result(judge: Callable[..., Judge]) -> None:
     made = judge("return self.norm(x)", "self.norm = torch.nn.BatchNorm1d(32, momentum=None)")
-    assert sorted(made.reference.written) == [
+    assert sorted(map(str, made.reference.written)) == [
         "state norm.num_batches_tracked", "state norm.running_mean", "state norm.running_var",
     ]  # fmt: skip
     answer = made.answer(TASK, 5)
     mean = made.loaded.case(TASK, 5)[0].double().mean(0)
-    place = [region.name for region in made.regions].index("state norm.running_mean")
+    place = [Key.of(region) for region in made.regions].index(Key.state("norm.running_mean"))
     assert (answer.truth[place] - mean).abs().max() < 1e-14
 
 

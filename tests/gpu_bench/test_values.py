@@ -17,6 +17,7 @@ from gpu_bench.judging import dependence
 from gpu_bench.session import Session
 from gpu_bench.timing import headline
 from gpu_bench.values import inputs, integers, learning
+from gpu_bench.values.keys import Key
 from warpsmith.contract import words
 from warpsmith.errors import BadInput
 from warpsmith.graphs.task_module import seed_all, seed_generator
@@ -314,18 +315,18 @@ class Tried:
         return None if any(float(leaf.min()) < 0 for leaf in leaves) else [torch.ones(4)]
 
     def find(self, others: Sequence[torch.Tensor], members: int = 0) -> dependence.Dependence:
-        changes = [(f"parameter {number}", lambda: self.run(self.leaves)) for number in range(members)]
+        changes = [(Key.parameter(str(number)), lambda: self.run(self.leaves)) for number in range(members)]
         return dependence.find(self.base, self.leaves, lambda *_: others, self.run, changes, lambda: self.now)
 
 
 def test_sources_are_tried_as_long_as_there_is_time() -> None:
     tried = Tried()
     found = tried.find([torch.zeros(4), torch.zeros(4)], 3)
-    assert found.unused == ["input 0", "input 1"]  # which took longer than parameters are waited for
+    assert found.unused == [Key.input(0), Key.input(1)]  # which took longer than parameters are waited for
     assert tried.count == 7
     tried.leaves = []
     tried.now = 0.0
-    assert tried.find([], 3).unused == ["parameter 0", "parameter 1", "parameter 2"]
+    assert tried.find([], 3).unused == [Key.parameter(each) for each in "012"]
 
 
 def test_nothing_is_said_of_an_input_of_which_no_other_value_could_be_tried() -> None:
@@ -333,7 +334,7 @@ def test_nothing_is_said_of_an_input_of_which_no_other_value_could_be_tried() ->
     found = Tried().find([refused, same])
     assert (found.flags, found.unused) == ([], [])
     found = Tried().find([torch.zeros(4), same])
-    assert (found.flags, found.unused) == ([headline.OUTPUT_CONSTANT, headline.INPUT_UNUSED], ["input 0"])
+    assert (found.flags, found.unused) == ([headline.OUTPUT_CONSTANT, headline.INPUT_UNUSED], [Key.input(0)])
 
 
 # ---- the headline --------------------------------------------------------------------------------------------

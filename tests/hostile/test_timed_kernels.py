@@ -50,11 +50,11 @@ def test_a_kernel_that_works_only_on_inputs_that_come_again_needs_the_timed_call
 
 def _made_once_more(self: inspection.Inspection, _: Any, index: int, __: Any) -> None:
     """The call once more, from what others left, as it would be if nothing told it from a timed one."""
-    sources = self.loaded.sources(self.baselines.inputs[index]).named()
-    before = {name: sources[name].clone() for name in self.written}
+    sources = self.loaded.sources(self.baselines.inputs[index]).by_key()
+    before = {key: sources[key].clone() for key in self.written}
     (given,) = self.subject.call(index)
-    for name, tensor in before.items():
-        sources[name].copy_(tensor)
+    for key, tensor in before.items():
+        sources[key].copy_(tensor)
     self._hold_against_eager([given], [self.baselines.eager().call(index)])
 
 

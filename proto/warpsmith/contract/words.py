@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from warpsmith.v1 import analysis_pb2, timing_pb2, trial_pb2
+from warpsmith.v1 import analysis_pb2, judging_pb2, timing_pb2, trial_pb2
 
 
 def engine(value: analysis_pb2.Engine.ValueType) -> str:
@@ -39,6 +39,11 @@ def flag(value: timing_pb2.Flag.ValueType) -> str:
 def flag_of(word: str) -> timing_pb2.Flag.ValueType:
     """The flag of a word; unspecified for another."""
     return timing_pb2.Flag.ValueType(_value(timing_pb2.Flag.DESCRIPTOR, word))
+
+
+def region_kind(value: judging_pb2.RegionKind.ValueType) -> str:
+    """ "output", "state" and so on; empty where none is set."""
+    return _word(judging_pb2.RegionKind.DESCRIPTOR, value).lower()
 
 
 def stage(value: trial_pb2.Stage.ValueType) -> str:
