@@ -1,10 +1,11 @@
 """Whether a change to the emitters leaves kernels as fast as they were: those of two trees, timed in turns.
 
-    python -m benchmarks.timing.before_and_after --make FILE       kernels of this tree, compiled; needs no GPU
-    python -m benchmarks.timing.before_and_after --compare OLD NEW  the table, on a GPU
+    python -m benchmarks.timing.before_and_after --make FILE [--modules MODULE …]  this tree's, compiled; needs no GPU
+    python -m benchmarks.timing.before_and_after --compare OLD NEW                 the table, on a GPU
 
-Kernels are what a search begins with for each case, and of each strategy that is one move away the first. Both trees'
-read the same values in turn with cold caches; results are compared.
+Kernels are what a search begins with for each case, and of each strategy that is one move away the first; with
+`--modules`, the first plan of each module instead. Both trees' read the same values in turn with cold caches; results
+are compared.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import math
 import statistics
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,13 +29,17 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import fusion, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
+from agent_synthesis.synthesizer import BuiltInSynthesizer
 from agent_synthesis.testing import Applied
+from benchmarks.kernelbench.level2_plans import first_plan
 from benchmarks.products.attention import FLUSHED_BYTES, times
+from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from orchestrator.tasks import intake
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
-from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
+from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 BAR_MEAN, BAR_WORST = 1.01, 1.03
 """Of the first kernels: the geometric mean, and the slowest of them."""
@@ -104,6 +108,27 @@ CASES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A program, of a case or of a module's task, and its machine code."""
+
+    name: str
+    """The case or module, a slash, the strategy."""
+    program: candidate_pb2.Program
+    task: task_pb2.Task = field(default_factory=task_pb2.Task)
+    """Empty for a case."""
+    artifact: artifact_pb2.Artifact = field(default_factory=artifact_pb2.Artifact)
+
+    def sources(self, device: torch.device) -> Sources:
+        """Values to read: normal ones for a case, a module's own."""
+        if self.task.ByteSize():
+            loaded = LoadedTask.load(self.task)
+            return loaded.sources(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 3))
+        case = CASES[self.name.partition("/")[0]]
+        drawn = torch.Generator(device=device).manual_seed(3)
+        return Sources([torch.randn(shape, device=device, generator=drawn).to(case.dtype) for shape in case.shapes])
+
+
 def kernels(case: Case) -> Iterator[tuple[str, candidate_pb2.Program]]:
     """The first, then the first of each other strategy."""
     plan = case.plan
@@ -125,23 +150,48 @@ def kernels(case: Case) -> Iterator[tuple[str, candidate_pb2.Program]]:
         seen.add(name)
 
 
-def make(file: Path) -> None:
-    """Writes the kernels of all cases, with their machine code."""
-    made = [(f"{name}/{strategy}", program) for name, case in CASES.items() for strategy, program in kernels(case)]
-    with ThreadPoolExecutor() as pool, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for (name, program), artifact in zip(made, pool.map(lambda each: cubin_of(each[1]), made), strict=True):
-            archive.writestr(f"{name}.program", program.SerializeToString())
-            archive.writestr(f"{name}.artifact", artifact.SerializeToString())
-    print(f"{len(made)} kernels of {len(CASES)} cases in {file}")
+def of_cases() -> Iterator[Kernel]:
+    """Those of all cases."""
+    for name, case in CASES.items():
+        for strategy, program in kernels(case):
+            yield Kernel(f"{name}/{strategy}", program)
 
 
-def read(file: Path) -> dict[str, tuple[candidate_pb2.Program, artifact_pb2.Artifact]]:
-    """What `make` wrote, by case and strategy."""
+def of_modules(files: Sequence[Path]) -> Iterator[Kernel]:
+    """The first plan of each module. Raises BadInput."""
+    synthesizer = BuiltInSynthesizer()
+    for file in files:
+        plan, _ = first_plan(synthesizer, file)
+        if plan is None:
+            print(f"{file.stem}: no plan of ours")
+            continue
+        yield Kernel(
+            f"{file.stem}/{FIRST}", generator.generate(plan), intake.read(intake.Request(str(file), target="cuda"))
+        )
+
+
+def make(file: Path, made: Iterable[Kernel]) -> None:
+    """Writes kernels with their machine code."""
+    count = 0
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in made:
+            archive.writestr(f"{each.name}.program", each.program.SerializeToString())
+            archive.writestr(f"{each.name}.artifact", cubin_of(each.program).SerializeToString())
+            archive.writestr(f"{each.name}.task", each.task.SerializeToString())
+            print(each.name, flush=True)
+            count += 1
+    print(f"{count} kernels in {file}")
+
+
+def read(file: Path) -> dict[str, Kernel]:
+    """What `make` wrote, by case or module and strategy."""
     with zipfile.ZipFile(file) as archive:
         names = [name.removesuffix(".program") for name in archive.namelist() if name.endswith(".program")]
         return {
-            name: (
+            name: Kernel(
+                name,
                 candidate_pb2.Program.FromString(archive.read(f"{name}.program")),
+                task_pb2.Task.FromString(archive.read(f"{name}.task")),
                 artifact_pb2.Artifact.FromString(archive.read(f"{name}.artifact")),
             )
             for name in names
@@ -159,7 +209,8 @@ def compare(old: Path, new: Path, rounds: int, only: str) -> int:
     print(f"| {' | '.join(head)} |\n| --- | --- | ---: | ---: | ---: | --- |")
     for name in (name for name in before if name in after and only in name):
         label, _, strategy = name.partition("/")
-        one, two, same = measured(CASES[label], (before[name], after[name]), rounds)
+        one, two, same = measured(before[name], after[name], rounds)
+        torch.cuda.empty_cache()
         if strategy == FIRST:
             firsts[label] = two / one
         print(f"| {label} | {strategy} | {one / 1e3:.1f} | {two / 1e3:.1f} | {two / one:.3f} | {same} |", flush=True)
@@ -169,19 +220,17 @@ def compare(old: Path, new: Path, rounds: int, only: str) -> int:
     return int(mean > BAR_MEAN or firsts[worst] > BAR_WORST)
 
 
-def measured(
-    case: Case, pair: Sequence[tuple[candidate_pb2.Program, artifact_pb2.Artifact]], rounds: int
-) -> tuple[float, float, str]:
-    """Median nanoseconds of two kernels of a case, and how far apart their first results are."""
+def measured(before: Kernel, after: Kernel, rounds: int) -> tuple[float, float, str]:
+    """Median nanoseconds of two kernels of one case or module, and how far apart their first results are."""
     device = torch.device("cuda", 0)
-    generator_ = torch.Generator(device=device).manual_seed(3)
-    args = [torch.randn(shape, device=device, generator=generator_).to(case.dtype) for shape in case.shapes]
-    calls = [CudaExecutor().load(program, artifact, device).bind(Sources(args, {}, {})) for program, artifact in pair]
-    one, two = (call()[0].clone() for call in calls)
+    sources = before.sources(device)
+    one, two = (CudaExecutor().load(each.program, each.artifact, device).bind(sources) for each in (before, after))
+    pairs = list(zip([result.clone() for result in one()], [result.clone() for result in two()], strict=True))
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device=device)
-    ns = times({"before": calls[0], "after": calls[1]}, rounds, flushed)
-    same = "same bits" if torch.equal(one, two) else f"{float((one.double() - two.double()).abs().max()):.1e} apart"
-    return ns["before"], ns["after"], same
+    ns = times({"before": one, "after": two}, rounds, flushed)
+    apart = max(float((first.double() - second.double()).abs().max()) for first, second in pairs)
+    is_same = all(torch.equal(*pair) for pair in pairs)
+    return ns["before"], ns["after"], "same bits" if is_same else f"{apart:.1e} apart"
 
 
 def main() -> int:
@@ -190,12 +239,13 @@ def main() -> int:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--make", type=Path, metavar="FILE")
     wanted.add_argument("--compare", type=Path, nargs=2, metavar=("OLD", "NEW"))
+    parser.add_argument("--modules", type=Path, nargs="+", default=[], help="files to take the first plans of")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     if options.make:
-        make(options.make)
+        make(options.make, of_modules(options.modules) if options.modules else of_cases())
         return 0
     old, new = options.compare
     return compare(old, new, options.rounds, options.only)
