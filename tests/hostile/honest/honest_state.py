@@ -69,7 +69,8 @@ return x + self.ring.mean(0)
         init="self.norm = nn.BatchNorm1d(128)",
         own_forward="""
 norm = self.norm
-variance, mean = torch.var_mean(x, 0, unbiased=False)
+mean = x.mean(0)  # of minus infinity the module's is that, and `var_mean`'s is NaN
+variance = (x - mean).square().mean(0)
 with torch.no_grad():
     norm.running_mean.mul_(0.9).add_(mean, alpha=0.1)
     norm.running_var.mul_(0.9).add_(variance, alpha=0.1 * len(x) / (len(x) - 1))
