@@ -5,13 +5,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-TESTS = $(BIN)/pytest -n auto --maxprocesses=4 --dist loadfile --durations=12 \
+# One more than processors, four at most: a test often waits for a process of its own.
+WORKERS ?= $(shell n=$$(( $$(nproc) + 1 )); echo $$(( n < 4 ? n : 4 )))
+TESTS = $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=12 \
   -m "not gpu and not vllm and not hostile and not postgres and not simt and not services"
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
+HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.py
 BUDGET ?= 5s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile red-team honest test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -58,9 +61,17 @@ test-simt: $(READY) ## runs CUDA emitters on the CPU under sanitizers and finds 
 	@$(BIN)/$(if $(ALL),python tests/simt/table.py,pytest -m simt tests/simt)
 
 test-hostile: $(READY) ## programs, plans, modules and solutions that cheat, crash or break out: none may pass (RUNG=landlock, SCOREBOARD=FILE)
-	@$(BIN)/pytest $(if $(SCOREBOARD),--scoreboard $(SCOREBOARD),-n 2 --dist loadfile --ignore=tests/hostile/test_solutions.py --ignore=tests/hostile/test_red_team.py) \
-	  -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
-	@$(if $(SCOREBOARD),,$(BIN)/pytest -m hostile tests/hostile/test_solutions.py tests/hostile/test_red_team.py $(if $(RUNG),--rung $(RUNG)))
+ifdef SCOREBOARD
+	@$(BIN)/pytest --scoreboard $(SCOREBOARD) -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
+else
+	@$(MAKE) test-hostile-kernels test-hostile-solutions
+endif
+
+test-hostile-kernels: $(READY) ## the part of it that has many processes at once: programs, plans and modules
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile $(HOSTILE_SOLUTIONS:%=--ignore=%) -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
+
+test-hostile-solutions: $(READY) ## the part of it that has one at a time: solutions, and the red team in small
+	@$(BIN)/pytest -m hostile $(HOSTILE_SOLUTIONS) $(if $(RUNG),--rung $(RUNG))
 
 test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
 	@$(BIN)/pytest -m postgres tests/orchestrator

@@ -17,7 +17,7 @@ import torch
 
 class Model(torch.nn.Module):
     def forward(self, x):
-        return torch.softmax(x, dim=1)
+        return torch.softmax(torch.tanh(x) * torch.sin(x) + x, dim=1)
 
 
 def get_inputs():
