@@ -256,12 +256,13 @@ class SolutionSession(Session):
             shared_file.grow(self._workers.descriptor, told.total_bytes)
             prepared = self._workers.preparation()
             values = PlacedValues(judge, self._limits.judge_seconds)
-            self._contest = Contest(
+            contest = Contest(
                 self.task.target, self._limits, values, told, prepared.eager_seconds, prepared.regions,
                 self._processes.mapped(told.total_bytes),
             )  # fmt: skip
             self._processes.share(judge, told.total_bytes)
-            self._contest.values.place_members(_TASK, 0)
+            contest.values.place_members(_TASK, 0)
+            self._contest = contest  # whoever was refused the memory asks for it again
         return self._contest
 
     def _shared_bytes(self) -> int:

@@ -241,7 +241,7 @@ class Pair:
         spare, self._spare = self._spare, None
         if spare is None:
             return
-        self._bench = spare.worker()
+        self._bench, self._saw_damage = spare.worker(), False
         if self._cache is not None:
             self._cache.close()
         self._cache, self._saw_candidate = spare.cache, False
