@@ -1,8 +1,8 @@
 """Five agents in one process, for tests: deterministic, instant, and as faulty as a test wants.
 
 The one idea: a fake world is a list of legal moves, each with what it does to the time of a plan that takes 1 ms in
-eager; what fails is named by a move's choice ("broken" does not compile, "wrong" fails its verdict, "hang" faults
-while timed). The real protocols are spoken, so what runs on these runs on the services.
+eager; what fails is named by a move's choice, or by a setting's value ("broken" does not compile, "wrong" fails its
+verdict, "hang" faults while timed). The real protocols are spoken, so what runs on these runs on the services.
 """
 # ruff: noqa: ARG002 (the protocols fix the signatures)
 
@@ -33,13 +33,27 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
+KINDS = ("author", "fuse", "library", "rewrite", "set", "write")
+"""What a name of a fake move may be beside a setting's."""
 EAGER_NS = 1_000_000.0
 """Time of the fake module in eager; `compile` takes 0.8 of it and is the fastest baseline."""
 
 
-def move(operation: str, choice: str = "", group: str = "out") -> analysis_pb2.Move:
-    """A move of a fake world."""
-    return analysis_pb2.Move(operation=operation, group=group, choice=choice)
+def move(name: str, choice: str = "", group: str = "out") -> analysis_pb2.Move:
+    """A move of a fake world: of the kind that the name is, such as "author"; under another, a setting of that name."""
+    if name in KINDS:
+        return analysis_pb2.Move(operation=name, group=group, choice=choice)
+    return analysis_pb2.Move(operation="set", group=group, choice=f"{name}={choice}" if choice else name)
+
+
+def name_of(each: analysis_pb2.Move) -> str:
+    """The name by which `move` makes it."""
+    return each.choice.partition("=")[0] if each.operation == "set" else each.operation
+
+
+def choice_of(each: analysis_pb2.Move) -> str:
+    """The choice that `move` was given, of a setting its value."""
+    return each.choice.partition("=")[2] if each.operation == "set" else each.choice
 
 
 def task(name: str = "fake", target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU) -> task_pb2.Task:
@@ -60,9 +74,9 @@ class World:
     """What is legal, how fast it is and what fails; all five agents at once."""
 
     gains: Mapping[str, float] = field(default_factory=lambda: {"author": 2.0, "vector": 1.2, "tile": 0.9})
-    """Operation → speedup that it gives, once each."""
+    """Name of a move → speedup that it gives, once each."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Operation → choices that are legal; one empty choice where nothing is said."""
+    """Name of a move → choices that are legal; one empty choice where nothing is said."""
     floor_ns: float = 100_000.0
     repairs: bool = True
     """Whether a broken choice can be repaired (it becomes an empty one)."""
@@ -98,21 +112,19 @@ class World:
             self._timing -= timed
 
     def _legal(self, moves: Sequence[analysis_pb2.Move]) -> list[analysis_pb2.Move]:
-        done = {each.operation for each in moves}
+        done = set(map(name_of, moves))
         return [
-            move(operation, choice)
-            for operation in self.gains
-            if operation not in done
-            for choice in self.choices.get(operation, ("",))
+            move(name, choice) for name in self.gains if name not in done for choice in self.choices.get(name, ("",))
         ]
 
     def _check(self, moves: Sequence[analysis_pb2.Move]) -> None:
-        for place, each in enumerate(moves):
-            if each.operation not in self.gains or each.operation in {m.operation for m in moves[:place]}:
-                raise IllegalMove(f"{each.operation} does not apply")
+        names = list(map(name_of, moves))
+        for place, name in enumerate(names):
+            if name not in self.gains or name in names[:place]:
+                raise IllegalMove(f"{name} does not apply")
 
     def _analysis(self, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
-        legal = [analysis_pb2.LegalMove(move=each, effect=f"does {each.operation}") for each in self._legal(moves)]
+        legal = [analysis_pb2.LegalMove(move=each, effect=f"does {name_of(each)}") for each in self._legal(moves)]
         for item in legal:
             if item.move.operation == "rewrite":  # it spares products
                 item.before.product_flop_count = 10**9
@@ -140,7 +152,7 @@ class World:
 
     def _candidate(self, moves: Sequence[analysis_pb2.Move]) -> candidate_pb2.Candidate:
         # Order does not matter to the program, so two orders are duplicates.
-        text = " ".join(sorted(f"{each.operation}:{each.choice}" for each in moves))
+        text = " ".join(sorted(f"{name_of(each)}:{choice_of(each)}" for each in moves))
         program = candidate_pb2.Program(target=task_pb2.TARGET_CPU)
         program.sources.add(name="kernel.cpp", text=text)
         program.digest = of_program(program)
@@ -167,8 +179,9 @@ class World:
     ) -> synthesis_service_pb2.RepairCandidateResponse:
         """The same moves with broken choices made empty."""
         self._called("RepairCandidate")
-        moves = [move(each.operation) if each.choice == "broken" else each for each in request.failed.candidate.moves]
-        if not self.repairs or moves == list(request.failed.candidate.moves):
+        failed = request.failed.candidate.moves
+        moves = [move(name_of(each)) if choice_of(each) == "broken" else each for each in failed]
+        if not self.repairs or moves == list(failed):
             raise NotFound("no remedy is known")
         hypothesis = hypothesis_pb2.Hypothesis(moves=moves, new_move_count=1, rationale="repaired", source="repair")
         return synthesis_service_pb2.RepairCandidateResponse(hypothesis=hypothesis, candidate=self._candidate(moves))
@@ -180,12 +193,12 @@ class World:
     ) -> reasoning_service_pb2.ProposeHypothesesResponse:
         """Legal moves, the largest gain first."""
         self._called("ProposeHypotheses")
-        ranked = sorted(request.analysis.legal_moves, key=lambda legal: -self.gains[legal.move.operation])
+        ranked = sorted(request.analysis.legal_moves, key=lambda legal: -self.gains[name_of(legal.move)])
         hypotheses = [
             hypothesis_pb2.Hypothesis(
                 moves=[*request.analysis.moves, legal.move],
                 new_move_count=1,
-                predicted_speedup=self.gains[legal.move.operation],
+                predicted_speedup=self.gains[name_of(legal.move)],
                 rationale=legal.effect,
                 source="fake",
             )

@@ -25,7 +25,7 @@ from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2
 
 OPERATIONS, CHOICES = 10, 8
-"""The fake space: each of so many operations once, with one of so many choices: nine to the tenth plans."""
+"""The fake space: each of so many settings once, with one of so many values: nine to the tenth plans."""
 
 
 def trials_per_second(strategy: str, branches: int, trials: int, directory: Path) -> float:

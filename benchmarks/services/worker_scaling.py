@@ -45,7 +45,7 @@ def started(role: str, count: int, job_seconds: float, stack: contextlib.ExitSta
         "WARPSMITH_LOG": "WARNING",
         "WARPSMITH_PARENT_PID": str(os.getpid()),
         fake_service.SECONDS: str(job_seconds),
-        fake_service.OPERATIONS: str(OPERATIONS),
+        fake_service.SETTINGS: str(OPERATIONS),
     }
     processes = []
     for first in range(0, count, SERVERS_A_PROCESS):

@@ -55,11 +55,11 @@ class _Run:
         candidate = candidate_pb2.Candidate(moves=hypothesis.moves, analysis=analysis)
         trial = trial_pb2.Trial(number=len(self.trials) + 1, parent=parent, hypothesis=hypothesis, candidate=candidate)
         trial.verdict.state, trial.ended_at = verdict_pb2.VERDICT_STATE_FAIL, trial_pb2.STAGE_VERIFY
-        if all(move.choice != "wrong" for move in hypothesis.moves):
+        if all(testing.choice_of(move) != "wrong" for move in hypothesis.moves):
             trial.verdict.state, trial.ended_at = verdict_pb2.VERDICT_STATE_PASS, trial_pb2.STAGE_TIMED
             speedup = timing_pb2.Speedup(median=1.0)
             for move in hypothesis.moves:
-                speedup.median *= self._world.gains[move.operation]
+                speedup.median *= self._world.gains[testing.name_of(move)]
             trial.timing.CopyFrom(timing_pb2.Timing(speedup_fastest=speedup, speedup_eager=speedup))
         self.trials.append(trial)
 

@@ -40,8 +40,8 @@ ADD: dict[str, Callable[[Any, Any], None]] = {
 
 SECONDS = "FAKE_CALL_SECONDS"
 """Variable with what each call takes, in seconds."""
-OPERATIONS = "FAKE_OPERATIONS"
-"""Variable with how many operations the fake space has: each once, with one of `CHOICES`; ten without it."""
+SETTINGS = "FAKE_SETTINGS"
+"""Variable with how many settings the fake space has: each once, with one of `CHOICES`; ten without it."""
 CHOICES = 8
 
 
@@ -62,8 +62,8 @@ class _Fake(  # type: ignore[misc]  # a World takes a timeout where gRPC hands o
 
 
 def world(seconds: float = 0.0) -> World:
-    """A large space in which every operation gains, each a little more than the one before."""
-    names = [f"m{number}" for number in range(int(os.environ.get(OPERATIONS, "10")))]
+    """A large space in which every setting gains, each a little more than the one before."""
+    names = [f"m{number}" for number in range(int(os.environ.get(SETTINGS, "10")))]
     return _Fake(
         gains={name: 1.05 + 0.01 * number for number, name in enumerate(names)},
         choices={name: [f"c{number}" for number in range(CHOICES)] for name in names},

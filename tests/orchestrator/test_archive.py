@@ -17,6 +17,7 @@ from orchestrator import testing
 from orchestrator.archive import FILE_NAME, Archive
 from orchestrator.commands import report
 from orchestrator.trust import record
+from warpsmith import digest
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.v1 import candidate_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -36,10 +37,10 @@ def run_of(
     return run
 
 
-def trial_of(number: int, speedup: float, *operations: str) -> trial_pb2.Trial:
+def trial_of(number: int, speedup: float, *names: str) -> trial_pb2.Trial:
     return trial_pb2.Trial(
         number=number,
-        candidate=candidate_pb2.Candidate(moves=[testing.move(each) for each in operations]),
+        candidate=candidate_pb2.Candidate(moves=[testing.move(each) for each in names]),
         verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS),
         timing=timing_pb2.Timing(speedup_fastest=timing_pb2.Speedup(median=speedup)),
     )
@@ -92,16 +93,16 @@ def test_known_moves_put_winners_first_and_repeat_nothing(database_url: str) -> 
 
 
 def known(archive: Archive, run: run_pb2.Run) -> list[list[str]]:
-    """The operations of what a run begins with."""
-    return [[move.operation for move in moves] for moves in archive.known_moves(run)]
+    """The names of the moves that a run begins with."""
+    return [list(map(testing.name_of, moves)) for moves in archive.known_moves(run)]
 
 
 def test_what_won_a_task_of_the_same_shape_comes_after_what_won_the_task_itself(database_url: str) -> None:
     archive = Archive(database_url)
-    for name, speedup, operation in (("alike", 3.0, "tile"), ("own", 1.5, "author"), ("other", 9.0, "split")):
+    for name, speedup, moved in (("alike", 3.0, "tile"), ("own", 1.5, "author"), ("other", 9.0, "split")):
         shape = "another shape" if name == "other" else "shape"
         archive.put_run(run_of(name, task="fake" if name == "own" else name, shape=shape))
-        archive.add_trial(name, trial_of(1, speedup, operation))
+        archive.add_trial(name, trial_of(1, speedup, moved))
     archive.add_trial("alike", trial_of(2, 2.0, "author"))
     assert known(archive, run_of("new", shape="shape")) == [["author"], ["tile"]], "each once, the other shape never"
     assert known(archive, run_of("new", task="unseen", shape="shape")) == [["tile"], ["author"]]
@@ -228,8 +229,8 @@ def test_what_an_earlier_release_archived_opens_and_shows_the_same(tmp_path: Pat
     of_run, of_trial = archive.events(run.id)
     assert report.row(of_run.run)[3:6] == printed["row"][3:6]
     assert report.trial_line(of_trial.trial) == printed["trials"][-1]
-    best = [[move.operation for move in moves] for moves in archive.known_moves(run)]
-    assert best[0] == [move.operation for move in run.best.candidate.moves]
+    assert archive.known_moves(run)[0] == list(run.best.candidate.moves)
+    assert digest.of_moves(run.best.candidate.moves) == run.best.candidate.digest
     archive.close()
 
 

@@ -48,11 +48,11 @@ def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -
     notebook = Notebook()
     world = testing.World(gains={"author": 2.0, "vector": 50.0}, choices={"vector": ["impossible"]})
     run = executed(world, notebook)
-    suspects = [trial.verdict for trial in notebook.trials if "vector" in [m.operation for m in trial.candidate.moves]]
+    suspects = [trial.verdict for trial in notebook.trials if "vector" in map(testing.name_of, trial.candidate.moves)]
     assert {(each.state, each.kind) for each in suspects} == {
         (verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_SUSPECT)
     }
-    assert [move.operation for move in run.best.candidate.moves] == ["author"]
+    assert list(map(testing.name_of, run.best.candidate.moves)) == ["author"]
     assert run.state == run_pb2.RUN_STATE_FASTER
 
 
@@ -110,7 +110,7 @@ def test_a_time_that_no_audit_cleared_ends_no_search_and_keeps_no_other_from_a_f
     world = Suspicious(gains={"author": 2.0, "vector": 12.0}, choices={"vector": ["doubtful"]})
     run = executed(world, Notebook())
     assert run.state == run_pb2.RUN_STATE_FASTER
-    assert [move.operation for move in run.best.candidate.moves] == ["author"]
+    assert list(map(testing.name_of, run.best.candidate.moves)) == ["author"]
     assert "ended the search" not in run.message
 
 
@@ -122,7 +122,7 @@ def test_times_that_no_audit_cleared_come_last_among_finalists() -> None:
         for n, ns in ((1, 1.0), (2, 4.5))
     ]
     for trial in trials:
-        trial.candidate.moves.add(operation="author")
+        trial.candidate.moves.append(testing.move("author"))
     trials[0].timing.raised.append(timing_pb2.FLAG_FLOOR_SUSPECT)
     assert [trial.number for trial in finalists.select(trials)] == [2, 1]
 

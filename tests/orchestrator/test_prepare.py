@@ -21,8 +21,8 @@ AT_FLOOR = timing_pb2.ReferenceReport(
 )
 
 
-def plan_with(operation: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost) -> analysis_pb2.Analysis:
-    legal = analysis_pb2.LegalMove(move=testing.move(operation), before=before, after=after)
+def plan_with(name: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost) -> analysis_pb2.Analysis:
+    legal = analysis_pb2.LegalMove(move=testing.move(name), before=before, after=after)
     return analysis_pb2.Analysis(legal_moves=[legal])
 
 
@@ -35,7 +35,7 @@ def test_a_baseline_at_the_floor_is_searched_where_a_rewrite_spares_products() -
 
 
 @pytest.mark.parametrize(
-    ("operation", "before", "after"),
+    ("name", "before", "after"),
     [
         ("author", PRODUCT, NONE),
         ("rewrite", PRODUCT, PRODUCT),
@@ -43,9 +43,9 @@ def test_a_baseline_at_the_floor_is_searched_where_a_rewrite_spares_products() -
     ],
 )
 def test_what_saves_only_what_the_floor_does_not_count_is_no_reason_to_search(
-    operation: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost
+    name: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost
 ) -> None:
-    plan = plan_with(operation, before, after)
+    plan = plan_with(name, before, after)
     assert not has_algebra(plan)
     assert at_floor(AT_FLOOR, plan)
 

@@ -67,8 +67,8 @@ def finished(services: LocalServices, run: run_pb2.Run, watching: threading.Thre
     return orchestrator_at(services.address("orchestrator")).GetRun(messages.GetRunRequest(run_id=run.id)).run
 
 
-def operations(trial: trial_pb2.Trial) -> set[str]:
-    return {move.operation for move in trial.candidate.moves}
+def settings(trial: trial_pb2.Trial) -> set[str]:
+    return set(map(testing.name_of, trial.candidate.moves))
 
 
 def test_a_rolling_restart_of_every_agent_and_the_benchmark_charges_no_candidate(services: LocalServices) -> None:
@@ -84,8 +84,8 @@ def test_a_rolling_restart_of_every_agent_and_the_benchmark_charges_no_candidate
     assert ended.state == undisturbed.state == run_pb2.RUN_STATE_FASTER, ended.message
     assert ended.trial_count == undisturbed.trial_count == 150
     assert {trial.verdict.state for trial in trials} == {verdict_pb2.VERDICT_STATE_PASS}
-    # The choices of an operation are alike in the fake space: the best is a set of operations.
-    assert operations(ended.best) == operations(undisturbed.best)
+    # The values of a setting are alike in the fake space: the best is a set of settings.
+    assert settings(ended.best) == settings(undisturbed.best)
     assert ended.best.timing.speedup_fastest.median == undisturbed.best.timing.speedup_fastest.median
 
 

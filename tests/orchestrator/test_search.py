@@ -87,7 +87,7 @@ def test_a_parent_whose_first_hypotheses_are_known_is_asked_for_more() -> None:
     state = state_of([timed(1, 2.0, "a")], slots=2)
     known = {of_moves([testing.move(f"{parent}-{place}")]) for parent in (0, 1) for place in range(40)}
     proposals = Beam().next(dataclasses.replace(state, is_new=lambda each: of_moves(each.moves) not in known))
-    assert [proposal.hypothesis.moves[0].operation for proposal in proposals] == ["1-40", "0-40"]
+    assert [testing.name_of(proposal.hypothesis.moves[0]) for proposal in proposals] == ["1-40", "0-40"]
 
 
 def test_slots_that_one_parent_leaves_go_to_others_and_nothing_is_proposed_twice() -> None:
@@ -99,7 +99,7 @@ def test_slots_that_one_parent_leaves_go_to_others_and_nothing_is_proposed_twice
 def test_an_exhausted_beam_goes_on_with_slower_plans() -> None:
     trials = [timed(1, 3.0, "a"), timed(2, 2.0, "b"), timed(3, 1.5, "a")]
     fertile = state_of(trials, slots=2, fertile=2)
-    state = dataclasses.replace(fertile, is_new=lambda each: each.moves[0].operation.startswith("3"))
+    state = dataclasses.replace(fertile, is_new=lambda each: testing.name_of(each.moves[0]).startswith("3"))
     assert [proposal.parent for proposal in Beam(width=2).next(state)] == [3, 3]
 
 
@@ -210,7 +210,7 @@ def test_beam_draws_a_legal_move_where_random_ones_earned_it_but_has_none_writte
     drawn = [each for each in proposals if each.hypothesis.source == RANDOM]
     assert len(drawn) >= 2
     for each in drawn:
-        assert each.hypothesis.moves[-1].operation in ("tile", "vector")
+        assert testing.name_of(each.hypothesis.moves[-1]) in ("tile", "vector")
         assert list(each.hypothesis.moves[:-1]) == ([] if each.parent == 0 else [testing.move(f"m{each.parent}")])
     silent = dataclasses.replace(ranked, propose=lambda *_: [])
     assert Beam(width=1).next(silent) == []  # chance does not go on where the reasoner sees nothing

@@ -73,7 +73,7 @@ def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:
         run_pb2.RUN_STATE_FINISHING,
         run_pb2.RUN_STATE_FASTER,
     ]
-    assert sorted(move.operation for move in run.best.candidate.moves) == ["author", "vector"]
+    assert sorted(map(testing.name_of, run.best.candidate.moves)) == ["author", "vector"]
     assert run.best.timing.tier == 2
     assert run.best.timing.faster
     assert run.best.candidate.program.sources, "the winner can be exported"
@@ -139,7 +139,7 @@ def test_a_candidate_that_hangs_while_timed_has_failed() -> None:
 def test_what_passes_only_screening_does_not_win() -> None:
     world = testing.World(gains={"author": 3.0, "tile": 1.5}, choices={"author": ["flattering"]})
     run = search_run(world).execute()
-    assert [move.operation for move in run.best.candidate.moves] == ["tile"]
+    assert list(map(testing.name_of, run.best.candidate.moves)) == ["tile"]
 
 
 def test_finalists_are_timed_again_and_only_the_best_of_them_gets_a_final() -> None:
@@ -257,7 +257,7 @@ def test_answers_that_could_not_be_used_cost_their_tokens() -> None:
         def SynthesizeCandidate(
             self, request: synthesis_service_pb2.SynthesizeCandidateRequest, /, timeout: float | None = None
         ) -> synthesis_service_pb2.SynthesizeCandidateResponse:
-            if any(move.operation == "tile" for move in request.hypothesis.moves):
+            if "tile" in map(testing.name_of, request.hypothesis.moves):
                 error = NotFound("no kernel of out [no_code]")
                 error.model_tokens = 100
                 raise error
@@ -305,13 +305,13 @@ def test_a_reasoner_that_refuses_one_plan_is_asked_about_others() -> None:
         def ProposeHypotheses(
             self, request: reasoning_service_pb2.ProposeHypothesesRequest, /, timeout: float | None = None
         ) -> reasoning_service_pb2.ProposeHypothesesResponse:
-            if [each.operation for each in request.analysis.moves] == ["author"]:
+            if list(map(testing.name_of, request.analysis.moves)) == ["author"]:
                 raise BadInput("not this one")
             return super().ProposeHypotheses(request, timeout)
 
     run = search_run(Refusing()).execute()
     assert run.state == run_pb2.RUN_STATE_FASTER
-    assert {move.operation for move in run.best.candidate.moves} == {"author", "vector"}
+    assert set(map(testing.name_of, run.best.candidate.moves)) == {"author", "vector"}
 
 
 def test_a_strategy_that_raises_ends_the_search_and_loses_nothing() -> None:
@@ -444,7 +444,7 @@ def test_strategies_that_ask_no_reasoner_find_something(search: Search) -> None:
 def test_an_exhaustive_search_walks_every_plan_once_and_ends() -> None:
     notebook = Notebook()
     search_run(testing.World(), notebook, search=Exhaustive()).execute()
-    plans = {frozenset(move.operation for move in trial.candidate.moves) for trial in notebook.trials}
+    plans = {frozenset(map(testing.name_of, trial.candidate.moves)) for trial in notebook.trials}
     assert len(plans) == len(notebook.trials) == 8  # every subset of three moves
 
 
