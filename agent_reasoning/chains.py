@@ -31,7 +31,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class _Options:
-    """What the analysis allows, by operation."""
+    """What the analysis allows, by kind."""
 
     authors: dict[str, analysis_pb2.LegalMove]
     fusions: frozenset[tuple[str, str]]
@@ -40,9 +40,11 @@ class _Options:
     def of(legal_moves: Sequence[analysis_pb2.LegalMove]) -> _Options:
         authors: dict[str, analysis_pb2.LegalMove] = {}
         for legal in legal_moves:
-            if legal.move.operation == "author":
+            if legal.move.kind == analysis_pb2.MOVE_KIND_AUTHOR:
                 authors.setdefault(legal.move.group, legal)
-        fusions = frozenset((x.move.group, x.move.choice) for x in legal_moves if x.move.operation == "fuse")
+        fusions = frozenset(
+            (x.move.group, x.move.choice) for x in legal_moves if x.move.kind == analysis_pb2.MOVE_KIND_FUSE
+        )
         return _Options(authors, fusions)
 
     def fused(self, plan: PlanModel, consumer: str, producer: str) -> PlanModel:
@@ -154,17 +156,17 @@ def _joined(plan: PlanModel, options: _Options, kernels: Sequence[_Kernel]) -> C
             moves.append(legal.move)
             plan = plan.authored(consumer, legal.after if legal.HasField("after") else None)
         for producer in producers:
-            moves.append(Move(operation="fuse", group=consumer, choice=producer))
+            moves.append(Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=consumer, choice=producer))
             plan = options.fused(plan, consumer, producer)
         if sum(before.units[name].reducing for name in producers) and (consumer, ALL_PRODUCERS) in options.fusions:
             # Several reductions may not be one nest: synthesis then takes what it can, instead of refusing the chain.
-            moves[start:] = [Move(operation="fuse", group=consumer, choice=ALL_PRODUCERS)]
+            moves[start:] = [Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=consumer, choice=ALL_PRODUCERS)]
             plan = _with_all_producers(before, consumer, options)
         touched += plan.units[consumer].parts
     return Chain(tuple(moves), plan, tuple(touched))
 
 
 def _starts_legally(move: Move, options: _Options) -> bool:
-    if move.operation == "author":
+    if move.kind == analysis_pb2.MOVE_KIND_AUTHOR:
         return move.group in options.authors
     return (move.group, move.choice) in options.fusions

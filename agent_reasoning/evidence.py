@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 PRIOR_TRIALS = 2.0
@@ -27,11 +28,11 @@ PASS = verdict_pb2.VERDICT_STATE_PASS
 
 
 def kind(move: analysis_pb2.Move) -> str:
-    """What moves are alike: the operation with its rule or parameter, whatever the group."""
-    if move.operation == "set":
+    """What moves are alike: the kind with its rule or parameter, whatever the group."""
+    if move.kind == analysis_pb2.MOVE_KIND_SET:
         arguments = ",".join(f"{name}={value}" for name, value in sorted(move.arguments.items()))
         return f"set {move.choice or arguments}"
-    return f"rewrite {move.choice}" if move.operation == "rewrite" else move.operation
+    return f"rewrite {move.choice}" if move.kind == analysis_pb2.MOVE_KIND_REWRITE else words.move_kind(move.kind)
 
 
 def candidate_ns(timing: timing_pb2.Timing) -> float:

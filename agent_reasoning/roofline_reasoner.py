@@ -64,7 +64,9 @@ class RooflineReasoner:
         if not options and not any(trial.hypothesis.moves for trial in request.history):
             options = sorted(every, key=lambda option: -option.score)[:1]
         # A rewrite may do with less work than the floor was counted from, so it is worth a look even there.
-        rewrites = any(o.moves[0].operation == "rewrite" and o.speedup > headroom.AT_FLOOR for o in options)
+        rewrites = any(
+            o.moves[0].kind == analysis_pb2.MOVE_KIND_REWRITE and o.speedup > headroom.AT_FLOOR for o in options
+        )
         if not rewrites and (reason := headroom.at_floor(request.reference)):
             response.at_floor = reason
             return response
@@ -102,7 +104,7 @@ def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Ev
 def _chains(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
     for chain in chains.chains(analysis):
         speedup = predicted.speedup(chain.plan)
-        fused = any(move.operation == "fuse" for move in chain.moves)
+        fused = any(move.kind == analysis_pb2.MOVE_KIND_FUSE for move in chain.moves)
         kernel_count = len({move.group for move in chain.moves})
         labels = _labels(predicted.parent, chain.touched)
         where = "one kernel" if fused and kernel_count == 1 else f"{kernel_count} kernels of our own"
@@ -112,7 +114,7 @@ def _chains(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_
 
 def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
     """All rewrites at once, where there is more than one; single ones are single moves."""
-    legal = [item for item in analysis.legal_moves if item.move.operation == "rewrite"]
+    legal = [item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
     first = {item.move.group: item for item in reversed(legal)}
     chosen = [item for item in legal if first[item.move.group] is item]
     if len(chosen) < 2:
@@ -128,17 +130,17 @@ def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[
     alike: Counter[tuple[str, ...]] = Counter()
     for legal in analysis.legal_moves:
         move, what = legal.move, wording.effect(legal)
-        if move.operation == "write":
+        if move.kind == analysis_pb2.MOVE_KIND_WRITE:
             continue  # how fast a kernel will be that nobody has written yet, no roofline tells
         unit = predicted.parent.units.get(move.group)
-        if unit is None or move.operation == "rewrite":
+        if unit is None or move.kind == analysis_pb2.MOVE_KIND_REWRITE:
             speedup = predicted.rewrite_speedup(legal.before, legal.after)
             yield _Option((move,), speedup, speedup, _saved_text(what, legal.before, legal.after, speedup))
             continue
         plan = _after(legal, predicted.parent, analysis.legal_moves)
         speedup = predicted.speedup(plan)
         score = speedup
-        if move.operation == "set":
+        if move.kind == analysis_pb2.MOVE_KIND_SET:
             # Relative to the group as predicted before, so that a measured group is not compared with a guess.
             speedup = _set_speedup(legal, predicted)
             share = predicted.base_ns[move.group] / max(predicted.parent_ns, 1.0)
@@ -146,17 +148,17 @@ def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[
             place = (move.group, *re.findall(r"(\w+)=", move.choice), *sorted(move.arguments))
             score = speedup * (1.0 + _SET_PRIOR * share / (1 + alike[place]))
             alike[place] += 1
-        touched = plan.units[move.group].parts if move.operation == "fuse" else (move.group,)
+        touched = plan.units[move.group].parts if move.kind == analysis_pb2.MOVE_KIND_FUSE else (move.group,)
         yield _Option((move,), speedup, score, _reason(what, predicted, plan, speedup, touched))
 
 
 def _after(legal: analysis_pb2.LegalMove, plan: PlanModel, legal_moves: Sequence[analysis_pb2.LegalMove]) -> PlanModel:
     move = legal.move
     told = legal.after if legal.HasField("after") else None
-    match move.operation:
-        case "author":
+    match move.kind:
+        case analysis_pb2.MOVE_KIND_AUTHOR:
             return plan.authored(move.group, told)
-        case "fuse" if move.choice == chains.ALL_PRODUCERS or move.choice in plan.units:
+        case analysis_pb2.MOVE_KIND_FUSE if move.choice == chains.ALL_PRODUCERS or move.choice in plan.units:
             everything = move.choice == chains.ALL_PRODUCERS
             fused = (
                 chains.with_all_producers(plan, move.group, legal_moves)
@@ -166,7 +168,8 @@ def _after(legal: analysis_pb2.LegalMove, plan: PlanModel, legal_moves: Sequence
             alone = everything or move.choice not in fused.units
             return fused.changed(move.group, told, authored=True) if told and alone else fused
         case _:
-            return plan.changed(move.group, told, authored=move.operation != "library") if told else plan
+            ours = move.kind != analysis_pb2.MOVE_KIND_LIBRARY
+            return plan.changed(move.group, told, authored=ours) if told else plan
 
 
 def _set_speedup(legal: analysis_pb2.LegalMove, predicted: Predictor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2
 
 _BOUND = {
@@ -66,18 +67,18 @@ def effect(legal: analysis_pb2.LegalMove) -> str:
     move = legal.move
     if legal.effect.strip():
         told = legal.effect.strip().rstrip(".")
-        return f"{told} in {move.group}" if move.operation == "set" and move.group not in told else told
+        return f"{told} in {move.group}" if move.kind == analysis_pb2.MOVE_KIND_SET and move.group not in told else told
     arguments = ", ".join(f"{name} = {value}" for name, value in sorted(move.arguments.items()))
-    match move.operation:
-        case "author":
+    match move.kind:
+        case analysis_pb2.MOVE_KIND_AUTHOR:
             return f"{move.group} as a kernel of its own" + (f" ({move.choice})" if move.choice else "")
-        case "fuse":
+        case analysis_pb2.MOVE_KIND_FUSE:
             return f"{move.choice} and {move.group} in one kernel"
-        case "library":
+        case analysis_pb2.MOVE_KIND_LIBRARY:
             return f"{move.group} back to the library"
-        case "rewrite":
+        case analysis_pb2.MOVE_KIND_REWRITE:
             return f"{move.group} rewritten by {move.choice}"
-        case "set":
+        case analysis_pb2.MOVE_KIND_SET:
             return f"{move.group} with {', '.join(filter(None, (move.choice, arguments)))}"
-        case operation:
-            return f"{operation} {move.group} {move.choice} {arguments}".strip()
+        case other:
+            return f"{words.move_kind(other)} {move.group} {move.choice} {arguments}".strip()

@@ -19,6 +19,7 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.plan import Group, Plan
 from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest, plugins
+from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
@@ -186,7 +187,7 @@ class _Generator:
         lines = ["// Made by Warpsmith by these moves:"]
         for move in self._plan.moves:
             arguments = "".join(f" {name}={value}" for name, value in sorted(move.arguments.items()))
-            lines.append(f"//   {move.operation} {move.group} {move.choice}{arguments}".rstrip())
+            lines.append(f"//   {words.move_kind(move.kind)} {move.group} {move.choice}{arguments}".rstrip())
         return "\n".join(re.sub(r"[^\x20-\x7e]", "?", line).rstrip("\\") for line in lines)
 
 

@@ -18,6 +18,7 @@ from agent_synthesis.lowering.groups import install_plugins
 from agent_synthesis.plans import analysis, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest, hardware
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove, NotFound, WorkerCrashed, WorkerTimeout
 from warpsmith.sandbox import jail
 from warpsmith.sandbox.worker import Worker
@@ -134,7 +135,7 @@ class BuiltInSynthesizer:
             kind = verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
             raise NotFound(f"no remedy is known for {kind}")
         old = list(failed.hypothesis.moves)
-        kept = [move for move in old if move.operation != "set"]
+        kept = [move for move in old if move.kind != analysis_pb2.MOVE_KIND_SET]
         if len(kept) == len(old):
             raise NotFound("the schedules are at their defaults already; no smaller setting is known")
         said = diagnostics.strip().splitlines()
@@ -160,7 +161,9 @@ class BuiltInSynthesizer:
             try:
                 plan = moves.apply(plan, move)
             except IllegalMove as error:
-                raise IllegalMove(f"move {number} ({move.operation} {move.group} {move.choice}): {error}") from error
+                raise IllegalMove(
+                    f"move {number} ({words.move_kind(move.kind)} {move.group} {move.choice}): {error}"
+                ) from error
         return plan
 
     def _graph(self, task: task_pb2.Task) -> GraphIndex:

@@ -21,6 +21,7 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import identities
+from warpsmith.contract import words
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2
 
@@ -46,9 +47,9 @@ def excerpts() -> dict[str, str]:
     )
     source = _kernel(fused)
     made["source"] = source
-    move = analysis_pb2.Move(operation="set", group=group.name, choice="preload=no")
+    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group=group.name, choice="preload=no")
     made["set"] = _difference(source, _kernel(moves.apply(fused, move)))
-    settings = [_spelled(legal.move) for legal in moves.legal(fused) if legal.move.operation == "set"]
+    settings = [_spelled(legal.move) for legal in moves.legal(fused) if legal.move.kind == analysis_pb2.MOVE_KIND_SET]
     made["settings"] = "\n".join(sorted(settings, key=len)[:8])
     made["operation"] = "\n".join(_lines_with(re.compile(r"\berfc\b")))
     made["composed"] = "\n".join(_lines_with(re.compile(r'_number\("mish"')))
@@ -99,10 +100,10 @@ def _fuse(plan: Plan) -> tuple[Plan, str]:
     lines: list[str] = []
     while len(plan.groups) > 1:
         names = [group.name for group in plan.groups]
-        move = analysis_pb2.Move(operation="author", group=names[-1])
+        move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=names[-1])
         if plan.groups[-1].engine == "authored":
             nearest = max(plan.producers(plan.groups[-1]), key=names.index)
-            move = analysis_pb2.Move(operation="fuse", group=names[-1], choice=nearest)
+            move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=names[-1], choice=nearest)
         plan = moves.apply(plan, move)
         groups = [f"{g.name} ({g.schedule})" if g.engine == "authored" else g.name for g in plan.groups]
         lines.append(f"{_spelled(move):24}  # {', '.join(groups)}")
@@ -111,7 +112,7 @@ def _fuse(plan: Plan) -> tuple[Plan, str]:
 
 def _spelled(move: analysis_pb2.Move) -> str:
     arguments = "".join(f" {name}={value}" for name, value in sorted(move.arguments.items()))
-    return f"{move.operation} {move.group} {move.choice}{arguments}".rstrip()
+    return f"{words.move_kind(move.kind)} {move.group} {move.choice}{arguments}".rstrip()
 
 
 def _kernel(plan: Plan) -> str:

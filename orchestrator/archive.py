@@ -22,7 +22,6 @@ import sqlalchemy as sa
 from google.protobuf.message import Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from orchestrator.model_turns import WRITE
 from orchestrator.search import moves_of, score
 from warpsmith import printable
 from warpsmith.contract import earlier
@@ -232,7 +231,7 @@ class Archive:
         if run.shape_digest and len(lists) < limit:
             alike = (_runs.c.shape_digest == run.shape_digest) & (_runs.c.task_digest != run.task.digest)
             for key, moves in self._best_moves(alike, run.device.name, 2 * limit).items():
-                if not any(move.operation == WRITE for move in moves):
+                if not any(move.kind == analysis_pb2.MOVE_KIND_WRITE for move in moves):
                     lists.setdefault(key, moves)
         return list(lists.values())[:limit]
 

@@ -142,7 +142,7 @@ def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) 
     """
     if not candidate.rewrites:
         return None
-    moves: list[analysis_pb2.Move] = [move for move in candidate.moves if move.operation == "rewrite"]
+    moves: list[analysis_pb2.Move] = [move for move in candidate.moves if move.kind == analysis_pb2.MOVE_KIND_REWRITE]
     hypothesis = hypothesis_pb2.Hypothesis(
         moves=moves,
         new_move_count=len(moves),

@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, trial_pb2
 
-WRITE = "write"
-"""Operation of the move by which a group's kernel is written."""
 SOURCE = "vllm"
 REST_SECONDS = 10.0
 """How long after a server was found away it is asked again; as long as the agents themselves leave it alone."""
@@ -25,12 +23,12 @@ ItemT = TypeVar("ItemT")
 
 def asks_model(moves: Sequence[analysis_pb2.Move]) -> bool:
     """Whether a list of moves ends with a kernel that is not written yet."""
-    return bool(moves) and moves[-1].operation == WRITE and not moves[-1].text
+    return bool(moves) and moves[-1].kind == analysis_pb2.MOVE_KIND_WRITE and not moves[-1].text
 
 
 def is_written(moves: Sequence[analysis_pb2.Move]) -> bool:
     """Whether the last of some moves is a kernel that a model wrote, or is to write."""
-    return bool(moves) and moves[-1].operation == WRITE
+    return bool(moves) and moves[-1].kind == analysis_pb2.MOVE_KIND_WRITE
 
 
 def was_answered(hypothesis: hypothesis_pb2.Hypothesis) -> bool:
@@ -46,7 +44,7 @@ def with_write(
     Of a plan with kernels of ours it is the slowest of their groups that is written; where all is library calls, the
     kernel that the best proposal ends with, since one call alone leaves little to gain.
     """
-    legal = {item.move.group: item for item in analysis.legal_moves if item.move.operation == WRITE}
+    legal = {item.move.group: item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_WRITE}
     ours = [
         group for group in analysis.groups if group.name in legal and group.computed_by == analysis_pb2.ENGINE_AUTHORED
     ]
@@ -62,7 +60,7 @@ def with_write(
     else:
         return list(proposed)
     written = hypothesis_pb2.Hypothesis(
-        moves=[*moves, analysis_pb2.Move(operation=WRITE, group=name)],
+        moves=[*moves, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group=name)],
         new_move_count=len(moves) + 1 - len(analysis.moves),
         predicted_speedup=1.0,
         rationale=f"a language model writes the kernel of {name}",
@@ -73,7 +71,11 @@ def with_write(
 
 def _last_kernel(hypothesis: hypothesis_pb2.Hypothesis) -> str:
     """The group of the last kernel of ours that a hypothesis makes; empty for none."""
-    made = [move.group for move in hypothesis.moves if move.operation in ("author", "fuse")]
+    made = [
+        move.group
+        for move in hypothesis.moves
+        if move.kind in (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_FUSE)
+    ]
     return made[-1] if made else ""
 
 

@@ -201,7 +201,8 @@ def has_algebra(analysis: analysis_pb2.Analysis) -> bool:
     that they may be spared: only a rewrite that spares some can come below it.
     """
     return any(
-        legal.move.operation == "rewrite" and legal.after.product_flop_count < legal.before.product_flop_count
+        legal.move.kind == analysis_pb2.MOVE_KIND_REWRITE
+        and legal.after.product_flop_count < legal.before.product_flop_count
         for legal in analysis.legal_moves
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.agents import Agents
+from warpsmith.contract import words
 from warpsmith.digest import digest, of_moves, of_program, of_task
 from warpsmith.errors import BadInput, IllegalMove, Infrastructure, NotFound
 from warpsmith.v1 import (
@@ -33,27 +34,27 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
-KINDS = ("author", "fuse", "library", "rewrite", "set", "write")
-"""What a name of a fake move may be beside a setting's."""
 EAGER_NS = 1_000_000.0
 """Time of the fake module in eager; `compile` takes 0.8 of it and is the fastest baseline."""
 
 
 def move(name: str, choice: str = "", group: str = "out") -> analysis_pb2.Move:
     """A move of a fake world: of the kind that the name is, such as "author"; under another, a setting of that name."""
-    if name in KINDS:
-        return analysis_pb2.Move(operation=name, group=group, choice=choice)
-    return analysis_pb2.Move(operation="set", group=group, choice=f"{name}={choice}" if choice else name)
+    if kind := words.move_kind_of(name):
+        return analysis_pb2.Move(kind=kind, group=group, choice=choice)
+    return analysis_pb2.Move(
+        kind=analysis_pb2.MOVE_KIND_SET, group=group, choice=f"{name}={choice}" if choice else name
+    )
 
 
 def name_of(each: analysis_pb2.Move) -> str:
     """The name by which `move` makes it."""
-    return each.choice.partition("=")[0] if each.operation == "set" else each.operation
+    return each.choice.partition("=")[0] if each.kind == analysis_pb2.MOVE_KIND_SET else words.move_kind(each.kind)
 
 
 def choice_of(each: analysis_pb2.Move) -> str:
     """The choice that `move` was given, of a setting its value."""
-    return each.choice.partition("=")[2] if each.operation == "set" else each.choice
+    return each.choice.partition("=")[2] if each.kind == analysis_pb2.MOVE_KIND_SET else each.choice
 
 
 def task(name: str = "fake", target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU) -> task_pb2.Task:
@@ -126,7 +127,7 @@ class World:
     def _analysis(self, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
         legal = [analysis_pb2.LegalMove(move=each, effect=f"does {name_of(each)}") for each in self._legal(moves)]
         for item in legal:
-            if item.move.operation == "rewrite":  # it spares products
+            if item.move.kind == analysis_pb2.MOVE_KIND_REWRITE:  # it spares products
                 item.before.product_flop_count = 10**9
         engine = analysis_pb2.ENGINE_AUTHORED if moves else analysis_pb2.ENGINE_LIBRARY
         group = analysis_pb2.Group(name="out", computed_by=engine, operations=["aten.softmax"])
@@ -135,7 +136,7 @@ class World:
             moves=moves,
             groups=[group],
             legal_moves=legal,
-            features=sorted(each.operation for each in moves if each.operation in ("author", "rewrite")),
+            features=sorted(set(map(name_of, moves)) & {"author", "rewrite"}),
         )
 
     # ---- synthesis -----------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class World:
             moves=moves,
             program=program,
             analysis=analysis,
-            rewrites=[each.choice for each in moves if each.operation == "rewrite"],
+            rewrites=[each.choice for each in moves if each.kind == analysis_pb2.MOVE_KIND_REWRITE],
         )
 
     def SynthesizeCandidate(

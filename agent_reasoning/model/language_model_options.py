@@ -41,7 +41,8 @@ def of(request: reasoning_service_pb2.ProposeHypothesesRequest) -> list[Option]:
     known = {digest.of_moves(option.moves) for option in options}
     for legal in request.analysis.legal_moves:
         if digest.of_moves([legal.move]) not in known:
-            guess = 1.0 if legal.move.operation == "write" else 0.0  # of a kernel to be written nothing is predicted
+            is_open = legal.move.kind == analysis_pb2.MOVE_KIND_WRITE  # of a kernel to be written nothing is predicted
+            guess = 1.0 if is_open else 0.0
             options.append(Option((legal.move,), guess, wording.effect(legal)))
     return options[:MOST]
 

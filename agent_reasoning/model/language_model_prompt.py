@@ -177,7 +177,7 @@ def _option(option: Option) -> str:
 def _moves(moves: Sequence[analysis_pb2.Move]) -> str:
     def told(move: analysis_pb2.Move) -> str:
         arguments = " ".join(f"{name}={value}" for name, value in sorted(move.arguments.items()))
-        return " ".join(filter(None, (move.operation, move.group, move.choice, arguments)))
+        return " ".join(filter(None, (words.move_kind(move.kind), move.group, move.choice, arguments)))
 
     return ", ".join(map(told, moves))
 

@@ -20,8 +20,6 @@ from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, candidate_pb2, tensor_pb2
 
-OPERATION = "write"
-"""Of the move."""
 SCHEDULE = "written"
 """What a written group's schedule is called, although it has none."""
 
@@ -30,12 +28,12 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([\w.]{1,100})"', re.MULTILI
 
 def move_of(group: str, kernel: Kernel) -> analysis_pb2.Move:
     """The move that puts a kernel in a group's place."""
-    return analysis_pb2.Move(operation=OPERATION, group=group, choice=kernel.name, text=kernel.text)
+    return analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group=group, choice=kernel.name, text=kernel.text)
 
 
 def is_asked(move: analysis_pb2.Move) -> bool:
     """Whether a move wants a kernel that is not written yet."""
-    return move.operation == OPERATION and not move.text
+    return move.kind == analysis_pb2.MOVE_KIND_WRITE and not move.text
 
 
 def written(plan: Plan, move: analysis_pb2.Move) -> Plan:

@@ -93,7 +93,7 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
     ) -> tuple[hypothesis_pb2.Hypothesis, candidate_pb2.Candidate]:
         """Has the model mend the kernel that it wrote last; other failures are the built-in one's."""
         last = failed.candidate.moves[-1] if failed.candidate.moves else analysis_pb2.Move()
-        if failed.verdict.state != verdict_pb2.VERDICT_STATE_FAIL or last.operation != compose.OPERATION:
+        if failed.verdict.state != verdict_pb2.VERDICT_STATE_FAIL or last.kind != analysis_pb2.MOVE_KIND_WRITE:
             return super().repair(task, failed, diagnostics)
         if failed.verdict.kind in _NO_REPAIR:
             raise NotFound("a kernel that deceives is not repaired")
@@ -171,7 +171,7 @@ def _legal(plan: Plan, group: Group) -> analysis_pb2.LegalMove | None:
     before = cost.of_group(plan, group)
     after = cost.at_once(plan, group)
     return analysis_pb2.LegalMove(
-        move=analysis_pb2.Move(operation=compose.OPERATION, group=group.name),
+        move=analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group=group.name),
         before=before,
         after=after,
         effect="a language model writes its kernel",

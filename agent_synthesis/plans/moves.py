@@ -6,7 +6,7 @@
                                        it reads; "*" takes in all producers that can be
     library(group)                     the group's calls go back to the library
     rewrite(group, choice=rule)        algebra, see `rewrite`
-    set(group, choice="reduce=split")  one setting of the schedule changes; integers such as {"threads": 1} as arguments
+    set(group, choice="reduce=split")  settings of the schedule change; integers such as {"threads": 1} as arguments
     write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
 
 A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
@@ -24,6 +24,7 @@ from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import cost, fusion
 from agent_synthesis.plans.plan import Group, Plan, schedules_for
+from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2
 
@@ -36,21 +37,21 @@ def apply(plan: Plan, move: Move) -> Plan:
     Raises:
         IllegalMove: the move does not apply; says why.
     """
-    match move.operation:
-        case "author":
+    match move.kind:
+        case analysis_pb2.MOVE_KIND_AUTHOR:
             made = fusion.authored(plan, move.group, move.choice)
-        case "fuse":
+        case analysis_pb2.MOVE_KIND_FUSE:
             made = fusion.fused(plan, move.group, move.choice)
-        case "library":
+        case analysis_pb2.MOVE_KIND_LIBRARY:
             made = fusion.as_library(plan, move.group)
-        case "rewrite":
+        case analysis_pb2.MOVE_KIND_REWRITE:
             made = rewrite.rewritten(plan, move.group, move.choice)
-        case "set":
+        case analysis_pb2.MOVE_KIND_SET:
             made = _set(plan, move)
-        case compose.OPERATION:
+        case analysis_pb2.MOVE_KIND_WRITE:
             made = compose.written(plan, move)
         case _:
-            raise IllegalMove(f"no move is called {move.operation!r}")
+            raise IllegalMove(f"no move is called {words.move_kind(move.kind)!r}")
     for group in made.groups:  # what one group reads from now on or no more, another has to store or not
         if group.engine == "authored":
             nest = made.nest(group)
@@ -74,13 +75,13 @@ def legal(plan: Plan) -> list[analysis_pb2.LegalMove]:
     The compound fuse is listed where fusion can end: at groups that no reader of theirs takes in.
     """
     found = [made for move, effect in _candidates(plan) if (made := _tried(plan, move, effect)) is not None]
-    fusing = [made.move for made in found if made.move.operation == "fuse"]
+    fusing = [made.move for made in found if made.move.kind == analysis_pb2.MOVE_KIND_FUSE]
     taken = {move.choice for move in fusing if move.choice in plan.producers(plan.group(move.group))}
     for name in dict.fromkeys(move.group for move in fusing):
         if name in taken:
             continue
         effect = f"computes {_words(plan, plan.group(name))} and all that fuses before it in one kernel"
-        made = _tried(plan, Move(operation="fuse", group=name, choice=fusion.ALL_PRODUCERS), effect)
+        made = _tried(plan, Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=name, choice=fusion.ALL_PRODUCERS), effect)
         if made is not None and made.before.launch_count > 2:  # else a plain fuse says the same
             found.append(made)
     return found
@@ -115,18 +116,18 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     for group in plan.groups:
         what = _words(plan, group)
         for rule in rewrite.matching(plan, group):
-            yield Move(operation="rewrite", group=group.name, choice=rule.name), rule.effect
+            yield Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group=group.name, choice=rule.name), rule.effect
         if any(not plan.index.is_pure(node) and not plan.index.writes_back(node) for node in group.nodes):
             continue
         yield from _authoring(plan, group, what)
         for producer in plan.producers(group):
             effect = f"computes {_words(plan, plan.group(producer))} and {what} in one kernel"
-            yield Move(operation="fuse", group=group.name, choice=producer), effect
+            yield Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group.name, choice=producer), effect
         for sibling in plan.siblings(group):
             effect = f"computes {_words(plan, plan.group(sibling))} and {what} in one kernel, which reads once"
-            yield Move(operation="fuse", group=group.name, choice=sibling), effect
+            yield Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group.name, choice=sibling), effect
         if group.engine != "library":
-            yield Move(operation="library", group=group.name), f"computes {what} by PyTorch's own calls"
+            yield Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group=group.name), f"computes {what} by PyTorch's own calls"
         if group.engine == "authored":
             yield from _settings(plan, group)
 
@@ -137,12 +138,12 @@ def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]
     if not taking:
         if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
             effect = f"computes {what} in kernels of our own, {splits.wording(plan.index, group.name)}"
-            yield Move(operation="author", group=group.name), effect
+            yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name), effect
         return
     for schedule in taking:
         if (group.engine, group.schedule) != ("authored", schedule.name):
             effect = f"computes {what} in a kernel of our own, by schedule {schedule.name}"
-            yield Move(operation="author", group=group.name, choice=schedule.name), effect
+            yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name, choice=schedule.name), effect
 
 
 def _settings(plan: Plan, group: Group) -> Iterator[tuple[Move, str]]:
@@ -151,21 +152,21 @@ def _settings(plan: Plan, group: Group) -> Iterator[tuple[Move, str]]:
         changed = {name: value for name, value in sorted(settings.words().items()) if old.get(name) != value}
         choice = ",".join(f"{name}={value}" for name, value in changed.items() if isinstance(value, str))
         integers = {name: value for name, value in changed.items() if isinstance(value, int)}
-        words = ", ".join(f"{name} = {value}" for name, value in changed.items())
-        yield Move(operation="set", group=group.name, choice=choice, arguments=integers), f"sets {words}"
+        told = ", ".join(f"{name} = {value}" for name, value in changed.items())
+        yield Move(kind=analysis_pb2.MOVE_KIND_SET, group=group.name, choice=choice, arguments=integers), f"sets {told}"
 
 
 def _set(plan: Plan, move: Move) -> Plan:
     group = plan.group(move.group)
     if group.engine != "authored":
         raise IllegalMove(f"{group.name} is a library call: author it before setting anything")
-    words: dict[str, str | int] = {**move.arguments}
+    wanted: dict[str, str | int] = {**move.arguments}
     for part in filter(None, move.choice.split(",")):
-        name, _, words[name] = part.partition("=")
-    wanted = group.settings.changed(words)
-    if wanted not in plan.alternatives(group):
+        name, _, wanted[name] = part.partition("=")
+    settings = group.settings.changed(wanted)
+    if settings not in plan.alternatives(group):
         raise IllegalMove(f"{group.name}: {move.choice or dict(move.arguments)} is not one legal change away")
-    return fusion.with_settings(plan, group.name, wanted)
+    return fusion.with_settings(plan, group.name, settings)
 
 
 def _words(plan: Plan, group: Group) -> str:

@@ -164,7 +164,11 @@ class Target:
                 legal = self.agents.synthesis.AnalyzePlan(request, timeout=DEADLINE_SECONDS).analysis.legal_moves
                 self.plans.append(list(moves))
                 self.programs.append(self.synthesized(task, moves))
-                wanted = [each.move for each in legal if each.move.operation in ("author", "set")]
+                wanted = [
+                    each.move
+                    for each in legal
+                    if each.move.kind in (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_SET)
+                ]
                 moves = [*moves, self.spoiler.random.choice(wanted)]
 
     def synthesized(self, task: task_pb2.Task, moves: list[analysis_pb2.Move]) -> candidate_pb2.Program:

@@ -47,6 +47,7 @@ from warpsmith.errors import BadInput, IllegalMove
 from warpsmith.graphs.capture import CaptureRefused
 from warpsmith.graphs.task_module import TaskModule
 from warpsmith.v1 import (
+    analysis_pb2,
     artifact_pb2,
     candidate_pb2,
     correctness_service_pb2,
@@ -139,7 +140,10 @@ def fused_as_far_as_legal(plan: Plan) -> Plan:
     for name in reversed([group.name for group in plan.groups]):
         if all(group.name != name for group in plan.groups):
             continue  # a later group took it in
-        for move in (_Move(operation="fuse", group=name, choice="*"), _Move(operation="author", group=name)):
+        for move in (
+            _Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=name, choice="*"),
+            _Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=name),
+        ):
             try:
                 plan = moves.apply(plan, move)
                 break
@@ -148,7 +152,7 @@ def fused_as_far_as_legal(plan: Plan) -> Plan:
     for name in reversed([group.name for group in plan.groups]):
         for sibling in plan.siblings(plan.group(name)) if any(group.name == name for group in plan.groups) else ():
             with contextlib.suppress(IllegalMove):
-                plan = moves.apply(plan, _Move(operation="fuse", group=name, choice=sibling))
+                plan = moves.apply(plan, _Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=name, choice=sibling))
     return plan
 
 

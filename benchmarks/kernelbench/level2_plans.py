@@ -21,7 +21,7 @@ from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.kernelbench.level2 import tasks
 from orchestrator.tasks import intake
 from warpsmith.errors import IllegalMove
-from warpsmith.v1 import reasoning_service_pb2
+from warpsmith.v1 import analysis_pb2, reasoning_service_pb2
 
 
 def first_plan(synthesizer: BuiltInSynthesizer, file: Path) -> tuple[Plan | None, list[str]]:
@@ -30,7 +30,7 @@ def first_plan(synthesizer: BuiltInSynthesizer, file: Path) -> tuple[Plan | None
     request = reasoning_service_pb2.ProposeHypothesesRequest(task=task, analysis=synthesizer.analyze(task, []))
     found, rules = None, dict[str, None]()
     for hypothesis in RooflineReasoner().propose(request).hypotheses:
-        used = [move.choice for move in hypothesis.moves if move.operation == "rewrite"]
+        used = [move.choice for move in hypothesis.moves if move.kind == analysis_pb2.MOVE_KIND_REWRITE]
         rules |= dict.fromkeys(used)
         if found is None and not used:
             try:

@@ -229,8 +229,8 @@ def fuse_one(bench: Bench, path: Path, copy: Path, tier: str) -> Row:
     except WarpsmithError as error:
         return row | {"verdict": "NOT_RUN" if isinstance(error, BadInput) else "INFRA", "detail": str(error)}
     row |= {"changes": list(fitted.changes), "elements": fitted.elements, "left": left}
-    row["moves"] = [f"{move.operation} {move.group} {move.choice}".strip() for move in moves]
-    if not any(move.operation != "rewrite" for move in moves):
+    row["moves"] = [f"{words.move_kind(move.kind)} {move.group} {move.choice}".strip() for move in moves]
+    if not any(move.kind != analysis_pb2.MOVE_KIND_REWRITE for move in moves):
         return row | {"verdict": "NO_AUTHORED_FORM", "detail": "; ".join(f"{op}: {why}" for op, why in left.items())}
     return row | walk(bench.agents, fitted.task, TIERS[tier], moves=moves)
 
@@ -247,7 +247,7 @@ def most_fused(agents: Agents, task: task_pb2.Task) -> tuple[list[analysis_pb2.M
         analysis = analyzed()
         authored = {group.name for group in analysis.groups if group.computed_by == analysis_pb2.ENGINE_AUTHORED}
         legal = [item.move for item in analysis.legal_moves]
-        wanted = [each for each in legal if each.operation != "author" or each.group not in authored]
+        wanted = [each for each in legal if each.kind != analysis_pb2.MOVE_KIND_AUTHOR or each.group not in authored]
         move = min(wanted, key=_eagerness, default=None)
         if move is None or _eagerness(move) == _UNWANTED:
             break
@@ -257,7 +257,7 @@ def most_fused(agents: Agents, task: task_pb2.Task) -> tuple[list[analysis_pb2.M
         if group.computed_by == analysis_pb2.ENGINE_AUTHORED or group.operations[-1] in left:
             continue
         try:
-            analyzed([analysis_pb2.Move(operation="author", group=group.name)])
+            analyzed([analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name)])
             left[group.operations[-1]] = f"not reached in {MOST_MOVES} moves"
         except BadInput as refused:
             reason = str(refused).partition("): ")[2]  # after the move, which says nothing here
@@ -267,8 +267,12 @@ def most_fused(agents: Agents, task: task_pb2.Task) -> tuple[list[analysis_pb2.M
 
 def _eagerness(move: analysis_pb2.Move) -> int:
     """What is done first: algebra, then whole chains, then single kernels, then pairs; settings and ways back never."""
-    order = {"rewrite": 0, "author": 2, "fuse": 1 if move.choice == "*" else 3}
-    return order.get(move.operation, _UNWANTED)
+    order = {
+        analysis_pb2.MOVE_KIND_REWRITE: 0,
+        analysis_pb2.MOVE_KIND_AUTHOR: 2,
+        analysis_pb2.MOVE_KIND_FUSE: 1 if move.choice == "*" else 3,
+    }
+    return order.get(move.kind, _UNWANTED)
 
 
 def measure_one(bench: Bench, path: Path, target: str) -> Row:

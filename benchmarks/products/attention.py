@@ -147,7 +147,7 @@ def program(case: Case, lag: int) -> candidate_pb2.Program:
         args = (*(torch.empty(shape, dtype=case.dtype) for shape in case.shapes()), *case.masks(torch.device("cpu")))
     plan = plan_zero(GraphIndex(capture(Attention(case), args)), task_pb2.TARGET_CUDA)
     name = plan.groups[-1].name
-    plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=name))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=name))
     if case.dtype == torch.float32:
         return generator.generate(plan)
     settings = plan.group(name).settings.changed({"lag": lag})

@@ -60,11 +60,11 @@ def candidates(name: str) -> Iterator[candidate_pb2.Program]:
     args = (torch.empty(left, dtype=dtype), torch.empty(right, dtype=dtype))
     plan = plan_zero(GraphIndex(capture(Product(gelu=gelu), args)), task_pb2.TARGET_CUDA)
     last = plan.groups[-1].name
-    operation, choice = ("fuse", "*") if gelu else ("author", "")
-    plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
+    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if gelu else (analysis_pb2.MOVE_KIND_AUTHOR, "")
+    plan = moves.apply(plan, analysis_pb2.Move(kind=kind, group=last, choice=choice))
     yield generator.generate(plan)
     for legal in moves.legal(plan):
-        if legal.move.operation == "set":
+        if legal.move.kind == analysis_pb2.MOVE_KIND_SET:
             yield generator.generate(moves.apply(plan, legal.move))
 
 

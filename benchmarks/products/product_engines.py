@@ -43,7 +43,8 @@ def program(engine: str, m: int, k: int, n: int) -> candidate_pb2.Program:
         args = (torch.empty(m, k), torch.empty(n, k))
     index = GraphIndex(capture(Applied(LAYOUTS[LAYOUT]), args), allows_tf32=engine == "tf32")
     plan = moves.apply(
-        plan_zero(index, task_pb2.TARGET_CUDA), analysis_pb2.Move(operation="author", group=index.graph.nodes[-1].name)
+        plan_zero(index, task_pb2.TARGET_CUDA),
+        analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=index.graph.nodes[-1].name),
     )
     (group,) = plan.groups
     around = (group.settings, *plan.alternatives(group))

@@ -58,7 +58,9 @@ def program(layout: str, m: int, k: int, n: int) -> candidate_pb2.Program:
     with FakeTensorMode():
         args = tuple(torch.empty(shape) for shape in shapes(layout, m, k, n))
     plan = plan_zero(GraphIndex(capture(Applied(LAYOUTS[layout]), args)), task_pb2.TARGET_CUDA)
-    return generator.generate(moves.apply(plan, analysis_pb2.Move(operation="author", group=plan.groups[-1].name)))
+    return generator.generate(
+        moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=plan.groups[-1].name))
+    )
 
 
 def distances(found: torch.Tensor, layout: str, a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:

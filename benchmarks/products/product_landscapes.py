@@ -75,7 +75,11 @@ def settings(zero: Groups) -> dict[str, Setting]:
     """Every setting of the one kernel, by the plan's digest, each after the one that it was reached from."""
     many = len(zero.groups) > 1
     last = zero.groups[-1].name
-    first = analysis_pb2.Move(operation="fuse" if many else "author", group=last, choice="*" if many else "")
+    first = analysis_pb2.Move(
+        kind=analysis_pb2.MOVE_KIND_FUSE if many else analysis_pb2.MOVE_KIND_AUTHOR,
+        group=last,
+        choice="*" if many else "",
+    )
     found: dict[str, Setting] = {}
     waiting = [(plan_digest(zero), [first], [first], moves.apply(zero, first))]
     while waiting:
@@ -85,7 +89,7 @@ def settings(zero: Groups) -> dict[str, Setting]:
             continue
         found[name] = Setting(parent, move, path, groups, generator.generate(groups))
         for legal in moves.legal(groups):
-            if legal.move.operation == "set":
+            if legal.move.kind == analysis_pb2.MOVE_KIND_SET:
                 further = moves.apply(groups, legal.move)
                 waiting.append((name, [legal.move], [*path, legal.move], further))
     return found

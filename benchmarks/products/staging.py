@@ -109,8 +109,8 @@ def plan_of(case: Case) -> Plan:
     with FakeTensorMode():
         args = tuple(torch.empty(shape, dtype=case.dtype) for shape in case.shapes)
     plan = plan_zero(GraphIndex(capture(Applied(case.function), args)), task_pb2.TARGET_CUDA)
-    operation, choice = ("fuse", "*") if len(plan.groups) > 1 else ("author", "")
-    move = analysis_pb2.Move(operation=operation, group=plan.groups[-1].name, choice=choice)
+    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if len(plan.groups) > 1 else (analysis_pb2.MOVE_KIND_AUTHOR, "")
+    move = analysis_pb2.Move(kind=kind, group=plan.groups[-1].name, choice=choice)
     return moves.apply(plan, move)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, timing_pb2, verdict_pb2
 
 DIGITS = 16
@@ -155,14 +156,14 @@ def _add(landscape: Landscape, item: Line) -> None:
 
 
 def _spelled(move: analysis_pb2.Move) -> list[Any]:
-    spelled: list[Any] = [move.operation, move.group, move.choice]
+    spelled: list[Any] = [words.move_kind(move.kind), move.group, move.choice]
     return [*spelled, dict(sorted(move.arguments.items()))] if move.arguments else spelled
 
 
 def _move(spelled: Sequence[Any]) -> analysis_pb2.Move:
-    operation, group, choice, *arguments = spelled
+    word, group, choice, *arguments = spelled
     return analysis_pb2.Move(
-        operation=operation, group=group, choice=choice, arguments=arguments[0] if arguments else None
+        kind=words.move_kind_of(word), group=group, choice=choice, arguments=arguments[0] if arguments else None
     )
 
 

@@ -43,9 +43,9 @@ class Prediction:
         """The row of the table that it belongs to: the move's kind, settings without values, or several at once."""
         if len(self.kinds) > 1:
             return f"chain: {' + '.join(dict.fromkeys(kind.split()[0] for kind in self.kinds))}"
-        operation, _, what = self.kinds[0].partition(" ")
+        kind, _, what = self.kinds[0].partition(" ")
         settings = ", ".join(dict.fromkeys(each.partition("=")[0] for each in what.replace(",", " ").split()))
-        return f"set {settings}" if operation == "set" else self.kinds[0]
+        return f"set {settings}" if kind == "set" else self.kinds[0]
 
 
 def predictions(events: Sequence[run_pb2.RunEvent]) -> list[Prediction]:

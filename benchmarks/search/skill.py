@@ -130,7 +130,7 @@ class Plans:
             self.outside.add(light.plan_digest)
             raise BadInput("the landscape does not know this plan")
         program = candidate_pb2.Program(target=self._landscape.task.target, digest=found.program)
-        rewrites = [move.choice for move in wanted if move.operation == "rewrite"]
+        rewrites = [move.choice for move in wanted if move.kind == analysis_pb2.MOVE_KIND_REWRITE]
         return candidate_pb2.Candidate(
             digest=of_moves(wanted), moves=wanted, program=program, analysis=light, rewrites=rewrites
         )

@@ -79,7 +79,7 @@ def programs(agents: Agents, task: task_pb2.Task, seconds: list[float]) -> Itera
         request = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=moves)
         legal = agents.synthesis.AnalyzePlan(request, timeout=120.0).analysis.legal_moves
         for option in legal:
-            if option.move.operation not in ("author", "set"):
+            if option.move.kind not in (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_SET):
                 continue
             hypothesis = hypothesis_pb2.Hypothesis(moves=[*moves, option.move], new_move_count=1, source="numbers")
             wanted = synthesis_service_pb2.SynthesizeCandidateRequest(task=task, hypothesis=hypothesis)

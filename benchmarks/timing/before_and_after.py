@@ -62,8 +62,9 @@ class Case:
         with FakeTensorMode():
             args = tuple(torch.empty(shape, dtype=self.dtype) for shape in self.shapes)
         plan = plan_zero(GraphIndex(capture(Applied(self.function), args)), task_pb2.TARGET_CUDA)
-        operation, choice = ("fuse", "*") if len(plan.groups) > 1 else ("author", "")
-        move = analysis_pb2.Move(operation=operation, group=plan.groups[-1].name, choice=choice)
+        many = len(plan.groups) > 1
+        kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if many else (analysis_pb2.MOVE_KIND_AUTHOR, "")
+        move = analysis_pb2.Move(kind=kind, group=plan.groups[-1].name, choice=choice)
         return moves.apply(plan, move)
 
 

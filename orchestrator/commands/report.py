@@ -233,9 +233,9 @@ def _done(trial: trial_pb2.Trial) -> str:
 
 
 def move_text(move: analysis_pb2.Move) -> str:
-    """A move as `operation group choice name=value`."""
+    """A move as `kind group choice name=value`."""
     arguments = (f"{name}={value}" for name, value in sorted(move.arguments.items()))
-    return " ".join(filter(None, [move.operation, move.group, move.choice, *arguments]))
+    return " ".join(filter(None, [words.move_kind(move.kind), move.group, move.choice, *arguments]))
 
 
 def speedup_text(speedup: timing_pb2.Speedup) -> str:

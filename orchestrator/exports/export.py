@@ -112,7 +112,7 @@ def pasted(modules: Iterable[str], *imports: str) -> str:
 
 def _move_text(move: analysis_pb2.Move) -> str:
     integers = ", ".join(f"{key}={value}" for key, value in sorted(dict(move.arguments).items()))
-    return " ".join(part for part in (move.operation, move.group, move.choice, integers) if part)
+    return " ".join(part for part in (words.move_kind(move.kind), move.group, move.choice, integers) if part)
 
 
 # ---- the reference -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Protocol
 
 from orchestrator.pipeline import passed
+from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, trial_pb2
 
 PLAN_ZERO = 0
@@ -87,6 +88,6 @@ def with_move(
         moves=[*moves, legal.move],
         new_move_count=1,
         predicted_speedup=1.0,
-        rationale=f"{reason}: {legal.effect or legal.move.operation}",
+        rationale=f"{reason}: {legal.effect or words.move_kind(legal.move.kind)}",
         source=source,
     )

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 
 from orchestrator.search import PLAN_ZERO, Proposal, SearchState, moves_of, with_move
+from warpsmith.contract import words
 from warpsmith.digest import of_moves
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, trial_pb2
 
@@ -88,6 +89,6 @@ def _crossed(first: trial_pb2.Trial, second: trial_pb2.Trial) -> Proposal | None
 
 def _place(move: analysis_pb2.Move) -> tuple[str, ...]:
     """What a move decides: two moves with the same place exclude each other in a crossing."""
-    if move.operation == "set":
+    if move.kind == analysis_pb2.MOVE_KIND_SET:
         return (move.group, "set", move.choice.partition("=")[0], *sorted(move.arguments))
-    return (move.group, move.operation, move.choice if move.operation == "fuse" else "")
+    return (move.group, words.move_kind(move.kind), move.choice if move.kind == analysis_pb2.MOVE_KIND_FUSE else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from warpsmith.contract import words
 from warpsmith.hardware import H200
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -60,7 +61,7 @@ def of_moves(moves: Iterable[analysis_pb2.Move]) -> str:
     parts: list[str | bytes | int] = ["moves"]
     for move in moves:
         flat = ";".join(f"{name}={value}" for name, value in sorted(move.arguments.items())) if move.arguments else ""
-        parts += [move.operation, move.group, move.choice, flat]
+        parts += [words.move_kind(move.kind), move.group, move.choice, flat]
     return digest(*parts)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from warpsmith import arguments, digest, service
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove, Infrastructure, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
@@ -79,7 +80,7 @@ def softmax_analysis() -> analysis_pb2.Analysis:
     analysis.groups.add(
         name="softmax", computed_by=analysis_pb2.ENGINE_LIBRARY, operations=["aten.softmax.int"], cost=cost
     )
-    move = analysis_pb2.Move(operation="author", group="softmax")
+    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="softmax")
     analysis.legal_moves.add(move=move, before=cost, after=cost, effect="writes softmax as one kernel")
     analysis.minimum.CopyFrom(cost)
     return analysis
@@ -148,7 +149,7 @@ def _synthesis(analyze: Analyze, synthesize: Synthesize) -> Iterator[str]:
         try:
             analyze(request)
         except WarpsmithError as error:
-            yield f"legal move {legal.move.operation} {legal.move.group} does not apply: {error}"
+            yield f"legal move {words.move_kind(legal.move.kind)} {legal.move.group} does not apply: {error}"
     candidates = []
     for _ in range(2):
         request_one = synthesis_service_pb2.SynthesizeCandidateRequest(task=task)
@@ -157,7 +158,7 @@ def _synthesis(analyze: Analyze, synthesize: Synthesize) -> Iterator[str]:
     if candidates[0] != candidates[1]:
         yield "equal requests give different candidates"
     yield from (f"plan zero: {finding}" for finding in _program(candidates[0].program))
-    bad = analysis_pb2.Move(operation="author", group="no such group")
+    bad = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="no such group")
     request_bad = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=[bad])
     yield from _refuses(lambda: analyze(request_bad), IllegalMove, "a move on a group that does not exist")
 

@@ -15,7 +15,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import analysis, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith.graphs.capture import capture
-from warpsmith.v1 import reasoning_service_pb2, task_pb2, timing_pb2
+from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2, timing_pb2
 
 
 class Layers(nn.Module):
@@ -43,7 +43,7 @@ def first_plan(function: Callable[..., torch.Tensor]) -> Plan:
         reference=reference,
     )
     proposed = RooflineReasoner().propose(request).hypotheses
-    wanted = next(each for each in proposed if all(move.operation != "rewrite" for move in each.moves))
+    wanted = next(each for each in proposed if all(move.kind != analysis_pb2.MOVE_KIND_REWRITE for move in each.moves))
     return moves.apply_all(plan, wanted.moves)
 
 

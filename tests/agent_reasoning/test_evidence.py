@@ -27,8 +27,8 @@ def trial(
     return made
 
 
-AUTHOR = Move(operation="author", group="a")
-FUSE = Move(operation="fuse", group="a", choice="b")
+AUTHOR = Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="a")
+FUSE = Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="a", choice="b")
 
 
 def test_one_surprise_moves_a_prediction_by_a_third_of_its_logarithm() -> None:
@@ -69,9 +69,9 @@ def test_step_times_are_summed_by_group() -> None:
 @pytest.mark.parametrize(
     ("move", "expected"),
     [
-        (Move(operation="set", group="a", arguments={"threads": 256}), "set threads=256"),
-        (Move(operation="set", group="b", choice="reduce=cluster"), "set reduce=cluster"),
-        (Move(operation="rewrite", group="a", choice="linear_row_sum"), "rewrite linear_row_sum"),
+        (Move(kind=analysis_pb2.MOVE_KIND_SET, group="a", arguments={"threads": 256}), "set threads=256"),
+        (Move(kind=analysis_pb2.MOVE_KIND_SET, group="b", choice="reduce=cluster"), "set reduce=cluster"),
+        (Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group="a", choice="linear_row_sum"), "rewrite linear_row_sum"),
         (FUSE, "fuse"),
     ],
 )

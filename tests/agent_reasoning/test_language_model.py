@@ -30,7 +30,7 @@ def request_with_choices(limit: int = 4) -> Request:
     request = testing.reasoning_request(limit)
     cost = request.analysis.groups[0].cost
     for threads in (32, 64, 96, 128, 192, 256, 384):
-        move = analysis_pb2.Move(operation="set", group="softmax", arguments={"threads": threads})
+        move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="softmax", arguments={"threads": threads})
         request.analysis.legal_moves.add(move=move, before=cost, after=cost, effect=f"{threads} threads a block")
     return request
 

@@ -17,8 +17,11 @@ GOLDEN = Path(__file__).parents[1] / "golden" / f"{VERSION}.txt"
 def request_with_history() -> reasoning_service_pb2.ProposeHypothesesRequest:
     request = testing.reasoning_request()
     cost = request.analysis.groups[0].cost
-    for operation, choice, effect in (("rewrite", "online", "reads each row once"), ("set", "vector=4", "")):
-        move = analysis_pb2.Move(operation=operation, group="softmax", choice=choice)
+    for kind, choice, effect in (
+        (analysis_pb2.MOVE_KIND_REWRITE, "online", "reads each row once"),
+        (analysis_pb2.MOVE_KIND_SET, "vector=4", ""),
+    ):
+        move = analysis_pb2.Move(kind=kind, group="softmax", choice=choice)
         request.analysis.legal_moves.add(move=move, before=cost, after=cost, effect=effect)
     zero = trial_pb2.Trial(number=1)
     zero.verdict.state = verdict_pb2.VERDICT_STATE_PASS
@@ -28,7 +31,9 @@ def request_with_history() -> reasoning_service_pb2.ProposeHypothesesRequest:
         timing_pb2.StepTime(group="softmax", computed_by=analysis_pb2.ENGINE_LIBRARY, median_ns=100_000.0)
     )
     failed = trial_pb2.Trial(number=2)
-    failed.hypothesis.moves.append(analysis_pb2.Move(operation="rewrite", group="softmax", choice="online"))
+    failed.hypothesis.moves.append(
+        analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group="softmax", choice="online")
+    )
     failed.hypothesis.new_move_count = 1
     failed.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
     failed.verdict.kind = verdict_pb2.FAILURE_KIND_COMPILE_ERROR
@@ -57,7 +62,7 @@ def test_a_prompt_is_bounded_whatever_is_put_into_it(size: int) -> None:
         request.analysis.groups.add(
             name=name, computed_by=analysis_pb2.ENGINE_LIBRARY, operations=["aten.mul.Tensor"] * 50, cost=cost
         )
-        move = analysis_pb2.Move(operation="author", group=name)
+        move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=name)
         request.analysis.legal_moves.add(move=move, before=cost, after=cost, effect="e" * 5000)
         trial = request.history.add(number=number + 1)
         trial.verdict.state = verdict_pb2.VERDICT_STATE_FAIL

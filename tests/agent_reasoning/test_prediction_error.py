@@ -14,9 +14,9 @@ from agent_reasoning.evidence import Evidence
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/search/prediction_error.py"
-AUTHOR = analysis_pb2.Move(operation="author", group="a")
-FUSE = analysis_pb2.Move(operation="fuse", group="a", choice="b")
-LANES = analysis_pb2.Move(operation="set", group="a", choice="lanes=64 threads=64")
+AUTHOR = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="a")
+FUSE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="a", choice="b")
+LANES = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="a", choice="lanes=64 threads=64")
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 
 from agent_reasoning import chains
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from warpsmith import digest, testing
+from warpsmith.contract import words
 from warpsmith.errors import BadInput
 from warpsmith.v1 import (
     analysis_pb2,
@@ -50,8 +52,8 @@ def pointwise(count: int, *, reads: int = 1) -> Cost:
     return Cost(read_bytes=reads * size, write_bytes=size, operation_count=count, launch_count=1, parallel_count=1000)
 
 
-def legal(operation: str, name: str, choice: str = "", **costs: Cost) -> analysis_pb2.LegalMove:
-    return analysis_pb2.LegalMove(move=Move(operation=operation, group=name, choice=choice), **costs)
+def legal(kind: str, name: str, choice: str = "", **costs: Cost) -> analysis_pb2.LegalMove:
+    return analysis_pb2.LegalMove(move=Move(kind=words.move_kind_of(kind), group=name, choice=choice), **costs)
 
 
 def ask(
@@ -86,9 +88,12 @@ def memory_bound_chain(**other: float) -> Request:
     return ask(groups, moves, eager_ns=600_000, floor_ns=190_000, **other)  # type: ignore[arg-type]
 
 
+def told(moves: Iterable[Move]) -> list[tuple[str, str, str]]:
+    return [(words.move_kind(move.kind), move.group, move.choice) for move in moves]
+
+
 def new_moves(hypothesis: hypothesis_pb2.Hypothesis) -> list[tuple[str, str, str]]:
-    new = hypothesis.moves[len(hypothesis.moves) - hypothesis.new_move_count :]
-    return [(move.operation, move.group, move.choice) for move in new]
+    return told(hypothesis.moves[len(hypothesis.moves) - hypothesis.new_move_count :])
 
 
 def propose(request: Request) -> list[hypothesis_pb2.Hypothesis]:
@@ -145,7 +150,7 @@ def test_a_chain_holds_one_reduction_first_and_all_of_them_second() -> None:
         group("norm", "aten.layer_norm.default", pointwise(count), "add"),
     ]
     request = ask(groups, [legal("author", g.name) for g in groups])
-    found = [[(m.operation, m.group, m.choice) for m in c.moves] for c in chains.chains(request.analysis)]
+    found = [told(chain.moves) for chain in chains.chains(request.analysis)]
     assert found[0] == [("author", "norm", ""), ("fuse", "norm", "add")]
     assert [("author", "norm", ""), ("fuse", "norm", "add"), ("fuse", "norm", "softmax")] in found
 
@@ -169,7 +174,7 @@ def test_a_chain_across_reductions_leaves_the_extent_to_synthesis_where_it_can()
         group("relu", "aten.relu.default", pointwise(count), "exp"),
     ]
     moves = [legal("author", g.name) for g in groups if g.name != "linear"] + [legal("fuse", "norm", "*")]
-    found = [[(m.operation, m.group, m.choice) for m in c.moves] for c in chains.chains(ask(groups, moves).analysis)]
+    found = [told(chain.moves) for chain in chains.chains(ask(groups, moves).analysis)]
     assert [("author", "relu", ""), ("fuse", "relu", "exp"), ("fuse", "norm", "*")] in found
 
 
@@ -223,7 +228,7 @@ def test_a_kernel_far_above_its_roofline_wants_its_work_spread_otherwise() -> No
         legal("set", "sum", "stores=plain", before=grid, after=grid),
         legal("set", "sum", "reduce=two_pass", before=grid, after=two_pass),
     ]
-    before = [Move(operation="author", group="sum")]
+    before = [Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="sum")]
     unmeasured = propose(ask([authored], moves, before=before))
     assert [new_moves(each)[0][2] for each in unmeasured] == ["stores=plain"]
     slow = propose(ask([authored], moves, before=before, history=[timed_trial(before, 200_000)]))
@@ -303,7 +308,7 @@ def test_within_five_percent_of_the_floor_it_stops_and_says_why() -> None:
 
 def test_a_plan_at_its_floor_is_left_alone_where_that_is_one() -> None:
     request = memory_bound_chain()
-    done = [Move(operation="author", group="relu")]
+    done = [Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="relu")]
     trial = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=done))
     trial.timing.arms.add(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=195_000)
     request.analysis.moves.extend(done)
@@ -344,7 +349,7 @@ def test_a_prediction_that_earlier_trials_corrected_says_so() -> None:
 
 def test_every_hypothesis_begins_with_the_moves_of_its_parent() -> None:
     request = memory_bound_chain()
-    parent = Move(operation="rewrite", group="x", choice="rule")
+    parent = Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group="x", choice="rule")
     request.analysis.moves.append(parent)
     for hypothesis in propose(request):
         assert hypothesis.moves[0] == parent
@@ -363,7 +368,7 @@ def test_going_back_to_the_library_is_not_predicted_faster_than_eager_was() -> N
         name="norm", computed_by=analysis_pb2.ENGINE_AUTHORED, operations=["aten.layer_norm.default"], cost=cost
     )
     back = legal("library", "norm", before=cost, after=cost)
-    author = Move(operation="author", group="norm")
+    author = Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="norm")
     timing = timing_pb2.Timing(arms=[timing_pb2.Arm(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=200_000)])
     timed = trial_pb2.Trial(number=1, hypothesis=hypothesis_pb2.Hypothesis(moves=[author]), timing=timing)
     timed.candidate.moves.append(author)

@@ -47,12 +47,15 @@ def test_the_environment_names_the_reasoner(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("move", "words"),
     [
-        (Move(operation="author", group="a", choice="row"), "a as a kernel of its own (row)"),
-        (Move(operation="fuse", group="b", choice="a"), "a and b in one kernel"),
-        (Move(operation="library", group="a"), "a back to the library"),
-        (Move(operation="rewrite", group="a", choice="rule"), "a rewritten by rule"),
-        (Move(operation="set", group="a", choice="", arguments={"threads": 256}), "a with threads = 256"),
-        (Move(operation="layout", group="a", choice="channels_last"), "layout a channels_last"),
+        (Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="a", choice="row"), "a as a kernel of its own (row)"),
+        (Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="b", choice="a"), "a and b in one kernel"),
+        (Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group="a"), "a back to the library"),
+        (Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group="a", choice="rule"), "a rewritten by rule"),
+        (
+            Move(kind=analysis_pb2.MOVE_KIND_SET, group="a", choice="", arguments={"threads": 256}),
+            "a with threads = 256",
+        ),
+        (Move(kind=analysis_pb2.MoveKind.ValueType(99), group="a", choice="channels_last"), "99 a channels_last"),
     ],
 )
 def test_every_move_can_be_said(move: Move, words: str) -> None:

@@ -57,14 +57,16 @@ def authored(
     target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA,
 ) -> Plan:
     plan = planned(function, *args, target=target)
-    return moves.apply(plan, analysis_pb2.Move(operation="author", group=plan.groups[-1].name))
+    return moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=plan.groups[-1].name))
 
 
 def as_one_kernel(function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Plan:
     plan = planned(function, *args)
     if len(plan.groups) == 1:
         return authored(function, *args)
-    return moves.apply(plan, analysis_pb2.Move(operation="fuse", group=plan.groups[-1].name, choice="*"))
+    return moves.apply(
+        plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=plan.groups[-1].name, choice="*")
+    )
 
 
 def nest_of(plan: Plan) -> Nest:
@@ -434,7 +436,10 @@ def test_a_mask_that_no_load_is_is_made_before() -> None:
     plan = authored(lambda q, k, v, m: attention(q, k, v, ~m), *of(70, 66, 64), some(70, 66))
     assert [group.schedule for group in plan.groups] == ["", "cuda_attention"]
     with pytest.raises(IllegalMove, match="reads what the same kernel computes"):
-        moves.apply(plan, analysis_pb2.Move(operation="fuse", group=plan.groups[-1].name, choice=plan.groups[0].name))
+        moves.apply(
+            plan,
+            analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=plan.groups[-1].name, choice=plan.groups[0].name),
+        )
 
 
 def test_a_mask_takes_registers_so_three_warpgroups_have_smaller_tiles() -> None:
@@ -451,7 +456,9 @@ def test_projections_stay_out_of_the_kernel() -> None:
     plan = authored(lambda q, k, v: attention(torch.relu(q), k, v), q, k, v)
     producer = plan.groups[0].name
     with pytest.raises(IllegalMove, match="reads what the same kernel computes"):
-        moves.apply(plan, analysis_pb2.Move(operation="fuse", group=plan.groups[-1].name, choice=producer))
+        moves.apply(
+            plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=plan.groups[-1].name, choice=producer)
+        )
 
 
 def test_tiles_follow_the_waves_that_they_make() -> None:

@@ -157,8 +157,8 @@ def planned_large(function: Function, shape: tuple[int, ...], dtype: torch.dtype
             GraphIndex(capture(Applied(function), (torch.empty(shape, dtype=dtype),))), task_pb2.TARGET_CUDA
         )
     many = len(plan.groups) > 1
-    choice, operation = ("*", "fuse") if many else ("", "author")
-    return moves.apply(plan, analysis_pb2.Move(operation=operation, group=plan.groups[-1].name, choice=choice))
+    choice, kind = ("*", analysis_pb2.MOVE_KIND_FUSE) if many else ("", analysis_pb2.MOVE_KIND_AUTHOR)
+    return moves.apply(plan, analysis_pb2.Move(kind=kind, group=plan.groups[-1].name, choice=choice))
 
 
 @pytest.mark.parametrize("name", LARGE)

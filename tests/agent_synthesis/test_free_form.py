@@ -21,6 +21,7 @@ from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.servicer import SynthesisServicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from warpsmith import testing
+from warpsmith.contract import words
 from warpsmith.errors import IllegalMove, ModelFault, NotFound
 from warpsmith.models.language_model import Message
 from warpsmith.models.openai_client import OpenAiClient, Patience
@@ -29,8 +30,8 @@ from warpsmith.v1 import analysis_pb2, hypothesis_pb2, task_pb2, timing_pb2, tri
 from warpsmith.v1 import synthesis_service_pb2 as pb
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FUSE = analysis_pb2.Move(operation="fuse", group="mul_2", choice="*")
-WRITE = analysis_pb2.Move(operation="write", group="mul_2")
+FUSE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="mul_2", choice="*")
+WRITE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group="mul_2")
 SOURCE = 'extern "C" void written_y(void* const* arguments) {\n}\n'
 
 
@@ -73,7 +74,7 @@ def test_a_written_kernel_takes_its_groups_place_and_replays_without_the_model()
         assert len(server.asked) == 1
         assert "response_format" not in server.asked[0].body
     *_, move = candidate.moves
-    assert (move.operation, move.group, len(move.choice)) == ("write", "mul_2", 12)
+    assert (move.kind, move.group, len(move.choice)) == (analysis_pb2.MOVE_KIND_WRITE, "mul_2", 12)
     (step,) = candidate.program.steps
     assert step.launch.entry == "written_mul_2"
     assert list(step.launch.writes) == ["mul_2"]
@@ -84,9 +85,11 @@ def test_a_written_kernel_takes_its_groups_place_and_replays_without_the_model()
 
 
 def test_the_rest_of_the_plan_stays_as_it_is() -> None:
-    author = analysis_pb2.Move(operation="author", group="mul_2")
+    author = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="mul_2")
     with synthesizer(replies.good) as (written, _):
-        plan = written.synthesize(task(), hypothesis(author, analysis_pb2.Move(operation="write", group="sin")))
+        plan = written.synthesize(
+            task(), hypothesis(author, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group="sin"))
+        )
     engines = {step.group: step.WhichOneof("kind") for step in plan.program.steps}
     assert engines == {**dict.fromkeys(("sin_1", "mul", "cos", "cos_1", "mul_1", "add"), "library"),
                        "sin": "launch", "mul_2": "launch"}  # fmt: skip
@@ -98,12 +101,13 @@ def test_a_written_group_may_be_written_again_authored_or_given_back() -> None:
     with synthesizer(replies.good) as (written, _):
         candidate = written.synthesize(task(), hypothesis(FUSE, WRITE))
         legal = {
-            (item.move.operation, item.move.group) for item in written.analyze(task(), candidate.moves).legal_moves
+            (words.move_kind(item.move.kind), item.move.group)
+            for item in written.analyze(task(), candidate.moves).legal_moves
         }
     assert {("write", "mul_2"), ("author", "mul_2"), ("library", "mul_2")} <= legal
-    assert not any(operation in ("set", "fuse") for operation, _ in legal)
+    assert not any(kind in ("set", "fuse") for kind, _ in legal)
     plain = BuiltInSynthesizer(capture_task)
-    moves = [*candidate.moves, analysis_pb2.Move(operation="author", group="mul_2")]
+    moves = [*candidate.moves, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="mul_2")]
     assert "written" not in plain.synthesize(task(), hypothesis(*moves)).program.sources[0].text
 
 
@@ -129,7 +133,7 @@ def test_random_calls_and_calls_that_write_in_place_are_not_written() -> None:
     module = replies.MODULE.replace("return x *", "x.mul_(2.0)\n        return torch.dropout(x, 0.5, True) *")
     with synthesizer(replies.good) as (written, _):
         legal = written.analyze(task(module=module), []).legal_moves
-        writable = {item.move.group for item in legal if item.move.operation == "write"}
+        writable = {item.move.group for item in legal if item.move.kind == analysis_pb2.MOVE_KIND_WRITE}
     assert "add" in writable
     assert not writable & {"mul_", "dropout"}
 
@@ -301,7 +305,11 @@ def test_a_writer_is_told_how_fast_its_part_is_in_plan_zero() -> None:
 
 def test_a_writer_is_shown_the_best_kernel_that_is_known_of_its_part() -> None:
     with synthesizer(replies.good) as (written, server):
-        legal = [item.move for item in written.analyze(task(), [FUSE]).legal_moves if item.move.operation == "set"]
+        legal = [
+            item.move
+            for item in written.analyze(task(), [FUSE]).legal_moves
+            if item.move.kind == analysis_pb2.MOVE_KIND_SET
+        ]
         slow = [FUSE, legal[0]]
         written.synthesize(task(), hypothesis(FUSE, WRITE), timed([FUSE], 2e6, mul_2=1e6))
         written.synthesize(task(), hypothesis(*slow, WRITE), timed(slow, 4e6, mul_2=3e6))
@@ -373,7 +381,9 @@ def test_a_long_prompt_is_shortened_until_the_model_takes_it_and_stays_short() -
         written.synthesize(task(), hypothesis(FUSE, WRITE))
         count = len(server.asked)
         assert count > 1
-        written.synthesize(task(), hypothesis(FUSE, analysis_pb2.Move(operation="write", group="mul_2")))
+        written.synthesize(
+            task(), hypothesis(FUSE, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group="mul_2"))
+        )
         assert len(server.asked) == count + 1
 
 

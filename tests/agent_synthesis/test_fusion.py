@@ -37,7 +37,7 @@ def zero(module: nn.Module, target: task_pb2.Target.ValueType) -> Plan:
 
 
 def fuse(group: str, producer: str = "*") -> analysis_pb2.Move:
-    return analysis_pb2.Move(operation="fuse", group=group, choice=producer)
+    return analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group, choice=producer)
 
 
 @pytest.mark.parametrize("target", [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA])
@@ -46,11 +46,11 @@ def test_a_kernel_that_all_its_readers_compute_again_goes_to_the_first_of_them(
 ) -> None:
     plan = zero(NormByHand(), target)
     last = plan.groups[-1].name
-    plan = moves.apply_all(plan, [analysis_pb2.Move(operation="author", group="sub"), fuse(last)])
+    plan = moves.apply_all(plan, [analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="sub"), fuse(last)])
     assert [group.name for group in plan.groups if group.engine == "authored"] == [last]
     assert "sub" in plan.group(last).nodes
     assert analysis.describe(plan, with_legal_moves=True).legal_moves
-    apart = moves.apply(plan, analysis_pb2.Move(operation="library", group=last))
+    apart = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group=last))
     x = torch.randn(6, 40)
     for each in (plan, apart):
         torch.testing.assert_close(next(iter(interpreter.run_plan(each, {"x": x}))), NormByHand()(x))
@@ -60,10 +60,18 @@ def test_a_kernel_that_all_its_readers_compute_again_goes_to_the_first_of_them(
 @pytest.mark.parametrize("target", [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA])
 def test_every_plan_two_moves_away_can_be_described(module: nn.Module, target: task_pb2.Target.ValueType) -> None:
     start = zero(module, target)
-    fusing = [legal.move for legal in moves.legal(start) if legal.move.operation in ("author", "fuse")]
+    fusing = [
+        legal.move
+        for legal in moves.legal(start)
+        if legal.move.kind in (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_FUSE)
+    ]
     for first in fusing:
         once = moves.apply(start, first)
-        for second in (each.move for each in moves.legal(once) if each.move.operation in ("author", "fuse")):
+        for second in (
+            each.move
+            for each in moves.legal(once)
+            if each.move.kind in (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_FUSE)
+        ):
             try:
                 twice = moves.apply(once, second)
             except IllegalMove:
@@ -78,7 +86,7 @@ def _siblings(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 @pytest.mark.parametrize("target", [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA])
 def test_siblings_that_read_one_tensor_become_one_kernel_that_reads_it_once(target: task_pb2.Target.ValueType) -> None:
     plan = zero(Applied(_siblings), target)
-    (move,) = (each for each in moves.legal(plan) if each.move.operation == "fuse")
+    (move,) = (each for each in moves.legal(plan) if each.move.kind == analysis_pb2.MOVE_KIND_FUSE)
     assert (move.move.group, move.move.choice) == ("amax", "sum_1")
     assert "reads once" in move.effect
     assert move.after.read_bytes == move.before.read_bytes // 2

@@ -17,6 +17,7 @@ from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import analysis, cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.graphs.task_module import tensor_leaves
@@ -28,8 +29,8 @@ def planned(module: nn.Module, args: tuple[Any, ...]) -> Plan:
     return plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CPU)
 
 
-def move(operation: str, group: str, choice: str = "", **arguments: int) -> analysis_pb2.Move:
-    return analysis_pb2.Move(operation=operation, group=group, choice=choice, arguments=arguments)
+def move(kind: str, group: str, choice: str = "", **arguments: int) -> analysis_pb2.Move:
+    return analysis_pb2.Move(kind=words.move_kind_of(kind), group=group, choice=choice, arguments=arguments)
 
 
 def sources_of(plan: Plan, module: nn.Module, args: tuple[Any, ...]) -> dict[str, torch.Tensor]:
@@ -140,7 +141,7 @@ def test_every_legal_move_and_the_moves_after_it_keep_the_meaning(module: nn.Mod
         plan = pending.pop()
         assert_right(plan, module, args)
         for legal in moves.legal(plan):
-            if legal.move.operation == "set":
+            if legal.move.kind == analysis_pb2.MOVE_KIND_SET:
                 continue
             after = moves.apply(plan, legal.move)
             key = analysis.describe(after, with_legal_moves=False).plan_digest
@@ -158,7 +159,7 @@ def test_a_tail_becomes_one_kernel_by_one_compound_move() -> None:
         ("linear", "library", ("linear",)),
         ("add", "authored", ("layer_norm", "gelu", "mul", "add")),
     ]
-    offered = [(m.move.group, m.move.choice) for m in moves.legal(plan) if m.move.operation == "fuse"]
+    offered = [(m.move.group, m.move.choice) for m in moves.legal(plan) if m.move.kind == analysis_pb2.MOVE_KIND_FUSE]
     assert offered == [("gelu", "layer_norm"), ("mul", "gelu"), ("add", "mul"), ("add", "*")]
     split = moves.apply(fused, move("library", "add"))
     assert [(g.name, g.engine) for g in split.groups] == [(g.name, g.engine) for g in plan.groups]
@@ -219,7 +220,7 @@ def test_a_row_sum_of_a_linear_becomes_a_product_with_a_vector(
     module, args = RowSum(bias, mean, keepdim), (torch.randn(shape),)
     plan = planned(module, args)
     name = "mean" if mean else "sum_1"
-    rule = next(m for m in moves.legal(plan) if m.move.operation == "rewrite")
+    rule = next(m for m in moves.legal(plan) if m.move.kind == analysis_pb2.MOVE_KIND_REWRITE)
     assert rule.move == move("rewrite", name, "linear_row_sum")
     assert rule.after.product_flop_count < rule.before.product_flop_count / 8
     after = moves.apply(plan, rule.move)
@@ -241,7 +242,7 @@ def test_rules_hold_only_under_their_condition() -> None:
             return y.sum(0), y.sum(1)
 
     plan = planned(Both(), (torch.randn(4, 12),))
-    assert not [m for m in moves.legal(plan) if m.move.operation == "rewrite"]
+    assert not [m for m in moves.legal(plan) if m.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
     with pytest.raises(IllegalMove, match="does not apply"):
         moves.apply(plan, move("rewrite", "sum_2", "linear_row_sum"))
 
@@ -265,7 +266,7 @@ def test_illegal_moves_say_why(bad: analysis_pb2.Move, reason: str) -> None:
 def test_settings_change_one_at_a_time() -> None:
     module, args = MODULES[0]
     plan = moves.apply(planned(module, args), move("author", "layer_norm"))
-    settings = [m.move for m in moves.legal(plan) if m.move.operation == "set"]
+    settings = [m.move for m in moves.legal(plan) if m.move.kind == analysis_pb2.MOVE_KIND_SET]
     assert settings
     for setting in settings:
         changed = moves.apply(plan, setting).group("layer_norm").settings

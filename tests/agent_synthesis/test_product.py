@@ -59,9 +59,8 @@ def as_one_kernel(module: nn.Module, *args: torch.Tensor) -> Plan:
     plan = planned(module, *args)
     last = plan.groups[-1].name
     many = len(plan.groups) > 1
-    plan = moves.apply(
-        plan, analysis_pb2.Move(operation="fuse" if many else "author", group=last, choice="*" if many else "")
-    )
+    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if many else (analysis_pb2.MOVE_KIND_AUTHOR, "")
+    plan = moves.apply(plan, analysis_pb2.Move(kind=kind, group=last, choice=choice))
     assert [group.schedule for group in plan.groups] == ["cuda_product"]
     return plan
 
@@ -316,7 +315,7 @@ def test_only_schedules_of_products_take_one_and_small_ones_get_small_tiles() ->
 def test_a_processors_product_is_the_librarys_and_what_follows_is_one_kernel() -> None:
     args = (R(80, 64), R(80, 96))
     plan = plan_zero(GraphIndex(capture(Ended(64, 96, lambda y, r: F.gelu(y) * 2 + r), args)), task_pb2.TARGET_CPU)
-    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="add", choice="*"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="add", choice="*"))
     assert [(group.nodes, group.schedule) for group in plan.groups] == [
         (("linear",), ""),
         (("gelu", "mul", "add"), "cpu_pointwise"),
@@ -358,7 +357,7 @@ def test_a_sum_whose_terms_are_stored_too_is_no_product() -> None:
         return terms - terms.sum(-1, keepdim=True)
 
     plan = planned(Applied(centred), R(64, 64), R(64, 64))
-    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="sub", choice="*"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="sub", choice="*"))
     assert plan.groups[-1].schedule == "cuda_row_reduction"
 
 
@@ -376,7 +375,7 @@ def test_buffers_may_have_the_names_of_a_kernels_own_parameters(compile_cuda: Co
 def test_a_product_is_not_computed_twice() -> None:
     plan = planned(Ended(64, 64, lambda y: torch.cat([y.softmax(-1), y])), R(64, 64))
     with pytest.raises(IllegalMove, match=r"product|reduce|no schedule"):
-        moves.apply(plan, analysis_pb2.Move(operation="fuse", group="softmax", choice="linear"))
+        moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="softmax", choice="linear"))
 
 
 def test_what_a_thread_or_a_block_cannot_hold_is_refused() -> None:
@@ -450,7 +449,7 @@ def test_the_model_counts_a_products_work_at_its_engines_rate() -> None:
 
 
 def _authored(plan: Plan) -> tuple[Plan, Any]:
-    made = moves.apply(plan, analysis_pb2.Move(operation="author", group=plan.groups[-1].name))
+    made = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=plan.groups[-1].name))
     return made, made.groups[-1]
 
 

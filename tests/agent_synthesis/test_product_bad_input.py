@@ -41,7 +41,9 @@ def authored(function: Function, *args: torch.Tensor) -> Plan:
     plan = planned(Applied(function), *args)
     many = len(plan.groups) > 1
     move = analysis_pb2.Move(
-        operation="fuse" if many else "author", group=plan.groups[-1].name, choice="*" if many else ""
+        kind=analysis_pb2.MOVE_KIND_FUSE if many else analysis_pb2.MOVE_KIND_AUTHOR,
+        group=plan.groups[-1].name,
+        choice="*" if many else "",
     )
     plan = moves.apply(plan, move)
     assert len(plan.groups) == 1
@@ -71,11 +73,13 @@ def test_what_is_empty_stays_in_the_library(name: str, target: task_pb2.Target.V
     function, *args = EMPTY[name]
     plan = planned(Applied(function), *args, target=target)
     product = plan.groups[0]
-    for move in ("author", "fuse"):
+    for kind, choice in ((analysis_pb2.MOVE_KIND_AUTHOR, ""), (analysis_pb2.MOVE_KIND_FUSE, "*")):
         with pytest.raises(IllegalMove):
-            moves.apply(plan, analysis_pb2.Move(operation=move, group=product.name, choice="*" * (move == "fuse")))
+            moves.apply(plan, analysis_pb2.Move(kind=kind, group=product.name, choice=choice))
     assert not [
-        each for each in moves.legal(plan) if each.move.group == product.name and each.move.operation != "write"
+        each
+        for each in moves.legal(plan)
+        if each.move.group == product.name and each.move.kind != analysis_pb2.MOVE_KIND_WRITE
     ]
     assert all(step.HasField("library") for step in generator.generate(plan).steps)
 
@@ -128,7 +132,7 @@ def test_steps_back_are_strides_below_zero_that_only_plain_kernels_walk() -> Non
     assert (product.right.offset, product.right.row_stride, product.right.depth_stride) == (63 * 96, 1, -96)
     large = planned_large(lambda a, b: a.flip(1) @ b, (4096, 4096), (4096, 4096))
     with pytest.raises(IllegalMove, match="no schedule"):  # the tensor cores multiply a copy
-        moves.apply(large, analysis_pb2.Move(operation="fuse", group="matmul", choice="flip"))
+        moves.apply(large, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="matmul", choice="flip"))
     assert CudaProduct(H200).accepts(nest_of(large))
 
 
@@ -165,9 +169,9 @@ def test_beyond_two_to_the_31_elements_offsets_are_long_and_grids_are_not(name: 
     last = plan.groups[-1].name
     if len(plan.groups) > 1:
         for group in plan.groups[-2::-1]:
-            plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice=group.name))
+            plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice=group.name))
     else:
-        plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=last))
+        plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=last))
     (group,) = plan.groups
     assert group.schedule == schedule
     nest = nest_of(plan)

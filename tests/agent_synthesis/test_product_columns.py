@@ -66,7 +66,7 @@ def planned(module: nn.Module, *args: torch.Tensor) -> Plan:
     plan = plan_zero(GraphIndex(capture(module.train(), args)), task_pb2.TARGET_CUDA)
     last = plan.groups[-1].name
     while producers := plan.producers(plan.group(last)):
-        plan = moves.apply(plan, Move(operation="fuse", group=last, choice=producers[-1]))
+        plan = moves.apply(plan, Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice=producers[-1]))
     return plan
 
 
@@ -190,9 +190,13 @@ def test_all_that_fuses_leaves_the_product_apart_from_its_norm() -> None:
     module, x = case("behind a scale, before a tail")
     plan = plan_zero(GraphIndex(capture(module.train(), (x,))), task_pb2.TARGET_CUDA)
     last = plan.groups[-1].name
-    plan = moves.apply(plan, Move(operation="fuse", group=last, choice="*"))
+    plan = moves.apply(plan, Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice="*"))
     assert "linear" in [group.name for group in plan.groups]
-    chosen = [(legal.move.group, legal.move.choice) for legal in moves.legal(plan) if legal.move.operation == "fuse"]
+    chosen = [
+        (legal.move.group, legal.move.choice)
+        for legal in moves.legal(plan)
+        if legal.move.kind == analysis_pb2.MOVE_KIND_FUSE
+    ]
     assert (last, "linear") in chosen
 
 

@@ -89,7 +89,7 @@ def test_others_are_split_in_memory_or_not_at_all(nest: Nest) -> None:
 def test_the_first_plan_has_the_form_that_measured_best(arguments: dict[str, int], name: str) -> None:
     plan = plan_zero(index_of(**arguments), task_pb2.TARGET_CUDA)  # type: ignore[arg-type]
     group = plan.groups[-1].name
-    plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=group))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group))
     assert plan.group(group).schedule == name
 
 

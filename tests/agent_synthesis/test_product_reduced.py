@@ -35,9 +35,9 @@ def planned(function: Function, *args: torch.Tensor) -> Plan:
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
     last = plan.groups[-1].name
     if len(plan.groups) > 2:
-        plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice="*"))
+        plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice="*"))
     for group in plan.groups[:-1]:
-        plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice=group.name))
+        plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice=group.name))
     return plan
 
 
@@ -109,9 +109,9 @@ def test_the_product_counts_as_work_and_the_rows_as_bytes() -> None:
 def test_all_that_fuses_leaves_the_product_apart_from_what_reduces_it() -> None:
     function, args = ENDS["logsumexp behind a clamp"]
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
-    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="logsumexp", choice="*"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="logsumexp", choice="*"))
     assert [group.name for group in plan.groups] == ["matmul", "logsumexp"]
-    chosen = [legal.move.choice for legal in moves.legal(plan) if legal.move.operation == "fuse"]
+    chosen = [legal.move.choice for legal in moves.legal(plan) if legal.move.kind == analysis_pb2.MOVE_KIND_FUSE]
     assert "matmul" in chosen
 
 
@@ -170,7 +170,7 @@ class Layer(nn.Module):
 
 def test_a_sequence_is_reduced_as_its_rows() -> None:
     plan = plan_zero(GraphIndex(capture(Layer(), (R(2, 40, 48),))), task_pb2.TARGET_CUDA)
-    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="amax", choice="linear"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="amax", choice="linear"))
     (group,) = plan.groups
     emission = CudaReducedProduct(H200).emit(nest_of(plan), group.settings)
     assert ".batch = 1, .m = 80, .n = 80, .k = 48" in emission.text

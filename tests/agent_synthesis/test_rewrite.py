@@ -38,7 +38,7 @@ def planned(function: Callable[..., Any], *args: torch.Tensor) -> tuple[Plan, nn
 
 
 def offered(plan: Plan) -> list[analysis_pb2.Move]:
-    return [legal.move for legal in moves.legal(plan) if legal.move.operation == "rewrite"]
+    return [legal.move for legal in moves.legal(plan) if legal.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
 
 
 def results(plan: Plan, module: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

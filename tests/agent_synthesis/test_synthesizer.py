@@ -13,6 +13,7 @@ from agent_synthesis.plans import moves
 from agent_synthesis.servicer import SynthesisServicer, make_servicer
 from agent_synthesis.synthesizer import BuiltInSynthesizer, capture_in_worker
 from warpsmith import plugins, testing
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove, NotFound, UnknownPlugin
 from warpsmith.settings import Settings, read
 from warpsmith.v1 import analysis_pb2, graph_pb2, hypothesis_pb2, task_pb2, trial_pb2, verdict_pb2
@@ -42,8 +43,8 @@ def task_of(body: str = "return x.softmax(1) * 2", inputs: str = "return [torch.
     )
 
 
-def move(operation: str, group: str, choice: str = "", **arguments: int) -> analysis_pb2.Move:
-    return analysis_pb2.Move(operation=operation, group=group, choice=choice, arguments=arguments)
+def move(kind: str, group: str, choice: str = "", **arguments: int) -> analysis_pb2.Move:
+    return analysis_pb2.Move(kind=words.move_kind_of(kind), group=group, choice=choice, arguments=arguments)
 
 
 def trial_of(moves: list[analysis_pb2.Move], kind: int = verdict_pb2.FAILURE_KIND_RESOURCE) -> trial_pb2.Trial:
@@ -181,7 +182,11 @@ def test_a_task_that_allows_tf32_gets_products_that_may_use_it_after_a_rewrite_t
     for precision, engine in ((task_pb2.PRECISION_FP32, "fp16x3"), (task_pb2.PRECISION_TF32, "tf32")):
         task.precision = precision
         synthesizer = BuiltInSynthesizer(capture_task)
-        rewrites = [each.move for each in moves.legal(synthesizer.plan(task, [])) if each.move.operation == "rewrite"]
+        rewrites = [
+            each.move
+            for each in moves.legal(synthesizer.plan(task, []))
+            if each.move.kind == analysis_pb2.MOVE_KIND_REWRITE
+        ]
         assert rewrites
         for before in ([], rewrites[:1]):
             product = next(name for name in synthesizer.plan(task, before).index.nodes if "matmul" in name)

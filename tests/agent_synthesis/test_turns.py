@@ -171,9 +171,9 @@ def test_a_group_that_is_fused_with_what_turns_is_tiled() -> None:
         return torch.relu(x.permute(0, 2, 3, 1).contiguous()) * y
 
     plan = planned((function, [(F32, (8, 96, 28, 28)), (F32, (96,))]))
-    plan = moves.apply(plan, analysis_pb2.Move(operation="author", group="mul"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="mul"))
     assert [group.schedule for group in plan.groups if group.name == "mul"] == ["cuda_pointwise"]
-    plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group="mul", choice="*"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="mul", choice="*"))
     assert [group.schedule for group in plan.groups] == ["cuda_transpose"]
     assert "ws_transpose.cuh" in {source.name for source in generator.generate(plan).sources}
 

@@ -65,8 +65,8 @@ def test_a_landscape_survives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "landscapes.jsonl"
     task = task_pb2.Task(name="t", target=task_pb2.TARGET_CPU)
     kept = landscape_file.Landscape(task, graph_pb2.Graph(output_tree="x"), timing_pb2.Device(name="d"))
-    fuse = analysis_pb2.Move(operation="fuse", group="a", choice="b")
-    threads = analysis_pb2.Move(operation="set", group="a", arguments={"threads": 4})
+    fuse = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="a", choice="b")
+    threads = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="a", arguments={"threads": 4})
     landscape_file.append(file, landscape_file.task_line(kept))
     for plan in (
         landscape_file.Plan("p0", "q0", "", [], "PASS", 1.0, 900.0),
@@ -88,10 +88,10 @@ def test_a_survey_never_takes_the_same_step_twice_and_knows_the_fastest() -> Non
     task = task_pb2.Task(name="t", target=task_pb2.TARGET_CPU)
     landscape = landscape_file.Landscape(task, graph_pb2.Graph(), timing_pb2.Device())
     landscape.plans["zero"] = landscape_file.Plan("zero", "zero", "", [], "PASS", 1.0)
-    author = analysis_pb2.Move(operation="author", group="a")
+    author = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="a")
     landscape.plans["fast"] = landscape_file.Plan("fast", "fast", "zero", [author], "PASS", 3.0)
     frontier = landscapes.Frontier(landscape, random.Random(0))
-    moves = [analysis_pb2.Move(operation="set", group="a", arguments={"threads": n}) for n in range(3)]
+    moves = [analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="a", arguments={"threads": n}) for n in range(3)]
     frontier.legal = {"zero": [author], "fast": moves}
     assert frontier.parents()[1] == "fast"
     assert frontier.step("zero") == []

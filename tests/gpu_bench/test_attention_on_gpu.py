@@ -34,8 +34,8 @@ def one_kernel(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, 
 
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
     last, many = plan.groups[-1].name, len(plan.groups) > 1
-    operation, choice = ("fuse", "*") if many else ("author", "")
-    plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
+    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if many else (analysis_pb2.MOVE_KIND_AUTHOR, "")
+    plan = moves.apply(plan, analysis_pb2.Move(kind=kind, group=last, choice=choice))
     assert [group.schedule for group in plan.groups] == ["cuda_attention"]
     defaults = plan.groups[0].settings
     settings = defaults.changed(setting)
@@ -53,7 +53,7 @@ def in_parts(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ..
     from warpsmith.v1 import analysis_pb2, task_pb2
 
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
-    plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=plan.groups[-1].name))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=plan.groups[-1].name))
     assert [group.schedule for group in plan.groups][-3:] == ["cuda_product", "cuda_row_reduction", "cuda_product"]
     return compiled(generator.generate(plan))
 

@@ -53,7 +53,7 @@ def made(module: nn.Module, x: torch.Tensor, settings: tuple[tuple[str, int], ..
     plan = plan_zero(GraphIndex(capture(module.train(), (x,))), task_pb2.TARGET_CUDA)
     last = plan.groups[-1].name
     while producers := plan.producers(plan.group(last)):
-        plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice=producers[-1]))
+        plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice=producers[-1]))
     group = plan.group(last)
     assert group.schedule == "cuda_product_columns"
     plan = fusion.with_settings(plan, last, group.settings.changed(dict(settings)))

@@ -53,11 +53,11 @@ def one_kernel(
 
     plan = plan_zero(GraphIndex(capture(module, args), allows_tf32=engine == "tf32"), task_pb2.TARGET_CUDA)
     last, many = plan.groups[-1].name, len(plan.groups) > 1
-    operation, choice = ("fuse", "*") if many else ("author", "")
+    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if many else (analysis_pb2.MOVE_KIND_AUTHOR, "")
     with contextlib.suppress(IllegalMove):  # a product alone is not all that fuses with what reduces it
-        plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
+        plan = moves.apply(plan, analysis_pb2.Move(kind=kind, group=last, choice=choice))
     for group in plan.groups[:-1]:  # a product and what reduces it
-        plan = moves.apply(plan, analysis_pb2.Move(operation="fuse", group=last, choice=group.name))
+        plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=last, choice=group.name))
     (group,) = plan.groups
     assert odd or group.schedule.startswith("cuda_product")
     if held:

@@ -61,10 +61,12 @@ def one_kernel(function: Function, args: tuple[torch.Tensor, ...], **setting: in
 
     plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
     last, many = plan.groups[-1].name, len(plan.groups) > 1
-    operation, choice = ("fuse", "*") if many else ("author", "")
-    plan = moves.apply(plan, analysis_pb2.Move(operation=operation, group=last, choice=choice))
+    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if many else (analysis_pb2.MOVE_KIND_AUTHOR, "")
+    plan = moves.apply(plan, analysis_pb2.Move(kind=kind, group=last, choice=choice))
     if plan.groups[0].schedule != "cuda_transpose":  # small, and pointwise before it was fused with what turns
-        plan = moves.apply(plan, analysis_pb2.Move(operation="author", group=last, choice="cuda_transpose"))
+        plan = moves.apply(
+            plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=last, choice="cuda_transpose")
+        )
     (group,) = plan.groups
     settings = group.settings.changed(setting)
     program = generator.generate(fusion.with_settings(plan, last, settings))

@@ -102,5 +102,5 @@ def authored(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> candi
     from warpsmith.graphs.capture import capture
 
     plan = plan_zero(GraphIndex(capture(module, inputs)), task_pb2.TARGET_CUDA)
-    move = analysis_pb2.Move(operation="author", group=plan.groups[-1].name)
+    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=plan.groups[-1].name)
     return generator.generate(moves.apply(plan, move))

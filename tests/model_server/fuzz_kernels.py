@@ -123,7 +123,7 @@ def outcome(client: OpenAiClient, signature: Signature) -> tuple[str, float]:
             known = {*signature.inputs, *signature.outputs, *(workspace.name for workspace in kernel.workspaces)}
             assert all(set(launch.arguments) <= known for launch in kernel.launches)
             assert from_text(kernel.text, signature) == kernel
-            move = analysis_pb2.Move(operation="write", group="y", choice=kernel.name, text=kernel.text)
+            move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group="y", choice=kernel.name, text=kernel.text)
             assert move.SerializeToString()
             return WRITTEN, seconds
 

@@ -38,7 +38,7 @@ def request() -> reasoning_service_pb2.ProposeHypothesesRequest:
     made = testing.reasoning_request()
     cost = made.analysis.groups[0].cost
     for threads in range(32, 32 * 12, 32):
-        move = analysis_pb2.Move(operation="set", group="softmax", arguments={"threads": threads})
+        move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="softmax", arguments={"threads": threads})
         made.analysis.legal_moves.add(move=move, before=cost, after=cost, effect=f"{threads} threads")
     return made
 

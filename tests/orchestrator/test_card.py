@@ -43,7 +43,7 @@ def get_init_inputs():
     return []
 """
 A100 = hardware.CARDS["sm_80"].message()
-FUSED = hypothesis_pb2.Hypothesis(moves=[analysis_pb2.Move(operation="author", group="softmax")])
+FUSED = hypothesis_pb2.Hypothesis(moves=[analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="softmax")])
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from orchestrator.exports.carried import gradient, guard
 from orchestrator.exports.export_kernelbench import KernelBenchExporter, inline_headers, refusals
 from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.errors import BadInput, NotFound
-from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2
+from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2
 
 MODULE = '''
 import torch
@@ -139,7 +139,7 @@ def _run(target: task_pb2.Target.ValueType, kernel: str) -> run_pb2.Run:
     call.results.append("lambda")
     program.outputs.append("lambda")
     program.output_tree = '[1, {"type": null, "context": null, "children_spec": []}]'
-    run.best.candidate.moves.add(operation="author", group="mul")
+    run.best.candidate.moves.add(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="mul")
     run.best.timing.faster = True
     return run
 

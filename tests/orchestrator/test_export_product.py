@@ -77,7 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> run_pb2.Run:
     task = intake.read(intake.Request(str(path), target="cuda"))
     task.inputs.append(dtypes.spec_of(torch.empty(192, 320)))
     made = run_pb2.Run(id="r1", state=run_pb2.RUN_STATE_FASTER, task=task)
-    moves = [analysis_pb2.Move(operation="fuse", group="gelu", choice="*")]
+    moves = [analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="gelu", choice="*")]
     synthesizer = BuiltInSynthesizer(capture=capture_task)
     made.best.candidate.CopyFrom(synthesizer.synthesize(task, hypothesis_pb2.Hypothesis(moves=moves)))
     made.best.timing.faster = True

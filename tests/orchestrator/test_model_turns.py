@@ -64,7 +64,7 @@ class WritingWorld(testing.World):
     ) -> synthesis_service_pb2.RepairCandidateResponse:
         del timeout
         moves = list(request.failed.candidate.moves)
-        if not moves or moves[-1].operation != "write":
+        if not moves or moves[-1].kind != analysis_pb2.MOVE_KIND_WRITE:
             raise NotFound("no remedy")
         self.repaired.append(request.failed.verdict.detail)
         self._need_model()
@@ -115,7 +115,9 @@ def execute(world: WritingWorld, notebook: Notebook, search: Search | None = Non
 
 
 def written(trials: Sequence[trial_pb2.Trial]) -> list[trial_pb2.Trial]:
-    return [trial for trial in trials if any(move.operation == "write" for move in trial.candidate.moves)]
+    return [
+        trial for trial in trials if any(move.kind == analysis_pb2.MOVE_KIND_WRITE for move in trial.candidate.moves)
+    ]
 
 
 def test_a_server_that_is_down_is_waited_for_while_other_work_goes_on() -> None:
@@ -209,7 +211,7 @@ def test_a_repair_that_waited_takes_a_trial_of_the_budget() -> None:
 
 
 def test_a_replayed_kernel_says_nothing_of_a_model() -> None:
-    moves = [analysis_pb2.Move(operation="write", group="out", text="void out() {}")]
+    moves = [analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group="out", text="void out() {}")]
     assert not was_answered(hypothesis_pb2.Hypothesis(moves=moves, source="archive"))
     assert was_answered(hypothesis_pb2.Hypothesis(moves=moves, source="vllm"))
     moves[0].text = ""
@@ -222,7 +224,7 @@ def test_the_slowest_of_our_kernels_is_written_second() -> None:
         analysis.groups.add(
             name=name, computed_by=analysis_pb2.ENGINE_LIBRARY if name == "c" else analysis_pb2.ENGINE_AUTHORED
         )
-        analysis.legal_moves.add(move=analysis_pb2.Move(operation="write", group=name))
+        analysis.legal_moves.add(move=analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group=name))
     parent = trial_pb2.Trial(timing=timing_pb2.Timing(steps=[timing_pb2.StepTime(group="b", median_ns=5)]))
     proposed = [hypothesis_pb2.Hypothesis(rationale=text) for text in ("first", "second")]
     made = with_write(analysis, proposed, parent)
@@ -235,7 +237,7 @@ def test_of_library_calls_the_kernel_that_the_best_proposal_ends_with_is_written
     analysis = analysis_pb2.Analysis()
     analysis.groups.add(name="out", computed_by=analysis_pb2.ENGINE_LIBRARY)
     assert with_write(analysis, [], None) == []
-    analysis.legal_moves.add(move=analysis_pb2.Move(operation="write", group="out"))
+    analysis.legal_moves.add(move=analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_WRITE, group="out"))
     best = hypothesis_pb2.Hypothesis(moves=[testing.move("author"), testing.move("fuse", "*")], new_move_count=2)
     made = with_write(analysis, [best], None)
     assert list(map(testing.name_of, made[1].moves)) == ["author", "fuse", "write"]

@@ -72,11 +72,20 @@ def test_tasks_of_another_kind_have_another_shape() -> None:
 
 
 def test_moves_count_in_order_and_with_their_arguments() -> None:
-    vector = analysis_pb2.Move(operation="set", group="y", arguments={"vector": 4, "threads": 256})
-    author = analysis_pb2.Move(operation="author", group="y")
+    vector = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="y", arguments={"vector": 4, "threads": 256})
+    author = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="y")
     assert digest.of_moves([author, vector]) != digest.of_moves([vector, author])
-    wider = analysis_pb2.Move(operation="set", group="y", arguments={"vector": 8, "threads": 256})
+    wider = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="y", arguments={"vector": 8, "threads": 256})
     assert digest.of_moves([vector]) != digest.of_moves([wider])
+
+
+def test_moves_are_named_as_when_their_kind_was_a_word() -> None:
+    fuse = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="y", choice="*")
+    threads = analysis_pb2.Move(
+        kind=analysis_pb2.MOVE_KIND_SET, group="y", choice="reduce=warp", arguments={"lanes": 8}
+    )
+    then = ("moves", "fuse", "y", "*", "", "set", "y", "reduce=warp", "lanes=8")
+    assert digest.of_moves([fuse, threads]) == digest.digest(*then)
 
 
 def test_every_part_of_a_step_counts() -> None:

@@ -8,15 +8,19 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
-from warpsmith import service
+from warpsmith import digest, service
 from warpsmith.contract import earlier, words
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     analysis_pb2,
+    candidate_pb2,
+    hypothesis_pb2,
     optimization_service_pb2,
     optimization_service_pb2_grpc,
     reasoning_service_pb2,
+    run_pb2,
     synthesis_service_pb2,
     synthesis_service_pb2_grpc,
     timing_pb2,
@@ -73,6 +77,46 @@ def test_an_engine_is_known_by_its_word_and_one_of_a_later_version_by_its_number
     read = timing_pb2.StepTime.FromString(bytes([6 << 3, value]))
     assert words.engine(read.computed_by) == word
     assert words.engine_of(word) == (value if value < 99 else 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), list(enumerate(("", "author", "fuse", "library", "rewrite", "set", "write")))
+)
+def test_a_move_that_was_named_by_a_word_is_read_as_one_of_its_kind(value: int, word: str) -> None:
+    read = earlier.translated(analysis_pb2.Move.FromString(written(1, word) + written(2, "y") + written(3, "*")))
+    assert (read.kind, words.move_kind(read.kind)) == (value, word)
+    assert read == analysis_pb2.Move(kind=read.kind, group="y", choice="*"), "what is translated is not kept twice"
+    assert digest.of_moves([read]) == digest.digest("moves", word, "y", "*", "")
+
+
+def test_a_move_of_another_version_is_not_taken_for_one_of_ours() -> None:
+    old = earlier.translated(analysis_pb2.Move.FromString(written(1, "layout")))
+    assert (old.kind, old.SerializeToString()) == (analysis_pb2.MOVE_KIND_UNSPECIFIED, written(1, "layout"))
+    assert words.move_kind(analysis_pb2.Move.FromString(bytes([6 << 3, 99])).kind) == "99"
+
+
+OLD_MOVE = written(1, "fuse") + written(2, "y")
+"""A move of which the kind is a word."""
+OLD_PLAN = analysis_pb2.Analysis.FromString(written(2, OLD_MOVE) + written(4, written(1, OLD_MOVE)))
+"""Analysis.moves and Analysis.legal_moves, the same."""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        candidate_pb2.Candidate.FromString(written(3, OLD_MOVE)),
+        hypothesis_pb2.Hypothesis.FromString(written(1, OLD_MOVE)),
+        OLD_PLAN,
+        trial_pb2.Trial(candidate=candidate_pb2.Candidate(analysis=OLD_PLAN)),
+        run_pb2.RunEvent(run=run_pb2.Run(best=trial_pb2.Trial.FromString(written(4, written(1, OLD_MOVE))))),
+        reasoning_service_pb2.ProposeHypothesesRequest(analysis=OLD_PLAN),
+        synthesis_service_pb2.AnalyzePlanRequest.FromString(written(2, OLD_MOVE)),
+    ],
+    ids=lambda message: message.DESCRIPTOR.name,
+)
+def test_a_move_is_found_wherever_messages_hold_one(message: Message) -> None:
+    assert b"fuse" in message.SerializeToString()
+    assert b"fuse" not in earlier.translated(message).SerializeToString()
 
 
 def test_arms_and_flags_that_were_words_are_read_as_arms_and_flags() -> None:

@@ -23,7 +23,7 @@ def _fitting(request: api.ProposeHypothesesRequest) -> api.ProposeHypothesesResp
 def _careless(request: api.ProposeHypothesesRequest) -> api.ProposeHypothesesResponse:
     response = api.ProposeHypothesesResponse()
     for _ in range(request.limit + 1):
-        response.hypotheses.add(new_move_count=1, predicted_speedup=float("nan")).moves.add(operation="pray")
+        response.hypotheses.add(new_move_count=1, predicted_speedup=float("nan")).moves.add(group="pray")
     return response
 
 

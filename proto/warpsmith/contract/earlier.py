@@ -60,6 +60,13 @@ def _of_engine(message: Any) -> None:
         message.ClearField("engine")
 
 
+def _of_move(move: Any) -> None:
+    """A move: `operation` was a word."""
+    if move.operation and (known := words.move_kind_of(move.operation)):
+        move.kind = known
+        move.ClearField("operation")
+
+
 def _of_arm(arm: Any) -> None:
     """An arm: `name` was a word."""
     if arm.name and (known := words.arm_of(arm.name)):
@@ -95,6 +102,7 @@ def _of_stage(trial: Any) -> None:
 _OLD: Mapping[str, Callable[[Any], None]] = {
     "warpsmith.v1.Arm": _of_arm,
     "warpsmith.v1.Group": _of_engine,
+    "warpsmith.v1.Move": _of_move,
     "warpsmith.v1.ReferenceReport": functools.partial(_of_fastest_and_flags, fastest="fastest"),
     "warpsmith.v1.StepTime": _of_engine,
     "warpsmith.v1.Timing": functools.partial(_of_fastest_and_flags, fastest="fastest_baseline"),

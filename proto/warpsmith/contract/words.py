@@ -21,6 +21,16 @@ def engine_of(word: str) -> analysis_pb2.Engine.ValueType:
     return analysis_pb2.Engine.ValueType(_value(analysis_pb2.Engine.DESCRIPTOR, word))
 
 
+def move_kind(value: analysis_pb2.MoveKind.ValueType) -> str:
+    """ "fuse", "set" and so on; empty where none is set."""
+    return _word(analysis_pb2.MoveKind.DESCRIPTOR, value).lower()
+
+
+def move_kind_of(word: str) -> analysis_pb2.MoveKind.ValueType:
+    """The kind of move of a word; unspecified for another."""
+    return analysis_pb2.MoveKind.ValueType(_value(analysis_pb2.MoveKind.DESCRIPTOR, word))
+
+
 def arm(value: timing_pb2.ArmKind.ValueType) -> str:
     """ "eager", "compile_max_autotune" and so on; empty where none is set."""
     return _word(timing_pb2.ArmKind.DESCRIPTOR, value).lower()
