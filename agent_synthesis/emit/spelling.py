@@ -64,6 +64,8 @@ CUDA = Dialect(
 )
 CUDA_FAST_EXP = replace(CUDA, functions={"exp": "fast_exp"})
 """With the approximate exponential."""
+CUDA_SHORT_ERFC = replace(CUDA, functions={"erfc": "short_erfc"})
+"""With an `erfc` for what is rounded to 16 bits."""
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
@@ -130,12 +132,6 @@ def accumulator(reduction: Reduction, dialect: Dialect) -> str:
     """Type of what a reduction accumulates: a value, or a value with its position."""
     kind = dialect.compute(reduction.type)
     return kind if reduction.operation not in ARG_REDUCTIONS else f"ws::At<{kind}, {dialect.compute(reduction.result)}>"
-
-
-def accumulator_bytes(reduction: Reduction) -> int:
-    """Size of that, padded as a structure."""
-    size = reduction.type.compute.size_bytes
-    return size if reduction.operation not in ARG_REDUCTIONS else 2 * max(size, reduction.result.size_bytes)
 
 
 def call_text(call: Call, arguments: list[Text], dialect: Dialect) -> Text:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
@@ -17,6 +16,7 @@ from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce
 from agent_synthesis.emit.registry import schedules
 from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.ir import (
     OPERATIONS,
     Axis,
@@ -303,9 +303,9 @@ def test_emission_does_not_depend_on_what_was_emitted_before() -> None:
 
 
 def test_a_running_pair_of_reductions_is_one_stage() -> None:
-    assert [stage.kind for stage in reduction_stages.plan(softmax(4, 64), merge=True)] == ["shifted"]
-    assert [stage.kind for stage in reduction_stages.plan(layer_norm(4, 64), merge=True)] == ["moments"]
-    assert [stage.kind for stage in reduction_stages.plan(softmax(4, 64), merge=False)] == ["folds", "folds"]
+    assert [stage.kind for stage in stages.plan(softmax(4, 64), merge=True)] == ["shifted"]
+    assert [stage.kind for stage in stages.plan(layer_norm(4, 64), merge=True)] == ["moments"]
+    assert [stage.kind for stage in stages.plan(softmax(4, 64), merge=False)] == ["folds", "folds"]
 
 
 def test_a_weighted_sum_of_exponentials_merges_with_its_maximum() -> None:
@@ -313,7 +313,7 @@ def test_a_weighted_sum_of_exponentials_merges_with_its_maximum() -> None:
     power = call("mul", call("exp", call("sub", x, Reduced("top", F32))), Load("w", at(j=1), F32))
     reductions = (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32))
     nest = rows_of("weighted", 4, 64, reductions, Reduced("total", F32), loads=("w",))
-    assert [stage.kind for stage in reduction_stages.plan(nest, merge=True)] == ["shifted"]
+    assert [stage.kind for stage in stages.plan(nest, merge=True)] == ["shifted"]
 
 
 def test_squares_about_something_else_than_the_mean_stay_apart() -> None:
@@ -321,7 +321,7 @@ def test_squares_about_something_else_than_the_mean_stay_apart() -> None:
     distance = call("sub", x, call("div", Reduced("total", F32), number(63.0)))
     reductions = (Reduction("total", "sum", x, F32), Reduction("squares", "sum", call("mul", distance, distance), F32))
     nest = rows_of("apart", 4, 64, reductions, Reduced("squares", F32))
-    assert [stage.kind for stage in reduction_stages.plan(nest, merge=True)] == ["folds", "folds"]
+    assert [stage.kind for stage in stages.plan(nest, merge=True)] == ["folds", "folds"]
 
 
 def test_blocks_that_wait_for_each_other_launch_cooperatively_with_clean_mailboxes() -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission
 from agent_synthesis.settings import Settings
@@ -232,7 +232,7 @@ def test_the_next_row_is_asked_for_where_it_lies() -> None:
 
 
 def test_a_mean_in_float64_is_one_stage_with_the_squares_about_it() -> None:
-    (stage,) = reduction_stages.plan(batch_statistics(4, 8, 64), merge=True)
+    (stage,) = stages.plan(batch_statistics(4, 8, 64), merge=True)
     assert stage.kind == "moments"
     assert stage.state_bytes() == 16
 

@@ -14,12 +14,13 @@ from agent_correctness.simulation.simt_findings import Kind
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling, padded, slice_depth
-from agent_synthesis.emit.cuda.products.reduced_product import ReducedText, reduced_product
+from agent_synthesis.emit.cuda.products.reduced_product import ReducedText
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct, SmallSettings
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.reduced_product import reduced_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import matrix_product
 from agent_synthesis.plans.plan import plan_zero

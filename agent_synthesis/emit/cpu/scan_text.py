@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit.accumulation import FUNCTORS
+from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cpu.cpu_struct import CpuStruct
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.nests.ir import SCANS, Axis, Nest, Scan
@@ -66,8 +66,8 @@ def _struct(nest: Nest, outer: Sequence[Axis]) -> CpuStruct:
     struct.space("Outer", outer)
     kinds = []
     for scan in nest.scans:
-        functor, flags = FUNCTORS[SCANS[scan.operation]], (str(f).lower() for f in (scan.reverse, scan.exclusive))
-        kinds.append(f"ws::Scan<ws::{functor}, {_kind(scan)}, {', '.join(flags)}>")
+        flags = (str(flag).lower() for flag in (scan.reverse, scan.exclusive))
+        kinds.append(f"ws::Scan<{functor(SCANS[scan.operation])}, {_kind(scan)}, {', '.join(flags)}>")
     struct.using("Scans", f"ws::ScanList<{', '.join(kinds)}>")
     return struct
 

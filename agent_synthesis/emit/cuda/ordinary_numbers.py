@@ -12,51 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.nests.interner import Interner
-from agent_synthesis.nests.ir import Call, Expression, Literal, Store, Type
-
-
-def logarithms(roots: Sequence[Expression], axis: str) -> list[Call]:
-    """Every distinct logarithm in float32 of something that changes along the axis; those of others after these."""
-    interner = Interner()
-    parts = [part for _, part in sorted(interner.parts(roots).items())]
-    found = [part for part in parts if isinstance(part, Call) and part.operation == "log" and part.type is Type.F32]
-    found = [part for part in found if part.arguments[0].type is Type.F32 and axis in interner.needs(part)]
-    return sorted(found, key=lambda part: len(interner.parts([part])))
-
-
-def row_quotients(roots: Sequence[Expression], axis: str) -> list[Call]:
-    """Every distinct quotient in float32 of something that changes along the axis by something that does not."""
-    interner = Interner()
-    parts = [part for _, part in sorted(interner.parts(roots).items())]
-    found = [part for part in parts if isinstance(part, Call) and part.operation == "div" and part.type is Type.F32]
-    found = [part for part in found if all(argument.type is Type.F32 for argument in part.arguments)]
-    found = [p for p in found if axis in interner.needs(p.arguments[0]) and axis not in interner.needs(p.arguments[1])]
-    constant = [part for part in found if isinstance(part.arguments[1], Literal)]
-    found = [part for part in found if part not in constant]
-    return sorted(found, key=lambda part: len(interner.parts([part])))
-
-
-def of_ordinary(value: Expression, logarithms: Sequence[Call]) -> Expression:
-    """The value where all arguments of the logarithms are ordinary: the outcome of tests for 0 or NaN is known."""
-    interner = Interner()
-    arguments = {interner.number(logarithm.arguments[0]) for logarithm in logarithms}
-
-    def fails(test: Expression) -> bool:
-        match test:
-            case Call("isnan" | "isinf", (tested,), _) | Call("eq", (tested, Literal(0, _)), _):
-                return interner.number(tested) in arguments
-        return False
-
-    def renew(part: Expression) -> Expression:
-        match part:
-            case Call("where", (test, _, otherwise), kind) if fails(test) and otherwise.type is kind:
-                return renew(otherwise)
-            case Call(operation, operands, kind):
-                return Call(operation, tuple(renew(operand) for operand in operands), kind)
-        return part
-
-    return renew(value)
+from agent_synthesis.nests.analysis.costly_parts import row_quotients
+from agent_synthesis.nests.ir import Call, Store
 
 
 def know_logarithms(inner: Scope, logarithms: Sequence[Call], ordinary: str) -> None:

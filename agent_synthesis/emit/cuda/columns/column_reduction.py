@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import function_text
-from agent_synthesis.emit.cuda import geometry, reduction_stages
+from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.columns.column_text import ColumnKernel, ColumnSettings, ColumnTeam
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.emit.spelling import accumulator_bytes
 from agent_synthesis.nests import iteration_space, memory_access, passes
+from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Loads
@@ -109,7 +109,7 @@ class CudaColumnReduction(CudaSchedule):
         self._require(nest, settings)
         problem = _problem(nest)
         simple = passes.with_reciprocal(problem.nest)
-        kernel = ColumnKernel(simple, self._team(problem, settings), reduction_stages.plan(simple, merge=False))
+        kernel = ColumnKernel(simple, self._team(problem, settings), stages.plan(simple, merge=False))
         header = function_text.header(nest, self.name, settings)
         return kernel.write(nest, header)
 
@@ -138,7 +138,7 @@ class CudaColumnReduction(CudaSchedule):
         below = memory_access.loads_below(iteration_space.roots(problem.nest))
         sizes = [problem.nest.buffer(load.buffer).type.size_bytes for load in below if axis in load.index.axes()]
         held = sum(max(1, pack * size // 4) for size in sizes) * settings.unroll
-        accumulators = [pack * max(4, accumulator_bytes(r)) for r in problem.nest.reductions]
+        accumulators = [pack * max(4, stages.accumulator_bytes(r)) for r in problem.nest.reductions]
         self.require_block(
             nest,
             threads=threads,

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
-from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Names, Scope
-from agent_synthesis.emit.spelling import accumulator, accumulator_bytes
+from agent_synthesis.emit.spelling import accumulator
+from agent_synthesis.nests.analysis.stages import Stage, accumulator_bytes
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Store
 from agent_synthesis.schedule import Emission
 from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
@@ -183,7 +184,7 @@ class ColumnKernel:
         """A visit of the rows: its results, and how it takes a row."""
         kind, result = f"Results{number}", self._function.reductions[stage.name]
         lanes = [
-            f"ws::Lanes<{stage.functor(r)}, {accumulator(r, self._function.dialect)}, {self._settings.pack}>"
+            f"ws::Lanes<{functor(r.operation)}, {accumulator(r, self._function.dialect)}, {self._settings.pack}>"
             for r in stage.reductions
         ]
         roots = [reduction.value for reduction in stage.reductions]

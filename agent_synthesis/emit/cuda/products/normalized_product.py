@@ -14,9 +14,7 @@ from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
-from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, Engine
-from agent_synthesis.emit.cuda.products.product_norm import NormalizedProduct, normalized_product
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, ProductSettings, Tiling, shared_bytes
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
@@ -24,6 +22,8 @@ from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.normalized_product import NormalizedProduct, normalized_product
+from agent_synthesis.nests.analysis.product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
@@ -251,7 +251,7 @@ class NormalizedText(ProductText):
         """Those of every product, the states, and what lies between the kernels."""
         words = {"states": STATE_BYTES * -(-self._m // TILE_ROWS) * self._n}
         for space in self._found.spaces:
-            words[space.name.removeprefix(f"{self.entry}_")] = space.element_count * space.type.size_bytes
+            words[space.name.removeprefix(f"{self._nest.name}_")] = space.element_count * space.type.size_bytes
         spaces = (geometry.workspace(self._nest, name, -(-size // 8)) for name, size in words.items())
         return (*super().workspaces(), *spaces)
 

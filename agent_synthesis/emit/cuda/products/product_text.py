@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
-from agent_synthesis.emit.cuda.products.product_end import EVERYWHERE, band_of, end_of, three_axes, with_short_erfc
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_tiling import (
     BLOCK_ROWS,
@@ -23,7 +22,9 @@ from agent_synthesis.emit.cuda.products.product_tiling import (
     slice_depth,
 )
 from agent_synthesis.emit.expression import Scope
+from agent_synthesis.emit.spelling import CUDA, CUDA_SHORT_ERFC
 from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.product_end import EVERYWHERE, band_of, end_of, three_axes, with_erfc
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from warpsmith.hardware import Hardware
@@ -85,8 +86,9 @@ class ProductText:
         self._parts = engine.parts if engine else 1
         self._tiling = tiling
         self._nest = three_axes(nest, product)
-        self._end, self._pack = end_of(self._nest, widest)
-        self._end, dialect = with_short_erfc(self._end)
+        end, self._pack = end_of(self._nest, widest)
+        self._end = with_erfc(end)
+        dialect = CUDA if self._end is end else CUDA_SHORT_ERFC
         self._text = kernel_text.KernelText(self._end, "n", self._pack, dialect=dialect)
         self.entry = function_text.entry_name(nest)
         self._names = self._text.function.names

@@ -7,26 +7,26 @@ sums; a kernel of its own joins a row's states, in order, and makes the stores. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agent_synthesis.emit import function_text
+from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
-from agent_synthesis.emit.cuda.products.product_end import end_of, three_axes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, Engine
 from agent_synthesis.emit.cuda.products.product_text import ProductText, address
 from agent_synthesis.emit.cuda.products.product_tiling import ProductSettings, Tiling
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
-from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.stage_state import results, state_of, state_type
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
-from agent_synthesis.nests import iteration_space, passes
-from agent_synthesis.nests.interner import Interner
-from agent_synthesis.nests.ir import BufferRef, Call, Literal, Nest, Reduced, Store, Type
-from agent_synthesis.nests.product import MatrixProduct, elements_and_rows, matrix_product
+from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.product_end import end_of, three_axes
+from agent_synthesis.nests.analysis.reduced_product import ReducedProduct, product_alone, reduced_product
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
@@ -36,63 +36,8 @@ ROW_THREADS = 256
 """Of the kernel that joins states: a warp to a row."""
 REPAIRED_COLUMNS = 128
 """Of a tile of the repair: the product's own must be as wide, since each leaves one state of a row."""
-_FOLDS = ("sum", "max", "min", "prod")
 _MEMBERS = ("partials", "State", "of")
 """What an end has besides buffers."""
-
-
-@dataclass(frozen=True)
-class ReducedProduct:
-    """A nest taken apart into its product, with what is reduced of it for stores, and what becomes of the results."""
-
-    elements: Nest
-    """The product; its first stores are the values that are reduced, those of rows follow."""
-    product: MatrixProduct
-    stage: Stage
-    """All reductions. `shifted` is logsumexp's: a maximum, and exponentials below it, an infinite one taken for 0."""
-
-    @property
-    def value_count(self) -> int:
-        """Stores of values."""
-        return 1 if self.stage.kind == "shifted" else len(self.stage.reductions)
-
-
-def reduced_product(nest: Nest) -> ReducedProduct | None:
-    """The nest as a product and one visit of its rows; None where it is anything else."""
-    parts = elements_and_rows(nest)
-    if parts is None or any(nest.is_element_store(store) for store in nest.stores):
-        return None
-    if len(parts[1].reductions) != len(nest.reductions) - 1:
-        return None  # the product at the first element too, which moments are about
-    elements, rows = parts
-    if _is_logsumexp(rows):
-        stage = Stage("shifted", rows.reductions)
-    elif len(passes.levels(rows)) == 1:
-        stage = Stage("folds", rows.reductions)
-    else:
-        return None
-    wanted = nest.reductions[1:2] if stage.kind == "shifted" else nest.reductions[1:]
-    if any(r.type is not Type.F32 or r.value.type is not Type.F32 or r.operation not in _FOLDS for r in wanted):
-        return None
-    (sums,) = elements.stores
-    count = elements.buffer(sums.buffer).element_count
-    stores = [Store(f"{reduction.name}_values", sums.index, reduction.value) for reduction in wanted]
-    buffers = [BufferRef(store.buffer, Type.F32, count, written=True) for store in stores]
-    made = replace(elements, stores=(*stores, *nest.stores), buffers=(*nest.buffers, *buffers))
-    product = matrix_product(iteration_space.simplified(made))
-    return None if product is None else ReducedProduct(made, product, stage)
-
-
-def _is_logsumexp(rows: Nest) -> bool:
-    if len(rows.reductions) != 2:
-        return False
-    top, total = rows.reductions
-    greatest = Reduced(top.name, top.type)
-    about = Call("where", (Call("isinf", (greatest,), Type.BOOL), Literal(0.0, Type.F32), greatest), Type.F32)
-    wanted = Call("exp", (Call("sub", (top.value, about), Type.F32),), Type.F32)
-    interner = Interner()
-    is_pair = (top.operation, top.type, total.operation, total.type) == ("max", Type.F32, "sum", Type.F32)
-    return is_pair and interner.number(total.value) == interner.number(wanted)
 
 
 class CudaReducedProduct(CudaSchedule):
@@ -107,28 +52,28 @@ class CudaReducedProduct(CudaSchedule):
         reduced = reduced_product(nest)
         if reduced is None or iteration_space.reads_what_it_writes(nest):
             return False
-        product = _alone(nest)
+        product = product_alone(nest)
         if any(
             schedule.accepts(product)
             for schedule in (CudaStreamedProduct(self.hardware), CudaConvertedProduct(self.hardware))
         ):
             return False
-        values = replace(iteration_space.simplified(reduced.elements), stores=_values(reduced))
+        values = replace(iteration_space.simplified(reduced.elements), stores=reduced.values)
         return CudaProduct(self.hardware).accepts(product) and end_of(three_axes(values, reduced.product), 8)[1] > 1
 
     def defaults(self, nest: Nest) -> ProductSettings:
         """Those of the product, in one slice."""
-        given = CudaProduct(self.hardware).defaults(_alone(nest))
+        given = CudaProduct(self.hardware).defaults(product_alone(nest))
         return replace(given, end=None, slices=1, warpgroups=2)
 
     def alternatives(self, nest: Nest, current: ProductSettings) -> Sequence[ProductSettings]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
-        found = CudaProduct(self.hardware).alternatives(_alone(nest), current)
+        found = CudaProduct(self.hardware).alternatives(product_alone(nest), current)
         return geometry.legal(found, lambda settings: require_fits(self.hardware, nest, settings))
 
     def footprint(self, nest: Nest, settings: ProductSettings) -> Footprint:
         """Halves as those of the product, and states."""
-        product, reduced = CudaProduct(self.hardware).footprint(_alone(nest), settings), _reduced(nest)
+        product, reduced = CudaProduct(self.hardware).footprint(product_alone(nest), settings), _reduced(nest)
         batch, m, n, _ = reduced.product.extents
         states = batch * m * -(-n // settings.columns)
         return replace(
@@ -159,7 +104,7 @@ def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> N
     Raises:
         IllegalMove: names the limit.
     """
-    tensor_core_product.require_fits(hardware, _alone(nest), settings)
+    tensor_core_product.require_fits(hardware, product_alone(nest), settings)
     if settings.slices != 1 or settings.warpgroups != 2:
         raise IllegalMove(f"{nest.name}: rows of a product are reduced in one slice, by two warpgroups")
     if ENGINES[settings.engine].parts > 1 and settings.columns != REPAIRED_COLUMNS:
@@ -171,7 +116,7 @@ class ReducedText(ProductText):
 
     def __init__(self, hardware: Hardware, reduced: ReducedProduct, engine: Engine, tiling: Tiling) -> None:
         simple = iteration_space.simplified(reduced.elements)
-        values = simple.stores[: reduced.value_count]
+        values = reduced.values
         super().__init__(hardware, replace(simple, stores=values), reduced.product, engine, tiling)
         self._stage = reduced.stage
         self._values = self._end.stores
@@ -189,7 +134,7 @@ class ReducedText(ProductText):
 
     @property
     def _state(self) -> str:
-        return self._stage.state_type(CUDA)
+        return state_type(self._stage, CUDA)
 
     def end(self) -> list[str]:
         """The function that takes neighbouring sums to a state."""
@@ -209,7 +154,7 @@ class ReducedText(ProductText):
 
         text.elements(body, [store.value for store in self._values], write)
         folds = zip(self._stage.reductions, places, strict=False)
-        state = self._stage.state_of([f"ws::folded<{self._stage.functor(r)}>({place})" for r, place in folds])
+        state = state_of([f"ws::folded<{functor(r.operation)}>({place})" for r, place in folds])
         if self._stage.kind == "shifted":
             state = f"ws::shifted({places[0]})"
         members = [
@@ -264,11 +209,11 @@ class ReducedText(ProductText):
         root.line("if (threadIdx.x % 32 != 0) return;")
         for axis, place in geometry.row_axes(self._joined, row).items():
             root.line(f"const {text.offset} {function.axes[axis]} = {place};")
-        results = self._stage.results(state)
+        found = results(self._stage, state)
         if self._stage.kind == "shifted":
-            results[self._stage.reductions[1].name] = f"ws::sum_about_finite({state})"
-        function.reductions.update(results)
-        root.learn([*(axis.name for axis in self._joined.parallel), *(f"%{name}" for name in results)])
+            found[self._stage.reductions[1].name] = f"ws::sum_about_finite({state})"
+        function.reductions.update(found)
+        root.learn([*(axis.name for axis in self._joined.parallel), *(f"%{name}" for name in found)])
         root.expect([store.value for store in self._joined.stores])
         for store in self._joined.stores:
             root.store(store)
@@ -290,18 +235,7 @@ class ReducedText(ProductText):
         return (*super().workspaces(), geometry.workspace(self._nest, "partials", words))
 
 
-def _alone(nest: Nest) -> Nest:
-    """The product alone, as if its sums were stored."""
-    parts = elements_and_rows(nest)
-    assert parts is not None, nest
-    return parts[0]
-
-
 def _reduced(nest: Nest) -> ReducedProduct:
     found = reduced_product(nest)
     assert found is not None, nest
     return found
-
-
-def _values(reduced: ReducedProduct) -> tuple[Store, ...]:
-    return iteration_space.simplified(reduced.elements).stores[: reduced.value_count]

@@ -13,12 +13,12 @@ from dataclasses import replace
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
-from agent_synthesis.emit.cuda.products.product_end import HELD_PACK, can_hold
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName, engines
 from agent_synthesis.emit.cuda.products.product_text import product_of
 from agent_synthesis.emit.cuda.products.product_tiling import End, ProductSettings, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.product_end import HELD_PACK, can_hold
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from agent_synthesis.schedule import Emission, Footprint

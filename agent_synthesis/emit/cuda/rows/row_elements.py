@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 from agent_synthesis.emit.cuda import ordinary_numbers
 from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
-from agent_synthesis.emit.cuda.reduction_stages import Stage, kept_parts, narrowed
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
+from agent_synthesis.emit.cuda.stage_state import results, state_of, state_type
 from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.nests import memory_access, passes
+from agent_synthesis.nests.analysis import costly_parts
+from agent_synthesis.nests.analysis.stages import Stage, kept_parts, narrowed
 from agent_synthesis.nests.ir import Expression, Nest
 
 
@@ -94,12 +96,12 @@ class RowElements:
         return make(stage, number)
 
     def _folds(self, stage: Stage, number: int) -> tuple[str, list[str]]:
-        state, roots = stage.state_type(self.dialect), [reduction.value for reduction in stage.reductions]
-        logarithms = ordinary_numbers.logarithms(roots, self.text.axis) if not self._to_keep.get(number) else []
+        state, roots = state_type(stage, self.dialect), [reduction.value for reduction in stage.reductions]
+        logarithms = costly_parts.logarithms(roots, self.text.axis) if not self._to_keep.get(number) else []
         lines = []
         for quick in (True, False) if logarithms else (False,):
             inner = self._element()
-            values = [ordinary_numbers.of_ordinary(root, logarithms) if quick else root for root in roots]
+            values = [costly_parts.of_ordinary(root, logarithms) if quick else root for root in roots]
             inner.expect(values)
             if quick:
                 ordinary_numbers.know_logarithms(inner, logarithms, "ordinary")
@@ -110,12 +112,12 @@ class RowElements:
                 wide = kind in ("float", "double", "ws::int64") or kind.startswith("ws::At")
                 parts.append(text if wide else f"static_cast<{kind}>({text})")
             name, more = ("element_quick", ", bool& ordinary") if quick else ("element", "")
-            lines += self._returns(state, name, number, inner, stage.state_of(parts), more)
+            lines += self._returns(state, name, number, inner, state_of(parts), more)
         return f"ws::RowStage<{state}, {self.loads.below(*roots)}{', 0, true' if logarithms else ''}>", lines
 
     def _shifted(self, stage: Stage, number: int) -> tuple[str, list[str]]:
         top, total = stage.reductions
-        kind, state = self.dialect.compute(top.type), stage.state_type(self.dialect)
+        kind, state = self.dialect.compute(top.type), state_type(stage, self.dialect)
         first = self._element()
         first.expect([top.value])
         lines = self._returns(kind, "top", number, first, first.converted(top.value, top.type))
@@ -136,7 +138,7 @@ class RowElements:
 
     def _moments(self, stage: Stage, number: int) -> tuple[str, list[str]]:
         total, squares = stage.reductions
-        kind, state = self.dialect.compute(squares.type), stage.state_type(self.dialect)
+        kind, state = self.dialect.compute(squares.type), state_type(stage, self.dialect)
         # A thread's few elements add up in the narrower type, also where the row's sum is a wider one.
         own = narrowed(total.value, squares.type)
         first, second = self._element(), self._element([f"%{total.name}"])
@@ -152,7 +154,7 @@ class RowElements:
     def learn(self, number: int) -> None:
         """From here on the stage's results are known, from the row's state."""
         stage, row = self._stages[number], self.row
-        for name, text in stage.results("state").items():
+        for name, text in results(stage, "state").items():
             reduction = next(r for r in stage.reductions if r.name == name)
             member = row.member(self.dialect.compute(reduction.result), self._results[name])
             row.line(f"{member} = {text};")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.reduction_stages import Stage, slot_words
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import asked_loads, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
+from agent_synthesis.emit.cuda.stage_state import slot_words
+from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware

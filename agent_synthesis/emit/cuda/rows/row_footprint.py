@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_team import Team
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce
 from agent_synthesis.nests import memory_access, passes
+from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Footprint
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry, kernel_text
 from agent_synthesis.emit.cuda.generated_struct import function
-from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_elements import RowElements
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
 from agent_synthesis.emit.cuda.rows.row_team import Team, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.nests import memory_access
+from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.reduction_stages import Stage, plan
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.nests import memory_access
+from agent_synthesis.nests.analysis.stages import Stage, plan
 from agent_synthesis.nests.ir import Load, Nest
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import ahead_loads, early_values
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
+from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.reduction_stages import Stage
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct
 from agent_synthesis.emit.cuda.rows.row_team import Team, asked_loads
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
+from agent_synthesis.emit.cuda.stage_state import state_type
 from agent_synthesis.nests import memory_access
+from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
@@ -88,7 +89,7 @@ def emit(
 
 def _lines(row: RowStruct, kernel: _Kernel, partials: Sequence[str], used: Sequence[BufferRef]) -> list[str]:
     """A kernel of these states, the last of which it leaves itself if it does not store."""
-    kinds = [stage.state_type(row.dialect) for stage in row.stages]
+    kinds = [state_type(stage, row.dialect) for stage in row.stages]
     types = {
         name: kind if number == kernel.stage else f"const {kind}"
         for number, (name, kind) in enumerate(zip(partials, kinds, strict=False))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent_synthesis.emit.accumulation import FUNCTORS
+from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Names, Scope
@@ -93,10 +93,6 @@ class ScanStruct:
         self._place = ", ".join(f"{self.text.offset} {name}" for name in names)
         self._fields = {scan.name: self.function.reductions[scan.name] for scan in self.scans}
 
-    def functor(self, scan: Scan) -> str:
-        """The functor of `ws`."""
-        return f"ws::{FUNCTORS[SCANS[scan.operation]]}"
-
     def kind(self, scan: Scan) -> str:
         """Type of a scan's values."""
         return self.function.dialect.compute(scan.type)
@@ -129,7 +125,7 @@ class ScanStruct:
         names = [f"Scan{number}" for number in range(len(self.scans))]
         types, rooms = [], []
         for number, (name, scan) in enumerate(zip(names, self.scans, strict=True)):
-            op, kind, field = self.functor(scan), self.kind(scan), self._fields[scan.name]
+            op, kind, field = functor(SCANS[scan.operation]), self.kind(scan), self._fields[scan.name]
             flag = str(scan.exclusive).lower()
             types.append(f"  using {name} = ws::Scan<{number}, {op}, {kind}, {self.carried(scan)}, {flag}>;")
             rooms.append(f"    ws::Lanes<{op}, {kind}, {self.pack}> {field}[{count}];")
@@ -190,7 +186,7 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, header: Sequence[str]) 
         slots = team.chunks + 2 * -(-team.chunks // 32)
         spaces[names.take("counts")] = ("unsigned", 1)
         for scan in made.scans:
-            board = f"ws::Board<{made.functor(scan)}, {made.carried(scan)}, {team.chunks}>"
+            board = f"ws::Board<{functor(SCANS[scan.operation])}, {made.carried(scan)}, {team.chunks}>"
             # A slot of two words, for every type that is carried.
             spaces[names.take(f"{scan.name}_board")] = (board, 2 * nest.row_count * slots)
     axes = geometry.row_axes(nest, "row")

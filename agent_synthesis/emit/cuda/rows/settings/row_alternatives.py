@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.emit.cuda.rows import rolling_rows
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
+from agent_synthesis.nests.analysis import costly_parts, stages
 from agent_synthesis.nests.ir import Nest
 
 _HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
@@ -42,7 +42,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iter
         loads=() if stream or reduce is Reduce.ROLL else ...,
         stores=... if passes.element_stores(simple) else (),
         preload=(True, False) if preloads else (),
-        exp=... if reduction_stages.exponentials(simple) else (),
+        exp=... if costly_parts.exponentials(simple) else (),
     )
     if stays_in_parts:
         yield from (_other_holders if reduce is Reduce.HOLD else _other_rollers)(schedule, simple, current)
@@ -64,7 +64,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iter
     widest = memory_access.best_pack(simple, simple.reduced[0], 0)
     yield from (_resized(current, replace(current, pack=pack)) for pack in (1, 2, 4, 8) if pack <= widest)
     yield from current.changes(
-        merge=(True, False) if reduction_stages.can_merge(simple) else (),
+        merge=(True, False) if stages.can_merge(simple) else (),
         overlap=schedule.overlaps,
         packs=() if stream else ...,
     )

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from agent_synthesis.emit.cuda import geometry, ordinary_numbers, reduction_stages
+from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows import held_rows, rolling_rows
 from agent_synthesis.emit.cuda.rows.row_team import has_common_loads, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
+from agent_synthesis.nests.analysis import costly_parts, stages
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.settings import Exp, Loads, Stores
 
@@ -78,9 +79,9 @@ def made(
     pack = pack or memory_access.best_pack(simple, simple.reduced[0])
     size = max((b.type.size_bytes for b in simple.buffers if not b.written), default=4)
     draft = RowSettings(
-        reduce, merge=reduce is not Reduce.WARP and reduction_stages.can_merge(simple), loads=loads, stores=stores,
+        reduce, merge=reduce is not Reduce.WARP and stages.can_merge(simple), loads=loads, stores=stores,
         preload=reduce is Reduce.STREAM, overlap=reduce is not Reduce.GRID and schedule.overlaps[0],
-        exp=Exp.FAST if reduction_stages.distance_exponentials_only(simple) else Exp.ACCURATE, threads=threads,
+        exp=Exp.FAST if costly_parts.distance_exponentials_only(simple) else Exp.ACCURATE, threads=threads,
         lanes=lanes if reduce is Reduce.WARP else threads, splits=splits, pack=pack,
         packs=packs or max(1, _MOST_HELD_BYTES // (pack * size)), min_blocks=min_blocks, depth=depth,
     )  # fmt: skip
@@ -178,7 +179,7 @@ def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     if passes.element_stores(simple) or columns < 8192 or rows >= 2 * sm_count:
         return []
     choose, found = partial(made, schedule, simple, Reduce.TWO_PASS), []
-    if ordinary_numbers.logarithms([r.value for r in simple.reductions], simple.reduced[0].name):
+    if costly_parts.logarithms([r.value for r in simple.reductions], simple.reduced[0].name):
         # Many instructions want many warps (two logarithms of 268 M pairs: 520 us instead of 572).
         splits = max(2, min(2048, columns // 8192, 2048 // rows))
         found.append(choose(threads=512, splits=splits, packs=2, min_blocks=2))

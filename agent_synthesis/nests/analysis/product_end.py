@@ -1,15 +1,14 @@
 """What a product's sums become: the nest over batch, rows and columns, its stores alone, and which sums they use.
 
 The one idea: with the product's axes merged to `batch`, `m` and `n`, the stores are a pointwise function of one sum;
-where that function picks a triangle, the rest of the product need not be made. The text is in `product_text`.
+where that function picks a triangle, the rest of the product need not be made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 
-from agent_synthesis.emit.spelling import CUDA, Dialect
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
@@ -71,7 +70,7 @@ def _band(condition: Expression) -> tuple[int, int] | None:
 def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
     """The nest over axes `batch` (where there is one), `m` and `n`; what is not affine in them has quotients."""
     groups = [("batch", product.batch), ("m", product.rows), ("n", product.columns)]
-    kept = [(Axis(name, _count(axes)), axes) for name, axes in groups if axes]
+    kept = [(Axis(name, math.prod(axis.extent for axis in axes)), axes) for name, axes in groups if axes]
     extents = {axis.name: axis.extent for axis in (*(axis for axis, _ in kept), *nest.reduced)}
     parts: dict[str, Index] = {}
     for whole, axes in kept:
@@ -106,17 +105,17 @@ def can_hold(nest: Nest, product: MatrixProduct) -> bool:
     return types <= {Type.F16, Type.BF16} and reads_nothing and pack == HELD_PACK and band_of(end) == EVERYWHERE
 
 
-def with_short_erfc(end: Nest) -> tuple[Nest, Dialect]:
-    """The stores with `1 + erf(x)` as `erfc(-x)` and a dialect whose `erfc` is short; all as it was but for 16 bits.
+def with_erfc(end: Nest) -> Nest:
+    """The stores of 16 bits with `1 + erf(x)` as `erfc(-x)`, for which a short one will do; others as they were.
 
     So a GELU takes half the instructions, and its negative tail is closer than where 1 - 1 has lost its digits.
     """
     roots = [store.value for store in end.stores]
     parts = Interner().parts(roots).values()
     if any(end.buffer(store.buffer).type not in (Type.F16, Type.BF16) for store in end.stores):
-        return end, CUDA
+        return end
     if any(isinstance(part, Call) and part.operation == "erfc" for part in parts):
-        return end, CUDA  # one that stands alone keeps all its digits
+        return end  # one that stands alone keeps all its digits
     done: dict[int, tuple[Expression, Expression]] = {}
 
     def renew(value: Expression) -> Expression:
@@ -130,12 +129,4 @@ def with_short_erfc(end: Nest) -> tuple[Nest, Dialect]:
             done[id(value)] = (value, fresh)
         return done[id(value)][1]
 
-    made = replace(end, stores=tuple(replace(store, value=renew(store.value)) for store in end.stores))
-    return made, replace(CUDA, functions={"erfc": "short_erfc"})
-
-
-def _count(axes: Sequence[Axis]) -> int:
-    count = 1
-    for axis in axes:
-        count *= axis.extent
-    return count
+    return replace(end, stores=tuple(replace(store, value=renew(store.value)) for store in end.stores))

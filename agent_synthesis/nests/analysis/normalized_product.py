@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent_synthesis.emit import function_text
-from agent_synthesis.emit.cuda import reduction_stages
 from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     Axis,
@@ -77,7 +76,7 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
     finals = [store for store in late if nest.is_element_store(store)]
     parts = []
     for number, part in enumerate(passes.per_column(nest, [store.value for store in finals], interner)):
-        parts.append(Store(f"{function_text.entry_name(nest)}_part{number}", _row_major(nest.parallel), part))
+        parts.append(Store(f"{nest.name}_part{number}", _row_major(nest.parallel), part))
         spaces.append(BufferRef(parts[-1].buffer, part.type, nest.row_count, written=True))
         instead[interner.number(part)] = Load(parts[-1].buffer, parts[-1].index, part.type)
     finals = [replace(store, value=_replaced(store.value, instead, interner)) for store in finals]
@@ -110,10 +109,10 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
 def _moments(nest: Nest) -> tuple[Reduction, Reduction] | None:
     """The two reductions of a product's columns; None where there are others."""
     parts = elements_and_rows(nest, by_columns=True)
-    stages = reduction_stages.plan(parts[1], merge=True) if parts else []
-    if [stage.kind for stage in stages] != ["moments"]:
+    planned = stages.plan(parts[1], merge=True) if parts else []
+    if [stage.kind for stage in planned] != ["moments"]:
         return None
-    first, second = stages[0].reductions
+    first, second = planned[0].reductions
     return first, second
 
 
@@ -122,7 +121,7 @@ def _value_and_origin(nest: Nest) -> tuple[Expression, Expression] | None:
     for reduction in nest.reductions:
         if isinstance(reduction, Multiplied):
             continue
-        match reduction_stages.narrowed(reduction.value, Type.F32):
+        match stages.narrowed(reduction.value, Type.F32):
             case Call("sub", (value, origin), Type.F32):
                 is_fixed = not Interner().needs(origin) & {axis.name for axis in nest.reduced}
                 at_elements = {r.name for r in nest.reductions if isinstance(r, Multiplied) and _varies(r, nest)}
@@ -169,7 +168,7 @@ def _stored_values(nest: Nest, early: Sequence[Store], value: Expression, intern
         is_same = interner.number(store.value) == interner.number(value) and nest.buffer(store.buffer).type is type_
         if is_same and store.index.coefficient(nest.parallel[-1].name) == 1:
             return store, type_
-    return Store(f"{function_text.entry_name(nest)}_values", _row_major((*nest.reduced, *nest.parallel)), value), type_
+    return Store(f"{nest.name}_values", _row_major((*nest.reduced, *nest.parallel)), value), type_
 
 
 def _row_major(axes: Sequence[Axis]) -> Index:

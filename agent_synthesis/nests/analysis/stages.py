@@ -1,4 +1,4 @@
-"""Stages of a row reduction on CUDA: what one visit of the elements computes and one exchange merges.
+"""Stages of a reduction: what one visit of the elements computes and one exchange merges.
 
 The one idea: a maximum with the sum of exponentials below it, and a sum with the squares about its mean, are one stage
 each although they are two reductions, because their partial results merge. Everything else is a stage a sweep.
@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal as OneOf
 
-from agent_synthesis.emit import accumulation
-from agent_synthesis.emit.spelling import Dialect, accumulator, accumulator_bytes
 from agent_synthesis.nests import passes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Call, Expression, Literal, Nest, Reduced, Reduction, Type
@@ -34,20 +32,6 @@ class Stage:
         """The name of its first reduction."""
         return self.reductions[0].name
 
-    def state_type(self, dialect: Dialect) -> str:
-        """The state of `ws` that it exchanges."""
-        kinds = [accumulator(reduction, dialect) for reduction in self.reductions]
-        if self.kind == "shifted":
-            return f"ws::ShiftedSum<{kinds[0]}, {'true' if dialect.functions.get('exp') else 'false'}>"
-        if self.kind == "moments":
-            mean = f", {kinds[0]}" if kinds[0] != kinds[1] else ""
-            return f"ws::Moments<{kinds[1]}{', true' if self.even else (', false' if mean else '')}{mean}>"
-        folds = [f"ws::Fold<{self.functor(r)}, {kind}>" for r, kind in zip(self.reductions, kinds, strict=True)]
-        text = folds[-1]
-        for fold in reversed(folds[:-1]):
-            text = f"ws::Both<{fold}, {text}>"
-        return text
-
     def state_bytes(self) -> int:
         """Size of that state."""
         sizes = [accumulator_bytes(reduction) for reduction in self.reductions]
@@ -55,33 +39,11 @@ class Stage:
             return sizes[0] + 2 * sizes[1]
         return max(sizes) * len(sizes)  # aligned to the largest
 
-    def functor(self, reduction: Reduction) -> str:
-        """The functor of `ws` for one reduction."""
-        return f"ws::{accumulation.FUNCTORS[reduction.operation]}"
 
-    def state_of(self, values: Sequence[str]) -> str:
-        """Braces around the parts of a state of folds, in order."""
-        text = f"{{{values[-1]}}}"
-        for value in reversed(values[:-1]):
-            text = f"{{{{{value}}}, {text}}}"
-        return text
-
-    def results(self, state: str) -> dict[str, str]:
-        """Reduction → text of its value, from the row's state."""
-        if self.kind == "shifted":
-            return {self.reductions[0].name: f"{state}.greatest", self.reductions[1].name: f"{state}.total()"}
-        if self.kind == "moments":
-            return {
-                self.reductions[0].name: f"{state}.mean * {state}.count",
-                self.reductions[1].name: f"{state}.squares",
-            }
-        found, path = {}, state
-        for number, reduction in enumerate(self.reductions):
-            last = number == len(self.reductions) - 1
-            position = ".position" if reduction.operation in ARG_REDUCTIONS else ""
-            found[reduction.name] = f"{path}.value{position}" if last else f"{path}.first.value{position}"
-            path = f"{path}.second"
-        return found
+def accumulator_bytes(reduction: Reduction) -> int:
+    """Size of what a reduction accumulates: a value, or a structure of one and its position."""
+    size = reduction.type.compute.size_bytes
+    return size if reduction.operation not in ARG_REDUCTIONS else 2 * max(size, reduction.result.size_bytes)
 
 
 def plan(nest: Nest, *, merge: bool, even: bool = False) -> list[Stage]:
@@ -101,26 +63,6 @@ def plan(nest: Nest, *, merge: bool, even: bool = False) -> list[Stage]:
 def can_merge(nest: Nest) -> bool:
     """Whether some pair of reductions merges."""
     return any(stage.kind != "folds" for stage in plan(nest, merge=True))
-
-
-def exponentials(nest: Nest) -> list[Call]:
-    """Every distinct exponential."""
-    roots = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
-    return [p for p in Interner().parts(roots).values() if isinstance(p, Call) and p.operation == "exp"]
-
-
-def distance_exponentials_only(nest: Nest) -> bool:
-    """Whether every exponential is of a distance from a maximum, where an approximate one weighs little."""
-    maxima = {reduction.name for reduction in nest.reductions if reduction.operation == "max"}
-    found = exponentials(nest)
-
-    def is_distance(part: Call) -> bool:
-        match part.arguments[0]:
-            case Call("sub", (_, Reduced(name, _)), _):
-                return name in maxima and part.type is Type.F32
-        return False
-
-    return bool(found) and all(is_distance(part) for part in found)
 
 
 def _merged(nest: Nest, top: Reduction, total: Reduction) -> Stage | None:
@@ -195,9 +137,3 @@ def kept_parts(nest: Nest, stages: Sequence[Stage]) -> Mapping[int, Sequence[Exp
     for level, parts in passes.worth_keeping(nest).items():
         found.setdefault(where[levels[level][0].name], []).extend(p for p in parts if p.type in (Type.F32, Type.F64))
     return found
-
-
-def slot_words(stage: Stage) -> int:
-    """64-bit words of one state's slot in a mailbox: one for each 32-bit word, in pairs."""
-    words = -(-stage.state_bytes() // 4)
-    return words + words % 2
