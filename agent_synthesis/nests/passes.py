@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.interner import EXPENSIVE, Interner
-from agent_synthesis.nests.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Store, Type
+from agent_synthesis.nests.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Scan, Store, Type
 
 Sweep = tuple[Reduction, ...]
 
@@ -159,6 +160,38 @@ def vector_axis(nest: Nest) -> tuple[Axis | None, bool]:
         return None, False
     along = max(contiguous(axis.name) for axis in nest.reduced)
     return best, contiguous(best.name) > along
+
+
+def axis_across(nest: Nest, shortest: int) -> Axis | None:
+    """The axis that data of a simplified nest lies along, where that is not a reduced one and is long enough."""
+    axis, better = vector_axis(nest)
+    return axis if better and axis is not None and axis.extent >= shortest else None
+
+
+def is_reduction(nest: Nest) -> bool:
+    """Whether it reduces over whole axes, and reads what it overwrites only in place."""
+    return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
+
+
+def is_visited_once(nest: Nest) -> bool:
+    """Whether one sweep is all: nothing is stored of single elements."""
+    return len(levels(nest)) == 1 and not element_stores(nest)
+
+
+def is_scan(nest: Nest) -> bool:
+    """Whether all that a nest reduces are scans of one direction, and all that it stores are elements."""
+    return (
+        bool(nest.scans)
+        and all(isinstance(reduction, Scan) for reduction in nest.reductions)
+        and len({scan.reverse for scan in nest.scans}) == 1
+        and all(nest.is_element_store(store) for store in nest.stores)
+        and iteration_space.is_safe_in_place(nest)
+    )
+
+
+def multiplies(simple: Nest) -> bool:
+    """Whether products of floats are scanned."""
+    return any(scan.operation == "cumprod" and scan.type.is_float for scan in simple.scans)
 
 
 def names_of(sweep: Sequence[Reduction]) -> set[str]:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from agent_synthesis.nests import iteration_space, memory_access
-from agent_synthesis.nests.ir import Axis, BufferRef, Index, Nest
+from agent_synthesis.nests.ir import Axis, BufferRef, Index, Load, Nest, Store
 
 WORTH = 1.25
 """Least traffic of accesses along one axis, over that of tiles, from which on tiles are worth their exchange."""
@@ -40,6 +40,18 @@ class Turn:
     def crosses(self, index: Index) -> bool:
         """Whether the access runs across: it steps to a neighbour there, and far along the other axis."""
         return _crosses(index, self.along, self.across)
+
+    @property
+    def crossing(self) -> list[Load | Store]:
+        """Accesses that run across, each once: loads, then stores."""
+        loads: list[Load | Store] = [load for load in memory_access.loads(self.nest) if self.crosses(load.index)]
+        return loads + [store for store in self.nest.stores if self.crosses(store.index)]
+
+    def pack_across(self, access: Load | Store) -> int:
+        """Elements that such an access moves at once: 16 bytes, or less where they are not aligned."""
+        most, across = 16 // self.nest.buffer(access.buffer).type.size_bytes, self.across
+        fits = (size for size in (8, 4, 2) if size <= most and across.extent % size == 0)
+        return next((size for size in fits if memory_access.access(access.index, across.name, size) == "pack"), 1)
 
     @property
     def others(self) -> tuple[Axis, ...]:

@@ -34,10 +34,8 @@ class CpuColumnReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
-        if not nest.reductions or nest.windows or nest.scans or not iteration_space.is_safe_in_place(nest):
-            return False
-        axis, better = passes.vector_axis(iteration_space.simplified(nest))
-        return better and axis is not None and axis.extent >= _SMALLEST_VECTOR_EXTENT
+        simple = iteration_space.simplified(nest)
+        return passes.is_reduction(nest) and passes.axis_across(simple, _SMALLEST_VECTOR_EXTENT) is not None
 
     def defaults(self, nest: Nest) -> ColumnSettings:
         """Splits the rows when there are too few tiles to occupy threads; tiles as wide as leaves a few for each."""

@@ -38,7 +38,7 @@ class CpuRowReduction:
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place."""
-        return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
+        return passes.is_reduction(nest)
 
     def defaults(self, nest: Nest) -> RowSettings:
         """Keeps exponentials where a row of them fits the cache, goes online where even the input does not."""

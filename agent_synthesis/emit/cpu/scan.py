@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function, scan_text
 from agent_synthesis.emit.cpu.cpu_settings import ScanSettings, Shared
-from agent_synthesis.emit.cuda.scans.scan import is_scan
 from agent_synthesis.nests import iteration_space, passes
-from agent_synthesis.nests.ir import Axis, Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
@@ -38,12 +37,12 @@ class CpuScan:
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing but scans along one axis, in one direction, and store every element."""
-        return is_scan(nest) and len(iteration_space.simplified(nest).reduced) == 1
+        return passes.is_scan(nest) and len(iteration_space.simplified(nest).reduced) == 1
 
     def defaults(self, nest: Nest) -> ScanSettings:
         """Columns where data lies across the scanned axis; split for few long rows."""
         simple = iteration_space.simplified(nest)
-        axis, threads = _across(simple), cpu_function.default_threads(nest)
+        axis, threads = passes.axis_across(simple, _SMALLEST_EXTENT), cpu_function.default_threads(nest)
         tile = 1024
         if axis is not None:
             while tile > 32 and (tile // 2 >= axis.extent or simple.row_count // tile < 8):
@@ -67,7 +66,7 @@ class CpuScan:
         simple, scan = iteration_space.simplified(nest), settings.scan
         read = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written)
         again = read if scan is Shared.SPLIT and read > cpu_function.LAST_LEVEL_BYTES else 0
-        axis = _across(simple)
+        axis = passes.axis_across(simple, _SMALLEST_EXTENT)
         units = simple.row_count
         if scan is Shared.COLUMNS and axis is not None:
             units = simple.row_count // axis.extent * -(-axis.extent // settings.tile)
@@ -80,7 +79,7 @@ class CpuScan:
         if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
         simple, header = iteration_space.simplified(nest), function_text.header(nest, self.name, settings)
-        axis, scan = _across(simple), settings.scan
+        axis, scan = passes.axis_across(simple, _SMALLEST_EXTENT), settings.scan
         if scan is Shared.COLUMNS and axis is not None:
             return scan_text.scan_columns(nest, simple, axis, header, tile=settings.tile, threads=settings.threads)
         return scan_text.scan_rows(
@@ -93,7 +92,7 @@ class CpuScan:
         simple, scan = iteration_space.simplified(nest), settings.scan
         if not 16 <= settings.block <= 4096 or not 16 <= settings.tile <= 4096:
             return "a block or tile has from 16 to 4096 elements, so that it stays in the first-level cache"
-        if scan is Shared.COLUMNS and _across(simple) is None:
+        if scan is Shared.COLUMNS and passes.axis_across(simple, _SMALLEST_EXTENT) is None:
             return "no other axis has enough neighbours to lie across the scan"
         if scan is Shared.COLUMNS and settings.stores is Stores.STREAMING:
             return "rows of a tile are too short to stream"
@@ -102,9 +101,3 @@ class CpuScan:
         if scan is Shared.SPLIT and simple.column_count < _PIECES * settings.block:
             return f"a row is too short for {_PIECES} parts"
         return ""
-
-
-def _across(simple: Nest) -> Axis | None:
-    """The axis that data is contiguous along, where that is not the scanned one and is long enough."""
-    axis, better = passes.vector_axis(simple)
-    return axis if better and axis is not None and axis.extent >= _SMALLEST_EXTENT else None

@@ -41,10 +41,8 @@ class CudaColumnReduction(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
-        if not nest.reductions or nest.windows or nest.scans or not iteration_space.is_safe_in_place(nest):
-            return False
-        axis, better = passes.vector_axis(iteration_space.simplified(nest))
-        return better and axis is not None and axis.extent >= _SMALLEST_EXTENT
+        simple = iteration_space.simplified(nest)
+        return passes.is_reduction(nest) and passes.axis_across(simple, _SMALLEST_EXTENT) is not None
 
     def defaults(self, nest: Nest) -> ColumnSettings:
         """Two blocks an SM; wide pieces of rows where blocks can share the rows, narrow ones where they cannot."""
@@ -53,7 +51,7 @@ class CudaColumnReduction(CudaSchedule):
         rows = problem.nest.column_count
         others = problem.nest.row_count // problem.axis.extent
         packs = problem.axis.extent // pack
-        single = self._is_single(problem.nest)
+        single = passes.is_visited_once(problem.nest)
         # Where every column is an access of its own, pieces of rows are twice as wide and blocks shorter: argmax over
         # dimension 1 of 128x4096x4095 takes 2144 us instead of 2361.
         thin = single and pack == 1 and packs >= 64 and problem.nest.row_count * rows >= _LARGE_TENSOR
@@ -114,11 +112,6 @@ class CudaColumnReduction(CudaSchedule):
         return kernel.write(nest, header)
 
     @staticmethod
-    def _is_single(simple: Nest) -> bool:
-        """Whether one visit is all, so that blocks may share a column."""
-        return len(passes.levels(simple)) == 1 and not passes.element_stores(simple)
-
-    @staticmethod
     def _team(problem: _Problem, settings: ColumnSettings) -> ColumnTeam:
         others = problem.nest.row_count // problem.axis.extent
         return ColumnTeam(problem.axis, others, problem.nest.column_count, settings)
@@ -132,7 +125,7 @@ class CudaColumnReduction(CudaSchedule):
             raise IllegalMove(f"{nest.name}: {threads} threads are no multiple of {lanes} lanes")
         if splits < 1 or splits > problem.nest.column_count:
             raise IllegalMove(f"{nest.name}: {splits} blocks cannot share {problem.nest.column_count} rows")
-        if splits > 1 and not self._is_single(problem.nest):
+        if splits > 1 and not passes.is_visited_once(problem.nest):
             raise IllegalMove(f"{nest.name}: only one visit can be shared by several blocks")
         axis = problem.axis.name
         below = memory_access.loads_below(iteration_space.roots(problem.nest))

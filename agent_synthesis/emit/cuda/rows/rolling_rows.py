@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
-from agent_synthesis.emit.cuda.rows.row_team import Team, kept_loads, shared_loads, shared_words, team_of
+from agent_synthesis.emit.cuda.rows.row_team import Team, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.emit.cuda.stage_state import slot_words
 from agent_synthesis.nests import memory_access
+from agent_synthesis.nests.analysis.row_loads import kept_loads, shared_loads, shared_words
 from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission

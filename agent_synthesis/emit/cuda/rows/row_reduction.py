@@ -38,9 +38,7 @@ class CudaRowReduction(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """Any nest with reductions that reads what it overwrites only in place; places in a row fit 32 bits."""
-        if nest.column_count > 2**31 - 2**16:
-            return False
-        return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
+        return nest.column_count <= 2**31 - 2**16 and passes.is_reduction(nest)
 
     def defaults(self, nest: Nest) -> RowSettings:
         """The measured rule: lanes for short rows; clusters or a grid for few long rows; a block for many."""

@@ -11,6 +11,16 @@ from dataclasses import dataclass, replace
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.nests import memory_access
+from agent_synthesis.nests.analysis.row_loads import (
+    ahead_loads,
+    early_values,
+    kept_loads,
+    own_loads,
+    reduced_loads,
+    row_values,
+    shared_loads,
+    shared_words,
+)
 from agent_synthesis.nests.analysis.stages import Stage, plan
 from agent_synthesis.nests.ir import Load, Nest
 from warpsmith.errors import IllegalMove
@@ -127,7 +137,7 @@ class Team:
         if self.reduce in (Reduce.AHEAD, Reduce.ROLL):
             return (self.depth if self.reduce is Reduce.ROLL else 1) * self.places * self.pack * packs
         hold = self.reduce is Reduce.HOLD
-        values = early_values(nest) if hold else ring_values(nest)
+        values = early_values(nest) if hold else row_values(nest)
         singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
         turns = 1 if hold else self.depth
         return self.depth * self.places * self.pack * packs + turns * self.threads * singles
@@ -135,8 +145,8 @@ class Team:
     def copied(self, nest: Nest) -> list[Load]:
         """For stream, hold, roll and ahead: loads whose packs lie in shared memory."""
         if self.reduce is Reduce.AHEAD:
-            return ahead_loads(nest, self)
-        return kept_loads(nest, self.pack) if self.comes_in_parts else ring_loads(nest)
+            return ahead_loads(nest, self.pack)
+        return kept_loads(nest, self.pack) if self.comes_in_parts else own_loads(nest)
 
     @property
     def chunks(self) -> int:
@@ -202,79 +212,15 @@ def stages_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> list[Sta
     return plan(nest, merge=settings.merge, even=even)
 
 
-def ring_loads(nest: Nest) -> list[Load]:
-    """Contiguous loads that differ from row to row, which stream has copied ahead."""
-    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    found = memory_access.loads(nest)
-    return [load for load in found if load.index.axes() & rows and memory_access.is_contiguous(load.index, axis)]
-
-
-def kept_loads(nest: Nest, pack: int) -> list[Load]:
-    """Loads that differ from row to row and that the stores need again: hold keeps them on chip."""
-    axis = nest.reduced[0].name
-    again = memory_access.loads_below(store.value for store in nest.stores)
-    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
-    found = [load for load in ring_loads(nest) if load in first and load in again]
-    return [load for load in found if memory_access.access(load.index, axis, pack) == "pack"]
-
-
-def shared_loads(nest: Nest, pack: int) -> list[Load]:
-    """Loads along the row that rows share and only stores need: roll has them in registers, or asks for them ahead."""
-    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
-    again = memory_access.loads_below(store.value for store in nest.stores)
-    found = [load for load in again if load not in first and not load.index.axes() & rows]
-    found = [load for load in found if not nest.buffer(load.buffer).written]
-    return [load for load in found if memory_access.access(load.index, axis, pack) == "pack"]
-
-
-def has_common_loads(nest: Nest) -> bool:
-    """Whether rows share what they read along the axis, such as a weight."""
-    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    return any(axis in load.index.axes() and not load.index.axes() & rows for load in memory_access.loads(nest))
-
-
-def shared_words(nest: Nest, pack: int) -> int:
-    """Registers that a pack of one of them takes."""
-    return max((pack * nest.buffer(load.buffer).type.size_bytes // 4 for load in shared_loads(nest, pack)), default=0)
-
-
-def ahead_loads(nest: Nest, team: Team) -> list[Load]:
-    """Loads that differ from row to row and that reductions need: they arrive while the row before is worked on."""
-    axis = nest.reduced[0]
-    place = memory_access.skew(nest, axis, team.pack)
-    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
-
-    def comes_in_packs(load: Load) -> bool:
-        if place is not None:
-            return memory_access.skewed_access(load.index, axis.name, team.pack, place) == "pack"
-        return memory_access.access(load.index, axis.name, team.pack) == "pack"
-
-    return [load for load in ring_loads(nest) if load in first and comes_in_packs(load)]
-
-
 def asked_loads(nest: Nest, team: Team, min_blocks: int) -> list[Load]:
     """Loads of which a block asks for its slice before the previous kernel ends: of rows that fit a cache at once."""
     axis, card = nest.reduced[0].name, team.hardware
     one_wave = team.lanes == team.threads and nest.row_count * team.splits <= card.sm_count * min_blocks
     if not one_wave or memory_access.row_data_bytes(nest) > card.l2_bytes or team.skewed or team.columns % team.slice:
         return []
-    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
-    found = [load for load in first if load.index.coefficient(axis) == 1 and load.index.axes() - {axis}]
+    found = [load for load in reduced_loads(nest) if load.index.coefficient(axis) == 1 and load.index.axes() - {axis}]
     found = [load for load in found if memory_access.access(load.index, axis, team.pack) == "pack"]
     return [load for load in found if team.pack * nest.buffer(load.buffer).type.size_bytes % 16 == 0]
-
-
-def ring_values(nest: Nest) -> list[Load]:
-    """Loads of one element for all of a row, which stream and hold have copied ahead too, for each thread."""
-    rows, axis = {axis.name for axis in nest.parallel}, nest.reduced[0].name
-    found = [load for load in memory_access.loads(nest) if load.index.axes() & rows and axis not in load.index.axes()]
-    return [load for load in found if nest.buffer(load.buffer).type.size_bytes in (4, 8)]
-
-
-def early_values(nest: Nest) -> list[Load]:
-    """Those of them that this kernel does not write: the others are read where they are used."""
-    return [load for load in ring_values(nest) if not nest.buffer(load.buffer).written]
 
 
 def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *, preload: bool) -> None:
@@ -314,7 +260,7 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
 
 def _require_stream(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
     """Raises IllegalMove where rows cannot stream through shared memory."""
-    ring = ring_loads(nest)
+    ring = own_loads(nest)
     if len(stages) != 1:
         raise IllegalMove(f"{nest.name}: a row streams through one exchange, and this one needs {len(stages)}")
     if any(nest.buffer(load.buffer).written for load in memory_access.loads(nest)):
@@ -350,8 +296,7 @@ def _require_roll(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: i
     """Raises IllegalMove where rows cannot roll through shared memory in parts."""
     _require_hold(nest, replace(team, lag=0), stages, min_blocks)
     kept, axis = kept_loads(nest, team.pack), nest.reduced[0].name
-    first = memory_access.loads_below(reduction.value for reduction in nest.reductions)
-    if team.splits < 2 or any(axis in load.index.axes() and load not in kept for load in first):
+    if team.splits < 2 or any(axis in load.index.axes() and load not in kept for load in reduced_loads(nest)):
         raise IllegalMove(f"{nest.name}: rows of two blocks and more roll, of which what is added up is stored too")
     if not team.parts <= team.lag < min(team.depth, 2 * team.parts):
         raise IllegalMove(
@@ -367,7 +312,7 @@ def _require_ahead(nest: Nest, team: Team, min_blocks: int) -> None:
         raise IllegalMove(f"{nest.name}: a row that comes ahead has 1, 2, 4, 8 or 16 blocks")
     if not team.holds_row:
         raise IllegalMove(f"{nest.name}: registers hold {team.packs} packs of a row that has more")
-    copied = ahead_loads(nest, team)
+    copied = ahead_loads(nest, team.pack)
     if any(nest.buffer(load.buffer).written for load in copied):
         raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
     if not copied or any(team.pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
-from agent_synthesis.emit.cuda.rows.row_team import ahead_loads, early_values
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
+from agent_synthesis.nests.analysis.row_loads import ahead_loads, early_values
 from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
@@ -32,7 +32,7 @@ def emit(
     row = RowStruct(hardware, nest, settings, stages, values=early_values(nest), keeps=True)
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
-    sets = [("kAhead", ahead_loads(nest, team))]
+    sets = [("kAhead", ahead_loads(nest, team.pack))]
     return row.emission(
         original, header, Skeleton("prefetched_rows", HEADERS, "prefetched_places", sets=sets),
         grid=teams * team.splits, teams=teams, cluster=team.splits, shared_bytes=team.ring_bytes(nest),

@@ -16,7 +16,8 @@ from agent_synthesis.emit.cuda.scans.scan_columns import ColumnTeam, scan_column
 from agent_synthesis.emit.cuda.scans.scan_text import By, RowTeam, ScanSettings, scan_rows
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space, memory_access, passes
-from agent_synthesis.nests.ir import Axis, Nest, Scan
+from agent_synthesis.nests.analysis import row_loads
+from agent_synthesis.nests.ir import Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES
@@ -44,7 +45,7 @@ class CudaScan(CudaSchedule):
 
     def accepts(self, nest: Nest) -> bool:
         """Nests that reduce nothing but scans, in one direction, and store every element only at its place."""
-        return is_scan(nest)
+        return passes.is_scan(nest)
 
     def defaults(self, nest: Nest) -> ScanSettings:
         """Columns where data lies across the scanned axis; a grid for few long rows; a warp for short ones."""
@@ -54,14 +55,14 @@ class CudaScan(CudaSchedule):
         return geometry.first_legal(candidates, lambda settings: self._require(nest, settings), least)
 
     def _preferred(self, nest: Nest, simple: Nest) -> list[ScanSettings]:
-        axis = _across(nest)
+        axis = passes.axis_across(iteration_space.simplified(nest), _SMALLEST_EXTENT)
         if axis is not None:
             return self._columns(simple, axis)
         rows, columns = simple.row_count, simple.column_count
         pack = _pack(simple, simple.reduced[0])
         most = max(1, _HELD_ELEMENTS // pack)  # packs of a thread
         found = []
-        if _multiplies(simple):
+        if passes.multiplies(simple):
             lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
             parts = [max(1, _SAFE_FACTORS // (lanes * pack * part)) for part in (1, 2, 4)]
             return [self._begun(By.ROWS, 256, lanes, pack, packs, ahead=True) for packs in parts]
@@ -77,7 +78,7 @@ class CudaScan(CudaSchedule):
         if rows < int(_FEW_ROWS * self.hardware.sm_count) and columns > 512 * _HELD_ELEMENTS:
             found += [self._begun(By.GRID, 512, 512, pack, packs) for packs in (most // 2, most // 4)]
         # Asking ahead pays (20000x50000: 1967 us instead of 2078), unless stores need again what it takes the place of.
-        ahead = not _is_needed_again(simple)
+        ahead = not row_loads.is_needed_again(simple)
         threads = 256 if pack == 1 and rows >= 2 * self.hardware.sm_count else 1024
         while threads > 64 and threads * pack * 2 >= columns:
             threads //= 2
@@ -94,7 +95,7 @@ class CudaScan(CudaSchedule):
             tiles = simple.row_count // axis.extent * -(-axis.extent // (pack * lanes))
             # Few columns: parts of them for all SMs, or at least narrower tiles.
             splits = min(4 * self.hardware.sm_count // tiles, simple.column_count // (32 * 128 // lanes))
-            if tiles >= 2 * self.hardware.sm_count or splits < 2 or len(simple.scans) > 1 or _multiplies(simple):
+            if tiles >= 2 * self.hardware.sm_count or splits < 2 or len(simple.scans) > 1 or passes.multiplies(simple):
                 splits = 1
             else:
                 threads = 128
@@ -118,7 +119,7 @@ class CudaScan(CudaSchedule):
         """One change away; other strategies with the settings that suit them."""
         simple = iteration_space.canonical(nest)
         scan, splits, columns = current.scan, current.splits, current.scan is By.COLUMNS
-        axis = _across(nest) if columns else None
+        axis = passes.axis_across(iteration_space.simplified(nest), _SMALLEST_EXTENT) if columns else None
         widest = memory_access.widest_pack(simple, axis or simple.reduced[0])
         sized = ... if columns or current.lanes <= 32 else ()
         changes = current.changes(
@@ -162,7 +163,7 @@ class CudaScan(CudaSchedule):
         simple = iteration_space.canonical(nest)
         threads, lanes, pack, packs = settings.threads, settings.lanes, settings.pack, settings.packs
         columns, grid = settings.scan is By.COLUMNS, settings.scan is By.GRID
-        axis = _across(nest) if columns else simple.reduced[0]
+        axis = passes.axis_across(iteration_space.simplified(nest), _SMALLEST_EXTENT) if columns else simple.reduced[0]
         if axis is None:
             raise IllegalMove(f"{nest.name}: no other axis has enough neighbours for threads to lie across the scan")
         if pack < 1 or memory_access.widest_pack(simple, axis) % pack:
@@ -180,7 +181,7 @@ class CudaScan(CudaSchedule):
                 raise IllegalMove(f"{nest.name}: {threads // lanes} threads above each other; 64 add up at most")
         elif lanes > 32 and lanes != threads:
             raise IllegalMove(f"{nest.name}: a row has lanes of one warp or all threads of a block")
-        if _multiplies(simple) and (splits > 1 or grid or threads_of_a_part * pack * packs > _SAFE_FACTORS):
+        if passes.multiplies(simple) and (splits > 1 or grid or threads_of_a_part * pack * packs > _SAFE_FACTORS):
             raise IllegalMove(
                 f"{nest.name}: {_SAFE_FACTORS} factors at most are multiplied apart from those before them"
             )
@@ -203,44 +204,13 @@ def _pack(simple: Nest, axis: Axis) -> int:
     return max(1, min(memory_access.widest_pack(simple, axis), 16 // max(sizes)))
 
 
-def _multiplies(simple: Nest) -> bool:
-    """Whether products of floats are scanned."""
-    return any(scan.operation == "cumprod" and scan.type.is_float for scan in simple.scans)
-
-
-def _is_needed_again(simple: Nest) -> bool:
-    """Whether stores read along the scan what scans read."""
-    axis = simple.reduced[0].name
-    scanned = memory_access.loads_below(scan.value for scan in simple.scans)
-    stored = memory_access.loads_below(store.value for store in simple.stores)
-    return any(axis in load.index.axes() and load in scanned for load in stored)
-
-
 def _registers(simple: Nest, axis: Axis, elements: int, *, ahead: bool) -> int:
     """Registers of what a thread loads and scans at once: a value takes the place of what it is made of, if it may."""
-    loads = memory_access.loads_below(scan.value for scan in simple.scans)
-    wide = [load for load in loads if axis.name in load.index.axes()]
+    wide = [load for load in row_loads.reduced_loads(simple) if axis.name in load.index.axes()]
     loaded = sum(max(1, elements * simple.buffer(load.buffer).type.size_bytes // 4) for load in wide)
     scanned = sum(max(1, elements * scan.type.compute.size_bytes // 4) for scan in simple.scans)
-    together = ahead or len(simple.scans) > 1 or _is_needed_again(simple)
+    together = ahead or len(simple.scans) > 1 or row_loads.is_needed_again(simple)
     return loaded + scanned if together else max(loaded, scanned)
-
-
-def is_scan(nest: Nest) -> bool:
-    """Whether all that a nest reduces are scans of one direction, and all that it stores are elements."""
-    return (
-        bool(nest.scans)
-        and all(isinstance(reduction, Scan) for reduction in nest.reductions)
-        and len({scan.reverse for scan in nest.scans}) == 1
-        and all(nest.is_element_store(store) for store in nest.stores)
-        and iteration_space.is_safe_in_place(nest)
-    )
-
-
-def _across(nest: Nest) -> Axis | None:
-    """The axis that data is contiguous along, where that is not the scanned one and is long enough."""
-    axis, better = passes.vector_axis(iteration_space.simplified(nest))
-    return axis if better and axis is not None and axis.extent >= _SMALLEST_EXTENT else None
 
 
 def _row_team(simple: Nest, settings: ScanSettings) -> RowTeam:
@@ -248,6 +218,6 @@ def _row_team(simple: Nest, settings: ScanSettings) -> RowTeam:
 
 
 def _column_team(nest: Nest, simple: Nest, settings: ScanSettings) -> ColumnTeam:
-    axis = _across(nest)
+    axis = passes.axis_across(iteration_space.simplified(nest), _SMALLEST_EXTENT)
     assert axis is not None  # what requires it has been asked
     return ColumnTeam(axis, settings, simple.column_count)

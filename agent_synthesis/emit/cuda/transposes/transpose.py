@@ -12,7 +12,7 @@ from dataclasses import replace
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeSettings, TransposeText, crossing, pack_of
+from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeSettings, TransposeText
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.nests.transposition import Turn, turn
@@ -112,7 +112,7 @@ def _candidates(found: Turn, *, overlap: bool) -> Iterator[TransposeSettings]:
     widest = memory_access.widest_pack(found.nest, found.along)
     longest = geometry.power_of_two_at_least(found.along.extent)
     deepest = geometry.power_of_two_at_least(found.across.extent)
-    packs = [widest, *(pack_of(found, access) for access in crossing(found))]
+    packs = [widest, *(found.pack_across(access) for access in found.crossing)]
     areas = [_BYTE_AREA] if all(buffer.type.size_bytes == 1 for buffer in found.nest.buffers) else []
     areas += [_UNALIGNED_AREA] if min(packs) == 1 and min(longest, deepest) >= 128 else []
     for area in (*areas, *_AREAS):
@@ -130,7 +130,7 @@ def _held_registers(found: Turn, settings: TransposeSettings) -> int:
     """Registers of operands that a thread holds before the exchange."""
     area = settings.along * settings.across
     each = area // settings.threads
-    held = [load for load in crossing(found) if isinstance(load, Load)]
+    held = [load for load in found.crossing if isinstance(load, Load)]
     if settings.preload:
         pack = settings.pack
         direct = (load for load in memory_access.loads(found.nest) if load not in held)
@@ -150,13 +150,13 @@ def _require(hardware: Hardware, found: Turn, settings: TransposeSettings) -> No
         raise IllegalMove(f"{name}: {threads}, {along}, {across} and {pack} are not all powers of two")
     if memory_access.widest_pack(found.nest, found.along) % pack or pack > along:
         raise IllegalMove(f"{name}: {pack} elements do not lie together everywhere")
-    packs = [pack_of(found, access) for access in crossing(found)]
+    packs = [found.pack_across(access) for access in found.crossing]
     largest = max(pack, *packs)
     if along * across % (threads * largest) or max(packs) > across:
         tile = f"{along} x {across} in packs of {largest}"
         raise IllegalMove(f"{name}: a tile of {tile} is too small for {threads} threads")
     geometry.require_block(hardware, found.nest, threads=threads, held_registers=_held_registers(found, settings))
-    shared_bytes = sum(found.nest.buffer(access.buffer).type.size_bytes for access in crossing(found)) * along * across
+    shared_bytes = sum(found.nest.buffer(access.buffer).type.size_bytes for access in found.crossing) * along * across
     if shared_bytes > STATIC_SHARED_BYTES:
         most = STATIC_SHARED_BYTES
         raise IllegalMove(f"{name}: tiles of {shared_bytes} bytes, of {most} that a kernel may declare")

@@ -12,7 +12,6 @@ from enum import StrEnum
 from agent_synthesis.emit.cuda import generated_struct, kernel_text
 from agent_synthesis.emit.cuda.schedule import OVERLAP
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Load, Store
 from agent_synthesis.nests.transposition import Turn
 from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
@@ -21,20 +20,6 @@ _MEMBERS = (
     "Offset", "kTiling", "Outer", "Across", "Along", "Results", "load", "compute", "store", "at", "vector", "tiles",
 )  # fmt: skip
 """What the struct calls things of its own."""
-
-
-def crossing(found: Turn) -> list[Load | Store]:
-    """Accesses that pass through a tile, each once: loads, then stores."""
-    loads: list[Load | Store] = [load for load in memory_access.loads(found.nest) if found.crosses(load.index)]
-    return loads + [store for store in found.nest.stores if found.crosses(store.index)]
-
-
-def pack_of(found: Turn, access: Load | Store) -> int:
-    """Elements that an access which crosses moves at once: 16 bytes, or less where they are not aligned."""
-    pack = min(8, 16 // found.nest.buffer(access.buffer).type.size_bytes)
-    aligned = (memory_access.access(access.index, found.across.name, size) == "pack" for size in (8, 4, 2))
-    fits = [size for size, fine in zip((8, 4, 2), aligned, strict=True) if fine and found.across.extent % size == 0]
-    return max((size for size in fits if size <= pack), default=1)
 
 
 Order = StrEnum("Order", "ALONG ACROSS")
@@ -70,7 +55,7 @@ class TransposeText:
         self._i, self._j = function.axes[found.across.name], self._text.j
         self._i_begin = function.names.take(f"{self._i}_begin")
         self._places = [function.axes[axis.name] for axis in found.others]
-        self._crossing = crossing(found)
+        self._crossing = found.crossing
         loads = self._text.varying_loads(store.value for store in found.nest.stores)
         self._along = [
             load for load in loads if load not in self._crossing and self._text.access_of(load) == "pack"
@@ -112,7 +97,7 @@ class TransposeText:
     def _vector(self, access: Load | Store) -> str:
         """A vector of what crosses, as it lies in memory."""
         kind = self._text.function.dialect.storage[self._text.storage(access.buffer)]
-        return f"ws::Pack<{kind}, {pack_of(self._found, access)}>"
+        return f"ws::Pack<{kind}, {self._found.pack_across(access)}>"
 
     def _head(self, result: str, name: str, axes: Sequence[str], *more: str, tag: str = "") -> str:
         offset = self._text.offset
@@ -129,7 +114,7 @@ class TransposeText:
             head = self._head(self._vector(load), "load", across, tag=f"AcrossLoad<{k}>")
             reuse = "ws::kOnce" if self._settings.loads is Loads.ONCE else "ws::kShared"
             reuse = "ws::kWritten" if self._found.nest.buffer(load.buffer).written else reuse
-            value = f"ws::load<{pack_of(self._found, load)}, {reuse}>({self._address(load)})"
+            value = f"ws::load<{self._found.pack_across(load)}, {reuse}>({self._address(load)})"
             yield from generated_struct.function(head, [*places, f"    return {value};"])
         for k, load in enumerate(self._along):
             kind = text.pack_type(text.storage(load.buffer))

@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
-from agent_synthesis.nests.analysis import costly_parts, stages
+from agent_synthesis.nests.analysis import costly_parts, row_loads, stages
 from agent_synthesis.nests.ir import Nest
 
 _HOLDERS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
@@ -36,7 +36,7 @@ def alternatives(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> 
 def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iterator[RowSettings]:
     reduce = current.reduce
     stream, stays_in_parts = reduce is Reduce.STREAM, reduce in (Reduce.HOLD, Reduce.ROLL)
-    preloads = _reads_later(simple) and reduce is not Reduce.TWO_PASS and not stays_in_parts
+    preloads = row_loads.reads_later(simple) and reduce is not Reduce.TWO_PASS and not stays_in_parts
     others = (p for p in row_defaults.preferred(schedule, simple) if p.reduce is not reduce)
     yield from current.changes(
         loads=() if stream or reduce is Reduce.ROLL else ...,
@@ -68,14 +68,6 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iter
         overlap=schedule.overlaps,
         packs=() if stream else ...,
     )
-
-
-def _reads_later(simple: Nest) -> bool:
-    """Whether stores read along the row what no reduction reads."""
-    axis = simple.reduced[0].name
-    early = memory_access.loads_below(reduction.value for reduction in simple.reductions)
-    late = memory_access.loads_below(passes.element_stores(simple))
-    return any(axis in load.index.axes() and load not in early for load in late)
 
 
 def _other_sizes(current: RowSettings) -> Iterator[RowSettings]:

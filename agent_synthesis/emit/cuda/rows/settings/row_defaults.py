@@ -13,12 +13,13 @@ from functools import partial
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows import held_rows, rolling_rows
-from agent_synthesis.emit.cuda.rows.row_team import has_common_loads, team_of
+from agent_synthesis.emit.cuda.rows.row_team import team_of
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.analysis import costly_parts, stages
+from agent_synthesis.nests.analysis.row_loads import has_common_loads
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.settings import Exp, Loads, Stores
 
@@ -108,17 +109,12 @@ def _is_worth_its_exchange(schedule: CudaSchedule, simple: Nest, settings: RowSe
     return not exchanges or team_of(schedule.hardware, simple, settings).holds_row
 
 
-def _is_single(simple: Nest) -> bool:
-    """Whether rows are visited once."""
-    return len(passes.levels(simple)) == 1 and not passes.element_stores(simple)
-
-
 # -- rows that lanes or a block hold
 
 
 def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     rows, columns = simple.row_count, simple.column_count
-    is_short = _is_single(simple) and rows >= 4 * schedule.hardware.sm_count and columns < 4096
+    is_short = passes.is_visited_once(simple) and rows >= 4 * schedule.hardware.sm_count and columns < 4096
     if columns > _SHORT_ROW and not is_short:
         return []
     pack = memory_access.widest_pack(simple, simple.reduced[0])
@@ -131,7 +127,7 @@ def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
 
 def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     choose, columns, found = partial(made, schedule, simple, Reduce.BLOCK), simple.column_count, []
-    if _is_single(simple):
+    if passes.is_visited_once(simple):
         found.append(choose(threads=512 if columns >= 4096 else 256, packs=4))
     if columns <= _LONG_BLOCK_ROW:
         threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
@@ -157,7 +153,7 @@ def _of_few_rows(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     # Few slices of 8K to one block an SM; more data, more blocks of smaller slices whose waits overlap. Where
     # nothing is read twice, nobody waits for the sum in two kernels (of 2 M elements: 8.4 us instead of 22.9).
     slices = ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768))
-    is_summed = _is_single(simple) and columns >= 8192 and rows * columns > _MIDDLE_TENSOR
+    is_summed = passes.is_visited_once(simple) and columns >= 8192 and rows * columns > _MIDDLE_TENSOR
     for per_sm, threads, longest in () if is_summed else slices:
         splits = _splits(schedule, simple, per_sm)
         if splits > 1 and columns <= longest * splits:
@@ -262,10 +258,6 @@ def _worth_coming_ahead(schedule: CudaSchedule, simple: Nest, ahead: RowSettings
 def _may_stay(simple: Nest) -> bool:
     """Whether rows are long, and wanted again to be stored, so that blocks on their SM gain by what they keep."""
     return bool(passes.element_stores(simple)) and simple.column_count > _LONG_BLOCK_ROW
-
-
-_staying = partial(made, depth=1, stores=Stores.STREAMING)
-"""Settings of blocks that stay on their SM."""
 
 
 def _streaming(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:

@@ -1,0 +1,98 @@
+"""What a reduction loads along and beside its rows: which loads rows share, and which are wanted twice.
+
+A nest here is canonical: it reduces its first reduced axis.
+"""
+
+from __future__ import annotations
+
+from agent_synthesis.nests import memory_access
+from agent_synthesis.nests.ir import Load, Nest
+
+
+def reduced_loads(nest: Nest) -> list[Load]:
+    """What reductions read."""
+    return memory_access.loads_below(reduction.value for reduction in nest.reductions)
+
+
+def stored_loads(nest: Nest) -> list[Load]:
+    """What stores read."""
+    return memory_access.loads_below(store.value for store in nest.stores)
+
+
+def is_needed_again(nest: Nest) -> bool:
+    """Whether stores read along the row what reductions read."""
+    first = reduced_loads(nest)
+    return any(_runs_along(load, nest) and load in first for load in stored_loads(nest))
+
+
+def reads_later(nest: Nest) -> bool:
+    """Whether the elements' stores read along the row what no reduction reads."""
+    first = reduced_loads(nest)
+    late = memory_access.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
+    return any(_runs_along(load, nest) and load not in first for load in late)
+
+
+def own_loads(nest: Nest) -> list[Load]:
+    """Contiguous loads that differ from row to row."""
+    axis = nest.reduced[0].name
+    found = memory_access.loads(nest)
+    return [load for load in found if _is_of_row(load, nest) and memory_access.is_contiguous(load.index, axis)]
+
+
+def kept_loads(nest: Nest, pack: int) -> list[Load]:
+    """Own loads, in packs, that reductions need and the stores need again."""
+    again, first = stored_loads(nest), reduced_loads(nest)
+    return [load for load in own_loads(nest) if load in first and load in again and _in_packs(load, nest, pack)]
+
+
+def ahead_loads(nest: Nest, pack: int) -> list[Load]:
+    """Own loads that reductions need, in packs, which may begin before the row."""
+    axis = nest.reduced[0]
+    place, first = memory_access.skew(nest, axis, pack), reduced_loads(nest)
+
+    def comes_in_packs(load: Load) -> bool:
+        if place is not None:
+            return memory_access.skewed_access(load.index, axis.name, pack, place) == "pack"
+        return _in_packs(load, nest, pack)
+
+    return [load for load in own_loads(nest) if load in first and comes_in_packs(load)]
+
+
+def shared_loads(nest: Nest, pack: int) -> list[Load]:
+    """Loads along the row, in packs, that rows share and only stores need."""
+    first = reduced_loads(nest)
+    found = [load for load in stored_loads(nest) if load not in first and not _is_of_row(load, nest)]
+    return [load for load in found if not nest.buffer(load.buffer).written and _in_packs(load, nest, pack)]
+
+
+def shared_words(nest: Nest, pack: int) -> int:
+    """Registers that a pack of one of them takes."""
+    return max((pack * nest.buffer(load.buffer).type.size_bytes // 4 for load in shared_loads(nest, pack)), default=0)
+
+
+def has_common_loads(nest: Nest) -> bool:
+    """Whether rows share what they read along the axis, such as a weight."""
+    return any(_runs_along(load, nest) and not _is_of_row(load, nest) for load in memory_access.loads(nest))
+
+
+def row_values(nest: Nest) -> list[Load]:
+    """Loads of one element for all of a row, of a size that threads copy."""
+    found = [load for load in memory_access.loads(nest) if _is_of_row(load, nest) and not _runs_along(load, nest)]
+    return [load for load in found if nest.buffer(load.buffer).type.size_bytes in (4, 8)]
+
+
+def early_values(nest: Nest) -> list[Load]:
+    """Those of them that the nest does not write: the others are read where they are used."""
+    return [load for load in row_values(nest) if not nest.buffer(load.buffer).written]
+
+
+def _is_of_row(load: Load, nest: Nest) -> bool:
+    return bool(load.index.axes() & {axis.name for axis in nest.parallel})
+
+
+def _runs_along(load: Load, nest: Nest) -> bool:
+    return nest.reduced[0].name in load.index.axes()
+
+
+def _in_packs(load: Load, nest: Nest, pack: int) -> bool:
+    return memory_access.access(load.index, nest.reduced[0].name, pack) == "pack"
