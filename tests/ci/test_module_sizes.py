@@ -25,51 +25,28 @@ def of_lines(head: str, count: int) -> str:
 def test_what_is_one_line_too_long_is_named_with_its_file_and_lines(check: ModuleType, head: str, most: int) -> None:
     kind = "class Long" if most == 250 else "function long"
     assert not list(check.outgrown("room/a.py", of_lines(head, most)))
-    ((said, _),) = check.outgrown("room/a.py", "\n" + of_lines(head, most + 1))
+    (said,) = check.outgrown("room/a.py", "\n" + of_lines(head, most + 1))
     assert said == f"room/a.py:2: {kind} has {most + 1} lines; {most} at most"
 
 
 def test_a_function_within_a_class_is_seen(check: ModuleType) -> None:
     method = "".join(f"    {line}\n" for line in of_lines("def long(self) -> None:", 61).splitlines())
-    ((said, _),) = check.outgrown("room/a.py", f"class Short:\n{method}")
+    (said,) = check.outgrown("room/a.py", f"class Short:\n{method}")
     assert said == "room/a.py:2: function long has 61 lines; 60 at most"
 
 
 def test_a_module_of_tests_is_held_to_its_own_length_alone(check: ModuleType) -> None:
     assert not list(check.outgrown("tests/room/test_a.py", of_lines("class Long:", 500)))
-    ((said, _),) = check.outgrown("tests/room/test_a.py", of_lines("class Long:", 501))
+    (said,) = check.outgrown("tests/room/test_a.py", of_lines("class Long:", 501))
     assert said == "tests/room/test_a.py: 501 lines; 500 at most"
 
 
-class Repository:
-    """One class of 251 lines somewhere, and what the check says of it."""
-
-    def __init__(self, check: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._check, self._folder = check, folder
-        monkeypatch.chdir(folder)
-        check.subprocess.run(["git", "init", "--quiet"], check=True)
-
-    def result(self, path: str, name: str) -> int:
-        (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self._folder / path).write_text(of_lines(f"class {name}:", 251))
-        code: int = self._check.main()
-        return code
-
-
-def test_a_class_on_the_list_may_be_long_where_it_lies_and_nowhere_else(
+def test_what_is_too_long_in_a_new_file_fails_the_check(
     check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    repository = Repository(check, tmp_path, monkeypatch)
-    monkeypatch.setattr(check, "TO_BE_SPLIT", {("emit/", "Writer")})
-    assert repository.result("emit/text/a.py", "Writer") == 0
-    assert repository.result("other/a.py", "Writer") == 1
-    assert "other/a.py:1: class Writer has 251 lines; 250 at most" in capsys.readouterr().out
-
-
-def test_a_class_that_was_split_is_to_be_taken_off_the_list(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Repository(check, tmp_path, monkeypatch)
-    monkeypatch.setattr(check, "TO_BE_SPLIT", {("emit/", "Writer")})
+    monkeypatch.chdir(tmp_path)
+    check.subprocess.run(["git", "init", "--quiet"], check=True)
+    assert check.main() == 0
+    (tmp_path / "a.py").write_text(of_lines("class Writer:", 251))
     assert check.main() == 1
-    assert "Writer is split, so take it off the list" in capsys.readouterr().out
+    assert "a.py:1: class Writer has 251 lines; 250 at most" in capsys.readouterr().out

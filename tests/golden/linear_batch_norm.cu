@@ -22,8 +22,7 @@ struct ws_relu_end {
   const float* __restrict__ p_linear_bias;
   const float* __restrict__ p_scale;
   float* __restrict__ ws_relu_values;
-  WS_INLINE ws::Pack<float, 4> operator()(int batch, int m, int n_begin,
-      ws::Pack<float, 4> sums) const {
+  WS_INLINE ws::Pack<float, 4> operator()(int batch, int m, int n_begin, ws::Pack<float, 4> sums) const {
     ws::Pack<float, 4> values = {};
     ws::Pack<float, 4> ws_relu_values_pack;
     const ws::Pack<float, 4> p_linear_bias_pack = ws::load<4, ws::kShared>(p_linear_bias + n_begin);

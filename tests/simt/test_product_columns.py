@@ -57,15 +57,11 @@ def repaired() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1)
     made = NormalizedText(H200, found, ENGINES["fp16x3"], tiling)
     last = CudaPointwise(H200).emit(found.normalized, CudaPointwise(H200).defaults(found.normalized))
-    across = [made.split_across()] if made.across else []
-    pieces = [made.shape(), made.end(), made.split(), *across, made.repair(), made.columns(), [last.text]]
-    launches = [made.split_launch(), *([made.split_across_launch()] if made.across else []), made.repair_launch()]
-    launches[-1].grid.x = 2
-    launches += [made.columns_launch(), *last.launches]
+    kernels = [*made.operands.kernels(), made.repair(), made.columns()]
+    kernels[-2].launch.grid.x = 2
     headers = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh")
-    headers = (*headers, "ws_product_simt.cuh", "ws_column_states.cuh", "ws_reduce.cuh", *last.headers)
-    text = "\n\n".join("\n".join(piece) for piece in pieces)
-    return nest, Emission(f"{text}\n", headers, tuple(launches), made.workspaces()), values
+    headers = (*headers, "ws_product_simt.cuh", "ws_column_states.cuh", "ws_reduce.cuh")
+    return nest, made.emission([], kernels, headers, last), values
 
 
 @pytest.mark.parametrize("sanitizer", list(Sanitizer), ids=lambda sanitizer: sanitizer.value)

@@ -106,10 +106,11 @@ def without_tensor_cores(nest: Nest, slices: int = 1, *, engine: str = "fp16x3",
     assert product is not None
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=slices)
     made = ProductText(H200, simple, product, ENGINES[engine], tiling)
-    pieces = [made.shape(), made.end(), made.split(), *([made.split_across()] if made.across else []), made.repair()]
-    launches = [made.split_launch(), *([made.split_across_launch()] if made.across else [])]
+    split, repair = made.operands.kernels(), made.repair()
+    pieces = [made.shape(), made.end(), *(kernel.text for kernel in (*split, repair))]
+    launches = [kernel.launch for kernel in split]
     if repaired:
-        launches.append(made.repair_launch())
+        launches.append(repair.launch)
         launches[-1].grid.x = 2
     text = "\n\n".join("\n".join(piece) for piece in pieces)
     headers = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh")
@@ -201,13 +202,11 @@ def reduced() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     assert taken is not None
     tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1)
     made = ReducedText(H200, taken, ENGINES["fp16x3"], tiling)
-    pieces = [made.shape(), made.end(), made.split(), made.split_across(), made.repair(), made.rows()]
-    launches = (made.split_launch(), made.split_across_launch(), made.repair_launch(), made.rows_launch())
-    launches[2].grid.x = 2
+    kernels = [*made.operands.kernels(), made.repair(), made.rows()]
+    kernels[2].launch.grid.x = 2
     headers = ("ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_product_shape.cuh", "ws_reduce.cuh")
     headers = (*headers, "ws_product_partials.cuh", "ws_product_simt.cuh")
-    text = "\n\n".join("\n".join(piece) for piece in pieces)
-    return nest, Emission(f"{text}\n", headers, launches, made.workspaces()), values
+    return nest, made.emission([], kernels, headers), values
 
 
 def test_rows_of_a_tile_become_states_and_states_become_rows(executions: dict[str, Execution]) -> None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.geometry import address
+from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
@@ -118,9 +120,7 @@ class CudaAttention(CudaSchedule):
         require_fits(self.hardware, nest, settings)
         simple, made = iteration_space.simplified(nest), _attention(nest)
         text = _AttentionText(self.hardware, simple, made, settings)
-        heading = "\n".join(function_text.header(simple, self.name, settings))
-        pieces = "\n\n".join("\n".join(piece) for piece in (text.attention_shape(), text.end(), text.kernel()))
-        return Emission(f"{heading}\n{pieces}\n", _HEADERS, (text.record(),))
+        return text.emission(function_text.header(simple, self.name, settings), [text.product()], _HEADERS)
 
 
 def _shared_bytes(made: Attention, settings: AttentionSettings) -> int:
@@ -188,13 +188,13 @@ class _AttentionText(ProductText):
         super().__init__(hardware, nest, product, _ENGINES[made.type], tiling)
         self._made, self._settings = made, settings
 
-    def attention_shape(self) -> list[str]:
+    def shape(self) -> list[str]:
         """The kernel's type."""
         made, settings, reduction = self._made, self._settings, self._made.reduction
         group = f".group = {made.group}, .key_group = {made.key.group}, .value_group = {made.value.group}, "
         group = group if made.group > 1 else ""
         lines = [
-            f"using {self.entry}_shape = ws::Attention<{self.element},",
+            f"using {self.entry}_shape = ws::Attention<{self.operands.element},",
             f"    ws::AttentionExtents{{.layers = {made.layers}, .inner = {made.inner}, {group}"
             f".queries = {made.rows.extent}, .keys = {made.keys.extent}, .depth = {reduction.depth},",
             f"                         .columns = {made.columns.extent}, .pack = {max(2, self._pack)}, "
@@ -215,7 +215,7 @@ class _AttentionText(ProductText):
         lines[-1] += ">;"
         return lines
 
-    def kernel(self) -> list[str]:
+    def product(self) -> Kernel:
         """The kernel itself."""
         arguments = [f"const __grid_constant__ ws::TensorMap {side}_map" for side in ("queries", "keys", "values")]
         scale, mask = self._made.reduction.scale, self._made.mask
@@ -226,16 +226,16 @@ class _AttentionText(ProductText):
         else:
             name, factor = "kScoreToLog2", f"  constexpr float kScoreToLog2 = {scale * math.log2(math.e)!r}f;"
             factor += f"  // {scale!r} of the scores, base 2"
-        return [
+        text = [
             *self.signature(f"__launch_bounds__({self.entry}_shape::kThreads, 1) {self.entry}_attention", arguments),
             factor,
             f"  ws::attention<{self.entry}_shape>(queries_map, keys_map, values_map, {name},",
             f"                {'mask' if mask is not None else 'nullptr'}, {self.end_value()});",
             "}",
         ]
+        return Kernel(text, self._record())
 
-    def record(self) -> candidate_pb2.Launch:
-        """The launch."""
+    def _record(self) -> candidate_pb2.Launch:
         made, depth, tile = self._made, self._made.reduction.depth, self._settings.keys
         arguments = [
             self._operand_map(made.query, depth, made.rows.extent, self._settings.queries),
@@ -246,9 +246,10 @@ class _AttentionText(ProductText):
             arguments.append(address(made.mask.load.buffer))
         grid = min(_tile_count(made, self._settings), self.hardware.sm_count)
         threads = WARPGROUP_THREADS * (1 + self._settings.warpgroups)
-        record = self.launch("attention", grid, threads, [*arguments, *self.ending()], self.written())
-        record.shared_bytes = _shared_bytes(made, self._settings)
-        return record
+        return geometry.record(
+            f"{self.entry}_attention", grid, threads, [*arguments, *self.ending()], self.written(),
+            shared_bytes=_shared_bytes(made, self._settings),
+        )  # fmt: skip
 
     def _operand_map(self, factor: Factor, columns: int, rows: int, box_rows: int) -> candidate_pb2.LaunchArgument:
         """An operand as (column, row, inner layer, layer); what lies before it in memory counts as columns."""

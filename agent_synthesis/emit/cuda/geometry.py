@@ -84,19 +84,33 @@ def launch(
     passed = list(nest.buffers if buffers is None else buffers)
     extra = list(workspaces)
     written = [b.name for b in passed if b.written] + extra if writes is None else list(writes)
-    record = candidate_pb2.Launch(
-        entry=entry or function_text.entry_name(nest),
+    name, arguments = entry or function_text.entry_name(nest), map(address, [*(b.name for b in passed), *extra])
+    made = record(name, grid, threads, arguments, written, cluster=cluster, shared_bytes=shared_bytes)
+    made.cooperative, made.programmatic_dependent = cooperative, dependent
+    return made
+
+
+def record(
+    entry: str, grid: int, threads: int, arguments: Iterable[candidate_pb2.LaunchArgument], writes: Iterable[str], *,
+    cluster: int = 1, shared_bytes: int = 0,
+) -> candidate_pb2.Launch:  # fmt: skip
+    """The launch record of a grid and blocks of one dimension."""
+    made = candidate_pb2.Launch(
+        entry=entry,
         grid=candidate_pb2.Extent3(x=grid, y=1, z=1),
         block=candidate_pb2.Extent3(x=threads, y=1, z=1),
-        cooperative=cooperative,
-        programmatic_dependent=dependent,
         shared_bytes=shared_bytes,
-        arguments=[candidate_pb2.LaunchArgument(buffer=name) for name in [*(b.name for b in passed), *extra]],
-        writes=written,
+        arguments=arguments,
+        writes=writes,
     )
     if cluster > 1:
-        record.cluster.CopyFrom(candidate_pb2.Extent3(x=cluster, y=1, z=1))
-    return record
+        made.cluster.CopyFrom(candidate_pb2.Extent3(x=cluster, y=1, z=1))
+    return made
+
+
+def address(buffer: str) -> candidate_pb2.LaunchArgument:
+    """A buffer as a launch's argument."""
+    return candidate_pb2.LaunchArgument(buffer=buffer)
 
 
 def workspace(nest: Nest, name: str, words: int, *, zero: bool = False) -> candidate_pb2.Buffer:

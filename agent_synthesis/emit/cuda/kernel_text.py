@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
@@ -16,10 +17,18 @@ from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
 from agent_synthesis.settings import Exp, Loads, Stores
+from warpsmith.v1 import candidate_pb2
 
 UNROLL = "#pragma unroll"
 
 _LINE_CHARACTERS = 112
+
+
+class Kernel(NamedTuple):
+    """A kernel's text, and how it is launched."""
+
+    text: list[str]
+    launch: candidate_pb2.Launch
 
 
 class KernelText:

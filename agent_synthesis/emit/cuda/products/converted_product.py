@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.geometry import address
+from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address, product_of
+from agent_synthesis.emit.cuda.products.product_text import ProductText, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
@@ -101,17 +104,10 @@ class CudaConvertedProduct(CudaSchedule):
         simple = iteration_space.simplified(nest)
         tiling = Tiling(COLUMNS, settings.halves, cluster=1, group=8, promote=1, slices=settings.slices)
         made = _ConvertedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
-        made.across = ()  # nothing is measured
+        made.operands.across = ()  # nothing is measured
         made.left_steps, made.right_steps = settings.left, settings.right
-        pieces = [made.shape(), made.end(), made.product(), made.repair()]
-        launches, headers = [made.product_launch(), made.repair_launch()], list(_HEADERS)
-        if tiling.slices > 1:
-            headers.append("ws_product_slices.cuh")
-            pieces.append(made.add())
-            launches.append(made.add_launch())
-        heading = "\n".join(function_text.header(simple, self.name, settings))
-        text = "\n\n".join("\n".join(piece) for piece in pieces)
-        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
+        heading = function_text.header(simple, self.name, settings)
+        return made.emission(heading, [made.product(), made.repair()], _HEADERS)
 
 
 class _ConvertedText(ProductText):
@@ -129,47 +125,43 @@ class _ConvertedText(ProductText):
             f".halves = {self._tiling.stages}}}>;",
         ]
 
-    def product(self) -> list[str]:
+    def product(self) -> Kernel:
         """The kernel that reads both operands."""
+        left, right = self.operands.sides
         arguments = [
             "const __grid_constant__ ws::TensorMap right", "const float* __restrict__ left",
             "float* __restrict__ left_roots", "float* __restrict__ right_roots", "ws::Marks* marks",
         ]  # fmt: skip
-        return [
+        text = [
             *self.signature(f"__launch_bounds__({THREADS}, 1) {self.entry}_product", arguments),
-            f"  ws::multiply_converted<{self.entry}_converted>({self.sides[0].start}, right, left_roots, right_roots,",
+            f"  ws::multiply_converted<{self.entry}_converted>({left.start}, right, left_roots, right_roots,",
             f"                         marks, {self.end_value()});",
             "}",
         ]
+        outer = 4 * right.operand.depth_stride
+        columns = candidate_pb2.TensorMap(
+            buffer=right.operand.buffer,
+            dtype=tensor_pb2.DTYPE_FLOAT32,
+            extents=[self._n, self._k, 1, self._batch],
+            byte_strides=[outer, outer, 4 * right.operand.batch_stride if self._batch > 1 else outer],
+            box=[COLUMNS, TILE_DEPTH, 1, 1],
+        )
+        work = [self.operands.workspace(name) for name in ("left_roots", "right_roots", "marks")]
+        passed = [
+            candidate_pb2.LaunchArgument(tensor_map=columns),
+            *map(address, (left.operand.buffer, *work, *self.ends())),
+        ]
+        grid = min(_tile_count(self._product, self._tiling.slices), self.hardware.sm_count)
+        halves = self._tiling.stages
+        # The scales of its columns, and barriers and what alignment takes.
+        shared = STEP_BYTES * (self.left_steps + self.right_steps + halves) + 4 * COLUMNS * halves + 1280
+        written = [*self.written(), *work]
+        record = geometry.record(f"{self.entry}_product", grid, THREADS, passed, written, shared_bytes=shared)
+        return Kernel(text, record)
 
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
         """All but halves and ranges, which nobody needs."""
         return tuple(each for each in super().workspaces() if not each.name.endswith(("_halves", "_ranges")))
-
-    def product_launch(self) -> candidate_pb2.Launch:
-        """Of `product`."""
-        right = self.sides[1].operand
-        outer = 4 * right.depth_stride
-        columns = candidate_pb2.TensorMap(
-            buffer=right.buffer,
-            dtype=tensor_pb2.DTYPE_FLOAT32,
-            extents=[self._n, self._k, 1, self._batch],
-            byte_strides=[outer, outer, 4 * right.batch_stride if self._batch > 1 else outer],
-            box=[COLUMNS, TILE_DEPTH, 1, 1],
-        )
-        work = [self._workspace(name) for name in ("left_roots", "right_roots", "marks")]
-        ends = [buffer.name for buffer in self._end.buffers] if self._is_end(False) else [self._workspace("slices")]
-        arguments = [
-            candidate_pb2.LaunchArgument(tensor_map=columns),
-            *(address(name) for name in (self.sides[0].operand.buffer, *work, *ends)),
-        ]
-        tiles = self.layers * -(-self._m // TILE_ROWS) * -(-self._n // COLUMNS)
-        grid = min(tiles, self.hardware.sm_count)
-        record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work])
-        halves = self._tiling.stages
-        # The scales of its columns, and barriers and what alignment takes.
-        record.shared_bytes = STEP_BYTES * (self.left_steps + self.right_steps + halves) + 4 * COLUMNS * halves + 1280
-        return record
 
 
 def predicted_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:

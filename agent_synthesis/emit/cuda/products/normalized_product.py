@@ -6,20 +6,16 @@ for the statistics; a small kernel joins a column's states and makes what it has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit import function_text
-from agent_synthesis.emit.cuda import geometry, kernel_text
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
-from agent_synthesis.emit.cuda.products import tensor_core_product
-from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, Engine
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, Engine
+from agent_synthesis.emit.cuda.products.product_states import CudaStatesProduct, StatesText
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, ProductSettings, Tiling, shared_bytes
-from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
-from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.normalized_product import NormalizedProduct, normalized_product
@@ -36,16 +32,17 @@ STATE_BYTES = 12
 """Of a column in a tile."""
 WARP_STATES_BYTES = 8 * 8
 """Shared memory for a column of a tile: a mean and squares of each warp."""
-_MEMBERS = ("states", "stored", "repaired")
-"""What an end has besides buffers."""
 
 
-class CudaNormalizedProduct(CudaSchedule):
-    """Norms of the columns of products; the depth is in one slice."""
+class CudaNormalizedProduct(CudaStatesProduct):
+    """Norms of the columns of products."""
 
     name = "cuda_product_columns"
-    settings = ProductSettings
-    needs = NEEDS
+    reduced = "columns"
+
+    def product_of(self, nest: Nest) -> Nest:
+        """The product and its own stores."""
+        return _found(nest).elements
 
     def accepts(self, nest: Nest) -> bool:
         """A norm of a product's columns that `cuda_product` takes and no schedule of few tiles would rather make."""
@@ -53,26 +50,8 @@ class CudaNormalizedProduct(CudaSchedule):
         if found is None:
             return False
         end, _ = end_of(three_axes(iteration_space.simplified(found.elements), found.product), 8)
-        if band_of(end) != EVERYWHERE:
-            return False
-        if any(
-            schedule.accepts(found.elements)
-            for schedule in (CudaStreamedProduct(self.hardware), CudaConvertedProduct(self.hardware))
-        ):
-            return False
-        return CudaProduct(self.hardware).accepts(found.elements) and CudaPointwise(self.hardware).accepts(
-            found.normalized
-        )
-
-    def defaults(self, nest: Nest) -> ProductSettings:
-        """Those of the product, in one slice."""
-        given = CudaProduct(self.hardware).defaults(_found(nest).elements)
-        return replace(given, end=None, slices=1, warpgroups=2)
-
-    def alternatives(self, nest: Nest, current: ProductSettings) -> Sequence[ProductSettings]:
-        """The product's, without slices, and with a warpgroup to 64 rows."""
-        found = CudaProduct(self.hardware).alternatives(_found(nest).elements, current)
-        return geometry.legal(found, lambda settings: require_fits(self.hardware, nest, settings))
+        is_whole = band_of(end) == EVERYWHERE
+        return is_whole and self.is_tiled(found.elements) and CudaPointwise(self.hardware).accepts(found.normalized)
 
     def footprint(self, nest: Nest, settings: ProductSettings) -> Footprint:
         """Halves as those of the product; states and what is between the kernels are written and read once."""
@@ -90,59 +69,41 @@ class CudaNormalizedProduct(CudaSchedule):
         """The product's kernels, one that joins the states of columns, and one that normalises."""
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no batch norm of a product that tiles of tensor cores make")
-        require_fits(self.hardware, nest, settings)
-        found, engine = _found(nest), ENGINES[settings.engine]
-        made = NormalizedText(self.hardware, found, engine, settings.tiling)
-        pieces, launches, headers = made.kernels()
-        last = CudaPointwise(self.hardware).emit(
-            found.normalized, CudaPointwise(self.hardware).defaults(found.normalized)
-        )
-        pieces += [made.columns(), [last.text.rstrip()]]
-        launches += [made.columns_launch(), *last.launches]
-        headers += ["ws_column_states.cuh", "ws_product_columns.cuh", *last.headers]
-        heading = "\n".join(function_text.header(nest, self.name, settings))
-        text = "\n\n".join("\n".join(piece) for piece in pieces)
-        return Emission(f"{heading}\n{text}\n", tuple(dict.fromkeys(headers)), tuple(launches), made.workspaces())
+        self.require(nest, settings)
+        found = _found(nest)
+        made = NormalizedText(self.hardware, found, ENGINES[settings.engine], settings.tiling)
+        kernels, headers = made.kernels()
+        pointwise = CudaPointwise(self.hardware)
+        last = pointwise.emit(found.normalized, pointwise.defaults(found.normalized))
+        heading = function_text.header(nest, self.name, settings)
+        headers += ["ws_column_states.cuh", "ws_product_columns.cuh"]
+        return made.emission(heading, [*kernels, made.columns()], headers, last)
+
+    def require(self, nest: Nest, settings: ProductSettings) -> None:
+        """Checks too that states find room beside the stages."""
+        super().require(nest, settings)
+        tiling = settings.tiling
+        needed = shared_bytes(tiling, ENGINES[settings.engine].parts) + WARP_STATES_BYTES * tiling.columns
+        if needed > (most := self.hardware.shared_bytes):
+            raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory with states, of {most}")
 
 
-def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> None:
-    """Checks that a tile's columns are in one block, and that their states find room beside the stages.
-
-    Raises:
-        IllegalMove: names the limit.
-    """
-    elements = _found(nest).elements
-    tensor_core_product.require_fits(hardware, elements, settings)
-    if settings.slices != 1 or settings.warpgroups != 2:
-        raise IllegalMove(f"{nest.name}: columns of a product are reduced in one slice, by two warpgroups")
-    tiling = settings.tiling
-    needed = shared_bytes(tiling, ENGINES[settings.engine].parts) + WARP_STATES_BYTES * tiling.columns
-    if needed > hardware.shared_bytes:
-        raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory with states, of {hardware.shared_bytes}")
-
-
-class NormalizedText(ProductText):
+class NormalizedText(StatesText):
     """A product's pieces of text, with an end that gives back what it stores, and the kernel that joins states."""
 
+    states = "states"
+    members = ("states", "stored", "repaired")
+
     def __init__(self, hardware: Hardware, found: NormalizedProduct, engine: Engine, tiling: Tiling) -> None:
-        super().__init__(hardware, iteration_space.simplified(found.elements), found.product, engine, tiling)
+        simple = iteration_space.simplified(found.elements)
+        super().__init__(hardware, simple, found.product, engine, tiling, found.columns)
         self._found = found
-        function = self._text.function
-        for name, given in function.buffers.items():
-            if given in _MEMBERS:
-                function.buffers[name] = function.names.take(f"{given}_given")
-        self._column_text = kernel_text.KernelText(found.columns, "", 1)
 
     def end(self) -> list[str]:
         """The function that takes neighbouring sums to the stores, and to the values that the norm is of."""
-        text, function = self._text, self._text.function
-        first = self._end.stores[0]
-        sums, values = self._names.take("sums"), self._names.take("values")
-        function.reductions[self._product.reduction] = f"{sums}[{text.e}]"
-        given = [function.axes.get(name) or self._names.take(name) for name in ("batch", "m")]
-        wide, single = max(2, self._pack), self._pack == 1
-        body = Scope(function, None, known=["batch", "m"], depth=3 if single else 2)
-        storage = self._end.buffer(first.buffer).type
+        text, function, first = self._text, self._text.function, self._end.stores[0]
+        sums, values = self.sums(), self._names.take("values")
+        storage, pack = self._end.buffer(first.buffer).type, f"ws::Pack<float, {max(2, self._pack)}>"
         rounded = "" if storage is Type.F32 else f"ws::rounded_to<{function.dialect.storage[storage]}>"
 
         def value(inner: Scope) -> None:
@@ -151,101 +112,41 @@ class NormalizedText(ProductText):
             made = inner.value(first.value).text
             inner.line(f"{values}[{text.e}] = {f'{rounded}({made})' if rounded else made};")
 
-        column = self._names.take("first") if single else text.begin
-        if single:
-            body.line(f"const {text.offset} {text.begin} = {column} + {text.e};")
-            if self._n % 2:
-                body.line(f"if ({text.begin} >= {self._n}) break;")
-        text.stores(body, self._end.stores, define=value)
-        lines = body.lines
-        if single:
-            lines = [
-                f"    {kernel_text.UNROLL}",
-                f"    for (int {text.e} = 0; {text.e} < 2; ++{text.e}) {{",
-                *lines,
-                "    }",
-            ]
-        members = []
-        for buffer in self._end.buffers:
-            kind = f"{function.dialect.storage[buffer.type]}*"
-            kind = kind if buffer.written else f"const {kind}"
-            members.append(f"  {kind} __restrict__ {function.buffers[buffer.name]};")
-        m, n = function.axes["m"], function.axes["n"]
-        return [
-            f"struct {self.entry}_end {{",
-            "  float* __restrict__ states;",
-            *members,
-            f"  WS_INLINE ws::Pack<float, {wide}> operator()({text.offset} {given[0]}, {text.offset} {given[1]}, "
-            f"{text.offset} {column},",
-            f"      ws::Pack<float, {wide}> {sums}) const {{",
-            f"    ws::Pack<float, {wide}> {values} = {{}};",
-            *lines,
-            f"    return {values};",
-            "  }",
-            f"  WS_INLINE float stored({text.offset} {m}, {text.offset} {n}) const {{",
-            f"    return {function.element(first.buffer, function.index(first.index))};",
+        column, lines = self.stored(value)
+        lines = [f"    {pack} {values} = {{}};", *lines, f"    return {values};"]
+        element, place = function.element(first.buffer, function.index(first.index)), function.axes
+        more = [
+            f"  WS_INLINE float stored({text.offset} {place['m']}, {text.offset} {place['n']}) const {{",
+            f"    return {element};",
             "  }",
             "  WS_INLINE void repaired(int row, int column, int columns) const {",
             f"    ws::states_of_stored<{self.entry}_shape>(*this, row, column, columns);",
             "  }",
-            "};",
         ]
+        head = f"{pack} operator()"
+        return self.end_struct(["  float* __restrict__ states;"], head, (column, sums), lines, more)
 
-    def signature(self, name: str, arguments: list[str], *, whole: bool = False) -> list[str]:
-        """As of every product, with the states before what the end needs."""
-        return super().signature(name, [*arguments, "float* __restrict__ states"], whole=whole)
+    def multiply(self, call: str) -> str:
+        """The function of `ws` that multiplies."""
+        return f"{call}_columns"
 
-    def end_value(self, *, whole: bool = False) -> str:
-        """What a kernel makes of sums."""
-        del whole
-        return f"{self.entry}_end{{{', '.join(['states', *(self._passed(each.name) for each in self._end.buffers)])}}}"
-
-    def ending(self, *more: str) -> list[candidate_pb2.LaunchArgument]:
-        """What follows the operands among a kernel's arguments."""
-        found = super().ending(*more)
-        place = len(found) - len(self._end.buffers)
-        return [*found[:place], address(self._workspace("states")), *found[place:]]
-
-    def written(self) -> list[str]:
-        """What a kernel's end writes."""
-        return [self._workspace("states"), *super().written()]
-
-    def product(self) -> list[str]:
-        """The product's kernel."""
-        return [line.replace("ws::multiply<", "ws::multiply_columns<") for line in super().product()]
-
-    def columns(self) -> list[str]:
+    def columns(self) -> Kernel:
         """The kernel that joins the states of each column, and makes what there is one of."""
-        text, function, found = self._column_text, self._column_text.function, self._found
-        names = function.names
-        states, column, total = names.take("states"), names.take("column"), names.take("total")
+        function, found = self._joined_text.function, self._found
+        states, column, total = (function.names.take(name) for name in ("states", "column", "total"))
         root = Scope(function, None)
         root.line(f"const int {column} = blockIdx.x * ws::kJoinedColumns + threadIdx.x % ws::kJoinedColumns;")
         root.line(f"const ws::ColumnTotal {total} = ws::joined_column<{self.entry}_shape>({states}, {column});")
         root.line(f"if (threadIdx.x >= ws::kJoinedColumns || {column} >= {self._n}) return;")
-        for axis, place in geometry.row_axes(found.columns, column).items():
-            root.line(f"const {text.offset} {function.axes[axis]} = {place};")
-        root.learn(axis.name for axis in found.columns.parallel)
+        self.place(root, column)
         root.expect([found.origin, *(store.value for store in found.columns.stores)])
-        first, second = found.moments
-        about, shifted = root.value(found.origin).operand, names.take("shifted")
+        about, shifted = root.value(found.origin).operand, function.names.take("shifted")
         root.line(f"const double {shifted} = ({total}.mean - {about}) * {self._m};")
-        for reduction, made in ((first, shifted), (second, f"{total}.squares")):
+        for reduction, made in zip(found.moments, (shifted, f"{total}.squares"), strict=True):
             narrow = reduction.type is Type.F32
             function.reductions[reduction.name] = f"static_cast<float>({made})" if narrow else made
-        root.learn([f"%{first.name}", f"%{second.name}"])
-        for store in found.columns.stores:
-            root.store(store)
-        head = text.signature(f"{self.entry}_columns", JOIN_THREADS, 1, found.columns.buffers, {states: "const float"})
-        return [*head, *root.lines, "}"]
-
-    def columns_launch(self) -> candidate_pb2.Launch:
-        """Of `columns`."""
-        buffers = self._found.columns.buffers
-        names = [*(buffer.name for buffer in buffers), self._workspace("states")]
-        written = [buffer.name for buffer in buffers if buffer.written]
-        blocks = -(-self._n // JOINED_COLUMNS)
-        return self.launch("columns", blocks, JOIN_THREADS, [address(name) for name in names], written)
+            root.learn([f"%{reduction.name}"])
+        return self.joining("columns", root, states, -(-self._n // JOINED_COLUMNS), JOIN_THREADS)
 
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
         """Those of every product, the states, and what lies between the kernels."""

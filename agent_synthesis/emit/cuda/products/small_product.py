@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.geometry import address
+from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address, product_of
+from agent_synthesis.emit.cuda.products.product_text import ProductText, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
@@ -84,32 +86,23 @@ class CudaSmallProduct(CudaSchedule):
         simple, product = iteration_space.simplified(nest), product_of(nest)
         tiling = Tiling(settings.columns, stages=1, cluster=1, group=1, promote=1, slices=settings.slices)
         made = ProductText(self.hardware, simple, product, None, tiling, widest=settings.columns // 16)
-        pieces = [made.shape(), made.end(), _kernel(made, settings.rows)]
         blocks = _tile_count(product, settings.rows, settings.columns) * settings.slices
-        operands = [address(side.operand.buffer) for side in made.sides]
-        launches = [
-            made.launch("product", blocks, product_text.SIMT_THREADS, [*operands, *made.ending()], made.written())
-        ]
-        headers = [*_HEADERS]
-        if settings.slices > 1:
-            pieces.append(made.add())
-            launches.append(made.add_launch())
-            headers.append("ws_product_slices.cuh")
-        text = "\n\n".join("\n".join(piece) for piece in pieces)
-        heading = "\n".join(function_text.header(simple, self.name, settings))
-        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
+        kernel = _kernel(made, settings.rows, blocks)
+        return made.emission(function_text.header(simple, self.name, settings), [kernel], _HEADERS)
 
 
-def _kernel(made: ProductText, rows: int) -> list[str]:
-    arguments = [f"const {made.element}* __restrict__ {side.name}" for side in made.sides]
-    operands = ", ".join(made.operand(side) for side in made.sides)
-    starts = ", ".join(side.start for side in made.sides)
-    return [
+def _kernel(made: ProductText, rows: int, blocks: int) -> Kernel:
+    sides = made.operands.sides
+    arguments = [f"const {made.operands.element}* __restrict__ {side.name}" for side in sides]
+    operands, starts = ", ".join(map(made.operands.name, sides)), ", ".join(side.start for side in sides)
+    text = [
         *made.signature(f"__launch_bounds__(ws::kSimtThreads) {made.entry}_product", arguments),
         f"  ws::multiply_small<{made.entry}_shape, {operands}, {rows}>({starts},",
         f"             {made.end_value()});",
         "}",
     ]
+    passed = [*(address(side.operand.buffer) for side in sides), *made.ending()]
+    return Kernel(text, made.launch("product", blocks, product_text.SIMT_THREADS, passed, made.written()))
 
 
 def _require_slices(nest: Nest, settings: SmallSettings) -> None:

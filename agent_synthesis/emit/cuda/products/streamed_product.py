@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.geometry import address
+from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
-from agent_synthesis.emit.cuda.products.product_text import ProductText, address, product_of
+from agent_synthesis.emit.cuda.products.product_text import ProductText, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
@@ -107,11 +110,8 @@ class CudaStreamedProduct(CudaSchedule):
         tiling = Tiling(STREAMED_ROWS, settings.held, cluster=CLUSTER, group=1, promote=1, slices=1)
         made = _StreamedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling, widest=2)
         made.steps = settings.streamed
-        pieces = [made.shape(), made.end(), made.split(), made.product(), made.repair()]
-        heading = "\n".join(function_text.header(simple, self.name, settings))
-        text = "\n\n".join("\n".join(piece) for piece in pieces)
-        launches = (made.split_launch(), made.product_launch(), made.repair_launch())
-        return Emission(f"{heading}\n{text}\n", _HEADERS, launches, made.workspaces())
+        heading = function_text.header(simple, self.name, settings)
+        return made.emission(heading, [made.split(), made.product(), made.repair()], _HEADERS)
 
 
 class _StreamedText(ProductText):
@@ -122,7 +122,7 @@ class _StreamedText(ProductText):
 
     def shape(self) -> list[str]:
         """The repair's view of the product, and the streaming kernel's."""
-        stride = self.sides[1].operand.row_stride
+        stride = self.operands.sides[1].operand.row_stride
         return [
             *super().shape(),
             f"using {self.entry}_streamed = ws::StreamedProduct<",
@@ -130,10 +130,10 @@ class _StreamedText(ProductText):
             f".held = {self._tiling.stages}, .streamed = {self.steps}}}>;",
         ]
 
-    def split(self) -> list[str]:
+    def split(self) -> Kernel:
         """A block for each row of the held operand."""
-        held = self.sides[0]
-        return [
+        held = self.operands.sides[0]
+        text = [
             f'extern "C" __global__ void __launch_bounds__(ws::kHoldThreads) {self.entry}_split(',
             "    const float* __restrict__ left, ws::half* __restrict__ left_halves, float* __restrict__ left_roots,",
             "    ws::Marks* marks) {",
@@ -144,50 +144,42 @@ class _StreamedText(ProductText):
             "                         left_roots + row, marks);",
             "}",
         ]
+        work = [self.operands.workspace(name) for name in ("left_halves", "left_roots", "marks")]
+        passed = map(address, (held.operand.buffer, *work))
+        return Kernel(text, self.launch("split", self._m, HOLD_THREADS, passed, work))
 
-    def product(self) -> list[str]:
+    def product(self) -> Kernel:
         """The kernel that reads the streamed operand."""
         arguments = [
             "const __grid_constant__ ws::TensorMap left", "const float* __restrict__ right",
             "const float* __restrict__ left_roots", "float* __restrict__ right_roots", "ws::Marks* marks",
         ]  # fmt: skip
-        return [
+        text = [
             *self.signature(f"__launch_bounds__(ws::kStreamThreads, 1) {self.entry}_product", arguments),
             f"  ws::multiply_streamed<{self.entry}_streamed>(left, right, left_roots, right_roots, marks,",
             f"                        {self.end_value()});",
             "}",
         ]
-
-    def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
-        """All but the streamed operand's halves, which nobody needs."""
-        return tuple(each for each in super().workspaces() if each.name != self._workspace("right_halves"))
-
-    def split_launch(self) -> candidate_pb2.Launch:
-        """Of `split`."""
-        work = [self._workspace(name) for name in ("left_halves", "left_roots", "marks")]
-        arguments = [address(name) for name in (self.sides[0].operand.buffer, *work)]
-        return self.launch("split", self._m, HOLD_THREADS, arguments, work)
-
-    def product_launch(self) -> candidate_pb2.Launch:
-        """Of `product`."""
         part = 2 * self._m * self._k
         held = candidate_pb2.TensorMap(
-            buffer=self._workspace("left_halves"),
+            buffer=self.operands.workspace("left_halves"),
             dtype=tensor_pb2.DTYPE_FLOAT16,
             extents=[self._k, self._m, 2, 1],
             byte_strides=[2 * self._k, part, 2 * part],
             box=[TILE_DEPTH, HELD_ROWS[1] // CLUSTER, 1, 1],
             swizzle_bytes=128,
         )
-        work = [self._workspace(name) for name in ("left_roots", "right_roots", "marks")]
-        ends = [buffer.name for buffer in self._end.buffers]
-        arguments = [
-            candidate_pb2.LaunchArgument(tensor_map=held),
-            *(address(name) for name in (self.sides[1].operand.buffer, *work, *ends)),
-        ]
+        work = [self.operands.workspace(name) for name in ("left_roots", "right_roots", "marks")]
+        streamed = self.operands.sides[1].operand.buffer
+        passed = [candidate_pb2.LaunchArgument(tensor_map=held), *map(address, (streamed, *work, *self.ends()))]
         clusters = -(-self._n // (STREAMED_ROWS * CLUSTER))
-        grid = min(clusters, self.hardware.resident_clusters(CLUSTER)) * CLUSTER
-        record = self.launch("product", grid, THREADS, arguments, [*self.written(), *work[1:]])
-        record.cluster.CopyFrom(candidate_pb2.Extent3(x=CLUSTER, y=1, z=1))
-        record.shared_bytes = 4 * TILE_DEPTH * (self._tiling.stages * HELD_ROWS[1] + self.steps * STREAMED_ROWS) + 2048
-        return record
+        record = geometry.record(
+            f"{self.entry}_product", min(clusters, self.hardware.resident_clusters(CLUSTER)) * CLUSTER, THREADS, passed,
+            [*self.written(), *work[1:]], cluster=CLUSTER,
+            shared_bytes=4 * TILE_DEPTH * (self._tiling.stages * HELD_ROWS[1] + self.steps * STREAMED_ROWS) + 2048,
+        )  # fmt: skip
+        return Kernel(text, record)
+
+    def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
+        """All but the streamed operand's halves, which nobody needs."""
+        return tuple(each for each in super().workspaces() if each.name != self.operands.workspace("right_halves"))

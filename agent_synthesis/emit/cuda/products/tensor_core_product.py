@@ -114,15 +114,9 @@ class CudaProduct(CudaSchedule):
         require_fits(self.hardware, nest, settings)
         simple, tiling = iteration_space.simplified(nest), settings.tiling
         made = product_text.ProductText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
-        pieces, launches, headers = made.kernels()
+        kernels, headers = made.kernels()
         headers += ["ws_product_held.cuh"] if tiling.holds else []
-        if tiling.slices > 1:
-            headers.append("ws_product_slices.cuh")
-            pieces.append(made.add())
-            launches.append(made.add_launch())
-        text = "\n\n".join("\n".join(piece) for piece in pieces)
-        heading = "\n".join(function_text.header(simple, self.name, settings))
-        return Emission(f"{heading}\n{text}\n", tuple(headers), tuple(launches), made.workspaces())
+        return made.emission(function_text.header(simple, self.name, settings), kernels, headers)
 
 
 def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> None:
