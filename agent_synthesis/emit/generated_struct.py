@@ -54,6 +54,11 @@ def function(head: str, lines: Sequence[str]) -> list[str]:
     return [*wrapped(f"WS_INLINE {head} {{"), *lines, "  }"]
 
 
+def located(axes: Sequence[str], at: str) -> list[str]:
+    """Names for the coordinates that the skeleton hands over as an array."""
+    return [f"    const auto& [{', '.join(axes)}] = {at};"] if axes else []
+
+
 def value(type_: str, fields: Mapping[str, int | bool]) -> str:
     """A constant of a struct type."""
     named = ", ".join(f".{name} = {str(given).lower()}" for name, given in fields.items())

@@ -1,16 +1,16 @@
-"""The loops over one window, shared by the window schedules of both targets. Nothing here knows threads or memory."""
+"""What the window schedules of both targets share: names of a window's elements, and which of them are left out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from agent_synthesis.emit.expression import Function, Scope
 from agent_synthesis.emit.spelling import literal
-from agent_synthesis.nests.ir import Axis, Bound, Reduction, Windowed
-from agent_synthesis.nests.sliding_window import POSITIONS, Slide, position_of
+from agent_synthesis.nests.ir import Bound, Reduction, Windowed
+from agent_synthesis.nests.sliding_window import POSITIONS
 
 Reuse = StrEnum("Reuse", "COLUMNS NONE")
 """What windows share: columns that are joined once, or nothing."""
@@ -62,68 +62,39 @@ def walk_windows(scope: Scope, *, unroll: str, kind: str) -> None:
 
     `unroll`: the line over loops that the compiler should unroll. `kind`: type of loop variables.
     """
-    function = scope.function
+    function, axes = scope.function, scope.function.nest.reduced
     for join in joins(function):
-        name = function.reductions[join.reduction.name]
+        reduction, name = join.reduction, function.reductions[join.reduction.name]
         scope.line(f"{join.kind} {name} = {join.neutral};")
-        _walk_window(scope, join, name, unroll, kind)
-        scope.learn([f"%{join.reduction.name}"])
+        tests = dict(left_out(function, reduction)) if isinstance(reduction, Windowed) else {}
+        blocks = [scope]
+        for depth, axis in enumerate(axes):
+            blocks.append(blocks[-1].child([axis.name]))
+            if depth in tests:
+                blocks[-1].line(f"if ({tests[depth]}) continue;")
+        blocks[-1].expect([reduction.value])
+        blocks[-1].line(join.step(name, blocks[-1].converted(reduction.value, reduction.type)))
+        for around, block, axis in reversed(list(zip(blocks, blocks[1:], axes, strict=False))):
+            place = function.axes[axis.name]
+            if unroll:
+                around.line(unroll)
+            around.enclose([f"for ({kind} {place} = 0; {place} < {axis.extent}; ++{place})"], block)
+        scope.learn([f"%{reduction.name}"])
 
 
-def _walk_window(scope: Scope, join: Join, name: str, unroll: str, kind: str) -> None:
-    """Loops over the window's elements, each left early where its position is outside."""
-    function, reduction = scope.function, join.reduction
-    waiting = list(reduction.positions) if isinstance(reduction, Windowed) else []
-    loops = Loops(scope)
-    for axis in function.nest.reduced:
-        loops.enter(axis, kind, unroll)
-        for bound in [bound for bound in waiting if bound.index.axes() <= loops.inner.known]:
-            waiting.remove(bound)
-            if test := outside(bound, function.nest.extents, f"({function.index(bound.index)})"):
-                loops.inner.line(f"if ({test}) continue;")
-    loops.inner.expect([reduction.value])
-    loops.inner.line(join.step(name, loops.inner.converted(reduction.value, reduction.type)))
-    loops.close()
+def left_out(function: Function, window: Windowed) -> Iterator[tuple[int, str]]:
+    """Number of the reduced axis from which on a position is known → the condition under which it is outside."""
+    waiting, known = list(window.positions), set(function.axes) - {axis.name for axis in function.nest.reduced}
+    for depth, axis in enumerate(function.nest.reduced):
+        known.add(axis.name)
+        found = [bound for bound in waiting if bound.index.axes() <= known]
+        waiting = [bound for bound in waiting if bound not in found]
+        tests = [_outside(bound, function.nest.extents, f"({function.index(bound.index)})") for bound in found]
+        if any(tests):
+            yield depth, " || ".join(test for test in tests if test)
 
 
-class Loops:
-    """Nested loops: entered from the outside in, closed from the inside out, so that inner values may move out."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.inner = scope
-        """The innermost block so far."""
-        self._open: list[tuple[Scope, list[str]]] = []
-
-    def enter(self, axis: Axis, kind: str, before: str = "") -> None:
-        """A loop over a whole axis, after a line such as a request to unroll it."""
-        name = self.inner.function.axes[axis.name]
-        head = f"for ({kind} {name} = 0; {name} < {axis.extent}; ++{name}) {{"
-        self._open.append((self.inner, [before] * bool(before) + [head]))
-        self.inner = self.inner.child([axis.name])
-
-    def slide(self, slide: Slide, kind: str, offset: str) -> None:
-        """A loop over the window's elements along a dimension, with their position; those outside are skipped."""
-        function = self.inner.function
-        if slide.element:
-            self.enter(slide.element, kind)
-        index, name = position_of(slide), function.axes[slide.position]
-        self.inner.line(f"const {offset} {name} = {function.index(index)};")
-        if test := outside(Bound(index, slide.data), function.nest.extents, name):
-            self.inner.line(f"if ({test}) continue;")
-        self.inner.learn([slide.position])
-
-    def close(self) -> None:
-        """Writes them all."""
-        for around, head in reversed(self._open):
-            for line in head:
-                around.line(line)
-            around.absorb(self.inner)
-            around.line("}")
-            self.inner = around
-        self._open = []
-
-
-def outside(bound: Bound, extents: Mapping[str, int], name: str) -> str:
+def _outside(bound: Bound, extents: Mapping[str, int], name: str) -> str:
     """The condition under which a position, held by `name`, is outside; empty where it never is."""
     low, high = bound.index.bounds(extents)
     tests = [f"{name} < 0"] * (low < 0) + [f"{name} >= {bound.extent}"] * (high >= bound.extent)

@@ -56,6 +56,11 @@ class Slide:
         """Whether some window hangs over an edge."""
         return self.padding > 0 or (self.outputs - 1) * self.stride + self.reach - self.padding >= self.data
 
+    @property
+    def fields(self) -> dict[str, int]:
+        """Its numbers by name."""
+        return {name: getattr(self, name) for name in ("data", "outputs", "size", "stride", "dilation", "padding")}
+
     def span(self, outputs: int) -> int:
         """Positions from the first element of the first window to the last of the last, over neighbouring outputs."""
         return (outputs - 1) * self.stride + self.reach + 1
@@ -123,16 +128,6 @@ def tiling(nest: Nest) -> Tiling | None:
     reductions = tuple(Reduction(r.name, r.operation, r.value, r.type) for r in values)
     added = tuple(Axis(slide.position, slide.data) for slide in found)
     return Tiling(replace(nest, parallel=nest.parallel + added, reductions=reductions), outer, row)
-
-
-def position_of(slide: Slide) -> Index:
-    """The position as an index over the output's and the window's axes."""
-    index = Index(-slide.padding)
-    if slide.output:
-        index = index + Index.axis(slide.output.name, slide.stride)
-    if slide.element:
-        index = index + Index.axis(slide.element.name, slide.dilation)
-    return index
 
 
 def _slide(nest: Nest, bound: Bound, name: str) -> Slide | None:

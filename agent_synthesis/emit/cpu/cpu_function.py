@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable
 
 from agent_synthesis.emit import function_text
-from agent_synthesis.emit.expression import Function
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.ir import Axis, Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.settings import Stores
 from warpsmith.v1 import candidate_pb2
 
@@ -25,18 +24,6 @@ _SERIAL_WORK = 100_000
 """Simple element operations below which starting threads costs more than it saves (about 5 microseconds)."""
 
 
-def prologue(function: Function, entry: str) -> list[str]:
-    """The signature and one typed pointer for each buffer in order."""
-    lines = [f'extern "C" void {entry}(void* const* arguments) {{']
-    for position, buffer in enumerate(function.nest.buffers):
-        element = "std::uint8_t" if function.reads_bytes(buffer) else function.dialect.storage[buffer.type]
-        kind = f"{'' if buffer.written else 'const '}{element}*"
-        lines.append(
-            f"  {kind} __restrict {function.buffers[buffer.name]} = static_cast<{kind}>(arguments[{position}]);"
-        )
-    return lines
-
-
 def launch(nest: Nest, workspaces: Iterable[str] = ()) -> candidate_pb2.Launch:
     """The launch record: the nest's buffers in order, then the workspaces."""
     extra = list(workspaces)
@@ -45,18 +32,6 @@ def launch(nest: Nest, workspaces: Iterable[str] = ()) -> candidate_pb2.Launch:
         arguments=[candidate_pb2.LaunchArgument(buffer=name) for name in [*(b.name for b in nest.buffers), *extra]],
         writes=[buffer.name for buffer in nest.buffers if buffer.written] + extra,
     )
-
-
-def loop_over(function: Function, axis: Axis) -> str:
-    """The head of a loop over a whole axis."""
-    name = function.axes[axis.name]
-    return f"for (long {name} = 0; {name} < {axis.extent}; ++{name})"
-
-
-def parallel_pragma(threads: int, clauses: str = "") -> str:
-    """The OpenMP line of a parallel region or loop; `threads` 0 means all that the caller allows."""
-    count = f" num_threads({threads})" if threads > 0 else ""
-    return f"#pragma omp parallel{f' {clauses}' if clauses else ''}{count}"
 
 
 def default_threads(nest: Nest) -> int:

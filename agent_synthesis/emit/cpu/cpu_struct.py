@@ -50,9 +50,9 @@ class CpuStruct:
         self._levels.append((head, members))
         return members
 
-    def constant(self, type_: str, fields: Mapping[str, int | bool]) -> None:
-        """The sizes that the skeleton asks for."""
-        self._constants += generated_struct.constant(type_, "kTiling", fields)
+    def constant(self, type_: str, fields: Mapping[str, int | bool], name: str = "kTiling") -> None:
+        """Sizes that the skeleton asks for."""
+        self._constants += generated_struct.constant(type_, name, fields)
 
     def space(self, name: str, axes: Iterable[Axis]) -> None:
         """Axes over which the skeleton loops."""
@@ -60,7 +60,7 @@ class CpuStruct:
 
     def using(self, name: str, type_: str) -> None:
         """A type."""
-        self._constants.append(f"  using {name} = {type_};")
+        self._constants += generated_struct.wrapped(f"using {name} = {type_};")
 
     def add(self, head: str, lines: Sequence[str]) -> None:
         """A function, whose lines are a body's."""

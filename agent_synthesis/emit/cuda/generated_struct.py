@@ -6,11 +6,11 @@ over; it knows no skeleton.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.expression import Scope
-from agent_synthesis.emit.generated_struct import Members, constant, function, value, wrapped
+from agent_synthesis.emit.generated_struct import Members, constant, function, located, value, wrapped
 
 __all__ = ["Members", "body", "constant", "function", "kernel", "located", "struct", "value"]
 
@@ -18,11 +18,6 @@ __all__ = ["Members", "body", "constant", "function", "kernel", "located", "stru
 def body(text: KernelText, known: Iterable[str]) -> Scope:
     """The block of a function of the struct, in which these axes and '%reductions' are known."""
     return Scope(text.function, None, known, depth=2)
-
-
-def located(axes: Sequence[str], at: str) -> list[str]:
-    """Names for the coordinates that the skeleton hands over as an array."""
-    return [f"    const auto& [{', '.join(axes)}] = {at};"] if axes else []
 
 
 def struct(name: str, text: KernelText, *members: Iterable[str]) -> list[str]:

@@ -212,22 +212,18 @@ def _sizes(layout: Layout, text: KernelText) -> list[str]:
         "whole_rows": layout.whole, "overlap": layout.settings.overlap,
     }  # fmt: skip
     deep = (
-        generated_struct.value("ws::Slide", {**_moved(each), "axis": places[each.output.name] if each.output else -1})
+        generated_struct.value("ws::Slide", {**each.fields, "axis": places[each.output.name] if each.output else -1})
         for each in layout.tiling.outer[:-1]
     )
     return [
         f"  using Offset = {text.offset};",
         *generated_struct.constant("ws::WindowTiling", "kTiling", sizes),
-        *generated_struct.constant("ws::Slide", "kRow", _moved(layout.row)),
-        *generated_struct.constant("ws::Slide", "kDown", _moved(layout.down or _STILL)),
+        *generated_struct.constant("ws::Slide", "kRow", layout.row.fields),
+        *generated_struct.constant("ws::Slide", "kDown", (layout.down or _STILL).fields),
         f"  using Deep = ws::Slides<{', '.join(deep)}>;",
         f"  using Outer = ws::Axes<{', '.join(str(axis.extent) for axis in layout.others) or 1}>;",
         "",
     ]
-
-
-def _moved(slide: Slide) -> dict[str, int]:
-    return {name: getattr(slide, name) for name in ("data", "outputs", "size", "stride", "dilation", "padding")}
 
 
 def _state(text: KernelText, joins: Sequence[Join]) -> list[str]:
