@@ -175,6 +175,12 @@ class Scope:
         place = place or f"{self.function.buffers[store.buffer]}[{self.function.index(store.index)}]"
         self.line(f"{place} = {text};")
 
+    def store_all(self, stores: Sequence[Store]) -> None:
+        """Adds the assignments of stores, which may share parts."""
+        self.expect(store.value for store in stores)
+        for store in stores:
+            self.store(store)
+
     def enclose(self, loops: Sequence[str], inner: Scope) -> None:
         """Puts a finished inner block here, inside the given loop heads (outermost first)."""
         for deeper, head in enumerate(loops):

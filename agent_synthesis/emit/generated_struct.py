@@ -44,6 +44,11 @@ class Members(Scope):
         """What sets them, in order."""
         return self._statements
 
+    def taken(self) -> list[str]:
+        """The statements since the last call."""
+        taken, self._statements = self._statements, []
+        return taken
+
 
 def function(head: str, lines: Sequence[str]) -> list[str]:
     """A function of the struct, on one line where that fits; `head` is all that stands before its brace."""

@@ -129,6 +129,11 @@ class Mask:
     row: int
     key: int
 
+    def comes_in_pairs(self, keys: int) -> bool:
+        """Whether, of so many keys, two that follow an even one lie beside each other, at an even place."""
+        steps = (self.load.index.offset, self.outer, self.inner, self.member, self.row, keys)
+        return self.key == 1 and all(step % 2 == 0 for step in steps)
+
 
 @dataclass(frozen=True)
 class Attention:

@@ -90,6 +90,11 @@ def simplified(nest: Nest) -> Nest:
     return nest
 
 
+def all_parallel(nest: Nest, axes: Sequence[Axis] = ()) -> Nest:
+    """A nest without reductions with all its axes parallel, one at least; `axes`: in that order."""
+    return reindexed(nest, lambda index: index, axes or nest.parallel + nest.reduced or (Axis("one", 1),), ())
+
+
 def _by_stride(nest: Nest) -> tuple[Axis, ...]:
     strides = {axis.name: nest.stores[0].index.coefficient(axis.name) for axis in nest.parallel}
     if not all(strides.values()):  # inside a quotient, or not stored along: leave the order that was given

@@ -66,6 +66,12 @@ def run(nest: Nest) -> int:
     return found if found and steps == [1, found, found * nest.row_count] else 0
 
 
+def parts_together(nest: Nest, part: int) -> int:
+    """Parts of so many elements of a row that lie together before the next row's do; 1 for more than a run, or 0."""
+    length = run(nest)
+    return length // part if length % part == 0 else int(length > 0 and part % length == 0)
+
+
 def is_contiguous(index: Index, axis: str) -> bool:
     """Whether neighbours along the axis are neighbours in memory, but for the ends of merged axes."""
     return _step(index, axis, 1) == 1
@@ -117,6 +123,12 @@ def widest_pack(nest: Nest, axis: Axis) -> int:
     while pack > 1 and (axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)):
         pack //= 2
     return pack
+
+
+def wide_pack(nest: Nest, axis: Axis) -> int:
+    """Elements of one access, of 16 bytes of the widest type: a warp then moves what lies together."""
+    sizes = [nest.buffer(name).type.size_bytes for name, _ in accesses(nest)]
+    return max(1, min(widest_pack(nest, axis), 16 // max(sizes)))
 
 
 def skew(nest: Nest, axis: Axis, pack: int) -> Index | None:

@@ -108,6 +108,14 @@ def worth_keeping(nest: Nest) -> dict[int, list[Expression]]:
     return found
 
 
+def kept_bytes(nest: Nest) -> int:
+    """Bytes of a row of what is worth keeping; 0 where a part is no float that registers have."""
+    kept = [part for parts in worth_keeping(nest).values() for part in parts]
+    if any(part.type not in (Type.F32, Type.F64) for part in kept):
+        return 0
+    return nest.column_count * sum(part.type.size_bytes for part in kept)
+
+
 def output_that_keeps(nest: Nest) -> Store | None:
     """The store whose place may hold the one kept value of an element until the store itself is made."""
     kept = [part for parts in worth_keeping(nest).values() for part in parts]

@@ -61,8 +61,7 @@ class Turn:
 
 def turn(nest: Nest, granularity: int) -> Turn | None:
     """The best two axes for a memory that moves `granularity` bytes at once; None where no access crosses another."""
-    whole = iteration_space.simplified(nest)
-    whole = iteration_space.reindexed(whole, lambda index: index, whole.parallel + whole.reduced, ())
+    whole = iteration_space.all_parallel(iteration_space.simplified(nest))
     whole = iteration_space.simplified(iteration_space.taken_apart(whole))
     accesses = [(whole.buffer(name), index) for name, index in memory_access.accesses(whole)]
     extents, axes = whole.extents, whole.parallel

@@ -39,7 +39,11 @@ class OneThreadAnElement(CudaSchedule):
 
     def alternatives(self, nest: Nest, current: Threads) -> Sequence[Threads]:
         """Other block sizes."""
-        return geometry.legal(current.one_change_away(), lambda other: self.require_block(nest, threads=other.threads))
+
+        def check(other: Threads) -> None:
+            geometry.require_block(self.hardware, nest, threads=other.threads)
+
+        return geometry.legal(current.one_change_away(), check)
 
     def footprint(self, nest: Nest, settings: Threads) -> Footprint:
         """Nothing beyond the nest's own bytes."""
@@ -48,13 +52,13 @@ class OneThreadAnElement(CudaSchedule):
     def emit(self, nest: Nest, settings: Threads) -> Emission:
         """One kernel: the point's number gives its axes, and `stores` writes loads, values and stores."""
         threads = settings.threads
-        self.require_block(nest, threads=threads)
+        geometry.require_block(self.hardware, nest, threads=threads)
         *others, axis = nest.parallel
         text = kernel_text.KernelText(nest, axis.name, 1)
         body = Scope(text.function, None)
         body.line(f"const {text.offset} point = static_cast<{text.offset}>(blockIdx.x) * {threads} + threadIdx.x;")
         body.line(f"if (point >= {nest.row_count}) return;")
-        places = geometry.row_axes(nest, "point")
+        places = geometry.coordinates(nest.parallel, "point")
         for other in others:
             body.line(f"const {text.offset} {text.function.axes[other.name]} = {places[other.name]};")
         body.line(f"const {text.offset} {text.begin} = {places[axis.name]};")

@@ -61,9 +61,7 @@ class ColumnWriter:
         each = [store for store in nest.stores if nest.is_element_store(store)]
         if once:
             column = struct.located.child(self._known)
-            column.expect(store.value for store in once)
-            for store in once:
-                column.store(store)
+            column.store_all(once)
             struct.add(f"void store_column(long {self._j}, long e) const", column.lines)
         if each:
             self._prepare(len(planned), [store.value for store in each])

@@ -16,7 +16,7 @@ from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.cpu_settings import Loop, PointwiseSettings
 from agent_synthesis.emit.cpu.cpu_struct import CpuStruct
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.ir import Axis, Nest
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.transposition import Turn, turn
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
@@ -123,9 +123,8 @@ def _looped(nest: Nest, loop: Loop) -> Nest:
         found = turn(nest, _LINE_BYTES)
         if found is None:
             raise IllegalMove(f"{nest.name}: all accesses run along one axis")
-        looped, axes = found.nest, (*found.others, found.across, found.along)
-    else:
-        looped = iteration_space.simplified(nest)
-        looped = iteration_space.flattened(looped) if loop is Loop.FLAT and looped.row_count > 1 else looped
-        axes = looped.parallel + looped.reduced or (Axis("one", 1),)
-    return iteration_space.reindexed(looped, lambda index: index, axes, ())
+        return iteration_space.all_parallel(found.nest, (*found.others, found.across, found.along))
+    looped = iteration_space.simplified(nest)
+    if loop is Loop.FLAT and looped.row_count > 1:
+        looped = iteration_space.flattened(looped)
+    return iteration_space.all_parallel(looped)

@@ -14,7 +14,7 @@ from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.cpu_settings import RowSettings, Shared, Sweeps
 from agent_synthesis.emit.cpu.row_text import RowWriter
 from agent_synthesis.nests import iteration_space, passes
-from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
@@ -46,7 +46,7 @@ class CpuRowReduction:
         inner = simple.reduced[-1].extent
         long_rows = simple.row_count < _SPLIT_ROWS and simple.column_count >= _SPLIT_COLUMNS
         split = long_rows and self._pieces(simple, 4096) <= _MOST_PIECES
-        keeps = self._kept_bytes(simple)
+        keeps = passes.kept_bytes(simple)
         if 0 < keeps <= KEPT_ROW_BYTES:
             visits = Sweeps.CACHED
         elif passes.online_pair(simple) and simple.column_count * 4 > cpu_function.PRIVATE_CACHE_BYTES // 2:
@@ -100,7 +100,7 @@ class CpuRowReduction:
             return f"lanes = {lanes} is not a power of two up to 256"
         if not lanes <= block <= 4096 or block % lanes:
             return f"block = {block} is not a multiple of {lanes} lanes up to 4096"
-        visits, keeps = settings.sweeps, self._kept_bytes(simple)
+        visits, keeps = settings.sweeps, passes.kept_bytes(simple)
         if visits is Sweeps.ONLINE and passes.online_pair(simple) is None:
             return "online sweeps need a maximum and the sum of exponentials less that maximum"
         if visits is Sweeps.CACHED and not 0 < keeps <= KEPT_ROW_BYTES:
@@ -110,13 +110,6 @@ class CpuRowReduction:
         if settings.stores is Stores.STREAMING and not passes.element_stores(simple):
             return "nothing to stream: every store is made once a row"
         return ""
-
-    @staticmethod
-    def _kept_bytes(nest: Nest) -> int:
-        kept = [part for parts in passes.worth_keeping(nest).values() for part in parts]
-        if any(part.type not in (Type.F32, Type.F64) for part in kept):
-            return 0
-        return nest.column_count * sum(part.type.size_bytes for part in kept)
 
     @staticmethod
     def _pieces(nest: Nest, block: int) -> int:

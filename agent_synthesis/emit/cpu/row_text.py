@@ -58,9 +58,7 @@ class RowWriter:
         each = [store for store in nest.stores if nest.is_element_store(store)]
         if once:
             row = self._row.child()
-            row.expect(store.value for store in once)
-            for store in once:
-                row.store(store)
+            row.store_all(once)
             struct.add("void store_row() const", row.lines)
         if each:
             known = [axis.name for axis in nest.reduced[:-1]]

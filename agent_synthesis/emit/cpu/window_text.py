@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from agent_synthesis.emit import generated_struct, window_loops
 from agent_synthesis.emit.accumulation import reductions_type
 from agent_synthesis.emit.cpu.cpu_struct import CpuStruct
-from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CPP
 from agent_synthesis.nests.ir import Axis, Nest, Windowed
 from agent_synthesis.nests.sliding_window import Tiling
@@ -43,7 +42,7 @@ def by_columns(original: Nest, tiling: Tiling, header: Sequence[str], *, block: 
         kind, name = CPP.compute(reduction.type), function.reductions[reduction.name]
         output.line(f"const {kind} {name} = held->columns.along<{number}, kRow>(e);")
         output.learn([f"%{reduction.name}"])
-    _store(nest, output)
+    output.store_all(nest.stores)
     struct.add(f"void store(long {function.axes[row.output.name]}, long e) const", output.lines)
     return struct.emission(original, header, "reduce_windows", "ws_window.hpp")
 
@@ -72,7 +71,7 @@ def by_outputs(original: Nest, nest: Nest, header: Sequence[str], *, block: int,
         name = function.reductions[reduction.name]
         level.member(CPP.compute(reduction.type), name, f"found.get<{number}>()")
     output = level.child()
-    _store(nest, output)
+    output.store_all(nest.stores)
     struct.add("void store_output() const", output.lines)
     return struct.emission(original, header, "reduce_each_window", "ws_window.hpp")
 
@@ -83,9 +82,3 @@ def _struct(nest: Nest, outer: Sequence[Axis], inner: Axis, block: int, threads:
     struct.space("Outer", outer)
     struct.using("Windows", reductions_type(struct.function, nest.reductions))
     return struct
-
-
-def _store(nest: Nest, output: Scope) -> None:
-    output.expect(store.value for store in nest.stores)
-    for store in nest.stores:
-        output.store(store)

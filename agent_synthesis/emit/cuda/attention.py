@@ -16,11 +16,11 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
-from agent_synthesis.emit.cuda.products.product_text import ProductText
+from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.attention import Attention, Factor, Mask, attention_of
+from agent_synthesis.nests.attention import Attention, Factor, attention_of
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
 from agent_synthesis.schedule import Emission, Footprint
@@ -42,10 +42,7 @@ MULTIPLYING_REGISTERS = {2: 240, 3: 160}
 
 RATES = {(2, 128): 1.0, (3, 128): 1.16, (2, 64): 0.8}
 """Multiplying warpgroups and keys of a tile → speed, relative (H200, 16384 keys; of 64 elements for three)."""
-_HEADERS = (
-    "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
-    "ws_product_shape.cuh", "ws_product.cuh", "ws_attention.cuh",
-)  # fmt: skip
+_HEADERS = (*PRODUCT_HEADERS, "ws_attention.cuh")
 _ENGINES = {Type.F16: ENGINES[EngineName.FP16], Type.BF16: ENGINES[EngineName.BF16]}
 _MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Type.F32: "float"}
 
@@ -198,11 +195,11 @@ class _AttentionText(ProductText):
             f"    ws::AttentionExtents{{.layers = {made.layers}, .inner = {made.inner}, {group}"
             f".queries = {made.rows.extent}, .keys = {made.keys.extent}, .depth = {reduction.depth},",
             f"                         .columns = {made.columns.extent}, .pack = {max(2, self._pack)}, "
-            f".causal = {_truth(made.is_causal)}}},",
+            f".causal = {str(made.is_causal).lower()}}},",
             f"    ws::AttentionOffsets{{.queries = {made.query.offset}, .keys = {made.key.offset}, "
             f".values = {made.value.offset}}},",
             f"    ws::AttentionTiling{{.keys = {settings.keys}, .stages = {settings.stages}, "
-            f".warpgroups = {settings.warpgroups}, .turns = {_truth(settings.turns)}, .lag = {settings.lag}}}",
+            f".warpgroups = {settings.warpgroups}, .turns = {str(settings.turns).lower()}, .lag = {settings.lag}}}",
         ]
         if (mask := made.mask) is not None:
             lines[-1] += ","
@@ -210,7 +207,7 @@ class _AttentionText(ProductText):
                 f"    ws::Mask<{_MASKS[mask.type]}, ws::MaskSteps{{.offset = {mask.load.index.offset}, "
                 f".outer = {mask.outer}, .inner = {mask.inner}, .member = {mask.member},",
                 f"                                  .row = {mask.row}, .key = {mask.key}, "
-                f".pairs = {_truth(_comes_in_pairs(mask, made.keys.extent))}}}>",
+                f".pairs = {str(mask.comes_in_pairs(made.keys.extent)).lower()}}}>",
             ]
         lines[-1] += ">;"
         return lines
@@ -265,13 +262,3 @@ class _AttentionText(ProductText):
                 swizzle_bytes=128,
             )
         )
-
-
-def _comes_in_pairs(mask: Mask, keys: int) -> bool:
-    """Whether two keys that follow an even one lie beside each other, at an even place."""
-    steps = (mask.load.index.offset, mask.outer, mask.inner, mask.member, mask.row, keys)
-    return mask.key == 1 and all(step % 2 == 0 for step in steps)
-
-
-def _truth(value: bool) -> str:
-    return "true" if value else "false"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.nests.ir import Axis, BufferRef, Nest, needs_int64
-from agent_synthesis.schedule import S
+from agent_synthesis.schedule import Emission, S
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
@@ -43,11 +43,6 @@ def require_block(
         raise IllegalMove(
             f"{nest.name}: about {wanted} registers a thread, of {registers} for {min_blocks} blocks of {threads}"
         )
-
-
-def row_axes(nest: Nest, row: str) -> dict[str, str]:
-    """Each parallel axis as text, from the row-major number of the point."""
-    return coordinates(nest.parallel, row)
 
 
 def coordinates(axes: Sequence[Axis], number: str) -> dict[str, str]:
@@ -111,6 +106,16 @@ def record(
 def address(buffer: str) -> candidate_pb2.LaunchArgument:
     """A buffer as a launch's argument."""
     return candidate_pb2.LaunchArgument(buffer=buffer)
+
+
+def one_kernel(
+    nest: Nest, lines: Iterable[str], headers: Iterable[str], *,
+    grid: int, threads: int, dependent: bool, workspaces: Sequence[candidate_pb2.Buffer] = (),
+) -> Emission:  # fmt: skip
+    """The emission of a kernel that gets the nest's buffers in order, then workspaces."""
+    names = [buffer.name for buffer in workspaces]
+    made = launch(nest, grid=grid, threads=threads, dependent=dependent, workspaces=names)
+    return Emission("\n".join(lines), tuple(headers), (made,), tuple(workspaces))
 
 
 def workspace(nest: Nest, name: str, words: int, *, zero: bool = False) -> candidate_pb2.Buffer:

@@ -127,7 +127,7 @@ class KernelText:
 
     def element(self, load: Load, pack: str) -> str:
         """One element of a loaded pack, widened."""
-        text = f"{pack}[{self.e}]"
+        text = f"{pack}[{self.lane}]"
         return f"ws::widen({text})" if self.storage(load.buffer) in (Type.F16, Type.BF16) else text
 
     def access_of(self, access: Load | Store) -> memory_access.Access:
@@ -167,17 +167,15 @@ class KernelText:
             text = packs.get(number(load))
             how = self.access_of(load)
             if text is not None:
-                inner.define(load, self.element(load, text) if not single else self._single(load, text))
+                inner.define(load, self.element(load, text))
             elif how == "pack":
                 name = self.function.names.take(f"{self.function.buffers[load.buffer]}_pack")
                 scope.line(f"const {self.pack_type(self.storage(load.buffer))} {name} = {self.pack_load(load, begin)};")
                 inner.define(load, self.element(load, name))
             elif how == "same" and not single:
                 name = self.function.names.take(f"{self.function.buffers[load.buffer]}_at")
-                element = f"{self.function.buffers[load.buffer]}[{self.function.index(load.index, {self.axis: begin})}]"
-                narrow = self.storage(load.buffer) in (Type.F16, Type.BF16)
-                kind = self.function.dialect.compute(load.type)
-                scope.line(f"const {kind} {name} = {f'ws::widen({element})' if narrow else element};")
+                element = self.function.element(load.buffer, self.function.index(load.index, {self.axis: begin}))
+                scope.line(f"const {self.function.dialect.compute(load.type)} {name} = {element};")
                 inner.define(load, name)
         inner.expect(roots)
         body(inner)
@@ -199,9 +197,6 @@ class KernelText:
         else:
             scope.absorb(inner)
         scope.line("}")
-
-    def _single(self, load: Load, text: str) -> str:
-        return f"ws::widen({text}[0])" if self.storage(load.buffer) in (Type.F16, Type.BF16) else f"{text}[0]"
 
     @property
     def lane(self) -> str:

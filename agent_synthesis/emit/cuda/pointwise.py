@@ -74,9 +74,8 @@ class CudaPointwise(CudaSchedule):
         self._require(nest, settings)
         simple, axis = _canonical(nest)
         lines = function_text.header(nest, self.name, settings) + _text(simple, axis, settings)
-        grid = _blocks(simple, settings)
-        record = geometry.launch(nest, grid=grid, threads=settings.threads, dependent=settings.overlap)
-        return Emission("\n".join(lines), HEADERS, (record,))
+        grid, threads = _blocks(simple, settings), settings.threads
+        return geometry.one_kernel(nest, lines, HEADERS, grid=grid, threads=threads, dependent=settings.overlap)
 
     def _require(self, nest: Nest, settings: PointwiseSettings) -> None:
         simple, axis = _canonical(nest)
@@ -86,16 +85,13 @@ class CudaPointwise(CudaSchedule):
         held = sum(
             max(1, pack * simple.buffer(load.buffer).type.size_bytes // 4) for load in memory_access.loads(simple)
         )
-        self.require_block(nest, threads=settings.threads, held_registers=held * items)
+        geometry.require_block(self.hardware, nest, threads=settings.threads, held_registers=held * items)
 
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:
     """The nest with all axes parallel, and its innermost axis."""
-    simple = iteration_space.canonical(nest)
-    axes = simple.parallel + simple.reduced
-    if not axes:
-        axes = (Axis("one", 1),)
-    return iteration_space.reindexed(simple, lambda index: index, axes, ()), axes[-1]
+    simple = iteration_space.all_parallel(iteration_space.canonical(nest))
+    return simple, simple.parallel[-1]
 
 
 def _widest_pack(nest: Nest, axis: Axis) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.nests.ir import Nest
 from warpsmith.hardware import Feature, Hardware
 from warpsmith.v1 import task_pb2
 
@@ -26,15 +24,6 @@ class CudaSchedule:
     target: ClassVar[task_pb2.Target.ValueType] = task_pb2.TARGET_CUDA
     needs: ClassVar[frozenset[Feature]] = frozenset()
     """What the card must have."""
-
-    def require_block(
-        self, nest: Nest, *, threads: int, min_blocks: int = 1, shared_bytes: int = 0, held_registers: int = 0
-    ) -> None:
-        """Checks a block against an SM of the card. Raises IllegalMove, which names the limit."""
-        geometry.require_block(
-            self.hardware, nest, threads=threads, min_blocks=min_blocks, shared_bytes=shared_bytes,
-            held_registers=held_registers,
-        )  # fmt: skip
 
     @property
     def overlaps(self) -> tuple[bool, ...]:

@@ -7,7 +7,7 @@ by the threads above each other in a block and by blocks, whose partial results 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
@@ -27,12 +27,6 @@ _LARGE_TENSOR = 128 << 20
 than the shorter wait saves (sum over dimension 1 of 39x513x511: 22.2 us instead of 19.9)."""
 
 
-@dataclass(frozen=True)
-class _Problem:
-    nest: Nest
-    axis: Axis
-
-
 class CudaColumnReduction(CudaSchedule):
     """Threads along the contiguous axis, which is not the reduced one."""
 
@@ -46,15 +40,15 @@ class CudaColumnReduction(CudaSchedule):
 
     def defaults(self, nest: Nest) -> ColumnSettings:
         """Two blocks an SM; wide pieces of rows where blocks can share the rows, narrow ones where they cannot."""
-        problem = _problem(nest)
-        pack = memory_access.widest_pack(problem.nest, problem.axis)
-        rows = problem.nest.column_count
-        others = problem.nest.row_count // problem.axis.extent
-        packs = problem.axis.extent // pack
-        single = passes.is_visited_once(problem.nest)
+        simple, axis = _problem(nest)
+        pack = memory_access.widest_pack(simple, axis)
+        rows = simple.column_count
+        others = simple.row_count // axis.extent
+        packs = axis.extent // pack
+        single = passes.is_visited_once(simple)
         # Where every column is an access of its own, pieces of rows are twice as wide and blocks shorter: argmax over
         # dimension 1 of 128x4096x4095 takes 2144 us instead of 2361.
-        thin = single and pack == 1 and packs >= 64 and problem.nest.row_count * rows >= _LARGE_TENSOR
+        thin = single and pack == 1 and packs >= 64 and simple.row_count * rows >= _LARGE_TENSOR
         # Sums have registers to spare for twice as many rows in flight: 2003 us instead of 2210 on that shape.
         deep = thin and packs >= 512 and not any(r.operation in ARG_REDUCTIONS for r in nest.reductions)
         lanes = 128 if deep else 64 if thin else min(32, max(8, geometry.power_of_two_at_least(packs)))
@@ -81,8 +75,8 @@ class CudaColumnReduction(CudaSchedule):
 
     def alternatives(self, nest: Nest, current: ColumnSettings) -> Sequence[ColumnSettings]:
         """One change away."""
-        problem = _problem(nest)
-        widest = memory_access.widest_pack(problem.nest, problem.axis)
+        simple, axis = _problem(nest)
+        widest = memory_access.widest_pack(simple, axis)
         splits = current.splits
         changes = current.one_change_away(
             overlap=self.overlaps,
@@ -93,58 +87,54 @@ class CudaColumnReduction(CudaSchedule):
 
     def footprint(self, nest: Nest, settings: ColumnSettings) -> Footprint:
         """Visits after the first cost their bytes again; partial results are written and read once."""
-        problem = _problem(nest)
-        visits = len(passes.levels(problem.nest)) + bool(passes.element_stores(problem.nest))
-        read = memory_access.row_data_bytes(problem.nest)
-        team = self._team(problem, settings)
+        simple, axis = _problem(nest)
+        visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
+        read = memory_access.row_data_bytes(simple)
+        team = self._team(simple, axis, settings)
         splits = settings.splits if settings.splits > 1 else 0
-        partials = 16 * problem.nest.row_count * splits * len(problem.nest.reductions)
+        partials = 16 * simple.row_count * splits * len(simple.reductions)
         again = (visits - 1) * read if read > self.hardware.l2_bytes // 2 else 0
         return Footprint(again + partials, team.blocks, 1)
 
     def emit(self, nest: Nest, settings: ColumnSettings) -> Emission:
         """One kernel."""
         self._require(nest, settings)
-        problem = _problem(nest)
-        simple = passes.with_reciprocal(problem.nest)
-        kernel = ColumnKernel(simple, self._team(problem, settings), stages.plan(simple, merge=False))
+        simple, axis = _problem(nest)
+        team, simple = self._team(simple, axis, settings), passes.with_reciprocal(simple)
+        kernel = ColumnKernel(simple, team, stages.plan(simple, merge=False))
         header = function_text.header(nest, self.name, settings)
         return kernel.write(nest, header)
 
     @staticmethod
-    def _team(problem: _Problem, settings: ColumnSettings) -> ColumnTeam:
-        others = problem.nest.row_count // problem.axis.extent
-        return ColumnTeam(problem.axis, others, problem.nest.column_count, settings)
+    def _team(simple: Nest, axis: Axis, settings: ColumnSettings) -> ColumnTeam:
+        others = simple.row_count // axis.extent
+        return ColumnTeam(axis, others, simple.column_count, settings)
 
     def _require(self, nest: Nest, settings: ColumnSettings) -> None:
-        problem = _problem(nest)
+        simple, axis = _problem(nest)
         pack, splits, lanes, threads = settings.pack, settings.splits, settings.lanes, settings.threads
-        if pack < 1 or memory_access.widest_pack(problem.nest, problem.axis) % pack:
+        if pack < 1 or memory_access.widest_pack(simple, axis) % pack:
             raise IllegalMove(f"{nest.name}: {pack} columns do not lie together everywhere")
         if lanes < 1 or threads % lanes:
             raise IllegalMove(f"{nest.name}: {threads} threads are no multiple of {lanes} lanes")
-        if splits < 1 or splits > problem.nest.column_count:
-            raise IllegalMove(f"{nest.name}: {splits} blocks cannot share {problem.nest.column_count} rows")
-        if splits > 1 and not passes.is_visited_once(problem.nest):
+        if splits < 1 or splits > simple.column_count:
+            raise IllegalMove(f"{nest.name}: {splits} blocks cannot share {simple.column_count} rows")
+        if splits > 1 and not passes.is_visited_once(simple):
             raise IllegalMove(f"{nest.name}: only one visit can be shared by several blocks")
-        axis = problem.axis.name
-        below = memory_access.loads_below(iteration_space.roots(problem.nest))
-        sizes = [problem.nest.buffer(load.buffer).type.size_bytes for load in below if axis in load.index.axes()]
+        below = memory_access.loads_below(iteration_space.roots(simple))
+        sizes = [simple.buffer(load.buffer).type.size_bytes for load in below if axis.name in load.index.axes()]
         held = sum(max(1, pack * size // 4) for size in sizes) * settings.unroll
-        accumulators = [pack * max(4, stages.accumulator_bytes(r)) for r in problem.nest.reductions]
-        self.require_block(
-            nest,
-            threads=threads,
-            min_blocks=settings.min_blocks,
-            shared_bytes=threads * sum(accumulators),
-            held_registers=held + sum(accumulators) // 4,
-        )
+        accumulators = [pack * max(4, stages.accumulator_bytes(r)) for r in simple.reductions]
+        geometry.require_block(
+            self.hardware, nest, threads=threads, min_blocks=settings.min_blocks,
+            shared_bytes=threads * sum(accumulators), held_registers=held + sum(accumulators) // 4,
+        )  # fmt: skip
         if threads * sum(accumulators) > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{nest.name}: partial results of {threads} threads exceed static shared memory")
 
 
-def _problem(nest: Nest) -> _Problem:
+def _problem(nest: Nest) -> tuple[Nest, Axis]:
     simple = iteration_space.canonical(nest)
     axis, _ = passes.vector_axis(iteration_space.simplified(nest))
     assert axis is not None  # accepts() requires it
-    return _Problem(simple, axis)
+    return simple, axis

@@ -88,7 +88,8 @@ class ColumnKernel:
     def write(self, original: Nest, header: Sequence[str]) -> Emission:
         """The emission."""
         team, text = self._team, self._text
-        self._place()
+        for axis, value in geometry.coordinates(self._others, "outer").items():
+            self._members.member(text.offset, self._function.axes[axis], value)
         visits = [self._visit(number, stage) for number, stage in enumerate(self._stages)]
         stores = self._stores()
         begin = self._members.statements()
@@ -107,19 +108,10 @@ class ColumnKernel:
             ),
         ]  # fmt: skip
         buffers = [buffer for _, buffer in spaces.values()]
-        record = geometry.launch(
-            original,
-            grid=team.blocks,
-            threads=self._settings.threads,
-            workspaces=[buffer.name for buffer in buffers],
-            dependent=self._settings.overlap,
-        )
-        return Emission("\n".join(lines), HEADERS, (record,), tuple(buffers))
-
-    def _place(self) -> None:
-        """The coordinates of the other axes, from the row-major number of their point."""
-        for axis, value in geometry.coordinates(self._others, "outer").items():
-            self._members.member(self._text.offset, self._function.axes[axis], value)
+        return geometry.one_kernel(
+            original, lines, HEADERS, grid=team.blocks, threads=self._settings.threads,
+            dependent=self._settings.overlap, workspaces=buffers,
+        )  # fmt: skip
 
     def _constants(self) -> list[str]:
         team = self._team

@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products import tensor_core_product
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
-from agent_synthesis.emit.cuda.products.product_text import ProductText, product_of
+from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, ProductText, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
@@ -33,10 +33,7 @@ COLUMNS, THREADS = 128, 384
 STEP_BYTES = 4 * TILE_DEPTH * COLUMNS
 """Of a step of the left's rows, of the right's columns, or of the columns' halves."""
 
-_HEADERS = (
-    "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
-    "ws_product_shape.cuh", "ws_product.cuh", "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_converted.cuh",
-)  # fmt: skip
+_HEADERS = (*PRODUCT_HEADERS, "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_converted.cuh")
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class StatesText(ProductText):
     def place(self, root: Scope, number: str) -> None:
         """Makes the coordinates of a joined point known, from its number."""
         text = self._joined_text
-        for axis, place in geometry.row_axes(text.nest, number).items():
+        for axis, place in geometry.coordinates(text.nest.parallel, number).items():
             root.line(f"const {text.offset} {text.function.axes[axis]} = {place};")
         root.learn(axis.name for axis in text.nest.parallel)
 

@@ -14,11 +14,7 @@ from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.operands import POINTERS, Operands, workspace
 from agent_synthesis.emit.cuda.products.product_engine import Engine
-from agent_synthesis.emit.cuda.products.product_tiling import (
-    TILE_ROWS,
-    Tiling,
-    shared_bytes,
-)
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling, shared_bytes
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_SHORT_ERFC
 from agent_synthesis.nests import iteration_space

@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
-from agent_synthesis.emit.cuda.products.product_text import ProductText, product_of
+from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, ProductText, product_of
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
@@ -47,10 +47,7 @@ class StreamedSettings(Settings):
 _MEMORY = (StreamedSettings(), StreamedSettings(held=3, streamed=4), StreamedSettings(held=5, streamed=2))
 """Steps that fit into shared memory together."""
 
-_HEADERS = (
-    "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
-    "ws_product_shape.cuh", "ws_product.cuh", "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_streamed.cuh",
-)  # fmt: skip
+_HEADERS = (*PRODUCT_HEADERS, "ws_product_rows.cuh", "ws_product_simt.cuh", "ws_product_streamed.cuh")
 
 
 class CudaStreamedProduct(CudaSchedule):

@@ -8,17 +8,15 @@ second-level cache still has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
+from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import Team, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.emit.cuda.stage_state import slot_words
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.analysis.row_loads import early_values, kept_loads
-from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
 from agent_synthesis.settings import Loads
@@ -72,16 +70,10 @@ def _even_splits(nest: Nest, most: Team) -> int:
     return -(-nest.column_count // most.slice)
 
 
-def emit(
-    hardware: Hardware,
-    nest: Nest,
-    original: Nest,
-    settings: RowSettings,
-    stages: Sequence[Stage],
-    header: Sequence[str],
-) -> Emission:
+def emit(problem: RowProblem) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
-    row = RowStruct(hardware, nest, settings, stages, values=early_values(nest))
+    nest, stages = problem.nest, problem.stages
+    row = RowStruct(problem, values=early_values(nest))
     team, axis, kept = row.team, nest.reduced[0].name, kept_loads(nest, row.team.pack)
     wide = 32 * team.pack  # a warp's packs
     together = [
@@ -89,12 +81,12 @@ def emit(
     ]
     teams = team.teams(nest.row_count, row.min_blocks)
     spaces = [
-        geometry.workspace(original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),
-        geometry.workspace(original, "arrivals", teams, zero=True),
+        geometry.workspace(problem.original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),
+        geometry.workspace(problem.original, "arrivals", teams, zero=True),
     ] if team.splits > 1 else []  # fmt: skip
     sets = [("kResident", kept), ("kTogether", together)]
     return row.emission(
-        original, header, Skeleton("smem_resident_rows", HEADERS, "resident_places", sets=sets, workspaces=spaces),
+        Skeleton("smem_resident_rows", HEADERS, "resident_places", sets=sets, workspaces=spaces),
         grid=teams * team.splits, cooperative=team.splits > 1, shared_bytes=team.ring_bytes(nest),
         teams=teams, depth=team.depth, lag=team.lag, held=team.held,
     )  # fmt: skip

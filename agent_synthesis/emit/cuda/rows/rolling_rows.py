@@ -7,17 +7,16 @@ lies in registers as far as it fits there; the second-level cache keeps the rest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
+from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import Team, team_of
 from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.emit.cuda.stage_state import slot_words
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.analysis.row_loads import kept_loads, shared_loads, shared_words
-from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission
 from warpsmith.hardware import Hardware
@@ -79,16 +78,10 @@ def others(current: RowSettings) -> Iterator[RowSettings]:
     yield from current.changes(lag=(lag + 1, lag - 1), depth=(current.depth - 1,), held=more)
 
 
-def emit(
-    hardware: Hardware,
-    nest: Nest,
-    original: Nest,
-    settings: RowSettings,
-    stages: Sequence[Stage],
-    header: Sequence[str],
-) -> Emission:
+def emit(problem: RowProblem) -> Emission:
     """One cooperative kernel of a nest with one stage."""
-    row = RowStruct(hardware, nest, settings, stages)
+    nest, stages = problem.nest, problem.stages
+    row = RowStruct(problem)
     team, axis, wide = row.team, nest.reduced[0].name, 32 * row.team.pack
     ring = kept_loads(nest, team.pack)
 
@@ -99,13 +92,13 @@ def emit(
 
     teams = team.teams(nest.row_count, row.min_blocks)
     spaces = [
-        geometry.workspace(original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),
-        geometry.workspace(original, "arrivals", teams, zero=True),
+        geometry.workspace(problem.original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),
+        geometry.workspace(problem.original, "arrivals", teams, zero=True),
     ]
     sets = [("kInRing", ring), ("kTogether", [load for load in ring if lies_together(load)]),
             ("kSharedByRows", shared_loads(nest, team.pack))]  # fmt: skip
     return row.emission(
-        original, header, Skeleton("ring_rows", HEADERS, "ring_places", sets=sets, workspaces=spaces),
+        Skeleton("ring_rows", HEADERS, "ring_places", sets=sets, workspaces=spaces),
         grid=teams * team.splits, cooperative=True, shared_bytes=team.ring_bytes(nest),
         teams=teams, depth=team.depth, lag=team.lag, held=team.held,
     )  # fmt: skip

@@ -9,40 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent_synthesis.emit.cuda import ordinary_numbers
-from agent_synthesis.emit.cuda.generated_struct import function
+from agent_synthesis.emit.cuda.generated_struct import Members, function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
 from agent_synthesis.emit.cuda.stage_state import results, state_of, state_type
-from agent_synthesis.emit.expression import Function, Names, Scope
+from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.analysis import costly_parts
 from agent_synthesis.nests.analysis.stages import Stage, kept_parts, narrowed
 from agent_synthesis.nests.ir import Expression, Nest
-
-
-class Members(Scope):
-    """A block whose values are members of the struct, so that what comes later has them."""
-
-    def __init__(self, function: Function, parent: Scope | None, known: Iterable[str] = ()) -> None:
-        super().__init__(function, parent, known, depth=2)
-        self.declared: list[tuple[str, str]] = []
-        """Kind and name of each."""
-
-    def declare(self, kind: str, stem: str, text: str) -> str:
-        name = self.member(kind, self.function.names.take(stem))
-        self.line(f"{name} = {text};")
-        return name
-
-    def member(self, kind: str, name: str) -> str:
-        """Declares a member of that very name."""
-        self.declared.append((kind, name))
-        return name
-
-    def taken(self) -> list[str]:
-        """The statements since the last call."""
-        lines, self.lines = self.lines, []
-        return lines
 
 
 class RowElements:
@@ -54,9 +30,9 @@ class RowElements:
         """`keeps`: whether registers hold a row from its first visit to its last."""
         self._nest, self._stages, self.text, self.loads = nest, list(stages), text, loads
         self.function, self.dialect = text.function, text.function.dialect
-        self.once = Members(self.function, None)
+        self.once = Members(self.function, [])
         """What no row changes."""
-        self.row = Members(self.function, self.once, [axis.name for axis in nest.parallel])
+        self.row = Members(self.function, [axis.name for axis in nest.parallel], self.once)
         """What is known of a row."""
         self.element_stores = [store for store in nest.stores if nest.is_element_store(store)]
         self._to_keep = kept_parts(nest, stages) if keeps else {}
@@ -156,9 +132,8 @@ class RowElements:
         stage, row = self._stages[number], self.row
         for name, text in results(stage, "state").items():
             reduction = next(r for r in stage.reductions if r.name == name)
-            member = row.member(self.dialect.compute(reduction.result), self._results[name])
-            row.line(f"{member} = {text};")
-            self.function.reductions[name] = member
+            kind = self.dialect.compute(reduction.result)
+            self.function.reductions[name] = row.member(kind, self._results[name], text)
         row.learn(passes.names_of(stage.reductions))
         if stage.kind == "moments" and stage.shared is not None:
             kind = self.dialect.compute(stage.shared.type)

@@ -6,45 +6,34 @@ grid write to each other's mailboxes in a workspace; who reads a slot clears it,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
+from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.rows.row_team import asked_loads, team_of
-from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
+from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce
 from agent_synthesis.emit.cuda.stage_state import slot_words
-from agent_synthesis.nests.analysis.stages import Stage
-from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
-from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_plain.cuh")
 _EXCHANGES = {Reduce.BLOCK: "kOverCta", Reduce.CLUSTER: "kOverCluster", Reduce.GRID: "kOverGrid"}
 
 
-def emit(
-    hardware: Hardware,
-    nest: Nest,
-    original: Nest,
-    settings: RowSettings,
-    stages: Sequence[Stage],
-    header: Sequence[str],
-) -> Emission:
+def emit(problem: RowProblem) -> Emission:
     """One kernel that reads each row once where registers hold it."""
-    keeps = team_of(hardware, nest, settings).holds_row
-    row = RowStruct(hardware, nest, settings, stages, keeps=keeps)
+    nest, stages = problem.nest, problem.stages
+    keeps = team_of(problem.hardware, nest, problem.settings).holds_row
+    row = RowStruct(problem, keeps=keeps)
     team, grid = row.team, row.team.reduce is Reduce.GRID
     words = sum(slot_words(stage) for stage in stages) * nest.row_count * team.splits**2
     in_a_warp = team.lanes < team.threads or (team.threads == 32 == team.lanes and team.splits == 1)
-    overlap = settings.overlap
-    spaces = [geometry.workspace(original, "mailboxes", words, zero=True)] if grid else []
+    overlap = problem.settings.overlap
+    spaces = [geometry.workspace(problem.original, "mailboxes", words, zero=True)] if grid else []
     sets = [("kAsked", asked_loads(nest, team, row.min_blocks) if overlap else [])]
     if in_a_warp:
         skeleton = Skeleton("lane_rows", HEADERS, sets=sets)
     else:
         skeleton = Skeleton("plain_rows", HEADERS, "plain_places", [f"ws::{_EXCHANGES[team.reduce]}"], sets, spaces)
     return row.emission(
-        original, header, skeleton,
+        skeleton,
         grid=-(-nest.row_count // team.rows_a_block) * team.splits,
         cluster=team.splits if team.reduce is Reduce.CLUSTER else 1, cooperative=grid,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from agent_synthesis.emit.cuda.rows import (
     streamed_rows,
     two_pass,
 )
+from agent_synthesis.emit.cuda.rows.row_struct import RowProblem
 from agent_synthesis.emit.cuda.rows.row_team import stages_of, team_of
 from agent_synthesis.emit.cuda.rows.settings import row_alternatives, row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
@@ -70,4 +71,4 @@ class CudaRowReduction(CudaSchedule):
         writers = {Reduce.TWO_PASS: two_pass.emit, Reduce.STREAM: streamed_rows.emit, "hold": held_rows.emit,
                    "ahead": rows_ahead.emit, Reduce.ROLL: rolling_rows.emit}  # fmt: skip
         write = writers.get(settings.reduce, row_exchange.emit)
-        return write(self.hardware, passes.with_reciprocal(simple), nest, settings, stages, header)
+        return write(RowProblem(self.hardware, passes.with_reciprocal(simple), nest, settings, stages, header))

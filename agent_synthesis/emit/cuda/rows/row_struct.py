@@ -51,16 +51,29 @@ class Skeleton:
     """Of 64-bit words; they follow the struct."""
 
 
+@dataclass(frozen=True)
+class RowProblem:
+    """What a strategy writes a kernel for."""
+
+    hardware: Hardware
+    nest: Nest
+    """Canonical."""
+    original: Nest
+    """As it was handed over; launches and workspaces have its names."""
+    settings: RowSettings
+    stages: Sequence[Stage]
+    header: Sequence[str]
+    """The comment over the kernel."""
+
+
 class RowStruct:
     """Writes the struct of one nest; used once."""
 
-    def __init__(
-        self, hardware: Hardware, nest: Nest, settings: RowSettings, stages: Sequence[Stage], *,
-        values: Sequence[Load] = (), keeps: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, problem: RowProblem, *, values: Sequence[Load] = (), keeps: bool = False) -> None:
         """`values`: loads of one element for all of a row that come ahead of it; `keeps`: as `RowElements` has it."""
-        self.nest, self.stages = nest, list(stages)
-        self.team: Team = team_of(hardware, nest, settings)
+        nest, settings, stages = problem.nest, problem.settings, problem.stages
+        self._problem, self.nest, self.stages = problem, nest, list(stages)
+        self.team: Team = team_of(problem.hardware, nest, settings)
         self.min_blocks = settings.min_blocks
         self._settings = settings
         self._skew = memory_access.skew(nest, nest.reduced[0], self.team.pack)
@@ -110,12 +123,12 @@ class RowStruct:
         functions += elements.stores() if self.stores_elements else []
         functions += elements.row_stores()
         learned.append(row.taken())
-        moments = [function("void once()", once.lines)] if once.lines else []
+        moments = [function("void once()", once.statements())] if once.statements() else []
         moments += [function("void start()", learned[0])] if learned[0] else []
         for number, lines in enumerate(learned[1:]):
             head = f"void learn(ws::RowNumber<{number}>, const State& state, const State& own)"
             moments.append(["  template <class State>", *function(head, lines)])
-        axes = geometry.row_axes(self.nest, "row")
+        axes = geometry.coordinates(self.nest.parallel, "row")
         at = [f"    {self.function.axes[axis]} = {value};" for axis, value in axes.items()]
         return [
             f"struct {self.entry}_row : ws::RowBase {{",
@@ -123,7 +136,8 @@ class RowStruct:
             f"  using Index = {offset};",
             *(f"  {self.text.argument(buffer)};" for buffer in self.nest.buffers),
             *(f"  {offset} {self.function.axes[axis]};" for axis in axes),
-            *(f"  {kind} {name};" for kind, name in [*once.declared, *row.declared]),
+            *once.fields(),
+            *row.fields(),
             *self._loads.lines(sets),
             f"  using Stages = ws::RowStages<{', '.join(kinds)}>;",
             *self._each_value(),
@@ -167,10 +181,11 @@ class RowStruct:
         return [f"constexpr ws::RowTiling {constant}{{", *lines]
 
     def emission(
-        self, original: Nest, header: Sequence[str], skeleton: Skeleton, *,
-        grid: int, cluster: int = 1, cooperative: bool = False, shared_bytes: int = 0, **tiling: int,
+        self, skeleton: Skeleton, *, grid: int, cluster: int = 1, cooperative: bool = False, shared_bytes: int = 0,
+        **tiling: int,
     ) -> Emission:  # fmt: skip
         """The struct in the one kernel of a skeleton; `tiling`: what its tiling says besides."""
+        original = self._problem.original
         names = [space.name.removeprefix(f"{function_text.entry_name(original)}_") for space in skeleton.workspaces]
         signature = self.text.signature(
             self.entry, self.team.threads, self.min_blocks, workspaces=dict.fromkeys(names, "ws::uint64")
@@ -179,7 +194,8 @@ class RowStruct:
         boxes = [self.boxes(f"ws::{skeleton.places}({settings})")] if skeleton.places else []
         arguments = ", ".join([self.value(), *(["boxes"] if boxes else []), *names])
         lines = [
-            *header, *self.lines(skeleton.sets), "", *self.tiling(f"{self.entry}_tiling", None, **tiling), "",
+            *self._problem.header, *self.lines(skeleton.sets), "",
+            *self.tiling(f"{self.entry}_tiling", None, **tiling), "",
             *signature, *boxes, f"  ws::{skeleton.name}<{settings}>({arguments});", "}", "",
         ]  # fmt: skip
         launch = geometry.launch(

@@ -277,15 +277,19 @@ def _require_stream(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks:
         raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
 
 
+def _require_copies(nest: Nest, copied: Sequence[Load], pack: int) -> None:
+    """Raises IllegalMove where packs cannot be copied ahead of their row's turn, or there are none."""
+    if any(nest.buffer(load.buffer).written for load in copied):
+        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
+    if not copied or any(pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
+        raise IllegalMove(f"{nest.name}: nothing comes ahead that copies of 16 bytes can fetch")
+
+
 def _require_hold(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
     """Raises IllegalMove where blocks cannot stay and keep parts of their rows."""
     if len(stages) != 1 or not any(nest.is_element_store(store) for store in nest.stores):
         raise IllegalMove(f"{nest.name}: hold visits a row twice, once for one exchange and once to store")
-    kept = kept_loads(nest, team.pack)
-    if any(nest.buffer(load.buffer).written for load in kept):
-        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
-    if not kept or any(team.pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in kept):
-        raise IllegalMove(f"{nest.name}: nothing to keep that copies of 16 bytes can fetch")
+    _require_copies(nest, kept_loads(nest, team.pack), team.pack)
     if not 1 <= team.depth <= 128 or not 0 <= team.lag <= team.parts:
         raise IllegalMove(f"{nest.name}: depth = {team.depth}, lag = {team.lag}; a slice has {team.parts} parts")
     if team.teams(nest.row_count, min_blocks) < 1:
@@ -312,10 +316,6 @@ def _require_ahead(nest: Nest, team: Team, min_blocks: int) -> None:
         raise IllegalMove(f"{nest.name}: a row that comes ahead has 1, 2, 4, 8 or 16 blocks")
     if not team.holds_row:
         raise IllegalMove(f"{nest.name}: registers hold {team.packs} packs of a row that has more")
-    copied = ahead_loads(nest, team.pack)
-    if any(nest.buffer(load.buffer).written for load in copied):
-        raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
-    if not copied or any(team.pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
-        raise IllegalMove(f"{nest.name}: nothing comes ahead that copies of 16 bytes can fetch")
+    _require_copies(nest, ahead_loads(nest, team.pack), team.pack)
     if team.teams(nest.row_count, min_blocks) < 1:
         raise IllegalMove(f"{nest.name}: no cluster of {team.splits} blocks is resident")

@@ -7,33 +7,21 @@ guards what a thread copies for itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
-from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
+from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct, Skeleton
 from agent_synthesis.nests.analysis.row_loads import ahead_loads, early_values
-from agent_synthesis.nests.analysis.stages import Stage
-from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
-from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_prefetched.cuh")
 
 
-def emit(
-    hardware: Hardware,
-    nest: Nest,
-    original: Nest,
-    settings: RowSettings,
-    stages: Sequence[Stage],
-    header: Sequence[str],
-) -> Emission:
+def emit(problem: RowProblem) -> Emission:
     """One persistent kernel; a row has a block or a cluster."""
-    row = RowStruct(hardware, nest, settings, stages, values=early_values(nest), keeps=True)
+    nest = problem.nest
+    row = RowStruct(problem, values=early_values(nest), keeps=True)
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
     sets = [("kAhead", ahead_loads(nest, team.pack))]
     return row.emission(
-        original, header, Skeleton("prefetched_rows", HEADERS, "prefetched_places", sets=sets),
+        Skeleton("prefetched_rows", HEADERS, "prefetched_places", sets=sets),
         grid=teams * team.splits, teams=teams, cluster=team.splits, shared_bytes=team.ring_bytes(nest),
     )  # fmt: skip

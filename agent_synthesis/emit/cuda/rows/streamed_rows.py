@@ -7,38 +7,26 @@ the teams, since clusters would leave SMs idle: at 4096x393216, 112 to 120 of 13
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct, Skeleton
-from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
+from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct, Skeleton
 from agent_synthesis.emit.cuda.stage_state import slot_words
 from agent_synthesis.nests.analysis.row_loads import own_loads, row_values
-from agent_synthesis.nests.analysis.stages import Stage
-from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission
-from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_pipelined.cuh")
 
 
-def emit(
-    hardware: Hardware,
-    nest: Nest,
-    original: Nest,
-    settings: RowSettings,
-    stages: Sequence[Stage],
-    header: Sequence[str],
-) -> Emission:
+def emit(problem: RowProblem) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
-    row = RowStruct(hardware, nest, settings, stages, values=row_values(nest))
+    nest, stages = problem.nest, problem.stages
+    row = RowStruct(problem, values=row_values(nest))
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
     words = teams * team.mailboxes * slot_words(stages[0])
-    spaces = [geometry.workspace(original, "mailboxes", words, zero=True)] if team.splits > 1 else []
+    spaces = [geometry.workspace(problem.original, "mailboxes", words, zero=True)] if team.splits > 1 else []
     sets = [("kInRing", own_loads(nest))]
     return row.emission(
-        original, header, Skeleton("pipelined_rows", HEADERS, "pipelined_places", sets=sets, workspaces=spaces),
+        Skeleton("pipelined_rows", HEADERS, "pipelined_places", sets=sets, workspaces=spaces),
         grid=teams * team.splits, cooperative=team.splits > 1, shared_bytes=team.ring_bytes(nest),
         teams=teams, depth=team.depth, lag=team.lag,
     )  # fmt: skip

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowStruct
+from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct
 from agent_synthesis.emit.cuda.rows.row_team import Team, asked_loads
-from agent_synthesis.emit.cuda.rows.settings.row_settings import RowSettings
 from agent_synthesis.emit.cuda.stage_state import state_type
 from agent_synthesis.nests import memory_access
-from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.schedule import Emission
-from warpsmith.hardware import Hardware
 
 HEADERS = (*ROW_HEADERS, "ws_rows_two_kernels.cuh")
 _LARGE_DATA = 16
@@ -42,25 +39,19 @@ class _Kernel:
     """Whose states it leaves; None: it stores."""
 
 
-def emit(
-    hardware: Hardware,
-    nest: Nest,
-    original: Nest,
-    settings: RowSettings,
-    stages: Sequence[Stage],
-    header: Sequence[str],
-) -> Emission:
+def emit(problem: RowProblem) -> Emission:
     """One kernel a stage that leaves partial states of slices, then one that merges them and stores."""
-    row = RowStruct(hardware, nest, settings, stages)
-    team, depth, tiling = row.team, settings.depth, f"{row.entry}_tiling"
-    overlap = settings.overlap
+    nest, stages = problem.nest, problem.stages
+    row = RowStruct(problem)
+    team, depth, tiling = row.team, problem.settings.depth, f"{row.entry}_tiling"
+    overlap = problem.settings.overlap
     words = [-(-stage.state_bytes() * nest.row_count * team.splits // 8) for stage in stages]
     spaces = [
-        geometry.workspace(original, f"{stage.name}_partials", count)
+        geometry.workspace(problem.original, f"{stage.name}_partials", count)
         for stage, count in zip(stages, words, strict=True)
     ]
     asked = asked_loads(nest, team, row.min_blocks) if overlap else []
-    together = 1 if depth > 1 else _together(nest, team)
+    together = 1 if depth > 1 else memory_access.parts_together(nest, team.slice)
     kernels = [
         _Kernel(
             f"{row.entry}_{stage.name}", team, nest.row_count * team.splits,
@@ -70,7 +61,7 @@ def emit(
         for number, stage in enumerate(stages)
     ]  # fmt: skip
     kernels.append(_storing(nest, row, depth))
-    lines = [*header, *row.lines([("kAsked", asked)]), "", *row.tiling(tiling)]
+    lines = [*problem.header, *row.lines([("kAsked", asked)]), "", *row.tiling(tiling)]
     lines += ["", *row.tiling(f"{row.entry}_stores", kernels[-1].team)]
     partials = [row.function.names.take(f"{stage.name}_partials") for stage in stages]
     launches = []
@@ -80,8 +71,8 @@ def emit(
         extra = [space.name for space in spaces[:count]]
         lines += ["", *_lines(row, kernel, partials[:count], used)]
         launches.append(geometry.launch(
-            original, entry=kernel.entry, grid=kernel.grid, threads=kernel.team.threads, buffers=used, workspaces=extra,
-            dependent=count > 1 or stores or overlap,
+            problem.original, entry=kernel.entry, grid=kernel.grid, threads=kernel.team.threads, buffers=used,
+            workspaces=extra, dependent=count > 1 or stores or overlap,
             writes=[buffer.name for buffer in used if buffer.written] + ([] if stores else [extra[-1]]),
         ))  # fmt: skip
     return Emission("\n".join([*lines, ""]), HEADERS, tuple(launches), tuple(spaces))
@@ -101,12 +92,6 @@ def _lines(row: RowStruct, kernel: _Kernel, partials: Sequence[str], used: Seque
     return [*signature, *declared, f"  ws::{kernel.call}({arguments});", "}"]
 
 
-def _together(nest: Nest, team: Team) -> int:
-    """Parts of a row that lie together before the next row's do, so that blocks follow each other as memory does."""
-    run, part = memory_access.run(nest), team.slice
-    return run // part if run % part == 0 else int(run > 0 and part % run == 0)
-
-
 def _storing(nest: Nest, row: RowStruct, depth: int) -> _Kernel:
     """The kernel that stores, a block a slice of a row, or only a chunk of it, or a chunk of several rows.
 
@@ -124,5 +109,5 @@ def _storing(nest: Nest, row: RowStruct, depth: int) -> _Kernel:
     backwards = str(memory_access.row_data_bytes(nest) <= _LARGE_DATA * team.hardware.l2_bytes).lower()
     if depth == 0:
         return _Kernel(row.entry, team, rows * team.splits, f"store_slices<{tiling}, {backwards}, {states}>")
-    call = f"store_rows<{tiling}, {_together(nest, chunks)}, {backwards}, {states}>"
+    call = f"store_rows<{tiling}, {memory_access.parts_together(nest, chunks.slice)}, {backwards}, {states}>"
     return _Kernel(row.entry, chunks, rows * chunks.splits, call, row.boxes("1"))

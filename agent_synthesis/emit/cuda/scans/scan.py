@@ -59,7 +59,7 @@ class CudaScan(CudaSchedule):
         if axis is not None:
             return self._columns(simple, axis)
         rows, columns = simple.row_count, simple.column_count
-        pack = _pack(simple, simple.reduced[0])
+        pack = memory_access.wide_pack(simple, simple.reduced[0])
         most = max(1, _HELD_ELEMENTS // pack)  # packs of a thread
         found = []
         if passes.multiplies(simple):
@@ -87,7 +87,7 @@ class CudaScan(CudaSchedule):
         return found
 
     def _columns(self, simple: Nest, axis: Axis) -> list[ScanSettings]:
-        pack = _pack(simple, axis)
+        pack = memory_access.wide_pack(simple, axis)
         found = []
         while pack >= 1:
             lanes = min(128 // pack, max(8, geometry.power_of_two_at_least(-(-axis.extent // pack))))
@@ -143,7 +143,7 @@ class CudaScan(CudaSchedule):
             shared, read = settings.splits > 1, memory_access.row_data_bytes(simple)
             blocks = simple.row_count // team.axis.extent * team.tiles * settings.splits
             return Footprint(read if shared and read > self.hardware.l2_bytes // 2 else 0, blocks, 1 + shared)
-        row = _row_team(simple, settings)
+        row = RowTeam(settings, simple.column_count)
         if row.grid:
             blocks = simple.row_count * row.chunks
             return Footprint(32 * blocks * len(simple.scans), blocks, 1)
@@ -156,7 +156,7 @@ class CudaScan(CudaSchedule):
         header = function_text.header(nest, self.name, settings)
         if settings.scan is By.COLUMNS:
             return scan_columns(simple, nest, _column_team(nest, simple, settings), header)
-        return scan_rows(simple, nest, _row_team(simple, settings), header)
+        return scan_rows(simple, nest, RowTeam(settings, simple.column_count), header)
 
     def _require(self, nest: Nest, settings: ScanSettings) -> None:
         """Raises IllegalMove where the settings cannot run this nest."""
@@ -185,7 +185,7 @@ class CudaScan(CudaSchedule):
             raise IllegalMove(
                 f"{nest.name}: {_SAFE_FACTORS} factors at most are multiplied apart from those before them"
             )
-        if grid and (lanes <= 32 or _row_team(simple, settings).chunks * simple.row_count >= 2**31):
+        if grid and (lanes <= 32 or RowTeam(settings, simple.column_count).chunks * simple.row_count >= 2**31):
             raise IllegalMove(f"{nest.name}: a grid has a block for every chunk")
         if settings.ahead and settings.scan is not By.ROWS:
             raise IllegalMove(f"{nest.name}: only rows have a next chunk to ask for")
@@ -193,15 +193,10 @@ class CudaScan(CudaSchedule):
         boxes = sum(s.type.compute.size_bytes for s in simple.scans) * 2 * (threads * pack if columns else 32)
         if boxes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{nest.name}: what {threads} threads exchange exceeds static shared memory")
-        self.require_block(
-            nest, threads=threads, min_blocks=settings.min_blocks, shared_bytes=boxes, held_registers=held
-        )
-
-
-def _pack(simple: Nest, axis: Axis) -> int:
-    """Elements of one access, of 16 bytes of the widest type: a warp then moves what lies together."""
-    sizes = [simple.buffer(name).type.size_bytes for name, _ in memory_access.accesses(simple)]
-    return max(1, min(memory_access.widest_pack(simple, axis), 16 // max(sizes)))
+        geometry.require_block(
+            self.hardware, nest, threads=threads, min_blocks=settings.min_blocks, shared_bytes=boxes,
+            held_registers=held,
+        )  # fmt: skip
 
 
 def _registers(simple: Nest, axis: Axis, elements: int, *, ahead: bool) -> int:
@@ -211,10 +206,6 @@ def _registers(simple: Nest, axis: Axis, elements: int, *, ahead: bool) -> int:
     scanned = sum(max(1, elements * scan.type.compute.size_bytes // 4) for scan in simple.scans)
     together = ahead or len(simple.scans) > 1 or row_loads.is_needed_again(simple)
     return loaded + scanned if together else max(loaded, scanned)
-
-
-def _row_team(simple: Nest, settings: ScanSettings) -> RowTeam:
-    return RowTeam(settings, simple.column_count)
 
 
 def _column_team(nest: Nest, simple: Nest, settings: ScanSettings) -> ColumnTeam:

@@ -189,18 +189,14 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, header: Sequence[str]) 
             board = f"ws::Board<{functor(SCANS[scan.operation])}, {made.carried(scan)}, {team.chunks}>"
             # A slot of two words, for every type that is carried.
             spaces[names.take(f"{scan.name}_board")] = (board, 2 * nest.row_count * slots)
-    axes = geometry.row_axes(nest, "row")
+    axes = geometry.coordinates(nest.parallel, "row")
     lines = made.lines(tiling, settings.packs, f"{made.text.offset} row", axes, kept=not prefetch)
     skeleton = "scan_rows_by_tiles" if team.grid else "scan_rows"
     types = {name: kind for name, (kind, _) in spaces.items()}
     lines += generated_struct.kernel(made.name, made.text, skeleton, settings.threads, settings.min_blocks, types)
     buffers = [geometry.workspace(original, name, words, zero=True) for name, (_, words) in spaces.items()]
-    record = geometry.launch(
-        original,
+    return geometry.one_kernel(
+        original, [*header, *lines], (*HEADERS, "ws_scan_rows.cuh"),
         grid=nest.row_count * team.chunks if team.grid else -(-nest.row_count // team.rows_a_block),
-        threads=settings.threads,
-        workspaces=[buffer.name for buffer in buffers],
-        dependent=settings.overlap,
-    )
-    headers = (*HEADERS, "ws_scan_rows.cuh")
-    return Emission("\n".join([*header, *lines]), headers, (record,), tuple(buffers))
+        threads=settings.threads, dependent=settings.overlap, workspaces=buffers,
+    )  # fmt: skip

@@ -62,14 +62,12 @@ class CudaTranspose(CudaSchedule):
     def defaults(self, nest: Nest) -> TransposeSettings:
         """The largest tile of which there are several for each SM."""
         legal = self._legal_defaults(nest)
-        found = turn(nest, SECTOR_BYTES)
-        assert found is not None
+        found = _turn(nest)
         return next((p for p in legal if _tiles(found, p) >= 4 * self.hardware.sm_count), legal[-1])
 
     def alternatives(self, nest: Nest, current: TransposeSettings) -> Sequence[TransposeSettings]:
         """One change away; a tile may change in both directions at once."""
-        found = turn(nest, SECTOR_BYTES)
-        assert found is not None
+        found = _turn(nest)
         widest = memory_access.widest_pack(found.nest, found.along)
         packs = [pack for pack in (1, 2, 4, 8) if pack <= widest]
         changes = current.one_change_away(overlap=self.overlaps, pack=packs)
@@ -80,21 +78,17 @@ class CudaTranspose(CudaSchedule):
 
     def footprint(self, nest: Nest, settings: TransposeSettings) -> Footprint:
         """Nothing beyond the nest's own bytes."""
-        found = turn(nest, SECTOR_BYTES)
-        assert found is not None
+        found = _turn(nest)
         return Footprint(0, _tiles(found, settings), 1)
 
     def emit(self, nest: Nest, settings: TransposeSettings) -> Emission:
         """One kernel."""
-        found = turn(nest, SECTOR_BYTES)
-        if found is None:
-            raise IllegalMove(f"{nest.name}: no access runs across another")
+        found = _turn(nest)
         _require(self.hardware, found, settings)
         text = TransposeText(found, settings)
         lines = function_text.header(nest, self.name, settings) + text.lines()
         tiles, threads = _tiles(found, settings), settings.threads
-        record = geometry.launch(nest, grid=tiles, threads=threads, dependent=settings.overlap)
-        return Emission("\n".join(lines), HEADERS, (record,))
+        return geometry.one_kernel(nest, lines, HEADERS, grid=tiles, threads=threads, dependent=settings.overlap)
 
     def _legal_defaults(self, nest: Nest) -> list[TransposeSettings]:
         """What could be the default, larger tiles first."""
@@ -105,6 +99,14 @@ class CudaTranspose(CudaSchedule):
             return []
         candidates = _candidates(found, overlap=self.overlaps[0])
         return geometry.legal(candidates, lambda settings: _require(self.hardware, found, settings))
+
+
+def _turn(nest: Nest) -> Turn:
+    """The axes of a nest's tiles. Raises IllegalMove where it has none."""
+    found = turn(nest, SECTOR_BYTES)
+    if found is None:
+        raise IllegalMove(f"{nest.name}: no access runs across another")
+    return found
 
 
 def _candidates(found: Turn, *, overlap: bool) -> Iterator[TransposeSettings]:

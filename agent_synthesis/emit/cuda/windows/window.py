@@ -74,8 +74,7 @@ class CudaWindow(CudaSchedule):
         else:
             lines += by_outputs(simple, settings)
         grid, threads = self._grid(simple, settings), settings.threads
-        record = geometry.launch(nest, grid=grid, threads=threads, dependent=settings.overlap)
-        return Emission("\n".join(lines), _HEADERS, (record,))
+        return geometry.one_kernel(nest, lines, _HEADERS, grid=grid, threads=threads, dependent=settings.overlap)
 
     def _grid(self, simple: Nest, settings: WindowSettings) -> int:
         tiling = sliding_window.tiling(simple)
@@ -87,7 +86,7 @@ class CudaWindow(CudaSchedule):
     def _require(self, simple: Nest, settings: WindowSettings) -> None:
         threads, blocks = settings.threads, settings.blocks
         if settings.reuse is Reuse.NONE:
-            self.require_block(simple, threads=threads, min_blocks=blocks)
+            geometry.require_block(self.hardware, simple, threads=threads, min_blocks=blocks)
             return
         tiling = sliding_window.tiling(simple)
         if tiling is None:
@@ -97,9 +96,10 @@ class CudaWindow(CudaSchedule):
         if layout.shared_bytes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{simple.name}: {layout.shared_bytes} bytes of shared memory")
         held = settings.rows * settings.pack * sum(r.type.compute.size_bytes // 4 for r in tiling.nest.reductions)
-        self.require_block(
-            simple, threads=threads, min_blocks=blocks, shared_bytes=layout.shared_bytes, held_registers=held
-        )
+        geometry.require_block(
+            self.hardware, simple, threads=threads, min_blocks=blocks, shared_bytes=layout.shared_bytes,
+            held_registers=held,
+        )  # fmt: skip
 
 
 def _guesses(tiling: Tiling, *, overlap: bool) -> list[WindowSettings]:

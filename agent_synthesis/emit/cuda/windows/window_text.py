@@ -59,7 +59,7 @@ class Layout:
     @staticmethod
     def widest_pack(tiling: Tiling) -> int:
         """The most neighbouring columns that every access can move at once."""
-        return memory_access.widest_pack(_columns_only(tiling), Axis(tiling.row.position, tiling.row.data))
+        return memory_access.widest_pack(replace(tiling.nest, stores=()), Axis(tiling.row.position, tiling.row.data))
 
     def require(self, name: str) -> None:
         """Raises IllegalMove where they do not fit the data."""
@@ -182,10 +182,6 @@ class Layout:
         return self.row_tiles * self.down_tiles * math.prod(axis.extent for axis in self.others)
 
 
-def _columns_only(tiling: Tiling) -> Nest:
-    return replace(tiling.nest, stores=())
-
-
 def by_columns(layout: Layout, window: Windowed) -> list[str]:
     """The struct and the kernel."""
     text = kernel_text.KernelText(
@@ -271,9 +267,7 @@ def _store(layout: Layout, text: KernelText) -> list[str]:
     function.reductions.update({name: f"total.{field}" for name, field in function.reductions.items()})
     inner = generated_struct.body(text, [axis.name for axis in (*layout.others, down, layout.row.output) if axis])
     inner.learn(f"%{reduction.name}" for reduction in nest.reductions)
-    inner.expect(store.value for store in nest.stores)
-    for store in nest.stores:
-        inner.store(store)
+    inner.store_all(nest.stores)
     arguments = ", ".join(f"{offset} {name}" for name in axes)
     head = f"void store(const {offset} (&at)[{max(1, len(places))}], {arguments}, const State& total) const"
     return generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
@@ -286,9 +280,7 @@ def by_outputs(simple: Nest, settings: WindowSettings) -> list[str]:
     inner = generated_struct.body(text, [axis.name for axis in simple.parallel])
     unroll = kernel_text.UNROLL if simple.column_count <= _LONGEST_UNROLLED_WINDOW else ""
     window_loops.walk_windows(inner, unroll=unroll, kind="int")
-    inner.expect(store.value for store in simple.stores)
-    for store in simple.stores:
-        inner.store(store)
+    inner.store_all(simple.stores)
     places = [text.function.axes[axis.name] for axis in simple.parallel]
     head = f"void operator()(const {text.offset} (&at)[{max(1, len(places))}]) const"
     sizes = [

@@ -260,6 +260,10 @@ def _may_stay(simple: Nest) -> bool:
     return bool(passes.element_stores(simple)) and simple.column_count > _LONG_BLOCK_ROW
 
 
+_staying = partial(made, depth=1, stores=Stores.STREAMING)
+"""Settings of blocks that stay on their SM."""
+
+
 def _streaming(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     """Blocks that take at least four rows each, slices of at most 8K elements, two blocks an SM.
 
@@ -268,9 +272,7 @@ def _streaming(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     if not _may_stay(simple):
         return []
     card, splits = schedule.hardware, geometry.power_of_two_at_least(-(-simple.column_count // _STREAM_SLICE))
-    draft = made(
-        schedule, simple, Reduce.STREAM, threads=128, splits=splits, min_blocks=2, depth=1, stores=Stores.STREAMING
-    )
+    draft = _staying(schedule, simple, Reduce.STREAM, threads=128, splits=splits, min_blocks=2)
     team = team_of(card, simple, draft)
     if simple.row_count < 4 * team.teams(simple.row_count, 2):
         return []
@@ -285,16 +287,7 @@ def held(
     """Blocks that keep a row, or nearly all of it."""
     if not _may_stay(simple):
         return []
-    draft = made(
-        schedule,
-        simple,
-        Reduce.HOLD,
-        threads=threads,
-        packs=packs,
-        min_blocks=min_blocks,
-        depth=1,
-        stores=Stores.STREAMING,
-    )
+    draft = _staying(schedule, simple, Reduce.HOLD, threads=threads, packs=packs, min_blocks=min_blocks)
     return held_rows.holders(schedule.hardware, simple, draft, most_reread)
 
 
@@ -306,8 +299,6 @@ def rolled(schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int) ->
     if not _may_stay(simple):
         return []
     card, rows = schedule.hardware, simple.row_count
-    draft = made(
-        schedule, simple, Reduce.ROLL, threads=threads, packs=packs, splits=2, depth=1, stores=Stores.STREAMING
-    )
+    draft = _staying(schedule, simple, Reduce.ROLL, threads=threads, packs=packs, splits=2)
     found = rolling_rows.rollers(card, simple, draft)
     return [p for p in found if rows >= 4 * team_of(card, simple, p).teams(rows, 1)]
