@@ -19,11 +19,9 @@ import torch
 from agent_compile.compiler import Compiler
 from agent_compile.toolchains.nvrtc import Nvrtc
 from agent_synthesis import generator
-from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import moves
-from agent_synthesis.plans.plan import plan_zero
-from warpsmith.graphs.capture import capture
-from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
+from benchmarks.plans import one_kernel
+from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2
 
 BAR_MS = 800.0
 """Most that the median candidate may take."""
@@ -58,10 +56,7 @@ def candidates(name: str) -> Iterator[candidate_pb2.Program]:
     """The default and all that is one change away."""
     gelu, dtype, left, right = PRODUCTS[name]
     args = (torch.empty(left, dtype=dtype), torch.empty(right, dtype=dtype))
-    plan = plan_zero(GraphIndex(capture(Product(gelu=gelu), args)), task_pb2.TARGET_CUDA)
-    last = plan.groups[-1].name
-    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if gelu else (analysis_pb2.MOVE_KIND_AUTHOR, "")
-    plan = moves.apply(plan, analysis_pb2.Move(kind=kind, group=last, choice=choice))
+    plan = one_kernel(Product(gelu=gelu), args)
     yield generator.generate(plan)
     for legal in moves.legal(plan):
         if legal.move.kind == analysis_pb2.MOVE_KIND_SET:

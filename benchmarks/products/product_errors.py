@@ -17,14 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
 from agent_synthesis import generator
-from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.plans import moves
-from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.testing import Applied
+from benchmarks.plans import one_kernel
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
-from warpsmith.graphs.capture import capture
-from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
+from warpsmith.v1 import candidate_pb2
 
 BAR = 1.0
 """Most that our error may be of PyTorch's."""
@@ -57,10 +54,7 @@ def program(layout: str, m: int, k: int, n: int) -> candidate_pb2.Program:
     """The product with the settings that a search begins with."""
     with FakeTensorMode():
         args = tuple(torch.empty(shape) for shape in shapes(layout, m, k, n))
-    plan = plan_zero(GraphIndex(capture(Applied(LAYOUTS[layout]), args)), task_pb2.TARGET_CUDA)
-    return generator.generate(
-        moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=plan.groups[-1].name))
-    )
+    return generator.generate(one_kernel(Applied(LAYOUTS[layout]), args))
 
 
 def distances(found: torch.Tensor, layout: str, a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import analysis, moves
 from agent_synthesis.plans.plan import Plan as Groups
 from agent_synthesis.plans.plan import plan_zero
+from benchmarks.plans import into_one
 from benchmarks.products.attention import FLUSHED_BYTES, times
 from benchmarks.products.product_compiles import PRODUCTS, Product
 from benchmarks.search.landscape_file import Landscape, Plan, append, digits, plan_line, read, task_line
@@ -73,13 +74,7 @@ def plan_digest(groups: Groups) -> str:
 
 def settings(zero: Groups) -> dict[str, Setting]:
     """Every setting of the one kernel, by the plan's digest, each after the one that it was reached from."""
-    many = len(zero.groups) > 1
-    last = zero.groups[-1].name
-    first = analysis_pb2.Move(
-        kind=analysis_pb2.MOVE_KIND_FUSE if many else analysis_pb2.MOVE_KIND_AUTHOR,
-        group=last,
-        choice="*" if many else "",
-    )
+    first = into_one(zero)
     found: dict[str, Setting] = {}
     waiting = [(plan_digest(zero), [first], [first], moves.apply(zero, first))]
     while waiting:

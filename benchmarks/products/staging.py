@@ -23,17 +23,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
 from agent_synthesis import generator
-from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import fusion, moves
-from agent_synthesis.plans.plan import Plan, plan_zero, schedule_named
+from agent_synthesis.plans import fusion
+from agent_synthesis.plans.plan import Plan, schedule_named
 from agent_synthesis.testing import Applied
+from benchmarks.plans import one_kernel
 from benchmarks.products.attention import FLUSHED_BYTES, times
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
 from warpsmith.errors import IllegalMove
-from warpsmith.graphs.capture import capture
-from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
+from warpsmith.v1 import candidate_pb2
 
 F32, BF16, U8 = torch.float32, torch.bfloat16, torch.uint8
 COPIED_BYTES = 4 << 30
@@ -108,10 +107,7 @@ def plan_of(case: Case) -> Plan:
     """The case as one kernel with the settings that a search begins with."""
     with FakeTensorMode():
         args = tuple(torch.empty(shape, dtype=case.dtype) for shape in case.shapes)
-    plan = plan_zero(GraphIndex(capture(Applied(case.function), args)), task_pb2.TARGET_CUDA)
-    kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if len(plan.groups) > 1 else (analysis_pb2.MOVE_KIND_AUTHOR, "")
-    move = analysis_pb2.Move(kind=kind, group=plan.groups[-1].name, choice=choice)
-    return moves.apply(plan, move)
+    return one_kernel(Applied(case.function), args)
 
 
 def without(case: Case, plan: Plan) -> Iterator[Plan]:

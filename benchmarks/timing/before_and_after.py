@@ -25,21 +25,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
 from agent_synthesis import generator
-from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import fusion, moves
-from agent_synthesis.plans.plan import Plan, plan_zero
+from agent_synthesis.plans import fusion
+from agent_synthesis.plans.plan import Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from agent_synthesis.testing import Applied
 from benchmarks.kernelbench.level2_plans import first_plan
+from benchmarks.plans import one_kernel
 from benchmarks.products.attention import FLUSHED_BYTES, times
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
 from orchestrator.tasks import intake
 from warpsmith.errors import IllegalMove
-from warpsmith.graphs.capture import capture
-from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
+from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 BAR_MEAN, BAR_WORST = 1.01, 1.03
 """Of the first kernels: the geometric mean, and the slowest of them."""
@@ -61,11 +60,7 @@ class Case:
         """As one kernel with the settings that a search begins with."""
         with FakeTensorMode():
             args = tuple(torch.empty(shape, dtype=self.dtype) for shape in self.shapes)
-        plan = plan_zero(GraphIndex(capture(Applied(self.function), args)), task_pb2.TARGET_CUDA)
-        many = len(plan.groups) > 1
-        kind, choice = (analysis_pb2.MOVE_KIND_FUSE, "*") if many else (analysis_pb2.MOVE_KIND_AUTHOR, "")
-        move = analysis_pb2.Move(kind=kind, group=plan.groups[-1].name, choice=choice)
-        return moves.apply(plan, move)
+        return one_kernel(Applied(self.function), args)
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
