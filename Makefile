@@ -5,9 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# One more than processors, four at most: a test often waits for a process of its own.
-WORKERS ?= $(shell n=$$(( $$(nproc) + 1 )); echo $$(( n < 4 ? n : 4 )))
-TESTS = $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=12 \
+WORKERS = -n auto --maxprocesses=4 --dist loadfile
+TESTS = $(BIN)/pytest $(WORKERS) --durations=12 \
   -m "not gpu and not vllm and not hostile and not postgres and not simt and not services"
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
 HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.py
@@ -68,7 +67,7 @@ else
 endif
 
 test-hostile-kernels: $(READY) ## the part of it that has many processes at once: programs, plans and modules
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile $(HOSTILE_SOLUTIONS:%=--ignore=%) -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
+	@$(BIN)/pytest $(WORKERS) $(HOSTILE_SOLUTIONS:%=--ignore=%) -m hostile tests/hostile $(if $(RUNG),--rung $(RUNG))
 
 test-hostile-solutions: $(READY) ## the part of it that has one at a time: solutions, and the red team in small
 	@$(BIN)/pytest -m hostile $(HOSTILE_SOLUTIONS) $(if $(RUNG),--rung $(RUNG))
