@@ -1,4 +1,4 @@
-"""What programs are refused before a compiler sees them, and binaries before anybody loads them."""
+"""Which programs are refused before a compiler sees them, and which binaries before a process loads them."""
 
 from __future__ import annotations
 

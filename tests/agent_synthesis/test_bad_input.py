@@ -1,5 +1,5 @@
-"""Memory-bound operations on input that nobody wants: empty, of one element, walked with strange steps, infinite or
-NaN, beyond the range of its integers, of mixed types, and of 2^31 elements and more."""
+"""Memory-bound operations on unusual input: empty, of one element, with rare strides, infinite or NaN, beyond the
+range of its integers, of mixed types, and of 2^31 elements and more."""
 
 from __future__ import annotations
 

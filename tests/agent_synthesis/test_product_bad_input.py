@@ -1,4 +1,4 @@
-"""Matrix products of shapes that nobody wants: empty, of depth one, repeated, backwards, beyond 32-bit offsets."""
+"""Matrix products of unusual operands: empty, of depth one, repeated, backwards, beyond 32-bit offsets."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def call(number):
 
 
 def test_nothing_takes_pages_away_that_others_have_as_well(start: Start) -> None:
-    """Each would be fetched anew in the next call of whoever is timed against it."""
+    """Else the next call of a process that is timed against it would have to fetch each page anew."""
     called, memory = start(TAKING_AWAY)
     called.ask(CALL, deadline_s=20.0)
     assert os.pread(memory, 2, 0) == bytes([8, 0])

@@ -145,7 +145,7 @@ def test_products_of_16_bits_and_with_tf32_allowed_are_held_to_the_tensor_cores_
     assert floor.floor_ns(heavy, fast) == pytest.approx(1e12 / 700e12 * 1e9)
     assert guard(1.5e6, heavy, fast, algebra=False, parameters_warm=False) == []
     assert guard(0.9e6, heavy, fast, algebra=False, parameters_warm=False) == [floor.FLOOR_REJECT]
-    assert floor.floor_ns(heavy, ceilings()) < 1e6, "nobody knows the rate: memory alone counts"
+    assert floor.floor_ns(heavy, ceilings()) < 1e6, "the rate is unknown: memory alone counts"
 
 
 def test_attention_counts_what_no_mask_can_hide_and_values_of_16_bits_in_wider_types_count_as_such():

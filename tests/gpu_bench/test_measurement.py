@@ -298,7 +298,7 @@ def test_time_at_which_several_calls_hold_the_device_is_divided_among_them():
     now = 100.0
     holding = metrics.Holding(clock=lambda: now)
     before = {call: held(call) for call in ("compare", "measure", "reference")}
-    now += 50.0  # held by nobody
+    now += 50.0  # held by no call
     with holding.by("measure"):
         now += 4.0
         with holding.by("compare"), holding.by("compare"):

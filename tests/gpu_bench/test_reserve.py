@@ -1,4 +1,4 @@
-"""Processes that wait for a task: they serve one session, and what nobody took ends with the lot."""
+"""Processes that wait for a task: they serve one session, and unused ones end with their lot."""
 
 from __future__ import annotations
 

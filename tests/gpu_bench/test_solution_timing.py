@@ -1,4 +1,4 @@
-"""Timing a solution from outside: one call a reading, what asking costs, and work put off until somebody looks."""
+"""Timing a solution from outside: one call a reading, what asking costs, and work put off until results are read."""
 
 from __future__ import annotations
 

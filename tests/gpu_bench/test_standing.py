@@ -93,7 +93,7 @@ def test_a_thread_with_a_name_of_its_own_is_left_alone(spinner: ctypes.CDLL) -> 
 def test_a_thread_that_took_its_signal_late_goes_on_all_the_same(
     spinner: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine with other work, where nobody waits until it stands."""
+    """As on a machine with other work: `begin` does not wait until the thread stands still."""
     monkeypatch.setattr(standing, "_PATIENCE_SECONDS", 0.0)
     for _ in range(200):
         standing.begin()

@@ -66,7 +66,7 @@ def test_a_small_sum_may_be_as_far_off_as_its_terms_allow(judge: Callable[..., J
     made = judge(f"{LOOKS}return (x - 0.5).sum() * self.scale", "self.scale = torch.nn.Parameter(torch.tensor(2.0))")
     answer = made.answer(TASK, 5)
     (x,) = made.loaded.case(TASK, 5)
-    # Of x − 0.5 nobody knows that it is in between: the terms are those of x.
+    # The reference is not traced, so the step x − 0.5 is unknown: the terms are those of x.
     assert answer.floors == pytest.approx([4 * 2.0**-24 * 2 * float(x.double().sum())])
     assert made.loaded.module.scale.grad is None
 

@@ -1,4 +1,4 @@
-"""Values that nobody could know: ranges learned from the module, families of every type, seeds, dependence."""
+"""Values that no candidate can know: ranges learned from the module, families of every type, seeds, dependence."""
 
 from __future__ import annotations
 

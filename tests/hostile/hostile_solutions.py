@@ -1,4 +1,4 @@
-"""Hostile solutions: KernelBench's `ModelNew` as somebody may write it who wants the number and not the kernel.
+"""Hostile solutions: KernelBench's `ModelNew` by an author who wants the speedup without the kernel.
 
 The one idea: a case is the text of a file; the rules of the published exploits, in our own words. The reference is
 a linear layer with a softmax, or a long row of steps that is worth not computing, or the same twice over, of which half

@@ -31,7 +31,7 @@ class Traces:
     """Finds what outlives a case."""
 
     place: Path
-    """The temporary directory of this run, used by nobody else."""
+    """The temporary directory of this run; no other run uses it."""
 
     def now(self) -> Footprint:
         """What there is, once several looks see the same: something may just be ending, or changing its name."""

@@ -1,7 +1,7 @@
-"""System calls without a C library, for kernels that are taken to have got past the compile policy.
+"""System calls without a C library, for kernels that are assumed to have passed the compile policy.
 
-The one idea: the process that runs a kernel gives it no function that opens, starts or sends anything, so whoever wants
-to must ask the kernel of the system by an instruction of its own. C++ text; x86-64 and aarch64.
+The one idea: the process that runs a kernel gives it no function that opens, starts or sends anything, so a kernel that
+wants to must itself contain the instruction of a system call. C++ text; x86-64 and aarch64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A second user of the machine: no call of his answered, no byte read or written, no place of ours taken by him.
+"""A second user of the machine gets no call answered, reads or writes none of our bytes, and takes none of our paths.
 
-He is a process of the user `nobody`, where the tests run as root; else they are skipped, because one user cannot keep
-a secret from itself. What a stranger has packed, for which no second user is needed, is in `test_packed`.
+The second user is a process of the user `nobody`, where the tests run as root; else they are skipped, because one user
+cannot keep a secret from itself. `test_packed` has what a stranger has packed, which needs no second user.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ print(json.dumps(done))
 
 @pytest.fixture
 def open_place() -> Iterator[Path]:
-    """A folder that everybody may look into: of pytest's own, nobody else may."""
+    """A folder that every user may look into; pytest's own folders are for their owner alone."""
     place = Path(tempfile.mkdtemp(prefix="between-", dir="/tmp"))  # wherever the folder of other tests is
     place.chmod(0o755)
     yield place
@@ -103,14 +103,14 @@ def open_place() -> Iterator[Path]:
 
 
 def as_stranger(program: str, *arguments: str) -> str:
-    """What a program prints that runs as `nobody`, who may be unable to start Python where root has it."""
+    """Runs a program as the user `nobody`, who may have no right to start root's Python; returns what it prints."""
     becoming = f"""
 import os
 os.setgroups([])
 os.setresgid({STRANGER.pw_gid}, {STRANGER.pw_gid}, {STRANGER.pw_gid})
 os.setresuid({STRANGER.pw_uid}, {STRANGER.pw_uid}, {STRANGER.pw_uid})
 """
-    imports, _, rest = program.partition("\n\n")  # all that Python reads it reads before
+    imports, _, rest = program.partition("\n\n")  # Python reads its files before it changes the user
     command = [sys.executable, "-I", "-c", f"{imports}\n{becoming}\n{rest}", *arguments]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     assert not done.returncode, done.stderr
@@ -230,7 +230,7 @@ def test_who_listens_in_a_folder_of_his_own_gets_no_call(open_place: Path) -> No
             place.chmod(mode)
             with pytest.raises(BadInput, match="belongs to nobody"):
                 service.dial(api.OptimizationServiceStub, f"unix:{place}/orchestrator")
-        os.chown(place, 0, 0)  # a folder of ours in which he may write
+        os.chown(place, 0, 0)  # a folder of ours in which the stranger may write
         place.chmod(0o1777)
         with pytest.raises(BadInput, match="everybody may write there"):
             service.dial(api.OptimizationServiceStub, f"unix:{place}/orchestrator")

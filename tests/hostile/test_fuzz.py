@@ -1,4 +1,4 @@
-"""A slice, the same every time, of the command that feeds the services plans, programs and replies nobody meant."""
+"""A slice, the same every time, of the command that feeds the services plans, programs and replies with faults."""
 
 from __future__ import annotations
 

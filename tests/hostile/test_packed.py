@@ -51,7 +51,7 @@ ESCAPES = ["../../taken", "/tmp/warpsmith-taken", "a/b", "..", "x\0y", "x\ny", "
 
 @pytest.fixture
 def behind(tmp_path: Path) -> Path:
-    """Somebody's credentials, beside the folder `packed` that a stranger has packed."""
+    """The user's credentials, beside the folder `packed` that a stranger has packed."""
     (tmp_path / "packed").mkdir()
     (tmp_path / "credentials").write_text(f"[default]\n{SECRET}\n")
     return tmp_path / "credentials"

@@ -4,9 +4,9 @@ Not in the lists, because they are not caught or not yet said:
 
 - A kernel for the CPU can see how many calls are asked of its process at once, and so guess that it is timed: any
   output of a timed call may be compared in full.
-- A thread that host code started shows by what it writes, not by being there; it stands still while nobody calls.
-- What a call leaves on its stack, or a block in shared memory, the next timed call on the same inputs may find: a
-  search believes its time, a final does not.
+- A thread that host code started is found by what it writes, not by its presence; between calls it stands still.
+- A timed call on the inputs of the call before may find what that one left on its stack, or its blocks in shared
+  memory: a search believes such a time, a final does not.
 
 Replies of a model are in `tests/model_server`, what needs a GPU in `hostile_gpu`.
 """

@@ -35,13 +35,13 @@ pytestmark = pytest.mark.hostile
 CHEATS = [*OTHER_CHEATS, *TIMED_CHEATS]
 FAIL, PASS = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.VERDICT_STATE_PASS
 LOOK_SECONDS = 30.0
-"""How long a solution that has to be caught while it is timed is timed again; a quiet machine needs one time."""
+"""For how long a solution that only its times can catch is timed again; on a quiet machine one time is enough."""
 CHANCES = 2
-"""How often one that is believed is timed again: an interval leaves one time in forty to chance, a gain comes again."""
+"""How often a believed solution is timed again: a gain by chance comes one time in forty, a real one every time."""
 TIMES = 5
-"""How often what a defence was taken from is timed, until it gains something."""
+"""How often a solution is timed without one defence, until it gains something."""
 AHEAD_SECONDS = 0.1
-"""That whoever works ahead has between values and call, as on a machine that is busy with something else."""
+"""For a solution to work ahead between values and call, as on a machine that is busy with something else."""
 LIMITS = Limits(hang_seconds=10.0, open_seconds=25.0)
 
 
@@ -247,7 +247,7 @@ def test_a_timed_solution_needs_each_defence(
     case = named(name)
     off(monkeypatch)
     told: list[float] = []
-    while not told or (case.most and len(told) < TIMES and max(told) <= case.most):  # a busy machine slows whoever
+    while not told or (case.most and len(told) < TIMES and max(told) <= case.most):  # a busy machine may hide a gain
         judged.dismiss(case)
         found = judged.judgement(case, look_seconds=0)
         assert found.verdict.state == PASS, found.verdict.detail

@@ -1,9 +1,9 @@
-"""Feeds the synthesizer replies that nobody meant: `python tests/model_server/fuzz_kernels.py --count 10000 --seed 1`.
+"""Feeds the synthesizer replies with random faults: `python tests/model_server/fuzz_kernels.py --count 10000 --seed 1`.
 
-Every reply either gives a kernel, and then its launches name the group's own buffers, it says the same when it is read
-again and its move can be serialized; or it has a reason from a fixed list. Half of the kernels are for CUDA. Prints how
-many of each there were, the longest time that reading one took and the memory that the process grew by; fails where
-anything else happened, or the process grew by more than a bound that knows no count.
+Every reply either gives a kernel or has a reason from a fixed list. A kernel's launches name the group's own buffers,
+its text reads back as the same kernel, and its move can be serialized. Half of the kernels are for CUDA. Prints how
+many of each end there were, the longest time that reading one took and the memory that the process grew by; fails where
+anything else happened, or the process grew by more than a bound that is the same for every count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Feeds the reasoner replies that nobody meant: `python tests/model_server/fuzz_model.py --count 10000 --seed 1`.
+"""Feeds the reasoner replies with random faults: `python tests/model_server/fuzz_model.py --count 10000 --seed 1`.
 
-Every reply is either used, and then only open options came of it, or has a reason from a fixed list. Prints how many
-of each there were and the memory that the process grew by; ends with 1 where anything else happened, or the process
-grew by more than a bound that knows no count.
+Every reply either is used and leads to open options only, or has a reason from a fixed list. Prints how many of each
+there were and the memory that the process grew by; ends with 1 where anything else happened, or the process grew by
+more than a bound that is the same for every count.
 """
 
 from __future__ import annotations

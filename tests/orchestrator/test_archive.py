@@ -177,7 +177,7 @@ def test_an_archive_of_an_older_release_keeps_its_runs_and_learns_shapes(databas
         assert archive.run("old").id == "old"
         assert known(archive, run_of("new", shape="shape")) == [["author"]]
         assert known(archive, run_of("new", task="unseen", shape="shape")) == [["author"]] * round_number
-        assert known(archive, run_of("new", task="unseen")) == [], "nobody knows of what shape the old run was"
+        assert known(archive, run_of("new", task="unseen")) == [], "the shape of the old run is unknown"
         archive.put_run(run_of("alike", speedup=3.0, task="alike", shape="shape"))
         assert known(archive, run_of("new", task="unseen", shape="shape")) == [["author"]]
         archive.close()

@@ -228,7 +228,7 @@ def test_a_command_without_metrics_listens_at_no_port(tmp_path: Path) -> None:
 def test_a_folder_for_sockets_is_ours_alone_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o777)  # anybody could move a folder in it away and put another one there
+    shared.chmod(0o777)  # any user could move a folder in it away and put another one there
     for place in (shared, tmp_path / ("x" * 90), tmp_path / "with, comma"):
         place.mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -242,7 +242,7 @@ def test_a_folder_for_sockets_is_ours_alone_and_short(tmp_path: Path, monkeypatc
         LocalServices(tmp_path / "runs").start()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
 def test_a_port_of_somebody_else_on_loopback_gets_no_call() -> None:
     program = "import os, socket; os.setresuid(65534, 65534, 65534); s = socket.create_server(('127.0.0.1', 0))\n"
     program += "print(s.getsockname()[1], flush=True); input()"

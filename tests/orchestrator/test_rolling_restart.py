@@ -1,4 +1,4 @@
-"""Services that are replaced while a run is under way, and devices that come and go: nobody pays for it."""
+"""Services that are replaced while a run is under way, and devices that come and go: no candidate is charged."""
 
 from __future__ import annotations
 

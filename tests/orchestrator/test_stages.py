@@ -1,4 +1,4 @@
-"""A trial says at which stage of the pipeline it ended, whoever ended it."""
+"""A trial says at which stage of the pipeline it ended, whatever ended it."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_an_error_carries_what_its_turn_cost_and_accounts_do_not_mix() -> None:
         took(2)
     assert caught.value.model_tokens == 5
     assert outer.tokens == 3
-    took(7)  # nobody counts
+    took(7)  # outside `counting`, so not counted
 
 
 def test_the_reasoning_service_says_what_its_answers_cost_those_that_could_not_be_used_too() -> None:
