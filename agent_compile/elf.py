@@ -31,7 +31,7 @@ class Elf:
     defined: frozenset[str]
     """Names of the global functions and objects that it defines."""
     undefined: frozenset[str]
-    """Names that whoever loads it must provide."""
+    """Names that the process that loads it must provide."""
     startup: tuple[str, ...]
     """Ways in which it runs code when it is loaded or unloaded; empty for none."""
     kept_bytes: int = 0
@@ -99,7 +99,7 @@ def _device_variables(data: bytes, sections: list[tuple[int, ...]]) -> Iterator[
     stands in an instruction or in other variables, constant ones too.
 
     ptxas puts the address of every variable, folded constants included, into constant bank 4, so that only the
-    instructions tell which of these are used. The tables of CUDA's own sine and cosine are nobody's memory.
+    instructions tell which of these are used. The tables of CUDA's own sine and cosine do not count.
     """
     (titles,) = struct.unpack_from("<H", data, 62)
     named = [(_text(data, sections[titles], section[0]), section) for section in sections]

@@ -1,4 +1,4 @@
-"""Has a language model say in one line what a compiler's message means, for whoever repairs the kernel. Off by default.
+"""Has a language model say in one line what a compiler's message means, to help repair the kernel. Off by default.
 
 The one idea: an explanation stands beside the message and never in its place. It is one line of plain letters; where
 there is none (no model, no answer, no sense) nothing is missing.

@@ -151,8 +151,8 @@ def check_assembly(name: str, text: str) -> Rejected | None:
     return None
 
 
-# What arithmetic and OpenMP call stands in `kernel_calls`; whoever opens files, starts processes or threads, or reads
-# the environment calls something else. Nothing allocates: what a call frees the next one finds again, an answer too.
+# `kernel_calls` has what arithmetic and OpenMP call; to open files, start processes or threads, or read the environment
+# takes other calls. No kernel may allocate: the next call could find an answer in memory that the last one freed.
 _ALLOCATIONS = ("malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "free", "_Zn", "_Zd")
 
 

@@ -54,5 +54,5 @@ class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
 
 def _installed() -> Compiler:
     others = [name for name in plugins.names("toolchain") if name not in TOOLCHAINS]
-    # Whoever installs a toolchain wants it used.
+    # An installed toolchain comes before the built-in ones.
     return Compiler([plugins.load("toolchain", name) for name in (*others, *TOOLCHAINS)], Cache(default_directory()))

@@ -31,7 +31,7 @@ def crash(worker: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
 def ended(signal_number: int | None, exit_code: int | None) -> tuple[verdict_pb2.FailureKind.ValueType, str]:
     """Kind and words for the end of a program's process.
 
-    Nobody but the kernel, short of memory, kills one that we did not; and only its own filter ends it by SIGSYS.
+    A SIGKILL that we did not send comes from a system short of memory; SIGSYS comes only from the process's own filter.
     """
     if signal_number == _SIGKILL:
         return verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory"

@@ -73,7 +73,7 @@ class Machine:
             return self._compiled[target]
 
     def hurry(self) -> None:
-        """Ends what is being compiled: nobody will use it."""
+        """Ends a compilation that is under way: its result will not be used."""
         if self._compiling is not None:
             self._compiling.close()
 

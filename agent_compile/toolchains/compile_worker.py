@@ -62,7 +62,7 @@ def _run(command: Sequence[str], directory: Path, output_bytes: int) -> _Run:
         assert process.stdout is not None
         log = process.stdout.read(output_bytes + 1)
         # Closing our end makes the compiler's next write fail, which ends it without a signal from us: on some
-        # rungs a jailed process may signal nobody.
+        # rungs a jailed process may signal no other.
         process.stdout.close()
         code = process.wait()
     if len(log) > output_bytes:

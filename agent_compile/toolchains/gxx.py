@@ -23,7 +23,7 @@ from warpsmith.v1 import candidate_pb2, task_pb2
 
 FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC",
-    # None of these changes a value: products may fuse with sums (as on the GPU), and nobody reads errno or traps.
+    # None of these changes a value: products may fuse with sums (as on the GPU), and no kernel reads errno or traps.
     # -ffast-math is absent: it would drop NaN, infinities and the order of sums.
     "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
     # Nothing throws: the tables of exceptions would bring a writable word along.

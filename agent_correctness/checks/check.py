@@ -1,7 +1,7 @@
 """What a check is: values to compare on, and a judgement of what came out.
 
-The one idea: a check is two pure functions around one comparison run by somebody else, so checks add up (their cases
-are run once, together) and a plugin can be written and tested without a device. Checks run nothing.
+The one idea: a check is two pure functions around one comparison, which the benchmark runs, so checks add up (their
+cases are run once, together) and a plugin can be written and tested without a device. Checks run nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FAMILIES = tuple(
 
 
 def seed_from(draw: random.Random) -> int:
-    """A fresh seed for a case: of 63 bits, which nobody tries out."""
+    """A fresh seed for a case: of 63 bits, too many to try out."""
     return draw.randrange(1, 2**63)
 
 

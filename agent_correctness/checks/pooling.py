@@ -1,4 +1,4 @@
-"""Outputs of few elements are judged over many seeds: one draw of one element may be lucky for anybody.
+"""Outputs of few elements are judged over many seeds: on one draw of one element any kernel may be lucky.
 
 The one idea: a pool is what was seen of one output on one family of values. One that is small and complete is held to
 the limits as a whole, every other comparison by itself. Which seeds there are is the judge's business.

@@ -1,7 +1,7 @@
 """Values: masks of NaN and infinity first, then integers, then errors beyond any rounding.
 
-The one idea: families of values on which kernels go wrong for different reasons, drawn with seeds that nobody knew
-before. Small errors are the precision check's; memory is the memory check's.
+The one idea: families of values on which kernels go wrong for different reasons, drawn with seeds that no kernel can
+know before. Small errors are the precision check's; memory is the memory check's.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 FILLS = (0xCB, 0x7F)
 """What unwritten memory holds in the first and the second run, as the number of a pattern."""
 _OUTPUT_FILLS = {0xCB: 0xB5, 0x7F: 0x6A}
-"""What an output holds instead, so that a sum with unwritten memory does not look like an output nobody wrote."""
+"""What an output holds instead, so that a sum with unwritten memory does not look like an unwritten output."""
 
 _SIZES = {
     tensor_pb2.DTYPE_FLOAT64: 8, tensor_pb2.DTYPE_INT64: 8, tensor_pb2.DTYPE_FLOAT32: 4, tensor_pb2.DTYPE_INT32: 4,

@@ -54,7 +54,7 @@ def read(answer: Answer, signature: Signature) -> Kernel | Complaint:
 
 
 def _blocks(text: str) -> list[_Block]:
-    """The text cut at its fences. A fence that nobody closed ends with the next one of any kind."""
+    """The text cut at its fences. A fence that was not closed ends with the next one of any kind."""
     blocks = [_Block(False, [])]
     for line in text.split("\n"):
         fence = _FENCE.fullmatch(line) if line.lstrip(" \t>")[:1] in ("`", "~") else None

@@ -143,7 +143,7 @@ def _who_takes(subject: Subject) -> str:
 
 
 def _own_ns(subject: Subject) -> float:
-    """What the group took in the trial; in a plan before its own, all that it is made of. 0 where nobody knows."""
+    """What the group took in the trial; in a plan before its own, all that it is made of. 0 where that is unknown."""
     steps = subject.parent.timing.steps if subject.parent is not None else ()
     names = {subject.group.name} if _is_own_plan(subject) else set(subject.plan.all_nodes(subject.group))
     return sum(step.median_ns for step in steps if step.group in names)

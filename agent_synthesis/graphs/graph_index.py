@@ -70,7 +70,7 @@ class GraphIndex:
         return [result.name for result in self.nodes[node].results if result.name]
 
     def is_view(self, node: str) -> bool:
-        """Whether a node only looks at memory in another way: it belongs to whoever reads it."""
+        """Whether a node only looks at memory in another way: it belongs to the nodes that read it."""
         return self._is_view[node]
 
     def writes(self, node: str) -> frozenset[str]:

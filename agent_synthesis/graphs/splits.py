@@ -26,7 +26,7 @@ _BY_CLASS = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_los
 _MOST_SCORES = 1 << 31
 """Scores of attention that are kept in memory: 8 GiB of floats."""
 _ANYWHERE = torch.device("cpu")
-"""Where a graph says that a tensor is made: whoever runs it says where."""
+"""The device on which a graph makes a tensor: the process that runs the graph chooses the real one."""
 
 
 def wording(index: GraphIndex, node: str) -> str:

@@ -50,7 +50,7 @@ WS_INLINE float min_nan(float a, float b) {
 
 // ---- memory -------------------------------------------------------------------------------------------
 
-// Of memory that nobody writes meanwhile. Volatile: a load that is written early, to overlap an exchange, stays there.
+// Of memory that is not written meanwhile. Volatile: a load that is written early, to overlap an exchange, stays there.
 WS_INLINE uint4 load_constant(const uint4* from) {
   uint4 word;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -64,7 +64,7 @@ WS_INLINE uint4 load_constant_once(const uint4* from) {
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
   return word;
 }
-// The second-level cache gives up first what was read by this policy: nobody reads it again.
+// The second-level cache gives up first what was read by this policy: it is not read again.
 WS_INLINE unsigned long long last_use() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

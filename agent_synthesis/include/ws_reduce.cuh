@@ -249,7 +249,7 @@ template <int kWarps, int kBlocks, class State> WS_INLINE State over_cluster(Sta
 
 // A slot in global memory carries a state from one block to one other of its row: each 32-bit word travels with a flag in one
 // 64-bit word, so there is no fence and no second round trip. A row of kCount blocks has kCount mailboxes of kCount slots; the
-// block that reads a slot clears it, so all slots are zero between calls without anybody waiting for that.
+// block that reads a slot clears it, so all slots are zero between calls, and no block waits for that.
 template <class State> struct Slot {
   static constexpr int kWords = (sizeof(State) / 4 + 1) / 2 * 2;
   uint64 word[kWords];

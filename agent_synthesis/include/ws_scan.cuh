@@ -139,7 +139,7 @@ WS_INLINE void scan_columns(Lanes<Op, T, N> (&rows)[kRows], Lanes<Op, T, N>& bef
 // ---- blocks of one row -------------------------------------------------------------------------------------
 
 // Where the blocks of a row leave their totals (decoupled look-back: Merrill and Garland 2016). To repeat to the bit, the tiles of
-// a group are joined in a fixed tree, and groups one after the other, whoever joins them. A board is zero between calls.
+// a group are joined in a fixed tree, and groups in order, whichever block joins them. A board is zero between calls.
 template <class Op, class T, int kTiles> struct Board {
   using State = Fold<Op, T>;
   static constexpr int kGroups = (kTiles + 31) / 32;

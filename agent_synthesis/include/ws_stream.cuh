@@ -99,7 +99,7 @@ WS_INLINE State take_from_blocks(Mail<kCount, State>& mail, const Slot<State>* m
   return State::template over_lanes<lanes_of<kCount>>(all);
 }
 
-// Leaves a block's mailboxes of one turn as a call finds them: zero. Nobody writes there any more.
+// Leaves a block's mailboxes of one turn as a call finds them: zero. No block writes there any more.
 template <int kCount, class State> WS_INLINE void clear_mailboxes(Slot<State>* mailboxes, int rank) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

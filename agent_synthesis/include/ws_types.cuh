@@ -85,7 +85,7 @@ template <class T, int N> WS_INLINE void store(T* to, const Pack<T, N>& pack) {
   }
 }
 
-// For results that nobody reads soon: first to leave the caches.
+// For results that are not read soon: first to leave the caches.
 template <class T, int N> WS_INLINE void store_streaming(T* to, const Pack<T, N>& pack) {
   constexpr int kBytes = sizeof(T) * N;
   if constexpr (kBytes % 16 == 0) {

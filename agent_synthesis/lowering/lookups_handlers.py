@@ -78,7 +78,7 @@ def _replaced(root: Expression, found: Mapping[str, Expression]) -> Expression:
                 case Call():
                     result = replace(node, arguments=tuple(visit(argument) for argument in node.arguments))
                 case Ref(Running(), (*kept, place), _) if _is_plain(place, found):
-                    # Where the position had to be brought into range, nobody chooses the value.
+                    # The value at a position that had to be brought into range is not used.
                     result = replace(node, indices=(*kept, _unbounded(found[str(place.terms[0][0])])))
                 case Ref() if any(index.axes() & found.keys() for index in node.indices):
                     raise Refused("it looks a value up in what it reduces")

@@ -173,7 +173,7 @@ def _scalar_tensor(_: Tracer, out: torch.Tensor, value: float, **__: Any) -> Sym
 
 @handles("empty", "empty_like", "empty_permuted", "new_empty")
 def _empty(_: Tracer, out: torch.Tensor, *__: Any, **___: Any) -> Symbol:
-    """Memory that composite operations make for results that nobody asked for."""
+    """Memory that composite operations make for results that are not used."""
 
     def at(_: Indices) -> Any:
         raise Refused("it reads uninitialised memory")

@@ -259,7 +259,7 @@ OPERATIONS: Mapping[str, int] = {
     "where": 3, "gather": 2,
 }  # fmt: skip
 """Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does. `gather` is
-the element of a `Memory` at an offset of type I64; whoever makes it keeps the offset inside the buffer."""
+the element of a `Memory` at an offset of type I64; code that makes it keeps the offset inside the buffer."""
 
 REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0, "attend": 0.0}
 """Reduction → its neutral element. `max` and `min` propagate NaN. `attend` is for `attention.Attended` alone."""

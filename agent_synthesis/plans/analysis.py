@@ -9,7 +9,7 @@ from warpsmith.v1 import analysis_pb2
 
 
 def describe(plan: Plan, *, with_legal_moves: bool) -> analysis_pb2.Analysis:
-    """The analysis of a plan; legal moves cost a lowering each, so they are left out where nobody looks."""
+    """The analysis of a plan; legal moves cost a lowering each, so they are left out where they are not needed."""
     groups = [_describe_group(plan, group) for group in plan.groups]
     return analysis_pb2.Analysis(
         plan_digest=_plan_digest(plan),

@@ -83,7 +83,7 @@ def _without_unread(plan: Plan) -> Plan:
     """The plan in which calls that every reader of a group computes again by now belong to the first of these readers.
 
     Raises:
-        IllegalMove: a kernel would be left that nobody reads.
+        IllegalMove: a kernel would be left whose result is never read.
     """
     for group in plan.groups:
         if plan.outputs(group) or not all(plan.index.is_pure(node) for node in group.nodes):

@@ -39,7 +39,7 @@ class Group:
     recomputed: tuple[str, ...] = ()
     """Calls of other groups that an authored group computes again instead of reading their results."""
     engine: Engine = "library"
-    """Library call, a kernel that a schedule emits, or one that somebody wrote (`free_form`)."""
+    """Library call, a kernel that a schedule emits, or one that an agent wrote (`free_form`)."""
     schedule: str = ""
     """Schedule of an authored group."""
     settings: Settings = field(default_factory=Settings)
@@ -187,7 +187,7 @@ def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardw
 
 
 def with_groups(plan: Plan, removed: Iterable[str], added: Iterable[Group]) -> Plan:
-    """The plan with groups replaced, the new ones last: whoever asks calls `ordered` on what it keeps."""
+    """The plan with groups replaced, the new ones last: the caller calls `ordered` on the plan that it keeps."""
     gone = set(removed)
     groups = [group for group in plan.groups if group.name not in gone] + list(added)
     return replace(plan, groups=tuple(groups))

@@ -1,4 +1,4 @@
-"""Rules that drop calls which change nothing, undo each other, or are read by nobody.
+"""Rules that drop calls which change nothing, undo each other, or are never read.
 
 Transposes that cancel need no rule: they are views, and views are index expressions.
 """
@@ -19,7 +19,7 @@ _INVERSE = frozenset({"neg", "logical_not", "bitwise_not"})
 class Identity:
     """`x · 1`, `x / 1`, `x − 0`, `x ^ 1`, padding by nothing: x, to the last bit. (Dropout in evaluation is a view.)
 
-    Holds where type and layout stay, and where nobody could tell that the result shares x's memory.
+    Holds where type and layout stay, and where it makes no difference that the result shares x's memory.
     """
 
     name = "identity"
@@ -44,7 +44,7 @@ def _changes_nothing(index: GraphIndex, call: graph_pb2.Node) -> bool:
 class Involution:
     """`−(−x) = x`, `not not x = x`; and `relu(relu(x)) = relu(x)` with its like. To the last bit.
 
-    Holds where nobody could tell that the result shares memory with what it stands for.
+    Holds where it makes no difference that the result shares memory with what it stands for.
     """
 
     name = "involution"
@@ -85,7 +85,7 @@ def renamed(index: GraphIndex, removed: tuple[str, ...], of: Named) -> Replaceme
 
 
 def may_share(index: GraphIndex, result: str, other: str) -> bool:
-    """Whether a result may lie in another tensor's memory and nobody could tell.
+    """Whether a result may lie in another tensor's memory without a visible difference.
 
     An output has memory of its own: it may not become a source, nor memory that another output shows; and what is
     written in place may not have two names.

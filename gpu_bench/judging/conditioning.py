@@ -21,8 +21,8 @@ class Moved(Mapping[str, torch.Tensor]):
     """Copies of tensors, floats in float64 with each row (last dimension) a rounding up or down.
 
     `reach`: by up to so many roundings instead, drawn evenly; the negative of a reach moves each row the other way.
-    Roundings are of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64. Each is
-    made when it is asked for and kept by nobody: whoever computes with them copies them, and two copies of all are too
+    Roundings are of fp32, in which sums of 16-bit numbers are made as well; of fp64 where all floats are fp64. A copy
+    is made when it is asked for and not kept: the caller copies what it computes with, and two copies of all are too
     many.
     """
 

@@ -1,9 +1,9 @@
 """Guarded memory for judging: every tensor of a program stands between canary bands, and is poisoned before use.
 
-The one idea: memory is a function of two seeds. Runs that differ only in the poison show reads of memory that nobody
-wrote; runs that differ only in the canaries show reads outside a buffer; a band that changed shows a write. Poison
-and canaries are plausible values of the buffer's own type, so that nothing betrays them. On a processor whatever goes
-farther than a band meets pages that nobody may touch. It runs no programs.
+The one idea: memory is a function of two seeds. Runs that differ only in the poison show reads of memory that was
+never written; runs that differ only in the canaries show reads outside a buffer; a band that changed shows a write.
+Poison and canaries are plausible values of the buffer's own type, so that a kernel cannot recognise them. On a
+processor an access farther out than a band hits pages that no process may access. It runs no programs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Allocation:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Of the poison and the canaries of runs that are compared with each other. Nobody can know them beforehand."""
+    """Of the poison and the canaries of runs that are compared with each other. No program can know them beforehand."""
 
     poison: int
     other_poison: int

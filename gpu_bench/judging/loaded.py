@@ -80,7 +80,7 @@ EXECUTORS = ("host", "cuda")
 
 
 def executor_of(target: task_pb2.Target.ValueType) -> Executor:
-    """The executor of a target; whoever installs one wants it used.
+    """The executor of a target; an installed one comes before the built-in ones.
 
     Raises:
         UnknownPlugin: none is installed for the target; says which are.

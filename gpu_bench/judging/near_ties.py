@@ -1,8 +1,8 @@
 """Which other indices of a largest or smallest element are right: those of values that rounding cannot tell apart.
 
-The one idea: whoever sums in another order may find another of two elements the larger, and neither eager's index nor
-float64's is then the only one. An index may be a third where in float64 its element is no farther from the extreme one
-than eager is from float64 in that row. Equal elements are no such case: there PyTorch's choice is the contract.
+The one idea: a sum in another order may make the other of two elements the larger, and neither eager's index nor
+float64's is then the only right one. A third index is right where in float64 its element is no farther from the
+extreme one than eager is from float64 in that row. Of equal elements only PyTorch's choice is right.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Σ|terms| of small outputs: how much an ordinary sum of this length and size may be off.
 
 The one idea: with few elements eager's error may be zero by luck, so the yardstick gets a floor of 4u·Σ|terms|.
-Whoever rounds a tensor t of the computation, given or in between, to relative u changes the result f by at most, to
+Rounding a tensor t of the computation, given or intermediate, to relative u changes the result f by at most, to
 first order, u·Σ|t_i·∂f/∂t_i| (Higham, Accuracy and Stability of Numerical Algorithms, §3). The terms are those of the
-tensor where that is largest; float64 autograd gives them for any graph. What is in between counts because terms may
-cancel after it: the mean of a normalised tensor is zero and depends on no input, but it is a sum of ones and minus
+tensor where that is largest; float64 autograd gives them for any graph. Intermediate tensors count because terms may
+cancel after them: the mean of a normalised tensor is zero and depends on no input, but it is a sum of ones and minus
 ones. An estimate for the comparison; it judges nothing.
 """
 
@@ -45,7 +45,7 @@ def floor_of(
     follow: Callable[[], tuple[torch.Tensor | None, Sequence[torch.Tensor]]], sources: Mapping[str, torch.Tensor]
 ) -> float:
     """4u·Σ|terms|, u of the first float one of `sources`. `follow` computes an output in float64 for autograd, and the
-    tensors that somebody may round on the way to it; no output where autograd cannot follow.
+    tensors that a candidate may round on the way to it; no output where autograd cannot follow.
 
     Raises want of memory.
     """

@@ -1,7 +1,7 @@
 """Elements that any rounding decides otherwise: of two scores of 1e8, either may win a softmax.
 
-The one idea: where the float64 truth itself changes with its sources' last bits, in a few elements of many, nobody's
-result is wrong there, eager's least of all; and which of them eager gets right is luck. The sources move row by row, by
+The one idea: where the float64 truth itself changes with its sources' last bits, in a few elements of many, no result
+is wrong, eager's least of all; and which of these elements eager gets right is luck. The sources move row by row, by
 up to 16 roundings there and back, about what an fp32 sum of a thousand products is off by. An element is excused where
 a candidate is no farther from the truth than twice what these moves did to it.
 """

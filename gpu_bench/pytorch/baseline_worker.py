@@ -49,7 +49,7 @@ class Arms:
     def call(self, arm: int, seed: int) -> bytes:
         """One forward of an arm on the inputs that lie in the shared memory; its result is kept.
 
-        Says where it lies, which nobody reads: a solution has to.
+        Says where it lies, as a solution has to; the answer is not read.
         """
         call = self._calls[arm]
         assert call is not None

@@ -26,9 +26,9 @@ from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
 FENCE_BYTES = 4 << 20
-"""Addresses between two blocks, at least, that nobody maps."""
+"""Unmapped addresses between two blocks, at least."""
 KEPT_BYTES = 1 << 30
-"""Of blocks that nobody uses: the next of their size get them as they are. Others go back to the system."""
+"""Of unused blocks, kept as they are for the next requests of their size. Others go back to the system."""
 _LOWEST, _RANGE = 0x1000_0000_0000, 0x2000_0000_0000
 """Addresses where neither the system nor a loader puts anything, on processors of 47 bits and more."""
 _MAP_FIXED_NOREPLACE = 0x100000
@@ -58,8 +58,8 @@ class Block:
 class Arena:
     """The file and its blocks.
 
-    Blocks come back from finalizers, which Python runs wherever it likes: in the midst of what is done here, and in
-    other threads. So those only leave a block at the door while somebody is at work.
+    Finalizers give blocks back, and Python may run one at any point: in the middle of a method here, and in other
+    threads. So a finalizer that finds the lock `_at_work` taken only adds its block to `_returned`.
     """
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class Arena:
         self._used: list[Block] = []
         """By address."""
         self._returned: deque[Block] = deque()
-        """What nobody uses any more and `_used` still has."""
+        """Blocks that are not used any more and that `_used` still has."""
         self._at_work = threading.Lock()
         self.dropped: list[Block] = []
-        """Blocks that are no more; whoever has mapped one lets it go before its part of the file is another's."""
+        """Blocks that are gone; a process that maps one unmaps it before another block gets its part of the file."""
         weakref.finalize(self, _close, self.descriptor, self._idle, self._returned).atexit = False
 
     def readable(self) -> int:
-        """A descriptor of the file through which nobody can write it, for another process; the caller closes it."""
+        """A read-only descriptor of the file, for another process; the caller closes it."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def raw(self, size: int) -> torch.Tensor:
@@ -159,7 +159,7 @@ class Arena:
 
     def _give_back(self, block: Block) -> None:
         self._returned.append(block)
-        if self._at_work.acquire(blocking=False):  # else whoever comes next finds it
+        if self._at_work.acquire(blocking=False):  # else the next `_settle` finds it
             try:
                 self._settle()
             finally:

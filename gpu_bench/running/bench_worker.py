@@ -218,7 +218,7 @@ class Bench:
 
     @staticmethod
     def _unwritten(poisoned: Sequence[torch.Tensor | None], other: Run) -> list[int]:
-        """Elements of each output that held the poison of the first run and of another one: nobody wrote them."""
+        """Elements of each output that held the poison of the first run and of another one: no kernel wrote them."""
         counts = []
         for mask, output in zip(poisoned, other.outputs, strict=True):
             again = None if mask is None else other.memory.still_poisoned(output)

@@ -93,6 +93,6 @@ class Candidate:
         return None
 
     def ended(self) -> benchmark_service_pb2.ExecutionFault:
-        """What is said of a program whose process ends while nobody asks it for anything, as a thread of its may do."""
+        """The fault of a program whose process ends between two calls, as one of its threads may cause."""
         self._workers.drop_bench()
         return faults.fault(verdict_pb2.FAILURE_KIND_CRASH, "the program's process ended between two calls")

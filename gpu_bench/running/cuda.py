@@ -3,7 +3,7 @@
 The one idea: everything about a launch but the addresses of fresh outputs is packed when the program is bound; a
 call patches those addresses and makes one driver call through ctypes, a few microseconds with nothing allocated.
 Modules and attributes go through cuda-bindings. It shares torch's primary context. After an error the context is
-lost: whoever owns the process must end it.
+lost: the owner of the process must end it.
 """
 
 from __future__ import annotations

@@ -36,6 +36,6 @@ class Queue:
     """Launches that are made later than they are called."""
 
     flush: Callable[[], object]
-    """Makes them now: somebody is about to look at what they write, or to write what they read."""
+    """Makes them now: the caller is about to read what they write, or to write what they read."""
     settle: Callable[[], object]
     """At the end of a call: makes them now, unless the caller has more to come."""

@@ -1,12 +1,12 @@
 // The process in which kernels for the processor run, and nothing else: no interpreter, no torch, no loader.
 //
-// Its one idea: it is stopped while nobody calls it. The bench writes what to run into shared memory and continues the
-// process; the process runs it and stops itself. The kernel tells the bench, with the end of each stop, that all of its
-// threads stand still, so nothing in here works ahead or late, and "done" means done.
+// Its one idea: it is stopped between calls. The bench writes what to run into shared memory and continues the process;
+// the process runs it and stops itself. The operating system tells the bench when all of its threads have stopped, so
+// nothing in here works ahead or late, and "done" means done.
 //
 // Before a byte of a candidate's can run, all threads are there and the system calls are cut down to what OpenMP and the
 // C library's allocator need; anything else ends the process. Whatever is wrong with a candidate's code happens here,
-// and nobody believes a word that is read from this process: the bench has the clock and looks at the outputs.
+// and the bench trusts nothing that this process says: it has the clock itself and looks at the outputs.
 //
 // Started as: runner DESCRIPTOR ADDRESS OFFSET GIVEN: the shared memory's file, where `Control` lies here and there, and
 // the file of what may only be read, open for no more than that. Linked statically.

@@ -1,7 +1,7 @@
 """The process in which kernels for the processor run, as the bench sees it: built, started, told what to run.
 
-The one idea: it is stopped while nobody calls it, and the end of a call is the kernel's word that every thread of it
-stands still. So the bench's clock can stand around a call, and after it nothing moves. Its own source
+The one idea: it is stopped between calls, and a call ends when the operating system says that every thread of it has
+stopped. So the bench can time a call from outside, and after the call nothing runs. Its own source
 (`kernel_runner.cpp`) says what it may do. It loads no candidate into the bench, and times nothing.
 """
 
@@ -215,7 +215,7 @@ class Runner:
         return float(sorted(times)[len(times) // 4])
 
     def kill(self) -> None:
-        """Ends it, from any thread: whoever waits for it gets a fault."""
+        """Ends it, from any thread: a call that waits for it gets a fault."""
         self._is_killed = True
         if self._end.alive:
             os.kill(self._process, signal.SIGKILL)

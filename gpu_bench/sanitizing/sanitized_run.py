@@ -1,9 +1,9 @@
 """Runs a program's kernels once on plausible values: what compute-sanitizer looks at.
 
-The one idea: no module, no baselines and no library calls, so that every finding is a kernel's of ours. It loads first
-and makes buffers only when it is told to go on, so that loading disturbs nobody; torch it imports before there is
-anything to load. Buffers come
-straight from the driver (`PYTORCH_NO_CUDA_MEMORY_CACHING`), so that the first byte past one is past an allocation.
+The one idea: no module, no baselines and no library calls, so that every finding is in a kernel of ours. It loads first
+and makes buffers only when it is told to go on, so that loading disturbs no other work; it imports torch before there
+is anything to load. Buffers come straight from the driver (`PYTORCH_NO_CUDA_MEMORY_CACHING`), so that the first byte
+past one is past an allocation.
 """
 
 from __future__ import annotations

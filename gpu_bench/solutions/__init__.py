@@ -1,1 +1,1 @@
-"""Somebody else's `ModelNew`, judged and timed from outside its process."""
+"""An untrusted `ModelNew`, judged and timed from outside its process."""

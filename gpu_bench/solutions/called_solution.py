@@ -1,7 +1,7 @@
 """A solution's process as it is called: whatever it does instead of answering is the solution's fault.
 
-The one idea: words and what they carry are somebody else's text, and results lie in somebody else's memory; both are
-read here, while the process stands still, and nothing else of it is. It knows no values and no judge.
+The one idea: answers and what they carry are untrusted text, and results lie in the memory of an untrusted process;
+both are read here, while the process is stopped, and nothing else of it is read. It knows no values and no judge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The called side of a contest: a process that waits for a word, does what it says, and says that it is done.
 
-The one idea: a call is made in one way, whoever asks for it and why. Nothing in the word tells a call whose time counts
-from one whose result is looked at, for whoever asks decides that afterwards. It keeps no time and holds no tensor.
+The one idea: every call is made in the same way. Nothing in the word tells a call whose time counts from one whose
+result is looked at: the asking process decides that afterwards. It keeps no time and holds no tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def serve(handlers: Handlers) -> NoReturn:
         os.set_inheritable(descriptor, False)
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection would land in somebody's time
+    gc.disable()  # a collection would add to the time of a call
     count = 0
     try:
         while True:

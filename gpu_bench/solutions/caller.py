@@ -1,8 +1,8 @@
 """The calling side of a contest: a jailed process that stands still but while it is asked, and the clock around it.
 
-The one idea: who is stopped cannot work ahead, late, or on the side, nor keep the machine busy while others are timed.
-The clock starts as the process is let go and ends with its answer; then it is stopped again before anybody looks at
-what it left. It knows neither solutions nor baselines, and believes no time that a process tells.
+The one idea: a stopped process cannot work ahead, late, or on the side, nor keep the machine busy while others are
+timed. The clock starts as the process is let go and stops at its answer; then the process is stopped again before its
+results are looked at. It knows neither solutions nor baselines, and believes no time that a process tells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls of a solution and of baselines on values that nobody has seen before: how each is made, timed and looked at.
+"""Calls of a solution and of baselines on values that they have not seen: how each is made, timed and looked at.
 
-The one idea: a call is a visit. Everybody stands still; the judge places values; one process is let go, and stopped at
-its answer; then it is decided whether its results are looked at, element by element, by the judge. So a process cannot
+The one idea: a call is a visit. All processes are stopped; the judge places values; one process is let go, and stopped
+at its answer; then the bench decides whether the judge looks at its results, element by element. So a process cannot
 know which of its calls are timed, cannot work while the clock stands, and cannot slow others down. Visits that are
 judged and visits that are timed are one function. It believes no process, and keeps none: `solution_session` does.
 """
@@ -39,7 +39,7 @@ LOOK_SHARE = 0.5
 ALL_LOOKED_AT = 8
 """Of the first timed calls every one is."""
 BUSY = 4.0
-"""Times longer than at best that a probe of the GPU takes where somebody is at work there."""
+"""How many times its shortest time a probe of the GPU takes while other work runs there."""
 LATE_SECONDS = 1e-3
 """That the device may still be at work for a solution whose call has ended: as long as others may have to wait."""
 BUSY_PROBES = 5
@@ -81,8 +81,8 @@ class PlacedValues:
         self._place_members((family, seed) if family in VARIED else (_TASK, 0))
 
     def place_timed_members(self) -> None:
-        """Others than the constructor's, which go with FRESH values until others are placed: a weight of zeros or ones
-        is one that nobody has after training."""
+        """Others than the constructor's, which go with FRESH values until others are placed: after training no weight
+        is all zeros or all ones."""
         self._place_members((_FRESH, self._members_seed))
 
     def _place_members(self, wanted: tuple[verdict_pb2.ValueFamily.ValueType, int]) -> None:
@@ -287,7 +287,7 @@ class Contest:
     # ---- timed ---------------------------------------------------------------------------------------------
 
     def time_solution(self, name: str, sweep_bytes: int) -> Answer:
-        """A call on fresh values. Of most, nobody can say which, the results are compared with eager's.
+        """A call on fresh values. The results of most, chosen in secret, are compared with eager's.
 
         Raises SolutionFault.
         """

@@ -1,8 +1,8 @@
 """What a process that stands still has left in its memory, read from outside.
 
-The one idea: a result is what lies there as the clock stops. Whoever were asked to copy its result could compute it
-then instead: of an outer product, writing it where it is looked at takes less than copying it there. So a process only
-says where its results lie, as part of its answer; it runs again after they were read. Needs no torch.
+The one idea: a result is what lies in its memory as the clock stops. A process that is asked to copy its result could
+compute it then instead: to write an outer product where it is looked at takes less time than to copy it there. So a
+process only says where its results lie, as part of its answer; it runs again after they were read. Needs no torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def packed(places: Sequence[Place]) -> bytes:
 
 
 def unpacked(content: bytes, regions: Sequence[judging_pb2.Region]) -> list[Place]:
-    """Of bytes that may be anybody's. Raises ValueError."""
+    """Places from untrusted bytes. Raises ValueError."""
     ranks = [len(region.spec.shape) for region in regions]
     if len(content) != 8 * (sum(ranks) + len(ranks)):
         raise ValueError("no places of results")
@@ -46,10 +46,10 @@ def unpacked(content: bytes, regions: Sequence[judging_pb2.Region]) -> list[Plac
 
 
 class LeftMemory:
-    """A process's memory. Whoever reads has stopped it, with all that shares memory with it."""
+    """A process's memory. The reader has stopped it, and every thread and process that shares its memory."""
 
     def __init__(self, process: int) -> None:
-        """Raises Infrastructure where the system lets nobody read it."""
+        """Raises Infrastructure where the system does not allow to read it."""
         try:
             self._descriptor = os.open(Path(f"/proc/{process}/mem"), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

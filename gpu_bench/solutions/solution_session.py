@@ -1,4 +1,4 @@
-"""The workers of a solution: somebody else's `ModelNew` against the reference that it claims to equal.
+"""The workers of a solution: an untrusted `ModelNew` against the reference that it claims to equal.
 
 The one idea: three processes that cannot reach each other, of which one at a time runs. The judge's holds reference,
 truth and the values' origin; the baselines' holds the reference to be timed; the solution's holds the solution and gets
@@ -262,7 +262,7 @@ class SolutionSession(Session):
             )  # fmt: skip
             self._processes.share(judge, told.total_bytes)
             contest.values.place_members(_TASK, 0)
-            self._contest = contest  # whoever was refused the memory asks for it again
+            self._contest = contest  # last: a session that was refused the memory asks for it again
         return self._contest
 
     def _shared_bytes(self) -> int:
@@ -301,7 +301,7 @@ class SolutionSession(Session):
         return None
 
     def _opening(self, task: task_pb2.Task) -> judging_pb2.OpenSolutionRequest:
-        """What a process is asked that gets a module of somebody's; values of a case lie there for its first call."""
+        """The request to load a task's module; values of a case lie in the shared memory for its first call."""
         contest = self._opened()
         contest.values.place_members(_TASK, 0)
         contest.values.place(_TASK, secrets.randbits(63))

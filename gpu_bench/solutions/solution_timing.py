@@ -1,8 +1,7 @@
 """A solution timed against the baselines from outside.
 
-The one idea: every reading is one call on values that nobody has seen before, in a process that stood still until then;
-`contest` makes it. What surrounds it, a wake-up and an answer, is part of every arm's time and is measured by a call
-that does nothing.
+The one idea: every reading is one call on new values, in a process that was stopped until then; `contest` makes it.
+What surrounds it, a wake-up and an answer, is part of every arm's time and is measured by a call that does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A solution's process: somebody else's `ModelNew`, which is host code and may do anything to the process it is in.
+"""A solution's process: an untrusted `ModelNew`, which is host code and may do anything to the process it is in.
 
 Eager is timed in a process of the same kind, with the reference in it: two processes that differ in what they have
 loaded differ by a fifth in calls of many small operations.
@@ -63,7 +63,7 @@ class Solution:
         self._earlier: Any = None
         """What the last call returned, and the one before."""
         self._resolved: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        """The tensors of the call before and of the last, with nothing put off to whoever reads them."""
+        """The tensors of the call before and of the last, with no conjugation or negation left to their reader."""
         self._module = self._made()
         self._names = counterparts(
             {
@@ -216,7 +216,7 @@ def counterparts(wanted: Mapping[Key, torch.Tensor], own: Mapping[Key, torch.Ten
     By name; else the first that is left which has its values, as both constructors draw the same numbers, with its
     dimensions in whatever order.
 
-    Raises ProgramFault where there is none: nobody could tell whether it is used.
+    Raises ProgramFault where there is none: the bench could not tell whether the solution uses that tensor.
     """
     found = {
         key: Counterpart(key, tuple(range(tensor.dim())))

@@ -1,7 +1,7 @@
 """Two described results compared, place by place, so that a difference has a name.
 
 The one idea: `output['loss'] is float64 [] instead of float32 []` says what to mend. The descriptions are those of
-`structure`, as text that may be anybody's. Needs no torch.
+`structure`, as untrusted text. Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBERS_WITHIN = 1e-4
 
 
 def read(text: str | bytes) -> Node:
-    """From text that may be anybody's. Raises ValueError."""
+    """From untrusted text. Raises ValueError."""
     try:
         node = json.loads(text)
     except RecursionError:
@@ -34,7 +34,7 @@ def read(text: str | bytes) -> Node:
 def difference(node: Any, wanted: Node, path: str = "the result") -> str:
     """The first place where a described result is not what it should be, in one sentence; empty where there is none.
 
-    `node` may be anybody's. Sharing memory is wrong where the reference does not; not to share is always right.
+    `node` is untrusted. Sharing memory is wrong where the reference does not; not to share is always right.
     """
     if not isinstance(node, dict) or node.get("kind") != wanted["kind"]:
         return f"{path} is {_said(node)} instead of {_said(wanted)}"

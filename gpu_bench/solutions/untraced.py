@@ -67,7 +67,7 @@ class UntracedReference(Reference):
         return torch.cuda.get_rng_state() if self._loaded.device.type == "cuda" else torch.get_rng_state()
 
     def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
-        """4u·Σ|terms| of each region, of the terms that sources are: nobody knows what is in between."""
+        """4u·Σ|terms| of each region, of the terms that sources are: without a graph no others are known."""
         if self.is_random:
             return [0.0] * len(truth)
         names = [str(Key.of(region)) for region in self.regions]

@@ -1,9 +1,9 @@
 """What a judge does for calls that are made elsewhere: places values, and looks at what came of them.
 
-The one idea: a call cannot be told from another by whoever makes it, because all are placed, taken and looked at in the
-same way, on values that nobody has seen before. Before a result is looked at the inputs are gone, so that nothing can
-be computed by then that was not computed in the call. Whatever is said here is of memory that this process reads
-itself; it asks no solution.
+The one idea: the process that makes a call cannot tell it from another, because all calls have new values, which are
+placed, taken away and looked at in the same way. Before a result is looked at the inputs are gone, so that nothing can
+be computed by then that was not computed in the call. All findings are from memory that this process reads itself; it
+asks no solution.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ many are not."""
 _CONSTRUCTORS = (verdict_pb2.VALUE_FAMILY_TASK, 0)
 """Family and seed of parameters and state as the constructor leaves them."""
 PROBE_CYCLES = 100_000
-"""Of a GPU, 50 us: the piece of work that takes longer where somebody else is at work there."""
+"""Of a GPU, 50 us: the piece of work that takes longer while other work runs there."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Witness:
         self._turn_to(request.family, request.seed)
         self._put([each for each in self._sources if not Key.of(each).is_input])
         if self._loaded.device.type == "cuda":
-            torch.cuda.synchronize()  # whoever is called next reads them from another process
+            torch.cuda.synchronize()  # another process reads them in the next call
 
     def place_inputs(self, request: judging_pb2.PlaceInputsRequest) -> judging_pb2.PlacedInputs:
         """Puts the inputs of a case into the shared memory, and other bytes beside them."""
@@ -290,7 +290,7 @@ class Witness:
         try:
             errors = self._judge.judge(observed).outputs
         except (BadInput, TruthTooLarge):
-            return ""  # nobody can say; they are few
+            return ""  # there is no truth to compare with; such cases are few
         finally:
             self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
         for region, error in zip(regions, errors, strict=True):

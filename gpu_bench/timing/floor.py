@@ -2,7 +2,7 @@
 
 One idea: inputs and parameters are read once, outputs are written once, and products that algebra cannot remove are
 computed; all counted from the captured graph, never from a candidate. Every count errs towards less work, because
-the guard rejects whoever is faster than the floor.
+the guard rejects what is faster than the floor.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ class _Counter:
         return diagonal and _operation(node) in _PRODUCTS
 
     def _kept_part(self, node: graph_pb2.Node) -> float:
-        """Part of a product's elements that anybody uses: less than all where only triangles of it are kept."""
+        """Part of a product's elements that is used: less than all where only triangles of it are kept."""
         if "attention" in _operation(node):
             return self._attended_part(node)
         if _operation(node) not in _PRODUCTS:

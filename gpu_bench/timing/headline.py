@@ -1,7 +1,7 @@
 """Whether a timing may be called faster, once its labels are known.
 
 The one idea: the rule stands here and nowhere else. A speedup beyond doubt (`statistics.faster`) is one condition; no
-label may speak against it. Whoever adds a label or takes a speedup back settles the timing again. It measures nothing,
+label may speak against it. Code that adds a label or takes a speedup back calls `settle` again. It measures nothing,
 and needs no torch.
 """
 
@@ -30,7 +30,7 @@ NEVER_FASTER: Final = frozenset({
     FLOOR_REJECT, FLOOR_SUSPECT, SLOWER_ON_FRESH_VALUES,
     OUTPUT_CONSTANT, OUTPUT_ZERO, INPUT_UNUSED,
 })  # fmt: skip
-"""Labels of times that nobody believes, and of references whose answer can be had without computing it."""
+"""Labels of times that are not believed, and of references whose answer can be had without computing it."""
 
 
 def settle(timing: timing_pb2.Timing, labels: Iterable[timing_pb2.Flag.ValueType] = ()) -> None:

@@ -1,7 +1,7 @@
 """Calls that were just timed, looked at: against eager's, and against the same call made as it is judged.
 
 The one idea: what is timed has to be what was judged, so some outputs of timed calls are compared, to the bit where
-they can be, with a call that nobody times, in memory of its own. It finds work left out; precision is judged elsewhere.
+they can be, with a call that is not timed, in memory of its own. It finds work left out; precision is judged elsewhere.
 Times nothing.
 """
 

@@ -80,8 +80,8 @@ def plan_for(tier: timing_pb2.Tier.ValueType, target: task_pb2.Target.ValueType,
 
     A task whose calls take seconds gets fewer blocks, down to one at the ceiling: then nothing is called faster.
     Screening of what repeats within half a percent, as most kernels on a GPU do, ends as soon as that shows, on a GPU
-    after three blocks, six visits to each arm; a final on a GPU once every median is known within 0.05 %, whoever is
-    ahead.
+    after three blocks, six visits to each arm; a final on a GPU once every median is known within 0.05 %, whichever
+    arm is ahead.
     """
     cuda = target == task_pb2.TARGET_CUDA
     drift, looks = (0.04, 1) if cuda else (0.3, 2)
@@ -225,7 +225,7 @@ class _Session:
         self.rows = {arm.name: [] for arm in self.active}
         self.active = [self._watched(arm) for arm in self.active]
         self._random = random.Random(self.plan.seed)
-        self._secret = random.SystemRandom()  # which blocks are inspected nobody can work out
+        self._secret = random.SystemRandom()  # no candidate can work out which blocks are inspected
 
     def warm_up(self) -> None:
         """Runs every arm until its share of the time is spent, and chooses the length of a group."""
@@ -372,7 +372,7 @@ def _steady(sentinels: NDArray[np.float64], limit: float) -> tuple[NDArray[np.bo
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collections would land in somebody's sample."""
+    """A collection would add to the time of a sample."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -69,7 +69,7 @@ SLOWED = 1.5
 HANDSHAKES = 20
 """How many times longer than having calls made elsewhere a group of short calls takes."""
 NOT_BASELINES = frozenset({AA_COPY, CANDIDATE, REWRITTEN})
-"""Arms that nobody could have had without us: neither the fastest baseline nor the measure of a slow one."""
+"""Arms that no user has without us: neither the fastest baseline nor the measure of a slow one."""
 HOST_BOUND = timing_pb2.FLAG_HOST_BOUND
 """Host time could not be hidden behind the device: the module synchronises, or makes thousands of launches."""
 
@@ -135,8 +135,8 @@ class Candidate:
     renew: Callable[[Sequence[int]], bool] = lambda _: False
     """Fills buffer sets with values drawn anew; False where that cannot be done."""
     elsewhere: Elsewhere | None = None
-    """The process that makes its calls, where it is not this one. What that keeps from call to call nobody can see: in
-    a final each reading is on values that it sees for the first time."""
+    """The process that makes its calls, where it is not this one. What it keeps from call to call cannot be seen: in a
+    final each reading is on values that it sees for the first time."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""
     stepwise: Callable[[], Any] | None = None
@@ -284,7 +284,8 @@ def _is_there_on_fresh_values(
 ) -> bool:
     """Whether most of a speedup is there in first calls on values drawn anew; so it is said where none can be drawn.
 
-    A call may leave its answer on its stack or in shared memory, which nobody empties, for the next on equal values.
+    A call may leave its answer on its stack or in shared memory, neither of which is cleared, for the next on equal
+    values.
     """
     drawn: list[bool] = []
     slowest = SLOWED * next(arm.median_ns for arm in timing.arms if arm.kind == known_arms.kind(baseline.name))

@@ -1,7 +1,7 @@
 """Which inputs have to be read twice: a sum over a slice is known only when the slice has been read, and what the sum
 is needed for may read the slice again.
 
-The one idea: a slice that stays on chip between the two needs no second reading, whoever keeps it there; of one that
+The one idea: a slice that stays on chip between the two needs no second reading, whatever keeps it there; of one that
 is larger than everything on chip, only the part that fits is spared. Counted for inputs themselves and views of them,
 never for what is computed on the way: that errs towards less work, as every floor does.
 """

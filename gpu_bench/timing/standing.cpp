@@ -1,8 +1,8 @@
 // Where threads of the bench stand while another process is timed: the handler of a signal.
 //
-// Its one idea: a thread that takes its signal looks whether anybody holds threads now, and stands only as long as that
-// is so. Who takes it late, or twice, or never, needs nobody's word to go on. And nobody stands longer than MOST_SECONDS:
-// a thread may have been stopped with a lock that the one who holds it needs.
+// Its one idea: a thread that takes its signal stands only as long as `holders` is not 0. So a thread that takes it
+// late, or twice, or never, goes on without being told. No thread stands longer than MOST_SECONDS: it may have been
+// stopped with a lock that the holding thread needs.
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -44,7 +44,7 @@ void stand(int) {
 
 extern "C" {
 
-// Takes the signal for this; a forked child holds nobody. False where the system refuses.
+// Takes the signal for this; in a forked child no thread is held. False where the system refuses.
 bool prepare(int number) {
     struct sigaction action = {};
     action.sa_handler = stand;

@@ -1,7 +1,7 @@
-"""Where the tensors of timed calls lie, what is put there before each, and whether anybody wrote where they may not.
+"""Where the tensors of timed calls lie, what is put there before each, and whether a call wrote where it may not.
 
-The one idea: a timed call finds what a judged one finds, and nothing of the call before: poison where nobody has
-written yet, canaries beside it, and inputs that are looked at in places that nobody else knows. Times nothing.
+The one idea: a timed call finds what a judged one finds, and nothing of the call before: poison where nothing was
+written yet, canaries beside it, and inputs that are looked at in secret places. Times nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLED = 64
 
 
 class InputSample:
-    """What tensors hold at places that nobody else knows: whoever overwrites one of them is found out.
+    """What tensors hold in secret places: a call that overwrites one of the tensors is found out.
 
     Sampled, because to draw gigabytes again takes longer than timing a kernel on them.
     """
@@ -99,7 +99,7 @@ class TimedInputs:
         return True
 
     def _taken_samples(self, indices: Sequence[int] | None = None) -> tuple[dict[int, InputSample], InputSample]:
-        """Of buffer sets, all by default, and of the module's own tensors: what all hold that nobody may write."""
+        """Of buffer sets, all by default, and of the module's own tensors: of all that a call may not write."""
         sets = self._sets
         found = {
             index: tensors_of(self._loaded.sources(sets[index]).by_key(), self._written, are_inputs=True)
@@ -203,7 +203,7 @@ class KernelMemory(guard.GuardedMemory):
 
     def forget(self) -> None:
         """Makes them what they were before the first call, with another poison. Large outputs have no pages yet, as
-        PyTorch's have none: whoever writes such memory first waits for them, and so do the baselines."""
+        PyTorch's have none: the first write to such memory waits for them, in the baselines too."""
         self.poison_again(secrets.randbelow(1 << 30))
         for tensor in self._fetched:
             arena().empty_pages(tensor)

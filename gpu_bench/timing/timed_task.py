@@ -184,7 +184,7 @@ class TimedTask:
         return KernelMemory(self.loaded.device, outputs)
 
     def _lost_device(self) -> ProgramFault | None:
-        """How a kernel ended that nobody can work after: a launch's error shows where the device is waited for."""
+        """The fault of a kernel that broke the device for later calls: it shows where the device is waited for."""
         try:
             self.loaded.executor.synchronize()
         except ProgramFault as fault:

@@ -1,7 +1,7 @@
 """The cases of a reference: drawn as its inputs allow, and with more restraint where it refuses them all the same.
 
-The one idea: a value that the reference refuses is held against nobody. What is learned of the inputs goes to whoever
-draws the same cases, so that all draw the same tensors. It computes no truth.
+The one idea: a value that the reference refuses counts against no candidate. What is learned of the inputs goes to
+every process that draws the same cases, so that all draw the same tensors. It computes no truth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a tensor is to its module: an output, an input, a parameter, state, or a value on the way.
 
-The one idea: whoever holds tensors of a task holds them by key, and a message's region carries the same three things;
-the words that people read ("output 0", "state bn.running_mean") are made here, and nobody reads them back.
+The one idea: tensors of a task are held by key everywhere, and a message's region carries the same three things; the
+words that people read ("output 0", "state bn.running_mean") are made here, and are never parsed.
 """
 
 from __future__ import annotations

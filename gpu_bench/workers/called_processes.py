@@ -82,7 +82,7 @@ class CalledProcesses:
         )
 
     def mapped(self, size: int) -> memoryview | None:
-        """The memory that all share, where results are put that are read here; a GPU's nobody else can read."""
+        """The memory that all share, where results are put to be read here; None on a GPU: that one is not readable."""
         if self._target == task_pb2.TARGET_CUDA:
             return None
         return memoryview(mmap.mmap(self._workers.descriptor, size))

@@ -145,7 +145,7 @@ class _Bytes:
 
 
 def last_sent(passage: socket.socket) -> int:
-    """The last descriptor that waits in a socket; earlier ones, which somebody failed to fetch, are closed.
+    """The last descriptor that waits in a socket; earlier ones, which were never fetched, are closed.
 
     Raises:
         OutboxFault: none waits.

@@ -36,7 +36,7 @@ AHEAD = 2
 class SharedFiles:
     """Memory for outputs that goes from session to session: what was pinned once is pinned in a fifth of the time.
 
-    On an H200's host, 0.3 s instead of 1.4 for 4.3 GB. It holds outputs of earlier tasks, which nobody hides.
+    On an H200's host, 0.3 s instead of 1.4 for 4.3 GB. It holds outputs of earlier tasks, which are not erased.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Lot:
         self._starting = ThreadPoolExecutor(len(_WANTED), thread_name_prefix="reserve")
         for entry in _WANTED:
             self._waiting.setdefault(entry, []).append(self._starting.submit(self._start, entry))
-        # While they start: the first time it takes ten seconds, and whoever waits compiles nothing.
+        # While they start: the first time it takes ten seconds, and processes that wait compile nothing.
         self.cache.learn(machine.compiled(target))
 
     def take(self, entry: str) -> Worker | None:
@@ -97,10 +97,10 @@ class Lot:
         return None
 
     def close(self) -> None:
-        """Ends the processes that nobody took, removes the cache, and gives the memory to a later lot."""
+        """Ends the processes that were not taken, removes the cache, and gives the memory to a later lot."""
         self._is_closed = True
         for each in list(self._started):
-            each.close()  # also one that still warms up: nobody waits for it any more
+            each.close()  # also one that still warms up: it is not needed any more
         for entry in list(self._waiting):
             while (worker := self.take(entry)) is not None:
                 worker.close()

@@ -1,4 +1,4 @@
-"""The memory of one GPU between a session's workers: whoever runs short of it has the other give back, and asks again.
+"""The memory of one GPU between a session's workers: one that runs short is asked again when the other gave back.
 
 The one idea: memory that a process gives back and takes again costs time, 44 of the 215 ms that judging a candidate on
 6.4 GB took on an H200, so each keeps some (`loaded.release_surplus`). Imports no torch.

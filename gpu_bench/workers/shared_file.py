@@ -1,7 +1,7 @@
-"""The file behind the memory that the workers of a session share: it grows and never shrinks, whoever holds it.
+"""The file behind the memory that the workers of a session share: it grows, and no process can shrink it.
 
-The one idea: who may write it could cut it and let it grow again, and every other process would fetch each page anew
-in its next timed call: 16 MB take 2.3 ms instead of 0.5. Holes are refused by the jail (`lockdown`). Needs no torch.
+The one idea: a process that writes it could otherwise cut it and let it grow again, and every other would fetch each
+page anew in its next timed call: 16 MB take 2.3 ms instead of 0.5. The jail (`lockdown`) refuses holes. Needs no torch.
 """
 
 from __future__ import annotations

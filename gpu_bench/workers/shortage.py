@@ -1,7 +1,7 @@
 """What there is no memory for: tried again with all that can be given back, then said in words that help.
 
-The one idea: want of memory is the machine's, never a candidate's, and whoever meets it wants to know what was not done
-and what would help, not where an allocator stood. It allocates nothing.
+The one idea: want of memory is the machine's fault, never a candidate's, and the user wants to know what was not done
+and what would help, not where an allocator failed. It allocates nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process of the next final measurement, made while its finalist is verified.
 
 The one idea: a final needs a process that has seen no candidate, with every baseline compiled, which takes ten seconds
-and disturbs nobody as long as nothing is timed. It has a compiler's cache of its own, which no candidate can write.
+and disturbs nothing unless something is timed. It has a compiler's cache of its own, which no candidate can write.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 //
 // The one idea: each pass over the threads runs every one that can run, in an order that the seed chose, up to its next
 // wait. Blocks begin one after another (a cluster's, and a cooperative grid's, together); when all that have begun wait
-// for memory, the next one begins, as on a GPU with room. When there is no next one, nobody can go on: a deadlock.
+// for memory, the next one begins, as on a GPU with room. When there is no next one, no thread can go on: a deadlock.
 #pragma once
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // What the instructions of the kernels' `ws_ptx.cuh` do, on a CPU: a file of that name with this text takes its place.
 //
-// The one idea: an instruction does here the least that PTX promises. A copy that nobody waits for has not happened
+// The one idea: an instruction does here the least that PTX promises. A copy that was not waited for has not happened
 // yet, a load that blocks talk through orders nothing else, and a launch that does not wait for its predecessor races.
 #pragma once
 #include "simt/device.hpp"

@@ -1,4 +1,4 @@
-"""A nest in words, for whoever reads the kernel that runs it."""
+"""A nest in words, for people who read the kernel that runs it."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class _ConvertedText(ProductText):
         return Kernel(text, record)
 
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
-        """All but halves and ranges, which nobody needs."""
+        """All but halves and ranges, which are not used here."""
         return tuple(each for each in super().workspaces() if not each.name.endswith(("_halves", "_ranges")))
 
 

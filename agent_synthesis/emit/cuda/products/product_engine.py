@@ -59,8 +59,8 @@ ENGINES = {
     EngineName.BF16: Engine("ws::bfloat16", tensor_pb2.DTYPE_BFLOAT16, 2, parts=1, cost=1, sums=1),
 }
 """`fp16x3` and `tf32x3` multiply floats to more than a float's accuracy (see `ws_split.cuh`): the second keeps it for
-rows whose elements are 2^115 apart, which the first leaves to a repair, and takes twice as long. `tf32` is for whoever
-allows PyTorch the same."""
+rows whose elements are 2^115 apart, which the first leaves to a repair, and takes twice as long. `tf32` is for users
+who allow PyTorch the same."""
 
 
 def engines(nest: Nest, product: MatrixProduct) -> Sequence[EngineName]:

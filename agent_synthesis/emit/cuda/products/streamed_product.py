@@ -178,5 +178,5 @@ class _StreamedText(ProductText):
         return Kernel(text, record)
 
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
-        """All but the streamed operand's halves, which nobody needs."""
+        """All but the streamed operand's halves, which are not used here."""
         return tuple(each for each in super().workspaces() if each.name != self.operands.workspace("right_halves"))

@@ -183,8 +183,8 @@ class RowElements:
     def row_stores(self) -> list[str]:
         """What is stored once a row.
 
-        What these stores read of what they overwrite only the thread that writes it may read, so nothing of them is
-        computed further out; they come last, since the others wait for nobody who waits for that.
+        Where these stores read what they overwrite, only the thread that writes it may read it, so nothing of them is
+        computed further out; they come last, since the other stores do not wait for these reads.
         """
         stores = [store for store in self._nest.stores if not self._nest.is_element_store(store)]
         if not stores:

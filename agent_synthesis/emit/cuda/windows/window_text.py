@@ -87,7 +87,7 @@ class Layout:
 
     @property
     def whole(self) -> bool:
-        """Whether a tile has whole rows; the columns outside of the data are then filled once, by nobody's pack."""
+        """Whether a tile has whole rows; the columns outside of the data are then filled once, and no pack has them."""
         return -(-self._last_column // self.settings.pack) <= self.settings.threads * self.settings.items
 
     @property

@@ -1,7 +1,7 @@
 """Which settings can run a row reduction on CUDA.
 
 The one idea: everything that a strategy asks of its team, of the card and of the nest is refused here, with the reason,
-so that whoever tries settings need not know a rule.
+so that code that tries settings need not know a rule.
 """
 
 from __future__ import annotations
