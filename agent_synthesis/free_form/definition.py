@@ -32,7 +32,7 @@ def signature(plan: Plan, group: Group) -> Signature:
         if plan.index.nodes[node].mutates or not plan.index.is_pure(node):
             raise IllegalMove(f"{group.name} has calls that are random or write in place")
     if not outputs:
-        raise IllegalMove(f"nobody reads what {group.name} makes")
+        raise IllegalMove(f"what {group.name} makes is never read")
     if any(dtype_name(plan.index.spec(tensor)) not in _TYPES for tensor in (*inputs, *outputs)):
         raise IllegalMove(f"{group.name} has tensors of a type that kernels do not know")
     return Signature(

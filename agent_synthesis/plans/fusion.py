@@ -90,7 +90,7 @@ def _without_unread(plan: Plan) -> Plan:
             continue
         heir = next((other for other in plan.groups if {*group.nodes} <= {*other.recomputed}), None)
         if heir is None and group.engine != "library":
-            raise IllegalMove(f"nobody would read {group.name}")
+            raise IllegalMove(f"{group.name} would never be read")
         if heir is None:
             continue
         nodes = tuple(sorted((*group.nodes, *heir.nodes), key=plan.index.position.__getitem__))

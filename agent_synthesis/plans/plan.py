@@ -124,7 +124,7 @@ class Plan:
         """The group as loops."""
         outputs = self.outputs(group)
         if not outputs and not any(self.index.writes_back(node) for node in group.nodes):
-            return Refusal("nobody reads its result")
+            return Refusal("its result is never read")
         return lower(self.index, self.all_nodes(group), tuple(outputs))
 
     def schedule(self, group: Group) -> Offered:

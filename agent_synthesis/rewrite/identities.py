@@ -62,10 +62,10 @@ class Involution:
 
 
 class Dead:
-    """A call that nobody reads, that writes nothing and draws no random numbers. Nothing changes."""
+    """A call that is never read, writes nothing and draws no random numbers. Nothing changes."""
 
     name = "dead"
-    effect = "drops a call that nobody reads"
+    effect = "drops a call that is never read"
 
     def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
         results = index.results(node)

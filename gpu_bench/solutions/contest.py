@@ -106,7 +106,7 @@ class PlacedValues:
             self._probe_ns = min(self._probe_ns or probe_ns, probe_ns)
             if probe_ns <= BUSY * self._probe_ns:
                 return
-        raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "it keeps the GPU at work while nobody calls it")
+        raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "it keeps the GPU at work between its calls")
 
     def ask(self, method: str, request: Message, response: type[Reply]) -> Reply:
         """Asks the judge's process. Raises what `Worker.call` raises."""
@@ -261,7 +261,7 @@ class Contest:
         if min(first.answer.left_seconds, second.answer.left_seconds) > LATE_SECONDS:
             raise SolutionFault(
                 verdict_pb2.FAILURE_KIND_WRONG_NONDETERMINISTIC,
-                "the device is still at work for it when its call has ended: nobody waits for what it returns",
+                "the device is still at work for it when its call has ended: the call does not wait for its results",
             )
         different = self._different()
         self._keep(is_next=False)

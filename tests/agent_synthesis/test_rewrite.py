@@ -170,5 +170,5 @@ def test_every_rule_says_what_it_is_and_when_it_holds() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule.effect
-        assert "Holds where" in (rule.__doc__ or "") or "nobody reads" in (rule.__doc__ or "")
+        assert "Holds where" in (rule.__doc__ or "") or "never read" in (rule.__doc__ or "")
     assert {name for name, _, _ in HOLDS} | {"dead"} == {rule.name for rule in RULES}
