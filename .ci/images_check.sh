@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds images with buildah on a base of debootstrap's, and starts in each the services that it is for: they must answer
-# their gRPC health, run as nobody in particular, and end when asked. Needs root, and no daemon.
+# their gRPC health, run as another user than root, and end when asked. Needs root, and no daemon.
 # IMAGES: agent, which CI builds; "agent torch-agent bench" for all, some GB and ten minutes more (TORCH_INDEX as in images.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -49,7 +49,7 @@ echo "base: $((SECONDS - begin)) s"
 
 peers=()
 for service in reasoning synthesis compile correctness benchmark; do
-  peers+=(--env "WARPSMITH_${service^^}_ADDRESS=127.0.0.1:1") # nobody is asked before the first run
+  peers+=(--env "WARPSMITH_${service^^}_ADDRESS=127.0.0.1:1") # no peer is called before the first run
 done
 
 starts() { # image, module: a service answers its health and ends when asked

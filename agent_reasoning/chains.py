@@ -102,7 +102,7 @@ _Kernel = tuple[str, tuple[str, ...]]
 def _kernels(plan: PlanModel, options: _Options, reduction_limit: int) -> Iterator[_Kernel]:
     """Greedy clusters from the outputs backwards, each with at most `reduction_limit` reducing groups.
 
-    A producer is taken only where nobody else reads it: else its work would be done twice for no traffic saved.
+    A producer is taken only where no other group reads it: else its work would be done twice and no traffic saved.
     """
     taken: set[str] = set()
     products = any(unit.multiplies and options.usable(unit) for unit in plan.units.values())

@@ -131,7 +131,7 @@ def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[
     for legal in analysis.legal_moves:
         move, what = legal.move, wording.effect(legal)
         if move.kind == analysis_pb2.MOVE_KIND_WRITE:
-            continue  # how fast a kernel will be that nobody has written yet, no roofline tells
+            continue  # a roofline cannot tell how fast an unwritten kernel will be
         unit = predicted.parent.units.get(move.group)
         if unit is None or move.kind == analysis_pb2.MOVE_KIND_REWRITE:
             speedup = predicted.rewrite_speedup(legal.before, legal.after)

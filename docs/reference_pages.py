@@ -186,14 +186,14 @@ def _commands(command: Any, name: str) -> list[str]:
 # ---- settings --------------------------------------------------------------------------------------------------
 
 ELSEWHERE = {
-    "WARPSMITH_ALONE": "`1`: nobody else has an account on this machine, so folders need not be closed to others",
+    "WARPSMITH_ALONE": "`1`: no other user has an account on this machine, so folders need not be closed to others",
     "WARPSMITH_CACHE_DIR": "folder of compiled programs and of torch's compiler; `~/.cache/warpsmith`",
     "WARPSMITH_LOG": "least level of a service's log: `debug`, `info`, `warning` or `error`",
     "WARPSMITH_VLLM": "the `vllm` command that `warpsmith up --with-vllm` starts",
 }
 """Variables that are read where they are needed, not by `warpsmith.settings`."""
 INTERNAL = frozenset({"WARPSMITH_CALL_FDS", "WARPSMITH_PASSAGE_FD", "WARPSMITH_SECRET", "WARPSMITH_SHARED_FD"})
-"""What processes of ours tell each other; nobody sets them."""
+"""What processes of ours tell each other; no user sets them."""
 _VARIABLE = re.compile(r"WARPSMITH_[A-Z]+(?:_[A-Z]+)*(?!\w)")
 
 

@@ -275,7 +275,7 @@ def _kept(kind: type[MessageT], row: sa.Row[Any]) -> MessageT:
 
 
 def _require_plain(place: Path) -> None:
-    """Looks at every file that SQLite may open, which follows links: the folder may have come from anybody."""
+    """Looks at every file that SQLite may open, since SQLite follows links: another user may have made the folder."""
     for companion in ("", "-wal", "-shm", "-journal"):
         private_files.require_plain(place / f"{FILE_NAME}{companion}")
 
@@ -326,7 +326,7 @@ def _refuse_programs(cursor: Any) -> None:
     Raises BadInput.
     """
     cursor.execute("PRAGMA trusted_schema=OFF")
-    with contextlib.suppress(sqlite3.DatabaseError):  # no database at all: whoever reads it says so
+    with contextlib.suppress(sqlite3.DatabaseError):  # no database at all: the next read reports it
         if found := cursor.execute(_FOREIGN).fetchone():
             raise BadInput(f"{FILE_NAME}: {printable.quotation(found[0], 80)} is no plain table; {REMEDY}")
 

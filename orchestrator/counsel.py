@@ -58,7 +58,7 @@ class Counsel:
         self._run, self._search, self._is_new = run, search, is_new
         self._analyze, self._ask, self._go_on = analyze, ask, go_on
         self._kin: dict[int, list[trial_pb2.Trial]] = {}
-        """By number: the trial itself and those that grew from it, in order, so that nobody goes through all."""
+        """By number: the trial itself and those that grew from it, in order, so that no look-up goes through all."""
         self._analyses = {PLAN_ZERO: plan_zero}
         self._answers: dict[int, _Answer] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="strategy")

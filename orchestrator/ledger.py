@@ -1,7 +1,7 @@
 """What a run has found and spent so far: its trials, what was tried, and how much of its budgets is gone.
 
-The one idea: whoever asks whether to go on, and whoever is told what came of it, looks at one place. It starts nothing
-and ends nothing.
+The one idea: code that asks whether to go on and code that reports what came of it read the same place. It starts
+nothing and ends nothing.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Pipeline:
     took: Callable[[str, float], None] = lambda _stage, _seconds: None
     """Hears how many seconds each stage took, waiting for the device left out."""
     numbered: Callable[[int], trial_pb2.Trial | None] = lambda _: None
-    """Number → the trial, for whoever writes a kernel and asks how fast its parent is."""
+    """Number → the trial, so that the writer of a kernel is told how fast its parent is."""
     spent: Callable[[int], None] = lambda _: None
     """Hears how many tokens a model took, whatever came of it."""
     _reasons_by_model: bool = field(default=False, init=False)
@@ -339,7 +339,7 @@ def _infrastructure(detail: str) -> verdict_pb2.Verdict:
 
 
 def impossible(timing: timing_pb2.Timing) -> str:
-    """Why nobody is that fast; empty for a time that may be true."""
+    """Why no kernel can be that fast; empty for a time that may be true."""
     if timing_pb2.FLAG_FLOOR_REJECT not in timing.raised:
         return ""
     median = next(arm.median_ns for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)

@@ -1,1 +1,1 @@
-"""What nobody meant: random modules, and plans, programs and replies made up."""
+"""Random modules, and spoiled plans, programs and replies."""

@@ -1,4 +1,4 @@
-"""Feeds the running services plans, programs and replies that nobody meant: none may crash, none may grow without end.
+"""Feeds the running services spoiled plans, programs and replies: no service may crash or grow without end.
 
     python -m benchmarks.fuzzing.fuzz [--count 10000] [--seed 1] [--write docs/results/fuzz.md]
 
@@ -338,7 +338,7 @@ def table(rows: list[Row], seed: int) -> str:
     """The numbers in Markdown."""
     total = sum(row.ends.total() for row in rows)
     lines = [
-        "# Plans, programs and replies that nobody meant", "",
+        "# Spoiled plans, programs and replies", "",
         f"{total} in all, seed {seed}. Every one ended in a way that the contract knows; no service ended, and right",
         "questions are answered as before. Memory is that of the service itself, after a tenth and at the end.", "",
         "| what | count | service | MiB early | MiB late | seconds | how they ended |",

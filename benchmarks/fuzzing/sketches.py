@@ -77,7 +77,7 @@ class Step:
 
     @property
     def writes(self) -> bool:
-        """Whether it writes in place, so that it counts even when nobody reads its result."""
+        """Whether it writes in place, so that it counts even when its result is not used."""
         return bool(_IN_PLACE.search(self.text))
 
 

@@ -51,7 +51,7 @@ from warpsmith.v1 import (
 )
 
 MEASURED = tuple(range(1, 101, 10))
-"""Numbers of the level-2 tasks that are timed: every tenth, so that nobody chose them by their results. They hold
+"""Numbers of the level-2 tasks that are timed: every tenth, so that none is chosen by its result. They hold
 products, convolutions in two and three dimensions and transposed ones, with pointwise tails, norms, pools, reductions
 and softmax."""
 ENOUGH = 1 << 17

@@ -1,7 +1,7 @@
 """What a landscape is on disk: one line of JSON a task with its captured graph, one line a plan with what became of it.
 
-The one idea: a plan is known by the digest of what it does, so whoever reaches it, by whatever moves, finds its verdict
-and its time. The graph is in the file, so that a replay needs neither the module nor torch's capture.
+The one idea: a plan is known by the digest of what it does, so a search that reaches it, by any moves, finds its
+verdict and its time. The graph is in the file, so that a replay needs neither the module nor torch's capture.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ proposes inputs. The model is a real vLLM with a tiny random one where `make tes
 scripted server, and vLLM's own panels are not asked. `--pictures` runs two modules longer, and draws the dashboards.
 
 The one idea: what a panel would draw is asked of Prometheus over the time of the run; a panel that is empty then names
-a metric that nobody exports, or labels that never meet. Also prints each service's scrape: seconds and series. It tests
-no alert: that is rules_test.yaml.
+a metric that no service exports, or labels that never meet. Also prints each service's scrape: seconds and series. It
+tests no alert: that is rules_test.yaml.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ FLEET = [
     ),
     Panel(
         "Throttled, and impossible times",
-        "1 while a throttle reason was in force; flags count times that physics forbids or that nobody reached here.",
+        "1 while a throttle reason was in force; flags count times that physics forbids or no kernel reached here.",
         {
             "{{reason}}": "max by (reason) (warpsmith_bench_throttled)",
             "{{flag}}": "sum by (flag) (increase(warpsmith_bench_flagged_timings_total[$__range]))",

@@ -113,7 +113,7 @@ def confinement() -> Finding:
 
 
 def sockets() -> Finding:
-    """Whether local services can listen where nobody else can reach them."""
+    """Whether local services can listen where no other user can reach them."""
     try:
         folder = local_sockets.make_folder()
     except Infrastructure as error:

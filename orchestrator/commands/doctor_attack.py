@@ -198,7 +198,7 @@ class Target:
     places: Mapping[str, str]
 
     def for_rung(self, rung: Rung) -> list[str]:
-        """The arguments of a probe. In a PID namespace our number names nobody, or somebody inside."""
+        """The arguments of a probe. In a PID namespace our number names no process, or one inside."""
         shared = {"shared": "1" if rung in (Rung.LANDLOCK, Rung.NONE) else "0"}
         # A probe is told the token, so that it can look for it in other environments, and backwards in command lines.
         return [f"{name}={value}" for name, value in {**self.places, **shared}.items()]

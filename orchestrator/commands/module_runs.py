@@ -1,7 +1,7 @@
 """Runs that a bench makes at an orchestrator, one a module, to be stopped together.
 
-The one idea: a run may be asked for while the bench is being stopped, so whoever begins one looks again once it is
-under way.
+The one idea: a run may be asked for while the bench is being stopped, so the thread that begins one looks again
+once it is under way.
 """
 
 from __future__ import annotations

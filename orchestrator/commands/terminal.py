@@ -1,4 +1,4 @@
-"""What commands write: every text on its way to a terminal passes here, because any of it may be somebody else's."""
+"""What commands write: every text on its way to a terminal passes here, because any of it may be foreign."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def judge_command(
     as_json: Json = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Judges somebody else's solution by the rules for our own: right, honest, and how much faster."""
+    """Judges another author's solution by the rules for our own: right, honest, and how much faster."""
     environment = _trusting(trust_input)
     judge.read(solution, task_pb2.TARGET_UNSPECIFIED)
     task = intake.inspect(intake.read(intake.Request(str(reference), target=target, precision=precision)))

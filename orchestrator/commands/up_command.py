@@ -1,7 +1,7 @@
 """`warpsmith up`: the services alone, for as long as the command.
 
 The one idea: who may call them is decided by where they listen: at Unix sockets in a folder of the caller's own, which
-other commands of the same user find by the runs directory, and at a port with mutual TLS for everybody else.
+other commands of the same user find by the runs directory, and at a port with mutual TLS for all others.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _hope(state: SearchState) -> dict[int, float]:
 def _fresh(
     state: SearchState, parent: int, count: int, taken: set[str], least: float, sources: Sources
 ) -> Sequence[Proposal]:
-    """Up to `count` hypotheses on `parent`, predicted to give `least`, that nobody has tried; adds them to `taken`."""
+    """Up to `count` untried hypotheses on `parent`, predicted to give `least`; adds them to `taken`."""
     if count <= 0:
         return []
     # Known ones may come back first, and not all of them ended as trials: ask for more until enough are new.
@@ -128,7 +128,7 @@ def _filled(
 
 
 def _drawn(state: SearchState, parent: int, sources: Sources) -> Iterator[hypothesis_pb2.Hypothesis]:
-    """Legal moves on a parent that nobody has tried, in a random order; none that a language model has to fill in."""
+    """Untried legal moves on a parent, in a random order; none that a language model has to fill in."""
     moves = list(state.trials[parent - 1].candidate.moves) if parent else []
     legal = [item for item in state.analyze(parent).legal_moves if not asks_model([item.move])]
     for item in sources.dice.sample(legal, len(legal)):

@@ -43,7 +43,7 @@ class Sources:
 
         for trial in trials[-REMEMBERED:]:
             before = zero if trial.parent == PLAN_ZERO else speed(trials[trial.parent - 1])
-            # What grew from a failure is its repair, which nobody chose among others; a machine's fault is nobody's.
+            # A failure's child is its repair, which was not chosen among sources; a machine's fault counts for none.
             if before > 0 and trial.verdict.state != verdict_pb2.VERDICT_STATE_INFRA:
                 beaten = speed(trial) > before * (1 + trial.timing.noise_floor)
                 (self._wins if beaten else self._losses)[trial.hypothesis.source] += 1

@@ -85,7 +85,7 @@ def serve_many(role: str, count: int) -> None:
     servers = [start(role, ADD[role], world(_call_seconds()), own) for _ in range(count)]
     print(*(server.port for server in servers), flush=True)
     while not ended.wait(0.5) and own.parent_pid in (None, os.getppid()):
-        pass  # as in `serve`: whoever started this may be gone
+        pass  # as in `serve`: the parent process may be gone
     for server in servers:
         server.stop()
 

@@ -1,8 +1,9 @@
 """Starts all services as child processes behind Unix sockets, and leaves none behind.
 
-The one idea: the sockets are in a new folder that only we can enter, so that nobody else can call a service or stand
-in its place; a child writes a file there once it serves. Children have sessions of their own, so that Ctrl-C reaches
-only the command; they end when it ends, whatever ends it (the kit watches the parent's process). Logs go to files.
+The one idea: the sockets are in a new folder that only we can enter, so that no other user can call a service or
+stand in its place; a child writes a file there once it serves. Children have sessions of their own, so that Ctrl-C
+reaches only the command; they end when it ends, whatever ends it (the kit watches the parent's process). Logs go to
+files.
 Several commands may share a runs directory: none takes the other's logs, and the last to start is the published one.
 """
 
@@ -54,7 +55,7 @@ SERVICES_FILE = "services.json"
 TARGETS_FILE = "prometheus_targets.json"
 """In the runs directory while an orchestrator is up whose metrics were asked for: Prometheus' `file_sd` format."""
 METRICS = "WARPSMITH_METRICS_PORT"
-"""Variable that asks for metrics on loopback, which anybody on the machine can read; without it there are none."""
+"""Variable that asks for metrics on loopback, which any user of the machine can read; without it there are none."""
 
 REMEDY = "name another with --runs"
 
@@ -134,7 +135,7 @@ class LocalServices:
             BadInput: the runs directory or TMPDIR is others' too, or cannot be written; a service elsewhere is silent.
             Infrastructure: a service did not start; its log's last line is in the message.
         """
-        # Scratch folders of all services are made there: whoever can move one away can put another one in its place.
+        # Scratch folders of all services are made there: a user who can move one away can put another in its place.
         private_files.shared_directory(Path(tempfile.gettempdir()), remedy="set TMPDIR to another folder")
         try:
             self._runs = private_files.directory(self._runs, remedy=REMEDY)
@@ -366,7 +367,7 @@ def _has_ended(child: _Child) -> bool:
 
 
 def _signal(child: _Child, number: int) -> None:
-    """Signals the child's process group, or nobody when it is gone."""
+    """Signals the child's process group, or no process when it is gone."""
     if child.process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.process.pid, number)

@@ -1,4 +1,4 @@
-"""Judges somebody else's solution, KernelBench's `ModelNew`, by the rules that our own kernels are judged by.
+"""Judges another author's solution, KernelBench's `ModelNew`, by the rules that our own kernels are judged by.
 
 The one idea: a solution is an artifact like any other, one that is a Python file; so the services that verify and time
 programs verify and time it, and this module only asks them. It neither imports nor runs the solution: what can be said
@@ -53,7 +53,7 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 1 failed, 3 nobody can say."""
+        """0 passed, 1 failed, 3 could not be judged."""
         codes = {verdict_pb2.VERDICT_STATE_PASS: 0, verdict_pb2.VERDICT_STATE_FAIL: 1}
         return codes.get(self.verdict.state, 3)
 
@@ -125,7 +125,7 @@ def concluded(
     measured: benchmark_service_pb2.MeasureArtifactResponse,
     labels: tuple[str, ...] = (),
 ) -> Judgement:
-    """What a solution that is right comes to once it was timed; it may still fail, or nobody can say."""
+    """The judgement of a right solution once it was timed; it may still fail, or could not be judged."""
     if measured.HasField("fault"):
         verdict.state, verdict.kind = verdict_pb2.VERDICT_STATE_FAIL, measured.fault.kind
         verdict.detail = f"while timed: {measured.fault.detail}"
@@ -175,7 +175,7 @@ def text(judgement: Judgement) -> str:
 
 
 def state_of(verdict: verdict_pb2.Verdict) -> str:
-    """PASS, FAIL or INFRA: nobody can say."""
+    """PASS, FAIL or INFRA: could not be judged."""
     return verdict_pb2.VerdictState.Name(verdict.state).removeprefix("VERDICT_STATE_")
 
 

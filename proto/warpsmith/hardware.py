@@ -1,6 +1,6 @@
 """A GPU as a value: the limits of its compute capability, the sizes of the card, the engines that it has.
 
-The one idea: whoever decides for a GPU is handed one of these, so that no number of a machine stands in a module.
+The one idea: code that decides for a GPU is handed one of these, so that no number of a machine stands in a module.
 Limits are those of the CUDA programming guide's table of compute capabilities; sizes of a card are its own.
 """
 
@@ -117,7 +117,7 @@ _BLACKWELL = frozenset(Feature) - {Feature.WARPGROUP_PRODUCTS}
 
 
 def _cautious(sm_count: int) -> tuple[tuple[int, int], ...]:
-    """Clusters of a card on which nobody has counted them: three quarters of what its SMs would make."""
+    """Clusters of a card on which they were never counted: three quarters of what its SMs would make."""
     return tuple((size, 3 * sm_count // (4 * size)) for size in (2, 4, 8))
 
 

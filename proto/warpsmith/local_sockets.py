@@ -1,8 +1,8 @@
 """Unix domain sockets of the services of one command: where they are, and whether one is ours before we speak to it.
 
-The one idea: a socket in a folder that only its owner can enter is both a key and a seal: nobody else can reach the
-server, and nobody else can stand in its place. So neither side has to show anything to the other. A port on loopback
-is neither: it is a public place. Of a port that people name we look at least whose it is.
+The one idea: only its owner can enter the folder of a socket, so no other user can reach the server or stand in its
+place, and neither side has to show anything to the other. Every user of the machine can reach a port on loopback, or
+listen at a free one; where a user names a port, we look at least whose it is.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def path_of(address: str) -> Path:
 
 
 def require_own(address: str) -> None:
-    """Refuses the address of a Unix socket that anybody but us and root could have put there, or could reach.
+    """Refuses the address of a Unix socket that a user other than us and root could have put there, or could reach.
 
     Raises:
-        BadInput: its folder or itself is somebody else's, or there is no such folder.
+        BadInput: the socket or its folder is another user's, or there is no such folder.
     """
     path = path_of(address)
     try:
@@ -77,7 +77,7 @@ def require_own(address: str) -> None:
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise BadInput(f"{address}: nothing listens there any more") from None
-        return  # a server that is being replaced; nobody else can come in its place
+        return  # a server that is being replaced; no other user can take its place
     except OSError as error:
         raise BadInput(f"{address}: {error.strerror}") from error
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in (0, os.geteuid()):
@@ -117,10 +117,10 @@ _ANY_OR_LOOPBACK = re.compile(r"0+|(?:0{24})?[0-9A-F]{6}7F|0{24}01000000|0{16}FF
 
 
 def require_own_port(address: str) -> None:
-    """Refuses an address on loopback at which somebody but us and root listens at the moment.
+    """Refuses an address on loopback at which a user other than us and root listens at the moment.
 
-    Where nobody else has an account (`private_files.ALONE`), none is. Whoever names such an address has no more than
-    this: when nobody listens any more, anybody can take the port.
+    Where no other user has an account (`private_files.ALONE`), none is refused. Such an address has no other
+    protection: when no process listens any more, any user can take the port.
 
     Raises:
         BadInput: says whose port it is.
@@ -131,7 +131,7 @@ def require_own_port(address: str) -> None:
     others = _listeners(int(match[1])) - {0, os.geteuid()} if match else set()
     if others:
         owners = " and ".join(map(private_files.user_name, sorted(others)))
-        raise BadInput(f"{address}: the port belongs to {owners}; a Unix socket in a folder of yours is nobody else's")
+        raise BadInput(f"{address}: the port belongs to {owners}; use a Unix socket in a folder of yours instead")
 
 
 def _listeners(port: int) -> set[int]:

@@ -15,7 +15,7 @@ ACTING = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories: control, format (zero width, direction), surrogates, private, unassigned, separators."""
 
 MOST_CHARACTERS = 1 << 16
-"""As much of one text as anybody reads in a terminal."""
+"""As much of one text as a person reads in a terminal."""
 LINE_CHARACTERS = 2000
 
 
@@ -34,7 +34,7 @@ def line(text: str, most_characters: int = LINE_CHARACTERS) -> str:
 
 
 def quotation(text: str, most_characters: int = LINE_CHARACTERS) -> str:
-    """The text as one line that is marked as somebody else's words."""
+    """The text as one line that is marked as quoted."""
     inner = re.sub("[“”]", '"', line(text, most_characters))
     return f"“{inner}”"
 

@@ -148,7 +148,7 @@ class _Account:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         code = grpc.StatusCode.OK
-        if isinstance(error, GeneratorExit) or not self._context.is_active():  # nobody waits for the answer any more
+        if isinstance(error, GeneratorExit) or not self._context.is_active():  # the caller no longer waits
             is_late = self._context.time_remaining() <= 0
             code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
         elif isinstance(error, WarpsmithError):
@@ -412,7 +412,7 @@ def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
 
 
 def _is_unavailable(error: BaseException) -> bool:
-    """Whether the call may be made again at once; whoever missed its language model has asked that often enough."""
+    """Whether the call may be made again at once; a service whose model did not answer has asked it often enough."""
     return (
         isinstance(error, grpc.RpcError)
         and _code(error) is grpc.StatusCode.UNAVAILABLE
@@ -472,7 +472,7 @@ def dial(
     With `tls`, only for a server whose certificate names `role`; at a Unix socket, only for a server of our own.
 
     Raises:
-        BadInput: a file of `tls` cannot be read, or the socket could be somebody else's.
+        BadInput: a file of `tls` cannot be read, or the socket could be another user's.
     """
     options = [*OPTIONS, *RETURNING, ("grpc.lb_policy_name", "round_robin")]
     channel = transport.channel(address, options, tls, role)

@@ -19,7 +19,7 @@ CHOSEN_ROLES = {"reasoner": "reasoning", "synthesizer": "synthesis"}
 """Roles that one plugin fills for a whole process, with its service; `WARPSMITH_<ROLE>` names another plugin."""
 
 ASSISTED = ("compile", "correctness")
-"""Agents that a language model may help, where WARPSMITH_MODEL_ASSISTS names them: no one asks it to by itself."""
+"""Agents that a language model may help, where WARPSMITH_MODEL_ASSISTS names them; by default it helps none."""
 
 TLS_VARIABLES = ("WARPSMITH_TLS_CERTIFICATE", "WARPSMITH_TLS_KEY", "WARPSMITH_TLS_CA")
 """PEM files of mutual TLS; all or none."""

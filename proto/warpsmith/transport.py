@@ -1,6 +1,6 @@
 """Mutual TLS between services: what a server shows and demands, and channels that do the same.
 
-The one idea: certificates are mounted files that somebody else renews, so they are looked at again whenever a
+The one idea: certificates are mounted files that another program renews, so they are looked at again whenever a
 connection or a call begins, and nothing restarts. A server is known by its role (`benchmark`, `orchestrator`), whatever
 address it was found at. Who may call what is not decided here: every certificate of the same CA may.
 """
@@ -107,10 +107,10 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 def channel(address: str, options: Sequence[tuple[str, Any]], tls: Tls | None, role: str) -> grpc.Channel:
     """A channel to `address`, in plain text without `tls`; with it, only to a server whose certificate names `role`.
 
-    A Unix socket needs no certificate: it has to be one that nobody else could have put there.
+    A Unix socket needs no certificate: it has to be one that no other user could have put there.
 
     Raises:
-        BadInput: a file of `tls` cannot be read, or the socket or the port is somebody else's.
+        BadInput: a file of `tls` cannot be read, or the socket or the port is another user's.
     """
     if local_sockets.is_one(address):
         local_sockets.require_own(address)

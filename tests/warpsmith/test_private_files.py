@@ -95,7 +95,7 @@ def test_a_link_of_somebody_else_on_the_way_is_refused(folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     os.lchown(link, 65534, 65534)
-    with pytest.raises(BadInput, match="is a symbolic link of somebody else's"):
+    with pytest.raises(BadInput, match="is a symbolic link of another user's"):
         private_files.directory(link / "within")
 
 

@@ -43,7 +43,7 @@ class _WsKernels:
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "warpsmith"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _ws_is_own(cache):  # whoever could write there could run code here
+        if not _ws_is_own(cache):  # a user who can write there could run code here
             cache = pathlib.Path(tempfile.mkdtemp(prefix="warpsmith-"))
         library = cache / f"{key}.so"
         if not _ws_is_own(library):
@@ -60,7 +60,7 @@ class _WsKernels:
 
 
 def _ws_is_own(path):
-    """Whether a path is there, no link, and nobody else could have changed what it holds."""
+    """Whether a path is there, is no link, and no other user could have changed what it holds."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:

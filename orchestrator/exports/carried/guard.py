@@ -103,7 +103,7 @@ class _WsSettings:
         self._children = [(part, list(part._modules.values())) for part in self._parts if part._modules]
 
     def hold(self):
-        """Whether all is as it was and nobody listens to an inner part."""
+        """Whether all is as it was and no inner part has a hook."""
         for part, name, value in self._plain:
             if getattr(part, name, None) != value:
                 return False
@@ -154,7 +154,7 @@ def _ws_runs_on(index, capability, units):
 
 
 def _ws_wants_gradient(module, tensors):
-    """Whether somebody may ask for a derivative of this call."""
+    """Whether the caller may ask for a derivative of this call."""
     return torch.is_grad_enabled() and (
         any(each.requires_grad for each in tensors)
         or any(each.requires_grad for each in module._ws_settings.parameters())

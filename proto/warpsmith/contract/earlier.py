@@ -1,8 +1,8 @@
 """Reads messages that an earlier version wrote: from an archive, from a record, from a service not yet replaced.
 
 The one idea: a field that became another one is translated here and nowhere else, in the message as it was read, so
-that all other code knows the new field only. What an earlier version wrote and nobody can translate stays where it
-is. Nothing here writes an old field.
+that all other code knows the new field only. What an earlier version wrote and this code cannot translate
+stays where it is. Nothing here writes an old field.
 """
 
 from __future__ import annotations

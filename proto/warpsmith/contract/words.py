@@ -1,6 +1,6 @@
 """The words by which people and files know the values of the contract's enums, and the way back.
 
-The one idea: a word is the value's own name without the enum's prefix, so nobody keeps a second list; a value that
+The one idea: a word is the value's own name without the enum's prefix, so no module keeps a second list; a value that
 this version does not know, because a later one sent it, is its number. It knows nothing of what a value means.
 """
 

@@ -1,7 +1,7 @@
 """A turn of an agent with a language model: how long it may take, how much is shown, and what it cost in tokens.
 
-The one idea: the length of a turn is fixed, and every question in it gets what is left. Whoever waits for a turn knows
-how long that is, whatever the server does and the settings of its client say; the sums are in `orchestrator.agents`.
+The one idea: the length of a turn is fixed, and every question in it gets what is left. So its caller knows how long
+it takes at most, whatever the server does and the settings of its client say; the sums are in `orchestrator.agents`.
 """
 
 from __future__ import annotations

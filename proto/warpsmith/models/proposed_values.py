@@ -1,8 +1,7 @@
-"""Values that somebody proposes for one kernel: a few choices from short tables, packed into a seed.
+"""Values that are proposed for one kernel: a few choices from short tables, packed into a seed.
 
-The one idea: a proposal is data. Who proposes chooses from these tables and nothing else, so equal seeds still give
-equal tensors in every process, a verdict names by its seed what it was found with, and no text of a proposal gets any
-further.
+The one idea: a proposal is data. It chooses from these tables and nothing else, so equal seeds still give
+equal tensors in every process, a verdict names by its seed what it was found with, and no text of a proposal is used.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How code that nobody trusts is confined: jails, the workers in them, and files that nobody else may touch."""
+"""How untrusted code is confined: jails, the workers in them, and files that no other user may touch."""

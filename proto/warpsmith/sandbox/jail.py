@@ -257,7 +257,7 @@ def _confines(rung: Rung) -> bool:
     with tempfile.TemporaryDirectory(prefix="warpsmith-probe-") as directory:
         secret, escaped = Path(directory, "secret"), Path(directory, "escaped")
         secret.write_text("x")
-        # In a PID namespace our number names nobody, or the namespace's own first process.
+        # In a PID namespace our number names no process, or the namespace's own first one.
         outsider = str(os.getpid() if rung is Rung.LANDLOCK else 0)
         check = [sys.executable, "-I", "-S", "-c", _CHECK, str(secret), str(escaped), outsider]
         finished = run(check, Policy(), rung, deadline_s=20.0)

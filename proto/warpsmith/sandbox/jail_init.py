@@ -176,7 +176,7 @@ def _start_target(spec: Spec, argv: list[str], scratch: str) -> NoReturn:
     if spec["lock"]:
         lockdown.drop_capabilities()
         # CUDA names its threads through /proc/self/task/*/comm, and fails (error 304) where it cannot. "self" is this
-        # process: of those that it starts nobody knows the number yet, so they need all of the jail's own /proc.
+        # process: the numbers of those that it starts are not known yet, so they need all of the jail's own /proc.
         named = ["/proc"] if spec["peers"] else ["/proc/self/task"]
         lockdown.restrict_files(
             readable=spec["readable"],
@@ -229,7 +229,7 @@ def _reap(target: int) -> int | None:
 
 
 def _kill_descendants(*, at_once: bool) -> None:
-    """Kills until nobody is left; a killed compiler driver leaves its children running, and a fork bomb races us."""
+    """Kills until none is left: a killed compiler driver leaves its children running, and a fork bomb races us."""
     for attempt in range(1000):
         if at_once:
             # One call under the kernel's process list lock: nothing can fork its way out of it.
@@ -247,7 +247,7 @@ def _kill_descendants(*, at_once: bool) -> None:
 
 
 def _may_kill_all(spec: Spec) -> bool:
-    """Whether kill(-1) reaches our descendants and nobody else; proved by trying a harmless signal on the parent."""
+    """Whether kill(-1) reaches our descendants alone; proved by trying a harmless signal on the parent."""
     if not (spec["shared_host"] and lockdown.scope_signals()):
         return False
     try:

@@ -218,7 +218,7 @@ def _bubblewrap(mounts: Iterable[tuple[str, str, str]], policy: Policy) -> list[
         "--unshare-net",
         "--unshare-uts",
     ]
-    # As process 1 our own first process takes everybody along when it ends; bwrap's would wait for them all.
+    # As process 1 our own first process takes all others along when it ends; bwrap's would wait for them all.
     command += ["--unshare-cgroup-try", "--cap-drop", "ALL", "--as-pid-1"]
     command += ["--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--proc", "/proc", *size, "--tmpfs", "/tmp"]
     for name in ("sys", "sysrq-trigger", "irq", "bus"):  # the host's own: bwrap leaves what real root could write

@@ -238,7 +238,7 @@ def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool, pe
         if number is not None:
             code += [_instruction(_EQUAL, number, 0, 1), deny]
     # CUDA starts by making a Unix socket and binding it to a name, and fails (error 304) where it may not. It may;
-    # it can connect it to nothing and send through it to nobody.
+    # it can connect it to nothing and send nothing through it.
     if not cuda:
         code += [_instruction(_EQUAL, _BIND[ARM], 0, 1), deny]
     if not peers:
@@ -253,7 +253,7 @@ def _filter_program(*, shared_host: bool, own_signals_only: bool, cuda: bool, pe
     code += [_instruction(_EQUAL, _CLONE3[ARM], 0, 1), absent]
     code += [_instruction(_EQUAL, _CLONE[ARM], 0, 4), load_first]
     code += [_instruction(_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1), deny, reload]
-    # Pages of memory that several processes share, taken away: whoever is timed next would fetch each anew.
+    # Pages of memory that several processes share, taken away: the process timed next would fetch each anew.
     code += [_instruction(_EQUAL, _FALLOCATE[ARM], 0, 4), _instruction(_LOAD, _SECOND_ARGUMENT_AT)]
     code += [_instruction(_ANY_BIT, _PUNCHING, 0, 1), deny, reload]
     for advice in _ADVICE_FOR_ALL:

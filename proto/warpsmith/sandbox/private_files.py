@@ -1,7 +1,7 @@
-"""Files that nobody else may have a hand in: directories that are ours, links that are not followed, names made safe.
+"""Files that no other user may have changed: directories that are ours, links that are not followed, names made safe.
 
 The one idea: a folder that only its owner and root can change holds what we put there, so it is enough to look at
-every folder on the way once; and a file that came with a folder, whoever made it, is opened without following links.
+every folder on the way once; and a file that came with a folder, from any user, is opened without following links.
 What is wrong is one `BadInput` that names the place and says what to do. It never reads what it refuses.
 """
 
@@ -23,7 +23,7 @@ from typing import IO
 from warpsmith.errors import BadInput
 
 ALONE = "WARPSMITH_ALONE"
-"""Variable that says, as our images do, that nobody else has an account here: a volume's folder may have any rights."""
+"""Variable that says, as our images do, that no other user exists here: a volume's folder may have any rights."""
 
 MOST_LINKS = 40
 """As many symbolic links on the way as Linux follows."""
@@ -39,7 +39,7 @@ def directory(path: Path, *, make: bool = True, remedy: str = "name another") ->
     """The real path of a directory that only we and root can change, made for us alone where it is missing.
 
     Raises:
-        BadInput: somebody else could change it or a folder on the way to it, or it is a symbolic link or no directory.
+        BadInput: another user could change it or a folder on the way to it, or it is a symbolic link or no directory.
         OSError: it cannot be made, or is missing.
     """
     place = Path(os.path.abspath(path))
@@ -91,14 +91,14 @@ def _walked(path: Path, remedy: str) -> Path:
             continue
         links += 1
         if found.st_uid not in (0, os.geteuid()) or links > MOST_LINKS:
-            raise BadInput(f"{entry}: is a symbolic link of somebody else's; {remedy}")
+            raise BadInput(f"{entry}: is a symbolic link of another user's; {remedy}")
         target = Path(os.path.normpath(place / os.readlink(entry)))
         waiting += reversed(target.parts[1:])
         place = Path("/")
 
 
 def _changed_by_others(place: Path, found: os.stat_result, *, is_last: bool) -> str:
-    """Who but us and root could change a folder; empty for nobody. In a sticky one they can, but not what is ours."""
+    """Why other users (not root) could change a folder, or empty. In a sticky one they can, but not what is ours."""
     if os.environ.get(ALONE) == "1":
         return ""
     if found.st_uid not in (0, os.geteuid()):
@@ -113,7 +113,7 @@ def _changed_by_others(place: Path, found: os.stat_result, *, is_last: bool) -> 
 
 
 def _refused(place: Path, why: str, remedy: str) -> BadInput:
-    return BadInput(f"{place}: {why}; {remedy}, or set {ALONE}=1 where nobody else has an account, as in a container")
+    return BadInput(f"{place}: {why}; {remedy}, or set {ALONE}=1 where no other user has an account, as in a container")
 
 
 def _is_own_group(place: Path, group: int) -> bool:
@@ -138,7 +138,7 @@ def user_name(number: int) -> str:
 
 
 def read_beneath(root: Path, name: str | PurePosixPath, *, most_bytes: int = 1 << 30) -> bytes:
-    """The bytes of a file below a folder, whoever filled that; no link is followed on the way from the folder.
+    """The bytes of a file below a folder that any user may have filled; no link is followed on the way from the folder.
 
     Raises:
         BadInput: the file or a folder on the way is a symbolic link, or no plain file, or too large.
@@ -212,10 +212,10 @@ def replace(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
 
 
 def claim(path: Path) -> None:
-    """Makes sure that what somebody else's code opens by this path is a plain file of ours alone, made where missing.
+    """Makes sure that what foreign code opens by this path is a plain file of ours alone, made where missing.
 
     Raises:
-        BadInput: it is a link, no plain file, or somebody else's.
+        BadInput: it is a link, no plain file, or another user's.
         OSError: it cannot be made or changed.
     """
     with append_to(path) as file:
@@ -258,7 +258,7 @@ def _explained(path: Path, folder: int | None = None, name: str | None = None) -
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and _link_stands(name or path, folder):
             raise _is_link(path) from None
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+        if error.errno == errno.ENXIO:  # a pipe that no process reads
             raise BadInput(f"{path}: is no plain file") from None
         raise
 

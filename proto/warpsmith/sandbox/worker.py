@@ -47,8 +47,8 @@ _TRACE_CHARACTERS: Final = 8192
 _START_DEADLINE_S: Final = 60.0
 _PAUSE_DEADLINE_S: Final = 10.0
 _PAUSE_LOOK_S: Final = 2e-5
-"""Between two looks whether all stand still: threads cannot stop on a processor that whoever looks never leaves (3 ms
-a pause on two processors)."""
+"""Between two looks whether all stand still: threads cannot stop on a processor while the thread that looks never
+leaves it (3 ms a pause on two processors)."""
 
 # A record: kind, length of the name, length of the body; then the name and the body.
 _HEADER: Final = struct.Struct("!BHI")
@@ -64,7 +64,7 @@ def _record(kind: int, name: str, body: bytes) -> bytes:
 
 
 class _Tail:
-    """Empties a pipe for as long as anybody writes to it, and keeps the last bytes."""
+    """Empties a pipe for as long as a process may write to it, and keeps the last bytes."""
 
     def __init__(self, descriptor: int) -> None:
         self._kept = bytearray()
@@ -142,7 +142,7 @@ class Worker:
         except BaseException:
             self.close()
             raise
-        # Nothing untrusted has run: whoever has a child now is the jail's own.
+        # Nothing untrusted has run: a process that has a child now is the jail's own.
         self._of_the_jail = frozenset(each for each in self.processes if jail_init.descendants(each))
         from warpsmith.sandbox import worker_metrics as metrics
 
@@ -428,7 +428,7 @@ def _answer(methods: Methods, method: str, body: bytes) -> bytes:
 
 
 def serve(entry: str, request_fd: int, reply_fd: int) -> NoReturn:
-    """Answers requests until the parent hangs up; never returns, and runs nobody's exit handlers."""
+    """Answers requests until the parent hangs up; never returns, and runs no exit handlers."""
     for descriptor in (request_fd, reply_fd):
         os.set_inheritable(descriptor, False)  # a process started by user code must not hold the pipes
     output = os.fdopen(reply_fd, "wb", closefd=False)
