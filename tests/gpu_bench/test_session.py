@@ -15,8 +15,9 @@ import pytest
 from gpu_bench.limits import Limits
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
+from gpu_bench.solutions.solution_session import SolutionSession
 from gpu_bench.truths import Truths
-from warpsmith.errors import BadInput, WorkerFault
+from warpsmith.errors import BadInput, Infrastructure, WorkerFault
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -346,8 +347,11 @@ def test_a_final_takes_the_process_that_was_made_while_its_finalist_was_verified
 
     monkeypatch.setattr(session._candidate, "load", lambda *_: None)
     monkeypatch.setattr(session._candidate, "call", measured)
+    workers.note_damage()  # of the process before it
     session.measure(benchmark_service_pb2.MeasureArtifactRequest(tier=timing_pb2.TIER_FINAL))
     assert timed_in == [spare]
+    workers.drop_damaged()
+    assert workers.current_bench is spare
     assert workers._cache is cache
     assert not workers.has_spare
     assert judged_in is not None
@@ -401,3 +405,22 @@ def test_closing_does_not_wait_for_what_is_being_compiled(small: Any) -> None:
     opening.join()
     assert time.monotonic() - begin < 30.0
     assert not directory.exists()
+
+
+def test_a_contest_whose_memory_could_not_be_shared_is_made_anew(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = SolutionSession(small.task())
+    shared: list[object] = []
+
+    def share(worker: object, _: int) -> None:
+        shared.append(worker)
+        if len(shared) == 1:
+            raise Infrastructure("no memory of the GPU")
+
+    monkeypatch.setattr(session._processes, "share", share)
+    try:
+        with pytest.raises(Infrastructure):
+            session._opened()
+        assert session._opened() is session._opened()
+        assert len(shared) == 2
+    finally:
+        session.close()
