@@ -55,7 +55,8 @@ def release_surplus(device: torch.device, task: task_pb2.Task | None = None) -> 
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError:  # a kernel has failed here: the process is at its end, and its fault is told elsewhere
         return
-    surplus = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    kept = torch.cuda.memory_stats_as_nested_dict(device)  # `memory_reserved` flattens and sorts it all: 0.5 ms a call
+    surplus = kept["reserved_bytes"]["all"]["current"] - kept["allocated_bytes"]["all"]["current"]
     size = sum(map(_bytes_of, (*task.inputs, *task.outputs))) if task is not None else total
     if not may_keep(surplus, free, total, size):
         torch.cuda.empty_cache()

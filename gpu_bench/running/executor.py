@@ -8,8 +8,10 @@ policy (`policy`) and judges nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -284,10 +286,16 @@ def _compiled(writer: _Writer, outputs: Iterable[str]) -> Call:
     # Defaults make every object a local variable of the function: the fastest look-up that Python has.
     defaults = ", ".join(f"{name}={name}" for name in writer.objects)
     scope: dict[str, Any] = dict(writer.objects)
-    exec(compile(f"def call({defaults}):\n    {body}", "<program>", "exec"), scope)
+    exec(_code(f"def call({defaults}):\n    {body}"), scope)
     # Taken out: a function in its own globals is a cycle, which would keep the tensors until a garbage collection.
     call: Call = scope.pop("call")
     return call
+
+
+@functools.lru_cache(maxsize=32)
+def _code(text: str) -> CodeType:
+    """A program is bound several times in each case, to other objects by the same names."""
+    return compile(text, "<program>", "exec")
 
 
 def _kept_tensors(program: candidate_pb2.Program, memory: Memory, outputs: Memory | None) -> dict[str, torch.Tensor]:

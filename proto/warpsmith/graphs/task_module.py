@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import random
@@ -59,12 +60,18 @@ def seed_generator(generator: torch.Generator, seed: int) -> torch.Generator:
     """
     generator.manual_seed(seed)
     if generator.device.type == "cpu" and seed >> 32:
-        stream = hashlib.shake_256(seed.to_bytes(8)).digest(4 * _TWISTER_WORDS)
-        state = generator.get_state()
-        words = state.view(torch.int64)[_TWISTER_BEGIN : _TWISTER_BEGIN + _TWISTER_WORDS]
-        words.copy_(torch.from_numpy(numpy.frombuffer(stream, numpy.uint32).astype(numpy.int64)))
-        generator.set_state(state)
+        generator.set_state(_twisted(seed))
     return generator
+
+
+@functools.lru_cache(maxsize=8)
+def _twisted(seed: int) -> torch.Tensor:
+    """The state of a processor's generator with every bit of the seed; a case seeds several times alike."""
+    state = torch.Generator().manual_seed(seed).get_state()
+    stream = hashlib.shake_256(seed.to_bytes(8)).digest(4 * _TWISTER_WORDS)
+    words = state.view(torch.int64)[_TWISTER_BEGIN : _TWISTER_BEGIN + _TWISTER_WORDS]
+    words.copy_(torch.from_numpy(numpy.frombuffer(stream, numpy.uint32).astype(numpy.int64)))
+    return state
 
 
 @dataclass(frozen=True)
