@@ -12,7 +12,7 @@ from pathlib import Path
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs.capture import CaptureRefused, capture
+from warpsmith.graphs.capture import CaptureRefused, capture, rehearse
 from warpsmith.graphs.task_module import TaskModule, load
 from warpsmith.v1 import graph_pb2, task_pb2
 
@@ -52,5 +52,6 @@ def _with_real_inputs(module: TaskModule) -> graph_pb2.Graph:
         raise BadInput(f"{where}: {refused}") from cause
 
 
+preload = rehearse
 METHODS = {"capture": (task_pb2.Task, capture_task)}
 """What the worker serves."""

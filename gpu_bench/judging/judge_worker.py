@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gpu_bench.judging import alone, comparison, conditioning, near_ties, plausible, undecided
-from gpu_bench.judging.loaded import LoadedTask, rehearse, release_surplus
+from gpu_bench.judging.loaded import LoadedTask, release_surplus
 from gpu_bench.judging.reference import Reference
 from gpu_bench.values import seeds
 from gpu_bench.values.cases import Cases, Taken
@@ -24,7 +24,7 @@ from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, TruthTooLarge, is_want_of_memory, with_room
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten
+from warpsmith.graphs import aten, capture
 from warpsmith.graphs.task_module import cause_of, seed_generators
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
@@ -293,7 +293,7 @@ _judges: list[Judge] = []
 
 def _warm_up(_: judging_pb2.WarmUpRequest) -> judging_pb2.Done:
     """Loads what capturing and comparing need."""
-    rehearse()
+    capture.rehearse()
     comparison.rehearse()
     return judging_pb2.Done()
 
@@ -344,6 +344,11 @@ def _boundary(request: judging_pb2.BoundaryRequest) -> judging_pb2.Boundary:
 def prepared() -> Judge:
     """The judge of this process, once it was prepared."""
     return _judges[0]
+
+
+def preload() -> None:
+    """As `fork_server.PRELOAD`."""
+    capture.rehearse()
 
 
 METHODS: Methods = {

@@ -71,11 +71,6 @@ def _bytes_of(spec: tensor_pb2.TensorSpec) -> int:
     return dtypes.element_span(spec) * dtypes.to_torch(spec.dtype).itemsize
 
 
-def rehearse() -> None:
-    """Captures a module of no meaning, on the processor: the first capture of a process imports for a second."""
-    capture.capture(torch.nn.ReLU(), (torch.zeros(2),))
-
-
 EXECUTORS = ("host", "cuda")
 """Built-in plugins."""
 

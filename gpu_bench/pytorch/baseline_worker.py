@@ -6,6 +6,7 @@ and timed by the same clock outside both. No solution is ever in it. The user's 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,11 @@ def _calls(request: judging_pb2.CallsRequest) -> judging_pb2.Calls:
     opened = _opened[0]
     with torch.no_grad():
         callee.serve({callee.CALL: opened.call, callee.MEMBERS: opened.restore})
+
+
+def preload() -> None:
+    """As `fork_server.PRELOAD`."""
+    importlib.import_module("torch._inductor.compile_fx")
 
 
 METHODS: Methods = {

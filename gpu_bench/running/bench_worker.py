@@ -17,7 +17,7 @@ import torch
 from gpu_bench import device, policy
 from gpu_bench.judging import alone, guard
 from gpu_bench.judging.guard import GuardedMemory, Seeds
-from gpu_bench.judging.loaded import Args, LoadedTask, rehearse, release_surplus
+from gpu_bench.judging.loaded import Args, LoadedTask, release_surplus
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.timing.timed_task import TimedTask
 from gpu_bench.values import seeds
@@ -25,7 +25,7 @@ from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs import aten, capture, dtypes
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
@@ -304,8 +304,7 @@ def _open(request: judging_pb2.OpenBenchRequest) -> judging_pb2.Done:
 def _warm_up(request: judging_pb2.WarmUpRequest) -> judging_pb2.Done:
     """Loads what capturing and baselines need, which takes seconds; times nothing, so others may be at work."""
     del request
-    rehearse()
-    importlib.import_module("torch._inductor.compile_fx")
+    preload()
     return judging_pb2.Done()
 
 
@@ -386,6 +385,12 @@ def _describe(request: benchmark_service_pb2.DescribeDeviceRequest) -> judging_p
     ceilings = device.describe(target).message()
     ceilings.device.environment.CopyFrom(device.environment(target))
     return ceilings
+
+
+def preload() -> None:
+    """As `fork_server.PRELOAD`: a second each for the first capture and the first compiled baseline."""
+    capture.rehearse()
+    importlib.import_module("torch._inductor.compile_fx")
 
 
 METHODS: Methods = {

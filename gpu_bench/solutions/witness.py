@@ -472,6 +472,8 @@ def _prepare(request: judging_pb2.PrepareJudgeRequest) -> judging_pb2.Preparatio
     return prepared
 
 
+preload = judge_worker.preload
+
 METHODS: Methods = {
     **judge_worker.METHODS,
     "prepare": (judging_pb2.PrepareJudgeRequest, _prepare),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ import pytest
 from warpsmith.errors import JailUnavailable
 from warpsmith.sandbox import jail, jail_init
 from warpsmith.sandbox.jail import Exit, Finished, Jailed, Policy, Rung
-from warpsmith.sandbox.jail_layout import confine
+from warpsmith.sandbox.jail_layout import specify
 
 SUCCESS = Exit(0, None)
 on_every_rung = pytest.mark.parametrize("rung", jail.probe(), ids=lambda rung: rung.value)
@@ -313,8 +312,7 @@ def test_processes_of_the_same_user_elsewhere_on_the_node_take_none_of_a_jails()
     # Other pods' processes count against the user and cannot be seen from here: the kernel's limit leaves room for
     # them where it counts the user's, and the jail's first process counts the jail's own.
     policy = Policy(processes=64)
-    asked = {rung: confine(["true"], policy, rung, control_fd=0) for rung in (Rung.LANDLOCK, Rung.UNSHARE)}
-    spec = {rung: json.loads(command[command.index("--") - 1]) for rung, command in asked.items()}
+    spec = {rung: specify(policy, rung, control_fd=0) for rung in (Rung.LANDLOCK, Rung.UNSHARE)}
     assert spec[Rung.LANDLOCK]["limits"]["NPROC"] > 64 + 4000
     assert (spec[Rung.LANDLOCK]["watched"], spec[Rung.LANDLOCK]["tasks"]) == (True, 64)
     if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):
@@ -337,9 +335,8 @@ def test_a_jail_is_watched_for_users_other_than_root_too(
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 60000)
     monkeypatch.setattr(jail_init, "_task_count", lambda _: 65)
-    command = confine(["true"], Policy(processes=64), Rung.LANDLOCK, control_fd=0)
     (wakeup, wake), (control, held) = os.pipe(), os.pipe()
-    spec = json.loads(command[command.index("--") - 1]) | {"control_fd": control}
+    spec = specify(Policy(processes=64), Rung.LANDLOCK, control_fd=control)
     try:
         assert jail_init._wait_for_target(0, spec, wakeup) == 128 + signal.SIGKILL
     finally:

@@ -29,11 +29,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from warpsmith.errors import JailUnavailable
 from warpsmith.sandbox import jail_init, lockdown
-from warpsmith.sandbox.jail_layout import Policy, Rung, confine, launch_environment, package_paths
+from warpsmith.sandbox.jail_layout import Policy, Rung, confine, launch_environment, package_paths, specify
 
 __all__ = [
     "Exit",
@@ -66,8 +66,26 @@ class Exit:
         return f"signal {self.signal_number}"
 
 
+class Process(Protocol):
+    """The first process of a jail, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+Fork = Callable[[jail_init.Spec, Sequence[int], int, int], Process | None]
+"""(spec, descriptors, stdout, stderr) → the first process of a jail, forked; None where it has to be a new one."""
+
+
 class Jailed:
-    """A running jailed process. Closing it, or the end of this process, ends it and all its descendants."""
+    """A running jailed process. Closing it, or the end of this process, ends it and all its descendants.
+
+    `fork`: has the target forked where `rung` allows it, as a new process by `argv` would be.
+    """
 
     def __init__(
         self,
@@ -80,18 +98,22 @@ class Jailed:
         pass_fds: Sequence[int] = (),
         stdout: int = subprocess.DEVNULL,
         stderr: int = subprocess.DEVNULL,
+        fork: Fork | None = None,
     ) -> None:
         self._closing = threading.Lock()
         inside, self._control = os.pipe()
         try:
-            # Popen, never fork: servers have threads, and gRPC does not survive a fork.
-            self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                confine(argv, policy, rung, control_fd=inside, env=env, cwd=cwd),
+            spec = specify(policy, rung, control_fd=inside, env=env, cwd=cwd)
+            descriptors = (inside, *pass_fds)
+            forked = fork(spec, descriptors, stdout, stderr) if fork and rung is not Rung.BUBBLEWRAP else None
+            # Popen, never a fork of our own: servers have threads, and gRPC does not survive a fork.
+            self.process: Process = forked or subprocess.Popen(
+                confine(argv, policy, rung, spec),
                 env=launch_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=(inside, *pass_fds),
+                pass_fds=descriptors,
                 start_new_session=True,
                 bufsize=0,
                 cwd="/",

@@ -18,7 +18,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypedDict
 
@@ -141,8 +141,8 @@ def _build_root(spec: Spec) -> None:
     lockdown.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", 0, wanted, len(wanted))
 
 
-def _enter_namespaces(spec: Spec) -> None:
-    """Continues as process 1 of fresh namespaces; the original process stays outside and passes the exit code on."""
+def _enter_namespaces(spec: Spec) -> int | None:
+    """None in process 1 of fresh namespaces; the original process stays outside and has its exit code."""
     user, group = os.getuid(), os.getgid()
     lockdown.syscall(_UNSHARE[lockdown.ARM], _NEW_NAMESPACES)
     Path("/proc/self/setgroups").write_text("deny")
@@ -152,9 +152,10 @@ def _enter_namespaces(spec: Spec) -> None:
     inner = os.fork()
     if inner:
         os.close(spec["control_fd"])
-        os._exit(_exit_code(os.waitpid(inner, 0)[1]))
+        return _exit_code(os.waitpid(inner, 0)[1])
     lockdown.prctl(lockdown.PR_SET_PDEATHSIG, signal.SIGKILL)
     _build_root(spec)
+    return None
 
 
 # --- The target -----------------------------------------------------------------------------------
@@ -166,15 +167,14 @@ def _exit_code(status: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _start_target(spec: Spec, argv: list[str], scratch: str) -> NoReturn:
-    """Turns this process into the target; every right is given up before the exec."""
+def confine_target(spec: Spec, scratch: str) -> None:
+    """Turns this process into the target; every right is given up."""
     os.setsid()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and an exec would pass that on
-        signal.signal(ignored, signal.SIG_DFL)
     os.chdir(spec["cwd"] or scratch)
     lockdown.limit_resources(spec["limits"])
     if spec["lock"]:
         lockdown.drop_capabilities()
+        lockdown.prctl(lockdown.PR_SET_DUMPABLE, 1)  # as an exec would: CUDA opens files of /proc/self
         # CUDA names its threads through /proc/self/task/*/comm, and fails (error 304) where it cannot. "self" is this
         # process: the numbers of those that it starts are not known yet, so they need all of the jail's own /proc.
         named = ["/proc"] if spec["peers"] else ["/proc/self/task"]
@@ -185,7 +185,11 @@ def _start_target(spec: Spec, argv: list[str], scratch: str) -> NoReturn:
             devices=spec["devices"],
         )
         lockdown.filter_syscalls(shared_host=spec["shared_host"], cuda=spec["gpu"], peers=spec["peers"])
-    os.execvpe(argv[0], argv, {"HOME": scratch, "TMPDIR": scratch, **spec["env"]})
+
+
+def target_environment(spec: Spec, scratch: str) -> dict[str, str]:
+    """All of it."""
+    return {"HOME": scratch, "TMPDIR": scratch, **spec["env"]}
 
 
 def _children(pid: int) -> Iterator[int]:
@@ -277,7 +281,11 @@ def _wait_for_target(target: int, spec: Spec, wakeup: int) -> int:
             return 128 + signal.SIGKILL
 
 
-def _supervise(spec: Spec, argv: list[str]) -> int:
+Target = Callable[[Spec, str], NoReturn]
+"""(spec, scratch directory) → never returns: it has `confine_target` called, and goes on as the target."""
+
+
+def _supervise(spec: Spec, become_target: Target, kept: Sequence[int]) -> int:
     lockdown.prctl(lockdown.PR_SET_CHILD_SUBREAPER, 1)
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)  # the target runs as the same user and must not open our memory
     scratch = "/tmp"
@@ -291,11 +299,11 @@ def _supervise(spec: Spec, argv: list[str]) -> int:
     target = os.fork()
     if target == 0:
         try:
-            _start_target(spec, argv, scratch)
+            become_target(spec, scratch)
         except BaseException as error:
-            os.write(2, f"jail: cannot start {argv[0]}: {error}\n".encode())
+            os.write(2, f"jail: cannot start: {error}\n".encode())
             os._exit(127 if isinstance(error, FileNotFoundError) else SETUP_FAILED)
-    _close_all_but(spec["control_fd"], wakeup, signalled)
+    close_all_but(spec["control_fd"], wakeup, signalled, *kept)
     code = _wait_for_target(target, spec, wakeup)
     if spec["shared_host"]:
         _kill_descendants(at_once=at_once)
@@ -303,8 +311,8 @@ def _supervise(spec: Spec, argv: list[str]) -> int:
     return code  # elsewhere the end of this process ends the PID namespace, and everyone in it
 
 
-def _close_all_but(*kept: int) -> None:
-    """Lets go of the target's pipes, so that their readers see the end when the target ends."""
+def close_all_but(*kept: int) -> None:
+    """Lets go of all but the first three and these, so that who reads a pipe of the target sees its end."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             with contextlib.suppress(OSError):
@@ -324,20 +332,37 @@ def remove(scratch: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def run(spec: Spec, become_target: Target, leave: Callable[[int], NoReturn], kept: Sequence[int] = ()) -> NoReturn:
+    """Builds the jail, starts its target and outlives it; `leave` ends the process that was called, with the exit code.
+
+    `kept`: descriptors that `leave` needs.
+    """
+    try:
+        code = _enter_namespaces(spec) if spec["unshare"] else None
+        if code is None:
+            code = _supervise(spec, become_target, () if spec["unshare"] else kept)
+            if spec["unshare"]:
+                os._exit(code)
+    except OSError as error:
+        sys.stderr.write(f"jail: cannot be built: {error}\n")
+        code = SETUP_FAILED
+    sys.stderr.flush()
+    leave(code)
+
+
 def main() -> NoReturn:
     """Reads SPEC and ARGV from the command line; never returns."""
     spec: Spec = json.loads(sys.argv[1])
     argv = sys.argv[3:]
     os.set_inheritable(spec["control_fd"], False)
-    try:
-        if spec["unshare"]:
-            _enter_namespaces(spec)
-        code = _supervise(spec, argv)
-    except OSError as error:
-        sys.stderr.write(f"jail: cannot be built: {error}\n")
-        code = SETUP_FAILED
-    sys.stderr.flush()
-    os._exit(code)
+
+    def start(spec: Spec, scratch: str) -> NoReturn:
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and an exec would pass that on
+            signal.signal(ignored, signal.SIG_DFL)
+        confine_target(spec, scratch)
+        os.execvpe(argv[0], argv, target_environment(spec, scratch))
+
+    run(spec, start, os._exit)
 
 
 if __name__ == "__main__":

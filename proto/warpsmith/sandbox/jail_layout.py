@@ -167,28 +167,21 @@ def _tasks_of_user() -> int:
 # --- The command ----------------------------------------------------------------------------------
 
 
-def confine(
-    argv: Sequence[str],
-    policy: Policy,
-    rung: Rung,
-    *,
-    control_fd: int,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> list[str]:
-    """The command that runs `argv` confined, for as long as the writing end of `control_fd` stays open."""
+def specify(
+    policy: Policy, rung: Rung, *, control_fd: int, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> jail_init.Spec:
+    """What the jail's first process must know; it lives as long as the writing end of `control_fd` stays open."""
     namespaced = rung in (Rung.BUBBLEWRAP, Rung.UNSHARE)
     if policy.peers and rung is Rung.LANDLOCK:
         raise ValueError("the landlock rung keeps the processes of a jail apart")
-    mounts = _mounts(policy)
     proc = ["/proc"] if namespaced else [f"/proc/{name}" for name in _PROC]
-    spec = jail_init.Spec(
+    return jail_init.Spec(
         unshare=rung is Rung.UNSHARE,
         shared_host=not namespaced,
         lock=rung is not Rung.NONE,
         gpu=policy.gpu,
         peers=policy.peers,
-        mounts=mounts if rung is Rung.UNSHARE else [],
+        mounts=_mounts(policy) if rung is Rung.UNSHARE else [],
         readable=[*_readable(policy), *proc],
         listable=[str(path) for path in policy.listable],
         writable=[*map(str, policy.writable), *(["/tmp", "/dev/shm"] if namespaced else [])],
@@ -202,9 +195,13 @@ def confine(
         env={"PATH": _PATH, "LANG": "C.UTF-8", **(env or {})},
         control_fd=control_fd,
     )
+
+
+def confine(argv: Sequence[str], policy: Policy, rung: Rung, spec: jail_init.Spec) -> list[str]:
+    """The command that runs `argv` confined, with what `specify` gave."""
     # -S: no site-packages, whose start-up hooks would cost more than the jail. `launch_environment` has the path.
     first = [sys.executable, "-S", "-s", "-P", "-m", "warpsmith.sandbox.jail_init", json.dumps(spec), "--", *argv]
-    return [*_bubblewrap(mounts, policy), *first] if rung is Rung.BUBBLEWRAP else first
+    return [*_bubblewrap(_mounts(policy), policy), *first] if rung is Rung.BUBBLEWRAP else first
 
 
 def _bubblewrap(mounts: Iterable[tuple[str, str, str]], policy: Policy) -> list[str]:

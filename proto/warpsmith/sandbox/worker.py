@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -32,7 +33,7 @@ from google.protobuf.message import DecodeError, Message
 
 from warpsmith import printable
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
-from warpsmith.sandbox import jail, jail_init
+from warpsmith.sandbox import fork_server, jail, jail_init
 
 Methods = Mapping[str, tuple[type[Message], Callable[[Any], Message]]]
 """What an entry point names: method name -> (request type, handler)."""
@@ -113,14 +114,17 @@ class Worker:
         # -s, -P: neither the user's own packages nor the current directory can stand in for a module.
         command = [sys.executable, "-s", "-P", "-m", "warpsmith.sandbox.worker", entry, str(requests), str(replies)]
         try:
+            environment = _environment(roots, env or {})
+            server = fork_server.server_for(environment)
             self._jailed = jail.Jailed(
                 command,
                 policy,
                 self.rung,
-                env=_environment(roots, env or {}),
+                env=environment,
                 pass_fds=(requests, replies, *shared_fds),
                 stdout=printed,
                 stderr=printed,
+                fork=functools.partial(server.fork, entry, (requests, replies)),
             )
         except BaseException:
             for descriptor in (self._requests, self._replies, output):
@@ -448,4 +452,6 @@ def serve(entry: str, request_fd: int, reply_fd: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--fork":
+        fork_server.main(int(sys.argv[2]), serve)
     serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
