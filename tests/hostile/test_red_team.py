@@ -29,7 +29,7 @@ from workers import Job, Setting, judged, one
 
 pytestmark = pytest.mark.hostile
 
-SEED, COUNT, WORKERS = 19, 60, max(1, min(2, len(os.sched_getaffinity(0))))
+SEED, COUNT, WORKERS = 19, 200, max(1, min(2, len(os.sched_getaffinity(0))))
 HONEST_COUNT = 12
 VIEWS = ("a view of the input", "an input that both change and return")
 """What returns an input's memory changes with the next call's input: judged as honest, in every slice."""
