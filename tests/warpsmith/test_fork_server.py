@@ -155,9 +155,13 @@ def test_the_next_server_takes_the_place_of_one_that_was_killed(start: Start) ->
 
 @pytest.mark.parametrize("rung", FORKING[:1], indirect=True)
 @pytest.mark.parametrize("text", ["threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "1 / 0"])
-def test_a_module_that_cannot_be_forked_is_served_by_a_new_process(start: Start, entry: Path, text: str) -> None:
+def test_a_module_that_cannot_be_forked_is_served_by_a_new_process(
+    start: Start, entry: Path, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     entry.write_text(f"{ENTRY}\ndef preload():\n    {text}\n")
     assert evaluated(start(), "out = 1 + 1") == "2"
+    assert evaluated(start(), "out = 1 + 1") == "2"
+    assert capfd.readouterr().err.count("is started as a new process") == 1  # said once
 
 
 def test_a_killed_first_process_is_told_as_killed(start: Start) -> None:

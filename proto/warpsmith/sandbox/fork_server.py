@@ -5,7 +5,8 @@
 The one idea: what a jail is stays the same; `jail_init` builds it from the same specification, in a forked process in
 place of a new one. The server is started by the service that asks it, with nothing of its environment but what
 libraries read while they load. It has one thread, runs only code that is installed, forgets each request, and ends
-with the service. Where bubblewrap builds the jail, or the server cannot serve, a worker is a new process.
+with the service. A worker is a new process where bubblewrap builds the jail, where it reaches a GPU (CUDA does not
+survive a fork, and much of PyTorch begins it unasked), and where the server cannot serve.
 
 Run as `python -m warpsmith.sandbox.worker --fork SOCKET` by `ForkServer`.
 """
@@ -16,6 +17,7 @@ import array
 import atexit
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -30,6 +32,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from warpsmith.sandbox import jail_init, lockdown
@@ -50,7 +53,9 @@ _READ_WHILE_LOADING: Final = (
 _MOST_SERVERS: Final = 8
 _READ_LATER: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 PRELOAD: Final = "preload"
-"""A function of an entry's module that the server calls once, for what the first call of every worker would import."""
+"""A function of an entry's module that the server calls once, for what the first call of every worker would import; not
+where there is a GPU, which a first capture and PyTorch's compiler touch."""
+_GPU: Final = Path("/dev/nvidiactl")
 
 
 # --- The service's side ---------------------------------------------------------------------------
@@ -101,6 +106,8 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
+        self._refused: set[str] = set()
+        """Entries that cannot be forked."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -133,6 +140,8 @@ class ForkServer:
 
         `descriptors` have the same numbers there. None where the server cannot: it says why on standard error.
         """
+        if entry in self._refused:
+            return None
         status, told = os.pipe()
         text = json.dumps({"spec": spec, "pipes": pipes, "numbers": [1, 2, told, *descriptors], "status": told})
         name, body = entry.encode(), text.encode()
@@ -152,6 +161,7 @@ class ForkServer:
         if pid > 0:
             return Forked(pid, status)
         os.close(status)
+        self._refused.add(entry)
         sys.stderr.write(f"fork server: {entry} is started as a new process: {reason}\n")
         return None
 
@@ -185,6 +195,13 @@ def server_for(environment: Mapping[str, str]) -> ForkServer:
         if len(_servers) > _MOST_SERVERS:
             _servers.pop(next(iter(_servers))).close()
         return server
+
+
+def forking(
+    entry: str, pipes: tuple[int, int], environment: Mapping[str, str]
+) -> Callable[[jail_init.Spec, Sequence[int], int, int], Forked | None]:
+    """What forks a worker of an entry, as `ForkServer.fork` does, by (spec, descriptors, stdout, stderr)."""
+    return functools.partial(server_for(environment).fork, entry, pipes)
 
 
 @atexit.register
@@ -249,7 +266,8 @@ def _request(connection: socket.socket) -> tuple[str, bytearray, list[int]]:
 def _prepare(entry: str) -> None:
     """Imports an entry's module, and what its workers would import next."""
     module = importlib.import_module(entry.partition(":")[0])
-    getattr(module, PRELOAD, lambda: None)()
+    if not _GPU.exists():
+        getattr(module, PRELOAD, lambda: None)()
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("what it imports begins threads")
     gc.collect()

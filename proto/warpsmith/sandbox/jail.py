@@ -84,7 +84,7 @@ Fork = Callable[[jail_init.Spec, Sequence[int], int, int], Process | None]
 class Jailed:
     """A running jailed process. Closing it, or the end of this process, ends it and all its descendants.
 
-    `fork`: has the target forked where `rung` allows it, as a new process by `argv` would be.
+    `fork`: has the target forked, as a new process by `argv` would be; not on BUBBLEWRAP.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Jailed:
         try:
             spec = specify(policy, rung, control_fd=inside, env=env, cwd=cwd)
             descriptors = (inside, *pass_fds)
-            forked = fork(spec, descriptors, stdout, stderr) if fork and rung is not Rung.BUBBLEWRAP else None
+            forked = fork(spec, descriptors, stdout, stderr) if fork else None
             # Popen, never a fork of our own: servers have threads, and gRPC does not survive a fork.
             self.process: Process = forked or subprocess.Popen(
                 confine(argv, policy, rung, spec),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import importlib.util
 import json
@@ -115,7 +114,7 @@ class Worker:
         command = [sys.executable, "-s", "-P", "-m", "warpsmith.sandbox.worker", entry, str(requests), str(replies)]
         try:
             environment = _environment(roots, env or {})
-            server = fork_server.server_for(environment)
+            can_fork = self.rung is not jail.Rung.BUBBLEWRAP and not policy.gpu
             self._jailed = jail.Jailed(
                 command,
                 policy,
@@ -124,7 +123,7 @@ class Worker:
                 pass_fds=(requests, replies, *shared_fds),
                 stdout=printed,
                 stderr=printed,
-                fork=functools.partial(server.fork, entry, (requests, replies)),
+                fork=fork_server.forking(entry, (requests, replies), environment) if can_fork else None,
             )
         except BaseException:
             for descriptor in (self._requests, self._replies, output):
