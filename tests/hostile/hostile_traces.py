@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpsmith.sandbox import jail_init
+from warpsmith.sandbox import fork_server, jail_init
 
 _KERNELS = "kernel_runner", "T"
 """Name and state of a kernels' process that stands still: a bench keeps the last one until it needs another."""
@@ -51,7 +51,7 @@ class Traces:
                 state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
             except OSError:
                 continue  # ended in between
-            if (name, state) != _KERNELS:
+            if (name, state) != _KERNELS and name != fork_server.NAME:  # that stays
                 names[name] += 1
         return names, len(os.listdir(self.place)), _ownerless()
 

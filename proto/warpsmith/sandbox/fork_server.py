@@ -55,6 +55,9 @@ _READ_LATER: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 PRELOAD: Final = "preload"
 """A function of an entry's module that the server calls once, for what the first call of every worker would import; not
 where there is a GPU, which a first capture and PyTorch's compiler touch."""
+NAME: Final = "fork-server"
+"""Of the server among processes."""
+_NAME: Final = Path("/proc/self/comm")
 _GPU: Final = Path("/dev/nvidiactl")
 
 
@@ -189,8 +192,10 @@ def server_for(environment: Mapping[str, str]) -> ForkServer:
     key = os.getpid(), tuple(sorted(needed.items()))
     with _starting:
         server = _servers.pop(key, None)
-        if server is None or not server.alive:
-            server = ForkServer(needed)
+        if server is not None and not server.alive:
+            server.close()
+            server = None
+        server = server or ForkServer(needed)
         _servers[key] = server  # the last is the one that was asked last
         if len(_servers) > _MOST_SERVERS:
             _servers.pop(next(iter(_servers))).close()
@@ -228,6 +233,8 @@ def main(descriptor: int, serve: Serve) -> NoReturn:
     """Forks what is asked for until the service hangs up; never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is left of those that end: the service is told by a pipe
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)  # other processes of the same user must not open our memory
+    own_name = _NAME.read_text()
+    _NAME.write_text(NAME)
     connection = socket.socket(fileno=descriptor)
     prepared: set[str] = set()
     with contextlib.suppress(EOFError, ConnectionError):
@@ -240,6 +247,7 @@ def main(descriptor: int, serve: Serve) -> NoReturn:
                     prepared.add(name)
                 if (pid := os.fork()) == 0:
                     connection.detach()
+                    _NAME.write_text(own_name)
                     _become_first_process(name, text, descriptors, serve)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"[:1000].encode()
