@@ -232,9 +232,9 @@ def _received(connection: socket.socket, size: int) -> bytearray:
 def main(descriptor: int, serve: Serve) -> NoReturn:
     """Forks what is asked for until the service hangs up; never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is left of those that end: the service is told by a pipe
-    lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)  # other processes of the same user must not open our memory
     own_name = _NAME.read_text()
     _NAME.write_text(NAME)
+    lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)  # other processes of the same user must not open our memory
     connection = socket.socket(fileno=descriptor)
     prepared: set[str] = set()
     with contextlib.suppress(EOFError, ConnectionError):
@@ -247,6 +247,7 @@ def main(descriptor: int, serve: Serve) -> NoReturn:
                     prepared.add(name)
                 if (pid := os.fork()) == 0:
                     connection.detach()
+                    lockdown.prctl(lockdown.PR_SET_DUMPABLE, 1)  # files of /proc/self are root's otherwise
                     _NAME.write_text(own_name)
                     _become_first_process(name, text, descriptors, serve)
             except Exception as error:
