@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.settings import Settings
-from warpsmith.errors import IllegalMove
+from warpsmith.contract import earlier
+from warpsmith.errors import BadInput, IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2
 
 S = TypeVar("S", bound=Settings)
@@ -93,6 +94,9 @@ class Offered:
     """A schedule among others: who asks it holds settings of a type that only it knows.
 
     Settings of another schedule raise IllegalMove.
+
+    Raises:
+        BadInput: a setting is called what one of ours was called: archives could not tell them apart.
     """
 
     def __init__(self, schedule: Schedule[S]) -> None:
@@ -101,6 +105,9 @@ class Offered:
                 raise IllegalMove(f"schedule {schedule.name} has settings of its own, no {type(settings).__name__}")
             return settings
 
+        for name, declared in schedule.settings.declared().items():
+            if earlier.is_taken(name, map(str, declared.values)):
+                raise BadInput(f"schedule {schedule.name}: {name!r}, or what it may be, was a name of another setting")
         self.made: object = schedule
         """The schedule itself."""
         self.name = schedule.name

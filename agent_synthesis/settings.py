@@ -3,7 +3,7 @@
     @dataclass(frozen=True)
     class MySettings(Settings):
         order: Order = setting(Order.ALONG, "the axis along which tiles come one after the other")
-        overlap: bool = setting(True, "whether a kernel may start while the previous one ends")
+        dependent_launch: bool = setting(True, "whether a kernel may start while the previous one ends")
         threads: int = setting(256, "threads of a block", (128, 256, 512))
 
 The one idea: a field is declared once, and the steps of a search, the names and values on the wire and the pages
@@ -31,7 +31,7 @@ Domain = Iterable[Value] | EllipsisType
 _KEY = "setting"
 
 
-Loads = StrEnum("Loads", "ONCE SHARED")
+Loads = StrEnum("Loads", "EVICT_FIRST CACHED")
 """Whether what a kernel reads is for it alone, or kept for others."""
 Stores = StrEnum("Stores", "PLAIN STREAMING")
 """Whether results stay in the caches, or pass them."""

@@ -9,11 +9,11 @@ from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import Axis, Expression, Index, Load, Nest, Quotient, Remainder
 
-SKEWED_ROW = 4096
-"""Elements from which on a row that begins anywhere is read in packs unasked, behind a ragged head and tail."""
+UNALIGNED_ROW = 4096
+"""Elements from which on a row that begins anywhere is read in vectors unasked, behind a ragged head and tail."""
 
-Access = OneOf["pack", "same", "each"]
-"""Of one access by the elements of a pack: neighbours in memory, all the same element, or anything else."""
+Access = OneOf["vector", "same", "each"]
+"""Of one access by the elements of a vector: neighbours in memory, all the same element, or anything else."""
 
 
 def loads(nest: Nest) -> list[Load]:
@@ -43,12 +43,12 @@ def row_data_bytes(nest: Nest) -> int:
     return sum(b.element_count * b.type.size_bytes for b in nest.buffers if b.name in names)
 
 
-def access(index: Index, axis: str, pack: int) -> Access:
-    """How the elements of a pack (aligned, along the axis) lie to each other."""
-    step = _step(index, axis, pack)
+def access(index: Index, axis: str, width: int) -> Access:
+    """How the elements of a vector (aligned, along the axis) lie to each other."""
+    step = _step(index, axis, width)
     if step == 0:
         return "same"
-    return "pack" if step == 1 and _aligned(index, axis, pack) and pack > 1 else "each"
+    return "vector" if step == 1 and _aligned(index, axis, width) and width > 1 else "each"
 
 
 def run(nest: Nest) -> int:
@@ -77,8 +77,8 @@ def is_contiguous(index: Index, axis: str) -> bool:
     return _step(index, axis, 1) == 1
 
 
-def _step(index: Index, axis: str, pack: int) -> int | None:
-    """How far one step inside an aligned pack moves; None when it differs between steps."""
+def _step(index: Index, axis: str, width: int) -> int | None:
+    """How far one step inside an aligned vector moves; None when it differs between steps."""
     total = 0
     for atom, coefficient in index.terms:
         if isinstance(atom, str):
@@ -86,58 +86,59 @@ def _step(index: Index, axis: str, pack: int) -> int | None:
             continue
         if axis not in atom.value.axes():
             continue
-        inner = _step(atom.value, axis, pack)
+        inner = _step(atom.value, axis, width)
         if inner == 0:
             continue
-        if inner != 1 or atom.divisor % pack or not _aligned(atom.value, axis, pack):
+        if inner != 1 or atom.divisor % width or not _aligned(atom.value, axis, width):
             return None
         total += 0 if isinstance(atom, Quotient) else coefficient
     return total
 
 
-def _aligned(index: Index, axis: str, pack: int) -> bool:
-    """Whether the first element of a pack has an index that is a multiple of the pack."""
-    if index.offset % pack:
+def _aligned(index: Index, axis: str, width: int) -> bool:
+    """Whether the first element of a vector has an index that is a multiple of the vector."""
+    if index.offset % width:
         return False
     for atom, coefficient in index.terms:
-        if coefficient % pack == 0 or atom == axis:
+        if coefficient % width == 0 or atom == axis:
             continue
         if isinstance(atom, str | Quotient) or axis not in atom.value.axes():
             return False
-        if atom.divisor % pack or not _aligned(atom.value, axis, pack):
+        if atom.divisor % width or not _aligned(atom.value, axis, width):
             return False
     return True
 
 
-def widest_pack(nest: Nest, axis: Axis) -> int:
+def widest_vector(nest: Nest, axis: Axis) -> int:
     """The most elements that every contiguous access can move at once: 16 bytes of the narrowest type, 8 elements."""
     contiguous = [
         (nest.buffer(name).type.size_bytes, index) for name, index in accesses(nest) if _step(index, axis.name, 1) == 1
     ]
     if not contiguous:
         return 1
-    pack = min(8, 16 // min(size for size, _ in contiguous))
+    width = min(8, 16 // min(size for size, _ in contiguous))
     largest = max(size for size, _ in contiguous)
-    while pack * largest > 32:
-        pack //= 2
-    while pack > 1 and (axis.extent % pack or any(access(index, axis.name, pack) != "pack" for _, index in contiguous)):
-        pack //= 2
-    return pack
+    while width * largest > 32:
+        width //= 2
+    places = [index for _, index in contiguous]
+    while width > 1 and (axis.extent % width or any(access(at, axis.name, width) != "vector" for at in places)):
+        width //= 2
+    return width
 
 
-def wide_pack(nest: Nest, axis: Axis) -> int:
+def wide_vector(nest: Nest, axis: Axis) -> int:
     """Elements of one access, of 16 bytes of the widest type: a warp then moves what lies together."""
     sizes = [nest.buffer(name).type.size_bytes for name, _ in accesses(nest)]
-    return max(1, min(widest_pack(nest, axis), 16 // max(sizes)))
+    return max(1, min(widest_vector(nest, axis), 16 // max(sizes)))
 
 
-def skew(nest: Nest, axis: Axis, pack: int) -> Index | None:
-    """Where rows begin that no pack can be aligned to: the place of a row's first element in what is read or written.
+def skew(nest: Nest, axis: Axis, width: int) -> Index | None:
+    """Where rows begin that no vector can be aligned to: the place of a row's first element in what is read or written.
 
-    Packs then begin up to `pack - 1` elements before the row, so that they are aligned; accesses of other rows' places
-    modulo `pack` go element by element. None where packs are aligned anyway, or where nothing is contiguous.
+    Vectors then begin up to `width - 1` elements before the row, so that they are aligned; accesses of other rows'
+    places modulo `width` go element by element. None where vectors are aligned anyway, or where nothing is contiguous.
     """
-    if pack == 1 or widest_pack(nest, axis) % pack == 0:
+    if width == 1 or widest_vector(nest, axis) % width == 0:
         return None
     found = [
         (nest.buffer(name).element_count, index)
@@ -145,34 +146,34 @@ def skew(nest: Nest, axis: Axis, pack: int) -> Index | None:
         if index.coefficient(axis.name) == 1 and min([index.offset, *(c for _, c in index.terms)]) >= 0
     ]
     _, largest = max(found, key=lambda access: access[0], default=(0, None))
-    if largest is None or axis.extent < pack:
+    if largest is None or axis.extent < width:
         return None
     return Index(largest.offset, tuple(term for term in largest.terms if term[0] != axis.name))
 
 
-def skewed_access(index: Index, axis: str, pack: int, place: Index) -> Access:
-    """`access`, for packs that are aligned to rows beginning at `place`."""
+def unaligned_access(index: Index, axis: str, width: int, place: Index) -> Access:
+    """`access`, for vectors that are aligned to rows beginning at `place`."""
     if axis not in index.axes():
         return "same"
     if index.coefficient(axis) != 1:
         return "each"
     apart = index + place.scaled(-1)
     moved = [apart.offset, *(coefficient for atom, coefficient in apart.terms if atom != axis)]
-    return "pack" if all(coefficient % pack == 0 for coefficient in moved) else "each"
+    return "vector" if all(coefficient % width == 0 for coefficient in moved) else "each"
 
 
-def best_pack(nest: Nest, axis: Axis, shortest: int = SKEWED_ROW) -> int:
-    """The widest pack; in rows of at least `shortest` that begin anywhere, one that is skewed to be aligned.
+def best_vector(nest: Nest, axis: Axis, shortest: int = UNALIGNED_ROW) -> int:
+    """The widest vector; in unaligned rows of at least `shortest`, one that begins before the row.
 
-    That needs three quarters of what is contiguous to begin at one place modulo the pack: the rest goes by element.
+    That needs three quarters of what is contiguous to begin at one place modulo the vector: the rest goes by element.
     """
-    pack = widest_pack(nest, axis)
+    width = widest_vector(nest, axis)
     contiguous = [(nest.buffer(name), index) for name, index in accesses(nest) if index.coefficient(axis.name) == 1]
-    if pack > 1 or axis.extent < shortest or not contiguous:
-        return pack
+    if width > 1 or axis.extent < shortest or not contiguous:
+        return width
     wide = min(8, 16 // max(buffer.type.size_bytes for buffer, _ in contiguous))
     place = skew(nest, axis, wide)
     if place is None:
-        return pack
-    alike = [b.element_count for b, i in contiguous if skewed_access(i, axis.name, wide, place) == "pack"]
-    return wide if 4 * sum(alike) >= 3 * sum(buffer.element_count for buffer, _ in contiguous) else pack
+        return width
+    alike = [b.element_count for b, i in contiguous if unaligned_access(i, axis.name, wide, place) == "vector"]
+    return wide if 4 * sum(alike) >= 3 * sum(buffer.element_count for buffer, _ in contiguous) else width

@@ -47,11 +47,11 @@ class Turn:
         loads: list[Load | Store] = [load for load in memory_access.loads(self.nest) if self.crosses(load.index)]
         return loads + [store for store in self.nest.stores if self.crosses(store.index)]
 
-    def pack_across(self, access: Load | Store) -> int:
+    def width_across(self, access: Load | Store) -> int:
         """Elements that such an access moves at once: 16 bytes, or less where they are not aligned."""
         most, across = 16 // self.nest.buffer(access.buffer).type.size_bytes, self.across
         fits = (size for size in (8, 4, 2) if size <= most and across.extent % size == 0)
-        return next((size for size in fits if memory_access.access(access.index, across.name, size) == "pack"), 1)
+        return next((size for size in fits if memory_access.access(access.index, across.name, size) == "vector"), 1)
 
     @property
     def others(self) -> tuple[Axis, ...]:

@@ -39,7 +39,7 @@ COPIED_BYTES = 4 << 30
 """Read and written by the copy that shares are of, in all."""
 HEAD = ("nest", "what brings data on chip", "without, µs", "share", "with, µs", "share", "gain",
         "eager, µs", "compiled, µs")  # fmt: skip
-REGISTERS = ("warp", "block", "cluster", "grid", "two_pass")
+REGISTERS = ("warp", "block", "cluster", "grid", "two_kernels")
 """Strategies of row reductions that load to registers."""
 
 
@@ -86,7 +86,7 @@ CASES = (
     Case("layer norm 4096 x 393216", weighted_norm, (ROWS, ROWS[1:], ROWS[1:]), COPIES, ("reduce", REGISTERS)),
     Case("norm of 64 rows of 16 MB", normed, ((64, 64, 65536),), COPIES, ("reduce", REGISTERS)),
     Case("cumsum 20000 x 50000", lambda x: torch.cumsum(x, 1), ((20000, 50000),), "next part of the row: registers",
-         ("ahead", ("no",))),
+         ("prefetch", ("no",))),
     Case("max pool 3, stride 1, 16 x 64 x 512 x 512", lambda x: F.max_pool2d(x, 3, 1, 1), ((16, 64, 512, 512),),
          "rows of the window: registers", ("reuse", ("none",))),
     Case("transpose, GELU 8192 x 8192", turned_gelu, ((8192, 8192),), TILES, "cuda_pointwise", compares=True),

@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from warpsmith.contract import words
+from warpsmith.contract import earlier, words
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, timing_pb2, verdict_pb2
 
 DIGITS = 16
@@ -162,9 +162,10 @@ def _spelled(move: analysis_pb2.Move) -> list[Any]:
 
 def _move(spelled: Sequence[Any]) -> analysis_pb2.Move:
     word, group, choice, *arguments = spelled
-    return analysis_pb2.Move(
+    move = analysis_pb2.Move(
         kind=words.move_kind_of(word), group=group, choice=choice, arguments=arguments[0] if arguments else None
     )
+    return earlier.translated(move)
 
 
 def _packed(message: Message) -> str:

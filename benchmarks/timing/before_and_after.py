@@ -37,13 +37,14 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
 from orchestrator.tasks import intake
+from warpsmith.contract import earlier
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
 BAR_MEAN, BAR_WORST = 1.01, 1.03
 """Of the first kernels: the geometric mean, and the slowest of them."""
 FIRST = "first"
-STRATEGIES = ("reduce", "reuse", "ahead", "scan", "order")
+STRATEGIES = ("reduce", "reuse", "prefetch", "scan", "order")
 """Choices by which a schedule writes another kernel."""
 
 
@@ -184,14 +185,20 @@ def read(file: Path) -> dict[str, Kernel]:
     with zipfile.ZipFile(file) as archive:
         names = [name.removesuffix(".program") for name in archive.namelist() if name.endswith(".program")]
         return {
-            name: Kernel(
-                name,
+            today(name): Kernel(
+                today(name),
                 candidate_pb2.Program.FromString(archive.read(f"{name}.program")),
                 task_pb2.Task.FromString(archive.read(f"{name}.task")),
                 artifact_pb2.Artifact.FromString(archive.read(f"{name}.artifact")),
             )
             for name in names
         }
+
+
+def today(name: str) -> str:
+    """A kernel's name, of which an earlier version may have spelled the strategy otherwise."""
+    label, _, strategy = name.partition("/")
+    return f"{label}/{' '.join(map(earlier.choice, strategy.split()))}"
 
 
 def compare(old: Path, new: Path, rounds: int, only: str) -> int:

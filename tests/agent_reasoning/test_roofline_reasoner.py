@@ -221,18 +221,18 @@ def timed_trial(moves: list[Move], ns: float) -> trial_pb2.Trial:
 def test_a_kernel_far_above_its_roofline_wants_its_work_spread_otherwise() -> None:
     size = 4 * 25 * MB
     grid = Cost(read_bytes=size, write_bytes=4, launch_count=1, parallel_count=512)
-    two_pass = Cost(read_bytes=size, write_bytes=4, launch_count=2, parallel_count=100)
+    two_kernels = Cost(read_bytes=size, write_bytes=4, launch_count=2, parallel_count=100)
     authored = group("sum", "aten.sum.default", grid)
     authored.computed_by = analysis_pb2.ENGINE_AUTHORED
     moves = [
         legal("set", "sum", "stores=plain", before=grid, after=grid),
-        legal("set", "sum", "reduce=two_pass", before=grid, after=two_pass),
+        legal("set", "sum", "reduce=two_kernels", before=grid, after=two_kernels),
     ]
     before = [Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="sum")]
     unmeasured = propose(ask([authored], moves, before=before))
     assert [new_moves(each)[0][2] for each in unmeasured] == ["stores=plain"]
     slow = propose(ask([authored], moves, before=before, history=[timed_trial(before, 200_000)]))
-    assert [new_moves(each)[0][2] for each in slow] == ["reduce=two_pass", "stores=plain"]
+    assert [new_moves(each)[0][2] for each in slow] == ["reduce=two_kernels", "stores=plain"]
     assert slow[0].predicted_speedup > 1.5
 
 

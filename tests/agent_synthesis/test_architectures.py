@@ -28,8 +28,8 @@ OF_CLUSTERS = {
     subject.strategy
     for subject in ONE_OF_EACH
     if (given := subject.parameters) is not None
-    and given.words().get("reduce") in ("cluster", "ahead")
-    and given.splits > 1
+    and given.words().get("reduce") in ("cluster", "prefetched")
+    and given.ctas > 1
 }
 
 

@@ -446,7 +446,7 @@ def test_a_mask_takes_registers_so_three_warpgroups_have_smaller_tiles() -> None
     args = (*of(512, 512, 64), some(2, 3, 512, 512))
     plan = as_one_kernel(masked, *args)
     settings = plan.groups[-1].settings
-    three = replace(settings, turns=False, warpgroups=3)
+    three = replace(settings, ping_pong=False, warpgroups=3)
     with pytest.raises(IllegalMove, match="registers"):
         require_fits(H200, nest_of(plan), three)
 

@@ -72,9 +72,9 @@ def with_strategy(nest: Nest, reduce: str, **changes: str | int) -> Settings:
     candidates = [default, *schedule.alternatives(nest, default)]
     chosen = next((c for c in candidates if c.reduce == reduce), None)
     if chosen is None:
-        splits = 2 if reduce in ("cluster", "grid", "two_pass") else 1
+        ctas = 2 if reduce in ("cluster", "grid", "two_kernels") else 1
         lanes = 32 if reduce == "warp" else 64
-        chosen = replace(default, reduce=Reduce(reduce), threads=64, lanes=lanes, splits=splits, packs=2)
+        chosen = replace(default, reduce=Reduce(reduce), threads=64, lanes=lanes, ctas=ctas, vectors=2)
     return chosen.changed(changes)
 
 
@@ -98,21 +98,25 @@ def test_default_rows_compile_and_stay_in_registers(
 
 @pytest.mark.parametrize(
     "reduce",
-    [strategy for strategy in [each.value for each in Reduce] if strategy not in ("stream", "hold", "roll", "ahead")],
+    [
+        strategy
+        for strategy in [each.value for each in Reduce]
+        if strategy not in ("pipelined", "resident", "ring", "prefetched")
+    ],
 )
 @pytest.mark.parametrize("merge", ["yes", "no"])
 @pytest.mark.parametrize("nest", [softmax(7, 1003), layer_norm(6, 2048, Type.BF16)], ids=lambda n: n.name)
 def test_every_strategy_compiles(compile_cuda: Compile, nest: Nest, reduce: str, merge: str) -> None:
     emission = CudaRowReduction(H200).emit(nest, with_strategy(nest, reduce, merge=merge))
     compile_cuda(emission)
-    assert len(emission.launches) == (1 if reduce != "two_pass" else 2 if merge == "yes" else 3)
+    assert len(emission.launches) == (1 if reduce != "two_kernels" else 2 if merge == "yes" else 3)
 
 
-def streaming(nest: Nest, **changes: str | int) -> Settings:
-    """Settings of the strategy stream, from the defaults of whatever the nest would get."""
+def pipelined(nest: Nest, **changes: str | int) -> Settings:
+    """Settings of the strategy pipelined, from the defaults of whatever the nest would get."""
     default = CudaRowReduction(H200).defaults(nest)
-    started: dict[str, str | int] = {"reduce": "stream", "merge": "yes", "preload": "yes", "threads": 256, "splits": 4}
-    wanted = started | {"min_blocks": 1, "depth": 4, "lag": 1} | changes
+    started: dict[str, str | int] = {"reduce": "pipelined", "merge": "yes", "preload": "yes", "threads": 256, "ctas": 4}
+    wanted = started | {"min_blocks": 1, "stages": 4, "lag": 1} | changes
     return default.changed({**wanted, "lanes": wanted["threads"]})
 
 
@@ -120,27 +124,27 @@ def streaming(nest: Nest, **changes: str | int) -> Settings:
     ("nest", "changes"),
     [
         (softmax(999, 16384), {}),
-        (softmax(999, 16384), {"splits": 1, "depth": 2}),
-        (softmax(999, 16384), {"splits": 3, "lag": 2, "depth": 6}),
+        (softmax(999, 16384), {"ctas": 1, "stages": 2}),
+        (softmax(999, 16384), {"ctas": 3, "lag": 2, "stages": 6}),
         (layer_norm(4096, 20004), {}),
-        (layer_norm(4096, 20004), {"splits": 3, "lag": 2, "depth": 6}),
+        (layer_norm(4096, 20004), {"ctas": 3, "lag": 2, "stages": 6}),
         (layer_norm(4096, 20004), {"preload": "no"}),
-        (layer_norm(4096, 8192), {"splits": 1}),
+        (layer_norm(4096, 8192), {"ctas": 1}),
         (layer_norm(1 << 17, 32768, Type.BF16), {}),
         (layer_norm(1 << 17, 32768, Type.BF16), {"preload": "no"}),
         (row_dot(999, 16384), {}),
-        (row_dot(999, 16384), {"splits": 1, "depth": 3}),
+        (row_dot(999, 16384), {"ctas": 1, "stages": 3}),
     ],
     ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
 )
-def test_rows_that_stream_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]) -> None:
-    emission = CudaRowReduction(H200).emit(nest, streaming(nest, **changes))
+def test_rows_that_are_pipelined_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]) -> None:
+    emission = CudaRowReduction(H200).emit(nest, pipelined(nest, **changes))
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
-    splits = changes.get("splits", 4)
-    assert launch.cooperative == (splits != 1)
-    assert launch.grid.x == 132 // int(splits) * int(splits)
-    assert [space.zero_between_calls for space in emission.workspaces] == [True] * (splits != 1)
+    ctas = changes.get("ctas", 4)
+    assert launch.cooperative == (ctas != 1)
+    assert launch.grid.x == 132 // int(ctas) * int(ctas)
+    assert [space.zero_between_calls for space in emission.workspaces] == [True] * (ctas != 1)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +217,8 @@ def test_reductions_of_other_types_compile(compile_cuda: Compile, type_: Type, r
 
 @pytest.mark.parametrize(
     ("rows", "columns", "reduce"),
-    [(1, 1048576, "two_pass"), (16, 16384, "cluster"), (16, 262144, "grid"), (32, 65536, "cluster"),
-     (128, 131072, "cluster"), (4096, 1024, "warp"), (4096, 16384, "block"), (4096, 393216, "ahead"),
+    [(1, 1048576, "two_kernels"), (16, 16384, "cluster"), (16, 262144, "grid"), (32, 65536, "cluster"),
+     (128, 131072, "cluster"), (4096, 1024, "warp"), (4096, 16384, "block"), (4096, 393216, "prefetched"),
      (7168, 262144, "cluster"), (1048576, 64, "warp")],
 )  # fmt: skip
 @pytest.mark.parametrize("build", [softmax, layer_norm], ids=lambda f: f.__name__)
@@ -222,29 +226,29 @@ def test_the_measured_rule_chooses_the_team(
     build: Callable[[int, int], Nest], rows: int, columns: int, reduce: str
 ) -> None:
     if build is layer_norm and rows >= 128 and columns > 16384:
-        reduce = "stream"  # rows share the weight, which blocks that stay keep
+        reduce = "pipelined"  # rows share the weight, which blocks that stay keep
     assert CudaRowReduction(H200).defaults(build(rows, columns)).reduce == reduce
 
 
 @pytest.mark.parametrize(
-    ("columns", "splits", "threads"), [(1 << 21, 256, 512), (6 << 20, 256, 512), (64 << 20, 528, 512)]
+    ("columns", "ctas", "threads"), [(1 << 21, 256, 512), (6 << 20, 256, 512), (64 << 20, 528, 512)]
 )
-def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: int, splits: int, threads: int) -> None:
+def test_a_sum_over_all_is_read_by_many_blocks(compile_cuda: Compile, columns: int, ctas: int, threads: int) -> None:
     nest = row_dot(1, columns)
     chosen = CudaRowReduction(H200).defaults(nest)
-    assert chosen.reduce == "two_pass"
-    assert (chosen.splits, chosen.threads) == (splits, threads)
+    assert chosen.reduce == "two_kernels"
+    assert (chosen.ctas, chosen.threads) == (ctas, threads)
     assert spilled_bytes(compile_cuda(emitted(nest))) == 0
 
 
-@pytest.mark.parametrize(("rows", "columns", "splits"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
-def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, splits: int) -> None:
-    chosen = row_defaults.two_pass(CudaRowReduction(H200), iteration_space.canonical(softmax(rows, columns)))
-    assert chosen.splits == splits
+@pytest.mark.parametrize(("rows", "columns", "ctas"), [(1, 9 << 20, 256), (1, 1 << 20, 64), (16, 4 << 20, 64)])
+def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, ctas: int) -> None:
+    chosen = row_defaults.two_kernels(CudaRowReduction(H200), iteration_space.canonical(softmax(rows, columns)))
+    assert chosen.ctas == ctas
 
 
 @pytest.mark.parametrize(
-    ("nest", "threads", "lanes", "splits"),
+    ("nest", "threads", "lanes", "ctas"),
     [
         (column_sum(513, 39 * 511), 256, 32, 1),  # a column each, of a tensor that is no large one
         (column_softmax(64, 40_001), 256, 32, 1),
@@ -256,10 +260,10 @@ def test_two_kernels_of_few_rows_have_many_blocks(rows: int, columns: int, split
     ids=["many rows", "64 rows", "23 rows", "8 rows", "fewer columns", "few columns"],
 )
 def test_threads_above_each_other_have_several_rows_each(
-    compile_cuda: Compile, nest: Nest, threads: int, lanes: int, splits: int
+    compile_cuda: Compile, nest: Nest, threads: int, lanes: int, ctas: int
 ) -> None:
     settings = CudaColumnReduction(H200).defaults(nest)
-    assert (settings.threads, settings.lanes, settings.splits) == (threads, lanes, splits)
+    assert (settings.threads, settings.lanes, settings.ctas) == (threads, lanes, ctas)
     assert (
         spilled_bytes(compile_cuda(CudaColumnReduction(H200).emit(nest, CudaColumnReduction(H200).defaults(nest)))) == 0
     )
@@ -271,10 +275,10 @@ def test_settings_without_effect_are_no_alternatives() -> None:
     default = schedule.defaults(nest)
     found = schedule.alternatives(nest, default)
     assert {candidate.exp for candidate in found} == {"accurate"}
-    sizes = {(c.threads, c.packs) for c in found if c.reduce == "block"}
+    sizes = {(c.threads, c.vectors) for c in found if c.reduce == "block"}
     assert {(256, 16), (1024, 4)} <= sizes, "a team of another size holds the same row"
-    assert all(threads * packs <= 512 * 8 or c.pack < 4 for c in found for threads, packs in
-               [(c.threads, c.packs)] if c.reduce == "block")  # fmt: skip
+    assert all(threads * vectors <= 512 * 8 or c.vector_width < 4 for c in found for threads, vectors in
+               [(c.threads, c.vectors)] if c.reduce == "block")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -361,7 +365,7 @@ def test_rereading_rows_costs_their_bytes_only_beyond_the_second_level_cache() -
     nest = softmax(4096, 16384)
     kept = schedule.defaults(nest)
     assert schedule.footprint(nest, kept).extra_bytes == 0
-    reread = with_strategy(nest, "two_pass", threads=256, lanes=256, splits=4, packs=2)
+    reread = with_strategy(nest, "two_kernels", threads=256, lanes=256, ctas=4, vectors=2)
     assert schedule.footprint(nest, reread).extra_bytes >= 4096 * 16384 * 4
 
 
@@ -371,11 +375,11 @@ def test_rereading_rows_costs_their_bytes_only_beyond_the_second_level_cache() -
 @pytest.mark.parametrize(
     ("reduce", "changes", "reason"),
     [
-        ("grid", {"splits": 512, "min_blocks": 1}, "wait for each other"),
-        ("cluster", {"splits": 3}, "2, 4, 8 or 16"),
-        ("cluster", {"threads": 512, "lanes": 512, "min_blocks": 2, "packs": 16}, "registers"),
+        ("grid", {"ctas": 512, "min_blocks": 1}, "wait for each other"),
+        ("cluster", {"ctas": 3}, "2, 4, 8 or 16"),
+        ("cluster", {"threads": 512, "lanes": 512, "min_blocks": 2, "vectors": 16}, "registers"),
         ("block", {"threads": 2048, "lanes": 2048}, "1024 threads"),
-        ("block", {"pack": 3}, "lie together"),
+        ("block", {"vector_width": 3}, "lie together"),
         ("warp", {"lanes": 5}, "part of a warp"),
     ],
 )
@@ -390,18 +394,18 @@ def test_what_does_not_fit_is_refused(reduce: str, changes: dict[str, str | int]
     [
         (softmax(999, 16384), {"merge": "no"}, "one exchange"),
         (softmax(999, 1003), {}, "16 bytes"),
-        (softmax(999, 16384), {"depth": 2}, "reach ahead"),
-        (softmax(999, 16384), {"depth": 20}, "shared memory"),
-        (softmax(999, 16384), {"lag": 5, "depth": 8}, "1 to 4 turns"),
-        (softmax(999, 262144), {"splits": 140, "depth": 3}, "more than fit"),
+        (softmax(999, 16384), {"stages": 2}, "reach ahead"),
+        (softmax(999, 16384), {"stages": 20}, "shared memory"),
+        (softmax(999, 16384), {"lag": 5, "stages": 8}, "1 to 4 rows"),
+        (softmax(999, 262144), {"ctas": 140, "stages": 3}, "more than fit"),
     ],
 )
-def test_rows_that_cannot_stream_are_refused(nest: Nest, changes: dict[str, str | int], reason: str) -> None:
+def test_rows_that_cannot_be_pipelined_are_refused(nest: Nest, changes: dict[str, str | int], reason: str) -> None:
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction(H200).emit(nest, streaming(nest, **changes))
+        CudaRowReduction(H200).emit(nest, pipelined(nest, **changes))
 
 
-def test_rows_overwritten_in_place_do_not_stream() -> None:
+def test_rows_overwritten_in_place_are_not_pipelined() -> None:
     nest = softmax(999, 16384)
     place = at(i=16384, j=1)
     x = Load("y", place, F32)
@@ -411,13 +415,13 @@ def test_rows_overwritten_in_place_do_not_stream() -> None:
         (Store("y", place, doubled),), (BufferRef("y", F32, 999 * 16384, True),),
     )  # fmt: skip
     with pytest.raises(IllegalMove, match="in place"):
-        CudaRowReduction(H200).emit(verify(own), streaming(own))
+        CudaRowReduction(H200).emit(verify(own), pipelined(own))
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"splits": 9000}, "cannot share"),
+        ({"ctas": 9000}, "cannot share"),
         ({"lanes": 96}, "no multiple"),
         ({"threads": 1024, "unroll": 16}, "registers"),
     ],
@@ -435,21 +439,21 @@ def test_shared_columns_need_a_single_visit() -> None:
     schedule = CudaColumnReduction(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match="one visit"):
-        schedule.emit(nest, replace(default, splits=2))
+        schedule.emit(nest, replace(default, ctas=2))
 
 
-# ---- how packs are read ------------------------------------------------------------------------------
+# ---- how vectors are read ------------------------------------------------------------------------------
 
 
 def test_neighbours_are_read_together_only_where_every_pack_is_aligned() -> None:
-    assert memory_access.access(at(i=64, j=1), "j", 4) == "pack"
+    assert memory_access.access(at(i=64, j=1), "j", 4) == "vector"
     assert memory_access.access(at(2, i=64, j=1), "j", 4) == "each"
     assert memory_access.access(at(i=63, j=1), "j", 4) == "each"
     assert memory_access.access(at(i=64), "j", 4) == "same"
     assert memory_access.access(at(j=2), "j", 4) == "each"
 
 
-def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_cuda: Compile) -> None:
+def test_one_axis_of_any_length_has_vectors_of_which_the_last_is_predicated(compile_cuda: Compile) -> None:
     nest, schedule = gelu(2102787), CudaPointwise(H200)
     emission = schedule.emit(nest, schedule.defaults(nest))
     compile_cuda(emission)
@@ -458,24 +462,24 @@ def test_one_axis_of_any_length_has_packs_of_which_the_last_hangs_over(compile_c
     assert "ws::store_inside<kColumns>(y + i_begin, y_pack, i_begin);" in emission.text
 
 
-def test_what_begins_between_two_packs_goes_element_by_element() -> None:
+def test_what_begins_between_two_vectors_goes_element_by_element() -> None:
     nest = gelu(2102787)
     (store,) = nest.stores
     load = next(iter(memory_access.loads(nest)))
     shifted = Load(load.buffer, at(1, i=1), load.type)
     buffers = tuple(replace(buffer, element_count=buffer.element_count + 1) for buffer in nest.buffers)
     moved = replace(nest, stores=(replace(store, index=at(1, i=1), value=call("neg", shifted)),), buffers=buffers)
-    assert CudaPointwise(H200).defaults(moved).pack == 1
+    assert CudaPointwise(H200).defaults(moved).vector_width == 1
 
 
-def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
+def test_an_axis_split_by_a_quotient_still_has_vectors() -> None:
     channel = Index(0, ((Quotient(at(j=1), 16), 1),))
     assert memory_access.access(channel, "j", 4) == "same"
     assert memory_access.access(Index(0, ((Quotient(at(j=1), 6), 1),)), "j", 4) == "each"
     nest = iteration_space.canonical(batch_norm(8, 64, 784))
-    assert memory_access.widest_pack(nest, nest.reduced[0]) == 4
+    assert memory_access.widest_vector(nest, nest.reduced[0]) == 4
     odd = iteration_space.canonical(batch_norm(8, 64, 49))
-    assert memory_access.widest_pack(odd, odd.reduced[0]) == 1
+    assert memory_access.widest_vector(odd, odd.reduced[0]) == 1
 
 
 # ---- how it reads ------------------------------------------------------------------------------------
@@ -484,8 +488,8 @@ def test_an_axis_split_by_a_quotient_still_has_packs() -> None:
 @pytest.mark.parametrize(
     "nest",
     [softmax(4096, 16384), layer_norm(16, 262144), row_dot(1, 1048576), column_sum(8192, 8192), gelu(1 << 20),
-     replace(layer_norm(4096, 393216), name="layer_norm_stream"),
-     replace(layer_norm(16, 1 << 22), name="layer_norm_roll")],
+     replace(layer_norm(4096, 393216), name="layer_norm_pipelined"),
+     replace(layer_norm(16, 1 << 22), name="layer_norm_ring")],
     ids=lambda n: n.name,
 )  # fmt: skip
 def test_emitted_source_is_the_golden_one(nest: Nest) -> None:

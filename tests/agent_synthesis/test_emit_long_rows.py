@@ -44,47 +44,47 @@ def spilled_bytes(report: str) -> int:
     ("nest", "changes"),
     [
         (layer_norm(16, 1 << 22), {}),
-        (layer_norm(16, 1 << 22), {"splits": 66, "depth": 13}),
+        (layer_norm(16, 1 << 22), {"ctas": 66, "stages": 13}),
         (softmax(7, 1 << 22), {"lag": 4, "stores": "streaming"}),
-        (softmax(999, 65536), {"splits": 1, "depth": 4}),
-        (layer_norm(7, 100004), {"splits": 6, "depth": 5}),
+        (softmax(999, 65536), {"ctas": 1, "stages": 4}),
+        (layer_norm(7, 100004), {"ctas": 6, "stages": 5}),
         (batch_statistics(64, 64, 1 << 18), {}),
-        (batch_statistics(64, 64, 1 << 18), {"splits": 128, "packs": 4, "depth": 6, "lag": 0, "held": 12}),
-        (group_norm(112, 8, 8, 1 << 18), {"splits": 33, "packs": 4, "depth": 6, "held": 8}),
-        (softmax(7, 1 << 22), {"splits": 66, "packs": 4, "depth": 5, "held": 12}),
-        (layer_norm(64, 1 << 20, Type.BF16), {"pack": 8, "splits": 33, "depth": 4}),
+        (batch_statistics(64, 64, 1 << 18), {"ctas": 128, "vectors": 4, "stages": 6, "lag": 0, "held": 12}),
+        (group_norm(112, 8, 8, 1 << 18), {"ctas": 33, "vectors": 4, "stages": 6, "held": 8}),
+        (softmax(7, 1 << 22), {"ctas": 66, "vectors": 4, "stages": 5, "held": 12}),
+        (layer_norm(64, 1 << 20, Type.BF16), {"vector_width": 8, "ctas": 33, "stages": 4}),
     ],
     ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
 )
 def test_rows_that_are_kept_in_shared_memory_compile(
     compile_cuda: Compile, nest: Nest, changes: dict[str, str | int]
 ) -> None:
-    settings = {"reduce": "hold", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming"}
-    sizes = {"threads": 512, "splits": 132, "packs": 2, "pack": 4, "depth": 8, "lag": 2, "held": 0}
+    settings = {"reduce": "resident", "preload": "no", "merge": "yes", "dependent_launch": "yes", "stores": "streaming"}
+    sizes = {"threads": 512, "ctas": 132, "vectors": 2, "vector_width": 4, "stages": 8, "lag": 2, "held": 0}
     sizes["min_blocks"] = 1
     emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings | sizes | changes))
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
-    splits = int(changes.get("splits", 132))
-    assert launch.cooperative == (splits > 1)
-    assert launch.grid.x == min(nest.row_count, 132 // splits) * splits
-    assert [space.zero_between_calls for space in emission.workspaces] == [True, True] * (splits > 1)
+    ctas = int(changes.get("ctas", 132))
+    assert launch.cooperative == (ctas > 1)
+    assert launch.grid.x == min(nest.row_count, 132 // ctas) * ctas
+    assert [space.zero_between_calls for space in emission.workspaces] == [True, True] * (ctas > 1)
 
 
 @pytest.mark.parametrize("build", [softmax, layer_norm, row_dot], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("reduce", ["warp", "block", "cluster", "grid", "two_pass"])
-def test_rows_that_begin_anywhere_are_read_in_packs_behind_a_ragged_head(
+@pytest.mark.parametrize("reduce", ["warp", "block", "cluster", "grid", "two_kernels"])
+def test_rows_that_begin_anywhere_are_read_in_vectors_behind_a_ragged_head(
     compile_cuda: Compile, build: Callable[[int, int], Nest], reduce: str
 ) -> None:
     nest = build(5, 4099)
-    splits = 2 if reduce in ("cluster", "grid", "two_pass") else 1
+    ctas = 2 if reduce in ("cluster", "grid", "two_kernels") else 1
     settings = {
         "reduce": reduce,
         "threads": 64,
         "lanes": 32 if reduce == "warp" else 64,
-        "splits": splits,
-        "pack": 4,
-        "packs": 4,
+        "ctas": ctas,
+        "vector_width": 4,
+        "vectors": 4,
         "min_blocks": 1,
     }
     emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings))
@@ -93,10 +93,10 @@ def test_rows_that_begin_anywhere_are_read_in_packs_behind_a_ragged_head(
     assert ".unaligned = true" in emission.text
 
 
-def test_long_rows_that_begin_anywhere_get_packs_unasked() -> None:
+def test_long_rows_that_begin_anywhere_get_vectors_unasked() -> None:
     schedule = CudaRowReduction(H200)
-    assert schedule.defaults(softmax(32768, 65535)).pack == 4
-    assert schedule.defaults(softmax(999, 333)).pack == 1, "short rows would be mostly head and tail"
+    assert schedule.defaults(softmax(32768, 65535)).vector_width == 4
+    assert schedule.defaults(softmax(999, 333)).vector_width == 1, "short rows would be mostly head and tail"
 
 
 def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() -> None:
@@ -104,18 +104,18 @@ def test_merged_axes_that_lie_together_are_contiguous_although_others_are_not() 
     simple = iteration_space.canonical(nest)
     (x,) = {index for name, index in memory_access.accesses(simple) if name == "y"}
     assert x.coefficient(simple.reduced[0].name) == 1
-    assert CudaRowReduction(H200).defaults(nest).pack == 4
+    assert CudaRowReduction(H200).defaults(nest).vector_width == 4
 
 
 def test_a_long_row_is_shared_by_as_many_blocks_as_keep_it_in_shared_memory() -> None:
-    found = preferred(group_norm(112, 8, 8, 1 << 18), "hold")
-    assert found.splits == 32, "shared memory and registers of 132 SMs hold four rows of 8 MB at once"
+    found = preferred(group_norm(112, 8, 8, 1 << 18), "resident")
+    assert found.ctas == 32, "shared memory and registers of 132 SMs hold four rows of 8 MB at once"
 
 
 def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None:
     nest = batch_statistics(64, 64, 1 << 18)
-    schedule, held = CudaRowReduction(H200), {"threads": 512, "splits": 132, "packs": 4, "depth": 6, "lag": 2}
-    kept = with_settings(nest, reduce="hold", preload="no", **held)
+    schedule, held = CudaRowReduction(H200), {"threads": 512, "ctas": 132, "vectors": 4, "stages": 6, "lag": 2}
+    kept = with_settings(nest, reduce="resident", preload="no", **held)
     x_bytes = 4 * (64 * 64 << 18)
     waiting = 64 * (24 << 20)  # what memory could have moved while the blocks of 64 rows agree
     again = schedule.footprint(nest, kept).extra_bytes - waiting
@@ -124,48 +124,48 @@ def test_of_a_row_that_is_too_long_to_keep_only_the_rest_is_read_again() -> None
 
 def test_blocks_that_cannot_keep_a_row_leave_the_rest_to_the_cache() -> None:
     found = CudaRowReduction(H200).defaults(batch_statistics(64, 64, 1 << 18))
-    assert (found.reduce, found.loads) == ("hold", "shared")
-    assert (found.splits, found.held, found.lag) == (128, 12, 0)
+    assert (found.reduce, found.loads) == ("resident", "cached")
+    assert (found.ctas, found.held, found.lag) == (128, 12, 0)
     text = CudaRowReduction(H200).emit(batch_statistics(64, 64, 1 << 18), found).text
     assert "kResident = kX;" in text
-    assert f".depth = {found.depth}, .lag = 0, .held = 12" in text
+    assert f".depth = {found.stages}, .lag = 0, .held = 12" in text
     skeleton = (INCLUDE_DIRECTORY / "ws_rows_resident.cuh").read_text()
     assert "CopyVector<Shared, Shape, kLast> copy" in skeleton, "what stays leaves its room in the cache to the rest"
 
 
 def test_where_blocks_could_keep_little_of_a_row_two_kernels_read_it() -> None:
     found = CudaRowReduction(H200).defaults(batch_statistics(128, 64, 1 << 18))
-    assert (found.reduce, found.depth) == ("two_pass", 1)
+    assert (found.reduce, found.stages) == ("two_kernels", 1)
 
 
-@pytest.mark.parametrize("packs", [1, 4])
-def test_blocks_that_store_channels_follow_each_other_as_memory_does(packs: int) -> None:
+@pytest.mark.parametrize("vectors", [1, 4])
+def test_blocks_that_store_channels_follow_each_other_as_memory_does(vectors: int) -> None:
     nest = batch_statistics(64, 64, 1 << 18)
-    settings = with_settings(nest, reduce="two_pass", threads=512, splits=64, packs=packs, depth=1)
+    settings = with_settings(nest, reduce="two_kernels", threads=512, ctas=64, vectors=vectors, stages=1)
     text = CudaRowReduction(H200).emit(nest, settings).text
     ((together, backwards),) = re.findall(r"store_rows<batch_statistics_stores, (\d+), (\w+), 64>", text)
     assert backwards == "false"
     skeleton = (INCLUDE_DIRECTORY / "ws_rows_two_kernels.cuh").read_text().replace("unsigned(kRows)", "kRows")
     rank, row = (re.findall(rf"      {name} = (.*kTogether.*);", skeleton)[0] for name in ("rank", "number"))
-    blocks = (64 * 64 << 18) // (2048 * packs)
+    blocks = (64 * 64 << 18) // (2048 * vectors)
     for number in (0, 1, 31, 32, 127, 128, 4095, 77777, blocks - 1):
         scope = {"block": number, "kTogether": int(together), "kRows": 64}
-        column = eval(rank.replace("/", "//"), dict(scope)) * 2048 * packs
+        column = eval(rank.replace("/", "//"), dict(scope)) * 2048 * vectors
         place = (column >> 18) * (64 << 18) + (eval(row.replace("/", "//"), dict(scope)) << 18) + column % (1 << 18)
-        assert place == number * 2048 * packs
+        assert place == number * 2048 * vectors
 
 
 def test_stores_walk_backwards_where_the_cache_still_has_much_of_what_was_read() -> None:
     for images, backwards in ((4, True), (64, False)):
         nest = batch_statistics(images, 64, 1 << 18)
-        settings = with_settings(nest, reduce="two_pass", threads=512, splits=4, packs=4, depth=1)
+        settings = with_settings(nest, reduce="two_kernels", threads=512, ctas=4, vectors=4, stages=1)
         text = CudaRowReduction(H200).emit(nest, settings).text
         assert re.findall(r"store_rows<batch_statistics_stores, \d+, (\w+), 4>", text) == [str(backwards).lower()]
 
 
 def test_rows_that_share_weights_load_them_once() -> None:
     nest = layer_norm(16, 1 << 22)
-    emission = CudaRowReduction(H200).emit(nest, preferred(nest, "two_pass"))
+    emission = CudaRowReduction(H200).emit(nest, preferred(nest, "two_kernels"))
     assert "kCommon = kWeight | kBias;" in emission.text
     assert "ws::store_several_rows<layer_norm_stores, 16, " in emission.text
     skeleton = (INCLUDE_DIRECTORY / "ws_rows_two_kernels.cuh").read_text()
@@ -178,40 +178,40 @@ def test_rows_that_share_weights_load_them_once() -> None:
 @pytest.mark.parametrize(
     ("nest", "changes"),
     [
-        (softmax(4096, 393216), {"splits": 8, "packs": 24}),
-        (softmax(4096, 393216), {"splits": 16, "packs": 24, "threads": 256, "min_blocks": 2}),
-        (softmax(32768, 65535), {"splits": 4, "packs": 9}),
-        (layer_norm(4096, 16384), {"splits": 1, "packs": 8}),
-        (softmax(999, 65536, Type.F16), {"splits": 2, "packs": 8, "pack": 8}),
+        (softmax(4096, 393216), {"ctas": 8, "vectors": 24}),
+        (softmax(4096, 393216), {"ctas": 16, "vectors": 24, "threads": 256, "min_blocks": 2}),
+        (softmax(32768, 65535), {"ctas": 4, "vectors": 9}),
+        (layer_norm(4096, 16384), {"ctas": 1, "vectors": 8}),
+        (softmax(999, 65536, Type.F16), {"ctas": 2, "vectors": 8, "vector_width": 8}),
     ],
     ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()),
 )
-def test_rows_that_come_ahead_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, int]) -> None:
-    sizes = {"threads": 512, "pack": 4, "min_blocks": 1, **changes}
+def test_prefetched_rows_compile(compile_cuda: Compile, nest: Nest, changes: dict[str, int]) -> None:
+    sizes = {"threads": 512, "vector_width": 4, "min_blocks": 1, **changes}
     emission = CudaRowReduction(H200).emit(
-        nest, with_settings(nest, reduce="ahead", preload="no", merge="yes", **sizes)
+        nest, with_settings(nest, reduce="prefetched", preload="no", merge="yes", **sizes)
     )
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
-    splits = changes["splits"]
-    teams = min(nest.row_count, H200.resident_clusters(splits) * sizes["min_blocks"])
-    assert (launch.grid.x, max(1, launch.cluster.x)) == (teams * splits, splits)
+    ctas = changes["ctas"]
+    teams = min(nest.row_count, H200.resident_clusters(ctas) * sizes["min_blocks"])
+    assert (launch.grid.x, max(1, launch.cluster.x)) == (teams * ctas, ctas)
     assert "kAhead = kX;" in emission.text
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"pack": 1, "packs": 96}, "16 bytes"), ({"packs": 12}, "packs of a row"), ({"splits": 3}, "1, 2, 4, 8 or 16"),
-     ({"threads": 1024, "packs": 24, "splits": 4}, "shared memory")],
+    [({"vector_width": 1, "vectors": 96}, "16 bytes"), ({"vectors": 12}, "vectors of a row"),
+     ({"ctas": 3}, "1, 2, 4, 8 or 16"), ({"threads": 1024, "vectors": 24, "ctas": 4}, "shared memory")],
 )  # fmt: skip
-def test_what_cannot_come_ahead_is_refused_with_the_reason(changes: dict[str, int], reason: str) -> None:
+def test_what_cannot_be_prefetched_is_refused_with_the_reason(changes: dict[str, int], reason: str) -> None:
     nest = softmax(4096, 393216)
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction(H200).emit(nest, with_settings(nest, reduce="ahead", **{"threads": 512, **changes}))
+        CudaRowReduction(H200).emit(nest, with_settings(nest, reduce="prefetched", **{"threads": 512, **changes}))
 
 
 def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() -> None:
-    settings = {"reduce": "cluster", "threads": 256, "splits": 8, "packs": 16, "pack": 4, "min_blocks": 2}
+    settings = {"reduce": "cluster", "threads": 256, "ctas": 8, "vectors": 16, "vector_width": 4, "min_blocks": 2}
     for rows, together in ((16, False), (4096, True)):
         nest = softmax(rows, 131072)
         text = CudaRowReduction(H200).emit(nest, with_settings(nest, **settings)).text
@@ -220,7 +220,7 @@ def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() 
 
 def test_the_next_row_is_asked_for_where_it_lies() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
-    text = CudaRowReduction(H200).emit(nest, preferred(nest, "hold")).text
+    text = CudaRowReduction(H200).emit(nest, preferred(nest, "resident")).text
     assert "kTogether = kX;" in text
     (address,) = re.findall(r"&Vector::x, ws::kOnce>\(\), x \+ \((.*) \+ \w+_begin\)\);", text)
     axes = re.findall(r"(\w+) = (row.*?);", text[text.index("void at(int row)") :].split("}")[0])
@@ -249,32 +249,33 @@ def test_only_the_thread_that_overwrites_a_row_value_reads_it() -> None:
     ("changes", "reason"),
     [
         ({"merge": "no"}, "one exchange"),
-        ({"pack": 1}, "16 bytes"),
-        ({"depth": 0}, "depth = 0"),
+        ({"vector_width": 1}, "16 bytes"),
+        ({"stages": 0}, "stages = 0"),
         ({"lag": 99}, "lag = 99"),
-        ({"packs": 33, "splits": 16}, "from 1 to 128 elements"),
-        ({"splits": 133}, "more than"),
-        ({"depth": 16, "splits": 66}, "shared memory"),
+        ({"vectors": 33, "ctas": 16}, "from 1 to 128 elements"),
+        ({"ctas": 133}, "more than"),
+        ({"stages": 16, "ctas": 66}, "shared memory"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(changes: dict[str, str | int], reason: str) -> None:
     nest = softmax(16, 1 << 22)
-    kept = {"reduce": "hold", "merge": "yes", "preload": "no", "threads": 512, "splits": 132, "packs": 2, "depth": 8,
-            "lag": 2, "pack": 4, "min_blocks": 1}  # fmt: skip
+    kept = {"reduce": "resident", "merge": "yes", "preload": "no", "threads": 512, "ctas": 132, "vectors": 2,
+            "stages": 8, "lag": 2, "vector_width": 4, "min_blocks": 1}  # fmt: skip
     CudaRowReduction(H200).emit(nest, with_settings(nest, **kept))
     with pytest.raises(IllegalMove, match=reason):
         CudaRowReduction(H200).emit(nest, with_settings(nest, **{**kept, **changes}))
 
 
-def test_groups_with_a_weight_for_each_channel_stream_too() -> None:
+def test_groups_with_a_weight_for_each_channel_are_pipelined_too() -> None:
     nest = group_norm(112, 8, 8, 1 << 18)
     schedule = CudaRowReduction(H200)
     found = schedule.alternatives(nest, schedule.defaults(nest))
-    assert {"stream", "block"} <= {candidate.reduce for candidate in found}
+    assert {"pipelined", "block"} <= {candidate.reduce for candidate in found}
 
 
-ROLL = {"reduce": "roll", "preload": "no", "merge": "yes", "overlap": "yes", "stores": "streaming", "threads": 512,
-        "splits": 128, "packs": 2, "pack": 4, "depth": 14, "lag": 12, "held": 18, "min_blocks": 1}  # fmt: skip
+RING = {"reduce": "ring", "preload": "no", "merge": "yes", "dependent_launch": "yes", "stores": "streaming",
+        "threads": 512, "ctas": 128, "vectors": 2, "vector_width": 4, "stages": 14, "lag": 12, "held": 18,
+        "min_blocks": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -282,46 +283,46 @@ ROLL = {"reduce": "roll", "preload": "no", "merge": "yes", "overlap": "yes", "st
     [
         (layer_norm(16, 1 << 22), {}),
         (layer_norm(16, 1 << 22), {"held": 0, "lag": 13}),
-        (layer_norm(16, 1 << 22), {"threads": 256, "packs": 4, "held": 40}),
-        (layer_norm(64, 1 << 20), {"splits": 32}),
-        (layer_norm(16, 4000004), {"splits": 132, "held": 16}),
-        (layer_norm(16, 1 << 22, Type.BF16), {"splits": 64, "pack": 8, "held": 8}),
-        (softmax(16, 1 << 22), {"packs": 1, "depth": 28, "lag": 26}),
-        (group_norm(112, 8, 8, 1 << 18), {"splits": 64}),
+        (layer_norm(16, 1 << 22), {"threads": 256, "vectors": 4, "held": 40}),
+        (layer_norm(64, 1 << 20), {"ctas": 32}),
+        (layer_norm(16, 4000004), {"ctas": 132, "held": 16}),
+        (layer_norm(16, 1 << 22, Type.BF16), {"ctas": 64, "vector_width": 8, "held": 8}),
+        (softmax(16, 1 << 22), {"vectors": 1, "stages": 28, "lag": 26}),
+        (group_norm(112, 8, 8, 1 << 18), {"ctas": 64}),
     ],
     ids=lambda v: v.name if isinstance(v, Nest) else " ".join(f"{key}={value}" for key, value in v.items()) or "plain",
 )
 def test_rows_that_roll_through_shared_memory_compile(
     compile_cuda: Compile, nest: Nest, changes: dict[str, int]
 ) -> None:
-    settings = with_settings(nest, **ROLL | changes)
+    settings = with_settings(nest, **RING | changes)
     emission = CudaRowReduction(H200).emit(nest, settings)
     assert spilled_bytes(compile_cuda(emission)) == 0
     (launch,) = emission.launches
-    splits = settings.splits
+    ctas = settings.ctas
     assert launch.cooperative
-    assert launch.grid.x == min(nest.row_count, 132 // splits) * splits
+    assert launch.grid.x == min(nest.row_count, 132 // ctas) * ctas
     assert launch.shared_bytes <= H200.shared_bytes - 1024
     assert [space.zero_between_calls for space in emission.workspaces] == [True, True]
 
 
-def test_rows_too_many_for_registers_and_too_long_for_a_cluster_roll() -> None:
-    schedule, wanted = CudaRowReduction(H200), ("reduce", "splits", "packs", "depth", "lag", "held")
+def test_rows_too_many_for_registers_and_too_long_for_a_cluster_pass_rings() -> None:
+    schedule, wanted = CudaRowReduction(H200), ("reduce", "ctas", "vectors", "stages", "lag", "held")
     for nest, settings in (
-        (layer_norm(16, 1 << 22), ("roll", 128, 2, 14, 12, 20)),
-        (softmax(16, 1 << 22), ("roll", 128, 2, 14, 12, 0)),
-        (layer_norm(64, 1 << 20), ("roll", 32, 2, 14, 12, 20)),
-        (group_norm(112, 8, 8, 1 << 18), ("roll", 64, 2, 14, 12, 0)),
+        (layer_norm(16, 1 << 22), ("ring", 128, 2, 14, 12, 20)),
+        (softmax(16, 1 << 22), ("ring", 128, 2, 14, 12, 0)),
+        (layer_norm(64, 1 << 20), ("ring", 32, 2, 14, 12, 20)),
+        (group_norm(112, 8, 8, 1 << 18), ("ring", 64, 2, 14, 12, 0)),
     ):
         found = schedule.defaults(nest)
         assert tuple(found.words()[key] for key in wanted) == settings
-        others = [p for p in schedule.alternatives(nest, found) if p.reduce == "roll"]
+        others = [p for p in schedule.alternatives(nest, found) if p.reduce == "ring"]
         assert {11, 13} <= {p.lag for p in others}
 
 
 def test_what_rows_share_is_held_by_registers_as_far_as_it_fits(compile_cuda: Compile) -> None:
     nest = layer_norm(16, 1 << 22)
-    emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL))
+    emission = CudaRowReduction(H200).emit(nest, with_settings(nest, **RING))
     assert "kSharedByRows = kWeight | kBias;" in emission.text
     common = "ws::SharedLoads<ws::RowShape<layer_norm_tiling>, layer_norm_row, layer_norm_tiling.held>"
     parts = {"kWeight": 8, "kBias": 1}
@@ -331,8 +332,8 @@ def test_what_rows_share_is_held_by_registers_as_far_as_it_fits(compile_cuda: Co
 
 def test_a_rolling_row_is_added_up_long_before_it_is_stored() -> None:
     schedule = CudaRowReduction(H200)
-    rolling = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **ROLL))
-    kept = ROLL | {"reduce": "hold", "depth": 6, "packs": 4, "lag": 0, "held": 8}
+    rolling = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **RING))
+    kept = RING | {"reduce": "resident", "stages": 6, "vectors": 4, "lag": 0, "held": 8}
     holding = schedule.footprint(layer_norm(16, 1 << 22), with_settings(layer_norm(16, 1 << 22), **kept))
     assert rolling.extra_bytes < holding.extra_bytes / 3, "blocks agree while memory has other rows to move"
 
@@ -341,23 +342,23 @@ def test_a_rolling_row_is_added_up_long_before_it_is_stored() -> None:
     ("changes", "reason"),
     [
         ({"merge": "no"}, "one exchange"),
-        ({"pack": 1}, "16 bytes"),
+        ({"vector_width": 1}, "16 bytes"),
         ({"lag": 7}, "7 of 14 parts"),
         ({"lag": 14}, "14 of 14 parts"),
-        ({"splits": 256}, "more than"),
-        ({"depth": 15}, "shared memory"),
+        ({"ctas": 256}, "more than"),
+        ({"stages": 15}, "shared memory"),
         ({"held": 26}, "registers"),
-        ({"splits": 64}, "12 of 14 parts"),
+        ({"ctas": 64}, "12 of 14 parts"),
     ],
 )
 def test_what_cannot_roll_is_refused_with_the_reason(changes: dict[str, str | int], reason: str) -> None:
     nest = layer_norm(16, 1 << 22)
-    CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL))
+    CudaRowReduction(H200).emit(nest, with_settings(nest, **RING))
     with pytest.raises(IllegalMove, match=reason):
-        CudaRowReduction(H200).emit(nest, with_settings(nest, **{**ROLL, **changes}))
+        CudaRowReduction(H200).emit(nest, with_settings(nest, **{**RING, **changes}))
 
 
-def test_rows_that_are_only_added_up_or_read_otherwise_do_not_roll() -> None:
+def test_rows_that_are_only_added_up_or_read_otherwise_pass_no_rings() -> None:
     for nest in (row_dot(16, 1 << 22), batch_statistics(64, 64, 1 << 18)):
         with pytest.raises(IllegalMove):
-            CudaRowReduction(H200).emit(nest, with_settings(nest, **ROLL))
+            CudaRowReduction(H200).emit(nest, with_settings(nest, **RING))

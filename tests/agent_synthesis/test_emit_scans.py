@@ -97,7 +97,7 @@ def test_default_scans_compile_and_stay_in_registers(compile_cuda: CompileCuda, 
     assert schedule.accepts(nest)
     emission = schedule.emit(nest, schedule.defaults(nest))
     assert spilled_bytes(compile_cuda(emission)) == 0
-    assert len(emission.launches) == (2 if schedule.defaults(nest).splits > 1 else 1)
+    assert len(emission.launches) == (2 if schedule.defaults(nest).ctas > 1 else 1)
 
 
 @pytest.mark.parametrize("nest", [NESTS[0], NESTS[3], NESTS[4], NESTS[13]], ids=lambda n: n.name)
@@ -123,7 +123,7 @@ def test_few_columns_are_shared_by_blocks_that_leave_totals_first() -> None:
     assert list(first.writes) == ["column_scan_running_totals"]
     assert list(second.writes) == ["y"]
     twice = replace(nest, reductions=(*nest.reductions, replace(nest.scans[0], name="again")))
-    assert schedule.defaults(twice).splits == 1
+    assert schedule.defaults(twice).ctas == 1
 
 
 def test_scans_take_what_only_scans_in_one_direction() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from agent_synthesis import generator
-from agent_synthesis.emit.cuda.products.product_tiling import End
+from agent_synthesis.emit.cuda.products.product_tiling import Epilogue
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct, require_fits
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
@@ -148,14 +148,14 @@ def test_sixteen_bit_operands_are_taken_as_they_lie(name: str, compile_cuda: Com
 
 
 def held(parameters: Settings) -> Settings:
-    return dataclasses.replace(parameters, end=End.HELD, columns=128, stages=4)
+    return dataclasses.replace(parameters, epilogue=Epilogue.OVERLAPPED, columns=128, stages=4)
 
 
 def test_the_end_of_a_tile_may_wait_for_the_next_one(compile_cuda: Compile) -> None:
     plan = as_one_kernel(Applied(lambda a, b: F.gelu(a @ b.T)), R(1024, 1024).bfloat16(), R(2048, 1024).bfloat16())
     nest, settled = nest_of(plan), settings(plan)
-    assert settled.end == "direct"
-    assert CudaProduct(H200).alternatives(nest, settled)[0].end == "held"
+    assert settled.epilogue == "direct"
+    assert CudaProduct(H200).alternatives(nest, settled)[0].epilogue == "overlapped"
     emission = CudaProduct(H200).emit(nest, held(settled))
     assert "ws::multiply_holding<" in emission.text
     assert_compiles_well(compile_cuda(emission))
@@ -165,20 +165,20 @@ def test_the_end_of_a_tile_may_wait_for_the_next_one(compile_cuda: Compile) -> N
     ("function", "width"),
     [
         (lambda a, b, r: F.gelu(a @ b.T + r), 2048),  # a library adds a bias to floats, before it rounds
-        (lambda a, b, _: F.gelu(a @ b.T), 2044),  # no packs of eight
+        (lambda a, b, _: F.gelu(a @ b.T), 2044),  # no vectors of eight
         (lambda a, b, _: torch.triu(a @ b.T), 2048),
     ],
 )
 def test_an_end_that_rounding_would_change_does_not_wait(function: Callable[..., torch.Tensor], width: int) -> None:
     args = (R(1024, 1024).bfloat16(), R(width, 1024).bfloat16(), R(width).bfloat16())
     plan = as_one_kernel(Applied(function), *args)
-    with pytest.raises(IllegalMove, match="end"):
+    with pytest.raises(IllegalMove, match="epilogue"):
         require_fits(H200, nest_of(plan), held(settings(plan)))
 
 
 def test_a_tile_too_short_for_the_ends_of_another_holds_none() -> None:
     plan = as_one_kernel(Applied(lambda a, b: torch.relu(a @ b.T)), R(1024, 512).half(), R(2048, 512).half())
-    with pytest.raises(IllegalMove, match="end"):
+    with pytest.raises(IllegalMove, match="epilogue"):
         require_fits(H200, nest_of(plan), held(settings(plan)))
 
 
@@ -328,7 +328,7 @@ def test_small_products_of_every_type_and_tile_compile(compile_cuda: Compile) ->
         left, right = R(20, 600, dtype=dtype), R(600, 33, dtype=dtype)
         nest = nest_of(planned(Applied(lambda a, b: torch.bmm(a[None], b[None])), left, right))
         default = schedule.defaults(nest)
-        assert default.slices > 1
+        assert default.split_k > 1
         for parameters in [default, *schedule.alternatives(nest, default)]:
             assert "error" not in compile_cuda(schedule.emit(nest, parameters))
 
@@ -389,21 +389,21 @@ def test_what_a_thread_or_a_block_cannot_hold_is_refused() -> None:
 def test_few_deep_tiles_are_sliced_and_many_are_not() -> None:
     deep = nest_of(planned(Applied(lambda a, b: a @ b), R(256, 65536), R(65536, 256)))
     default = CudaProduct(H200).defaults(deep)
-    assert default.slices == 32
+    assert default.split_k == 32
     emission = CudaProduct(H200).emit(deep, default)
     assert emission.launches[-1].entry == "ws_matmul_add"
     assert CudaProduct(H200).footprint(deep, default).parallel_count == 128
     with pytest.raises(IllegalMove, match="empty"):
-        require_fits(H200, deep, dataclasses.replace(default, slices=1100))
+        require_fits(H200, deep, dataclasses.replace(default, split_k=1100))
     broad = nest_of(planned(Applied(lambda a, b: a @ b.T), R(2048, 2048), R(2048, 2048)))
-    assert CudaProduct(H200).defaults(broad).slices == 1
+    assert CudaProduct(H200).defaults(broad).split_k == 1
 
 
 def test_sixteen_bit_operands_are_sliced_into_whole_stages_only() -> None:
     whole = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8192).half(), R(8192, 128).half()))
     ragged = nest_of(planned(Applied(lambda a, b: a @ b), R(128, 8200).half(), R(8200, 128).half()))
-    assert CudaProduct(H200).defaults(whole).slices > 1
-    assert CudaProduct(H200).defaults(ragged).slices == 1
+    assert CudaProduct(H200).defaults(whole).split_k > 1
+    assert CudaProduct(H200).defaults(ragged).split_k == 1
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_settings_that_would_share_a_column_are_no_alternatives() -> None:
     plan = planned(*case("bf16"))
     found = CudaNormalizedProduct(H200).alternatives(nest_of(plan), plan.groups[-1].settings)
     assert found
-    assert all((each.slices, each.warpgroups) == (1, 2) for each in found)
+    assert all((each.split_k, each.warpgroups) == (1, 2) for each in found)
 
 
 def test_a_norm_and_its_product_are_two_nests_that_share_the_sums() -> None:

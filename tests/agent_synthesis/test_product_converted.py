@@ -106,11 +106,11 @@ def test_it_compiles_without_spilling(nest: Nest, compile_cuda: Callable[[Emissi
 def test_every_way_to_share_memory_out_fits_and_no_slice_is_empty() -> None:
     schedule = CudaConvertedProduct(H200)
     default = schedule.defaults(TALL)
-    assert default.slices == 33
+    assert default.split_k == 33
     for parameters in (default, *schedule.alternatives(TALL, default)):
         product = schedule.emit(TALL, parameters).launches[0]
         assert product.shared_bytes <= H200.shared_bytes
-        assert (parameters.slices - 1) * 64 < 524288
+        assert (parameters.split_k - 1) * 64 < 524288
 
 
 def test_nothing_is_written_but_slices_and_the_result() -> None:

@@ -139,7 +139,7 @@ def test_settings_that_would_share_a_row_are_no_alternatives() -> None:
     (group,) = plan.groups
     found = CudaReducedProduct(H200).alternatives(nest_of(plan), group.settings)
     assert found
-    assert all((each.slices, each.warpgroups) == (1, 2) for each in found)
+    assert all((each.split_k, each.warpgroups) == (1, 2) for each in found)
 
 
 def test_few_rows_of_a_long_operand_are_not_reduced_on_the_way() -> None:

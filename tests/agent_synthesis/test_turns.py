@@ -148,7 +148,14 @@ def test_a_default_tile_leaves_several_for_each_multiprocessor() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"along": 48}, {"threads": 96}, {"pack": 8}, {"across": 2}, {"along": 256, "across": 256}, {"threads": 1024}],
+    [
+        {"along": 48},
+        {"threads": 96},
+        {"vector_width": 8},
+        {"across": 2},
+        {"along": 256, "across": 256},
+        {"threads": 1024},
+    ],
     ids=str,
 )
 def test_illegal_tiles_are_refused(change: dict[str, int]) -> None:

@@ -257,4 +257,4 @@ def test_packs_that_do_not_lie_together_are_refused() -> None:
     nest, schedule = nest_of(pooled("max_pool2d", 3), torch.empty(2, 2, 9, 17)), CudaWindow(H200)
     default = schedule.defaults(nest)
     with pytest.raises(IllegalMove, match="do not lie together"):
-        schedule.emit(nest, replace(default, pack=4))
+        schedule.emit(nest, replace(default, vector_width=4))

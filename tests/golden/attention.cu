@@ -2,7 +2,7 @@
 // for all i0:2, i1:2048, i2:16, i3:128; over j:2048
 //   r0 = sum(args_2[4194304 i0 + 128 i2 + i3 + 2048 j] * softmax(0.0883883 * sum of 128 args_0[4194304 i0 + 2048 i1 + 128 i2] * args_1[4194304 i0 + 128 i2 + 2048 j]))
 //   scaled_dot_product_attention[4194304 i0 + 2048 i1 + 128 i2 + i3] = r0
-// cuda_attention: turns = yes, keys = 128, stages = 2, warpgroups = 2, lag = 0
+// cuda_attention: ping_pong = yes, keys = 128, stages = 2, warpgroups = 2, lag = 0
 using ws_scaled_dot_product_attention_shape = ws::Attention<ws::bfloat16,
     ws::AttentionExtents{.layers = 32, .inner = 16, .queries = 2048, .keys = 2048, .depth = 128,
                          .columns = 128, .pack = 8, .causal = false},

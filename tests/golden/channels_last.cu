@@ -1,7 +1,7 @@
 // channels_last: contiguous.default
 // for all i0:8, i1:784, i2:96
 //   contiguous[75264 i0 + 96 i1 + i2] = args_0[75264 i0 + i1 + 784 i2]
-// cuda_transpose: loads = shared, stores = plain, preload = yes, order = along, exp = accurate, overlap = yes, threads = 256, along = 32, across = 32, pack = 4
+// cuda_transpose: loads = cached, stores = plain, preload = yes, order = along, exp = accurate, dependent_launch = yes, threads = 256, along = 32, across = 32, vector_width = 4
 struct channels_last_transpose {
   const float* __restrict__ args_0;
   float* __restrict__ contiguous;

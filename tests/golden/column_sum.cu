@@ -2,7 +2,7 @@
 // for all m:8192; over k:8192
 //   total = sum(x[8192 k + m])
 //   y[m] = total
-// cuda_column_reduction: loads = once, stores = plain, exp = accurate, overlap = yes, threads = 256, lanes = 32, splits = 4, pack = 4, unroll = 8, min_blocks = 2
+// cuda_column_reduction: loads = evict_first, stores = plain, exp = accurate, dependent_launch = yes, threads = 256, lanes = 32, ctas = 4, vector_width = 4, unroll = 8, min_blocks = 2
 struct column_sum_columns {
   const float* __restrict__ x;
   float* __restrict__ y;

@@ -1,7 +1,7 @@
 // gelu: one fused group
 // for all i:1048576
 //   y[i] = x[i] * (1 + erf((x[i] * 0.707107)))
-// cuda_pointwise: loads = shared, stores = plain, exp = accurate, overlap = yes, threads = 256, items = 1, pack = 4
+// cuda_pointwise: loads = cached, stores = plain, exp = accurate, dependent_launch = yes, threads = 256, vectors = 1, vector_width = 4
 struct gelu_pointwise {
   const float* __restrict__ x;
   float* __restrict__ y;

@@ -3,7 +3,7 @@
 //   total = sum(x[262144 i + j])
 //   squares = sum((x[262144 i + j] - (total / 262144)) * (x[262144 i + j] - (total / 262144)))
 //   y[262144 i + j] = (((x[262144 i + j] - (total / 262144)) * rsqrt(((squares / 262144) + 1e-05))) * weight[j]) + bias[j]
-// cuda_row_reduction: reduce = grid, merge = yes, loads = once, stores = plain, preload = no, overlap = no, exp = accurate, threads = 512, lanes = 512, splits = 16, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0, held = 0
+// cuda_row_reduction: reduce = grid, merge = yes, loads = evict_first, stores = plain, preload = no, dependent_launch = no, exp = accurate, threads = 512, lanes = 512, ctas = 16, vector_width = 4, vectors = 8, min_blocks = 2, stages = 0, lag = 0, held = 0
 struct layer_norm_row : ws::RowBase {
   using Index = int;
   const float* __restrict__ x;

@@ -7,7 +7,7 @@
 //   relu[i + 256 j] = max(((((((r0 + p_linear_bias[i]) * p_scale[i]) - f32((f64(where(isinf(((r1 + p_linear_bias[i]) * p_scale[i])), 0, ((r1 + p_linear_bias[i]) * p_scale[i]))) + (r…
 //   b_norm_running_mean[i] = (f32((f64(where(isinf(((r1 + p_linear_bias[i]) * p_scale[i])), 0, ((r1 + p_linear_bias[i]) * p_scale[i]))) + (r2 / 192))) * 0.1) + (b_norm_running_mean[i] * 0.…
 //   b_norm_running_var[i] = (((r3 / 192) * 1.00524) * 0.1) + (b_norm_running_var[i] * 0.9)
-// cuda_product_columns: engine = fp16x3, columns = 128, stages = 3, cluster = 1, group = 8, promote = 1, warpgroups = 2, slices = 1
+// cuda_product_columns: engine = fp16x3, columns = 128, stages = 3, cluster = 1, raster = 8, promote = 1, warpgroups = 2, split_k = 1
 using ws_relu_shape = ws::MatrixProduct<ws::half, 2,
     ws::Extents{.batch = 1, .m = 192, .n = 256, .k = 64, .slices = 1, .pack = 4},
     ws::Directions{ws::kAlong, ws::kAlong},
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) ws_relu_columns(
 // ws_relu_normalized: linear.default, mul.Tensor, batch_norm.default, relu.default
 // for all j:192, i:256
 //   relu[i + 256 j] = max(((((ws_relu_values[i + 256 j] - ws_relu_part1[i]) * ws_relu_part0[i]) * p_norm_weight[i]) + p_norm_bias[i]), 0)
-// cuda_pointwise: loads = shared, stores = plain, exp = accurate, overlap = yes, threads = 256, items = 1, pack = 4
+// cuda_pointwise: loads = cached, stores = plain, exp = accurate, dependent_launch = yes, threads = 256, vectors = 1, vector_width = 4
 struct ws_relu_normalized_pointwise {
   const float* __restrict__ p_norm_weight;
   const float* __restrict__ p_norm_bias;

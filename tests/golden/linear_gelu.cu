@@ -2,7 +2,7 @@
 // for all i0:1024, i1:8192; over j:4096
 //   r0 = sum(x[4096 i0 + j] * p_linear_weight[4096 i1 + j])
 //   gelu[8192 i0 + i1] = ((r0 + p_linear_bias[i1]) * 0.5) * (1 + erf(((r0 + p_linear_bias[i1]) * 0.707107)))
-// cuda_product: engine = fp16x3, columns = 128, stages = 3, cluster = 1, group = 8, promote = 1, warpgroups = 2, slices = 1
+// cuda_product: engine = fp16x3, columns = 128, stages = 3, cluster = 1, raster = 8, promote = 1, warpgroups = 2, split_k = 1
 using ws_gelu_shape = ws::MatrixProduct<ws::half, 2,
     ws::Extents{.batch = 1, .m = 1024, .n = 8192, .k = 4096, .slices = 1, .pack = 4},
     ws::Directions{ws::kAlong, ws::kAlong},

@@ -2,7 +2,7 @@
 // for all i0:512, i1:28, i2:28; over j0:3, j1:3
 //   r0 = max(args_0[3136 i0 + 112 i1 + 2 i2 + 56 j0 + j1 + -57]) where 2 i1 + j0 + -1 in 0..55, 2 i2 + j1 + -1 in 0..55
 //   max_pool2d[784 i0 + 28 i1 + i2] = r0
-// cuda_window: reuse = columns, overlap = yes, threads = 256, pack = 2, rows = 8, items = 1, blocks = 4
+// cuda_window: reuse = columns, dependent_launch = yes, threads = 256, vector_width = 2, rows = 8, vectors = 1, min_blocks = 4
 struct ws_max_pool2d_window {
   const float* __restrict__ args_0;
   float* __restrict__ max_pool2d;

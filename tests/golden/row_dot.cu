@@ -2,7 +2,7 @@
 // for all i:1; over j:1048576
 //   total = sum(x[1048576 i + j] * s[j])
 //   y[i] = total
-// cuda_row_reduction: reduce = two_pass, merge = no, loads = shared, stores = plain, preload = no, overlap = yes, exp = accurate, threads = 512, lanes = 512, splits = 128, pack = 4, packs = 4, min_blocks = 1, depth = 0, lag = 0, held = 0
+// cuda_row_reduction: reduce = two_kernels, merge = no, loads = cached, stores = plain, preload = no, dependent_launch = yes, exp = accurate, threads = 512, lanes = 512, ctas = 128, vector_width = 4, vectors = 4, min_blocks = 1, stages = 0, lag = 0, held = 0
 struct row_dot_row : ws::RowBase {
   static constexpr bool kStoresElements = false;
   using Index = int;

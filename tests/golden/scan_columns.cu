@@ -2,7 +2,7 @@
 // for all b:16, m:4096; over k:4096
 //   running = cumsum(x[16777216 b + 4096 k + m])
 //   y[16777216 b + 4096 k + m] = running * 2
-// cuda_scan: scan = columns, loads = shared, stores = plain, exp = accurate, overlap = yes, ahead = no, threads = 512, lanes = 32, pack = 4, packs = 8, splits = 1, min_blocks = 1
+// cuda_scan: scan = columns, loads = cached, stores = plain, exp = accurate, dependent_launch = yes, prefetch = no, threads = 512, lanes = 32, vector_width = 4, vectors = 8, ctas = 1, min_blocks = 1
 struct column_scan_scan {
   const float* __restrict__ x;
   float* __restrict__ y;

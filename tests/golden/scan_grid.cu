@@ -2,7 +2,7 @@
 // for all i:2; over j:16777216
 //   running = cumsum(x[16777216 i + j])
 //   y[16777216 i + j] = running
-// cuda_scan: scan = grid, loads = shared, stores = plain, exp = accurate, overlap = yes, ahead = no, threads = 512, lanes = 512, pack = 4, packs = 8, splits = 1, min_blocks = 1
+// cuda_scan: scan = grid, loads = cached, stores = plain, exp = accurate, dependent_launch = yes, prefetch = no, threads = 512, lanes = 512, vector_width = 4, vectors = 8, ctas = 1, min_blocks = 1
 struct running_cumsum_scan {
   const float* __restrict__ x;
   float* __restrict__ y;

@@ -2,7 +2,7 @@
 // for all i:32768; over j:32768
 //   running = cumsum(x[32768 i + j])
 //   y[32768 i + j] = running
-// cuda_scan: scan = rows, loads = shared, stores = plain, exp = accurate, overlap = yes, ahead = no, threads = 512, lanes = 512, pack = 4, packs = 16, splits = 1, min_blocks = 1
+// cuda_scan: scan = rows, loads = cached, stores = plain, exp = accurate, dependent_launch = yes, prefetch = no, threads = 512, lanes = 512, vector_width = 4, vectors = 16, ctas = 1, min_blocks = 1
 struct running_cumsum_scan {
   const float* __restrict__ x;
   float* __restrict__ y;

@@ -3,7 +3,7 @@
 //   row_max = max(x[16384 i + j])
 //   row_sum = sum(exp((x[16384 i + j] - row_max)))
 //   y[16384 i + j] = exp((x[16384 i + j] - row_max)) / row_sum
-// cuda_row_reduction: reduce = block, merge = yes, loads = shared, stores = plain, preload = no, overlap = yes, exp = fast, threads = 512, lanes = 512, splits = 1, pack = 4, packs = 8, min_blocks = 2, depth = 0, lag = 0, held = 0
+// cuda_row_reduction: reduce = block, merge = yes, loads = cached, stores = plain, preload = no, dependent_launch = yes, exp = fast, threads = 512, lanes = 512, ctas = 1, vector_width = 4, vectors = 8, min_blocks = 2, stages = 0, lag = 0, held = 0
 struct softmax_row : ws::RowBase {
   using Index = int;
   const float* __restrict__ x;

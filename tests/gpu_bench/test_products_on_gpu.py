@@ -61,7 +61,10 @@ def one_kernel(
     (group,) = plan.groups
     assert odd or group.schedule.startswith("cuda_product")
     if held:
-        wanted = {"end": "held", "columns": 192, "stages": 4, "cluster": 1, "group": 8, "warpgroups": 2, "slices": 1}
+        wanted = {
+            "epilogue": "overlapped", "columns": 192, "stages": 4, "cluster": 1, "raster": 8, "warpgroups": 2,
+            "split_k": 1,
+        }  # fmt: skip
         plan = fusion.with_settings(plan, group.name, group.settings.changed(wanted))
     if engine:
         around = (group.settings, *plan.alternatives(group))

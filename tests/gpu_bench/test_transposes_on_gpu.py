@@ -100,7 +100,14 @@ def test_a_kernel_that_turns_gives_what_pytorch_gives(name: str) -> None:
     [
         {"along": 32, "across": 64, "threads": 128},
         {"along": 128, "across": 32, "order": "across"},
-        {"along": 64, "across": 64, "preload": "no", "stores": "streaming", "loads": "once", "overlap": "no"},
+        {
+            "along": 64,
+            "across": 64,
+            "preload": "no",
+            "stores": "streaming",
+            "loads": "evict_first",
+            "dependent_launch": "no",
+        },
     ],
     ids=lambda setting: " ".join(f"{key}={value}" for key, value in setting.items()),
 )

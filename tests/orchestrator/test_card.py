@@ -73,7 +73,7 @@ def test_a_plan_is_for_the_tasks_card(synthesizer: BuiltInSynthesizer, task: tas
     assert widest_cluster(unnamed.program) > 1
     assert widest_cluster(named.program) <= 1
     offered = [each.move.choice for each in synthesizer.analyze(task, FUSED.moves).legal_moves]
-    assert not any("cluster" in each or "ahead" in each for each in offered)
+    assert not any("cluster" in each or "prefetched" in each for each in offered)
     assert named.task_digest == unnamed.task_digest
 
 

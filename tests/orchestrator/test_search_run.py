@@ -451,11 +451,11 @@ def test_an_exhaustive_search_walks_every_plan_once_and_ends() -> None:
 def test_evolution_crosses_plans_that_decided_different_things() -> None:
     first, second = trial_pb2.Trial(number=1), trial_pb2.Trial(number=2)
     first.hypothesis.moves.extend([testing.move("author"), testing.move("set", "reduce=cluster")])
-    second.hypothesis.moves.extend([testing.move("set", "reduce=warp"), testing.move("set", "items=4")])
+    second.hypothesis.moves.extend([testing.move("set", "reduce=warp"), testing.move("set", "vectors=4")])
     crossed = _crossed(first, second)
     assert crossed is not None
     choices = [move.choice for move in crossed.hypothesis.moves]
-    assert choices == ["", "reduce=cluster", "items=4"]
+    assert choices == ["", "reduce=cluster", "vectors=4"]
     assert _crossed(first, first) is None
 
 

@@ -38,11 +38,11 @@ class Subject:
     def emission(self) -> Emission:
         """The source and launches."""
         # On a GPU that holds few blocks, so that blocks which stay take several of a few rows.
-        blocks = {"row_stream_splits": 2, "row_stream": 1, "row_ahead": 1}
+        blocks = {"row_pipelined_ctas": 2, "row_pipelined": 1, "row_prefetched": 1}
         held = next((count for start, count in blocks.items() if self.name.startswith(start)), None)
         card = replace(H200, sm_count=held, clusters=((2, held),)) if held else H200
-        if self.name.startswith("row_ahead_cluster"):
-            # Blocks of a cluster take turns with the packs of rows that exceed the second-level cache.
+        if self.name.startswith("row_prefetched_cluster"):
+            # Blocks of a cluster take turns with the vectors of rows that exceed the second-level cache.
             card = replace(card, l2_bytes=0)
         schedule = replace(self.schedule, hardware=card)
         return schedule.emit(self.nest, self.parameters or schedule.defaults(self.nest))

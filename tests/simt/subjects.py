@@ -163,44 +163,47 @@ Changes = Mapping[str, str | int]
 """What a strategy changes of a schedule's defaults."""
 
 _STRATEGIES: Mapping[str, Changes] = {
-    "warp": {"reduce": "warp", "threads": 64, "lanes": 16, "packs": 2, "merge": "no", "overlap": "yes"},
-    "lanes": {"reduce": "warp", "threads": 64, "lanes": 4, "packs": 2, "merge": "no", "preload": "yes"},
-    "block": {"reduce": "block", "threads": 64, "lanes": 64, "packs": 2, "merge": "no", "min_blocks": 1},
-    "online": {"reduce": "block", "threads": 64, "lanes": 64, "packs": 1, "merge": "yes", "min_blocks": 1},
-    "held": {"reduce": "block", "threads": 96, "lanes": 96, "packs": 8, "merge": "yes", "preload": "yes"},
-    "cluster": {"reduce": "cluster", "threads": 64, "lanes": 64, "packs": 2, "splits": 2, "min_blocks": 1},
-    "grid": {"reduce": "grid", "threads": 64, "lanes": 64, "packs": 2, "splits": 3, "min_blocks": 1, "overlap": "no"},
-    "two_pass": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "overlap": "yes"},
-    "two_pass_rows": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "depth": 2,
-                      "overlap": "yes"},
-    "two_pass_chunks": {"reduce": "two_pass", "threads": 64, "lanes": 64, "packs": 1, "splits": 3, "depth": 1},
-    "ahead": {"reduce": "ahead", "threads": 64, "lanes": 64, "splits": 1, "packs": 16, "merge": "yes",
-              "preload": "no", "min_blocks": 1},
-    "ahead_cluster": {"reduce": "ahead", "threads": 64, "lanes": 64, "splits": 2, "packs": 16, "merge": "no",
-                      "preload": "yes", "min_blocks": 1},
-    "stream": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 1, "depth": 3, "lag": 0, "merge": "yes",
-               "preload": "yes"},
-    "stream_splits": {"reduce": "stream", "threads": 64, "lanes": 64, "splits": 2, "depth": 4, "lag": 2,
-                      "preload": "yes", "merge": "yes"},
-    "hold": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 1, "packs": 2, "depth": 2, "lag": 1,
+    "warp": {"reduce": "warp", "threads": 64, "lanes": 16, "vectors": 2, "merge": "no", "dependent_launch": "yes"},
+    "lanes": {"reduce": "warp", "threads": 64, "lanes": 4, "vectors": 2, "merge": "no", "preload": "yes"},
+    "block": {"reduce": "block", "threads": 64, "lanes": 64, "vectors": 2, "merge": "no", "min_blocks": 1},
+    "online": {"reduce": "block", "threads": 64, "lanes": 64, "vectors": 1, "merge": "yes", "min_blocks": 1},
+    "held": {"reduce": "block", "threads": 96, "lanes": 96, "vectors": 8, "merge": "yes", "preload": "yes"},
+    "cluster": {"reduce": "cluster", "threads": 64, "lanes": 64, "vectors": 2, "ctas": 2, "min_blocks": 1},
+    "grid": {"reduce": "grid", "threads": 64, "lanes": 64, "vectors": 2, "ctas": 3, "min_blocks": 1,
+             "dependent_launch": "no"},
+    "two_kernels": {"reduce": "two_kernels", "threads": 64, "lanes": 64, "vectors": 1, "ctas": 3,
+                    "dependent_launch": "yes"},
+    "two_kernels_rows": {"reduce": "two_kernels", "threads": 64, "lanes": 64, "vectors": 1, "ctas": 3, "stages": 2,
+                         "dependent_launch": "yes"},
+    "two_kernels_chunks": {"reduce": "two_kernels", "threads": 64, "lanes": 64, "vectors": 1, "ctas": 3, "stages": 1},
+    "prefetched": {"reduce": "prefetched", "threads": 64, "lanes": 64, "ctas": 1, "vectors": 16, "merge": "yes",
+                   "preload": "no", "min_blocks": 1},
+    "prefetched_cluster": {"reduce": "prefetched", "threads": 64, "lanes": 64, "ctas": 2, "vectors": 16, "merge": "no",
+                           "preload": "yes", "min_blocks": 1},
+    "pipelined": {"reduce": "pipelined", "threads": 64, "lanes": 64, "ctas": 1, "stages": 3, "lag": 0, "merge": "yes",
+                  "preload": "yes"},
+    "pipelined_ctas": {"reduce": "pipelined", "threads": 64, "lanes": 64, "ctas": 2, "stages": 4, "lag": 2,
+                       "preload": "yes", "merge": "yes"},
+    "resident": {"reduce": "resident", "threads": 64, "lanes": 64, "ctas": 1, "vectors": 2, "stages": 2, "lag": 1,
+                 "preload": "no", "merge": "yes", "min_blocks": 1},
+    "resident_registers": {"reduce": "resident", "threads": 64, "lanes": 64, "ctas": 2, "vectors": 1, "stages": 1,
+                           "held": 1, "lag": 0, "preload": "no", "merge": "yes", "min_blocks": 1},
+    "resident_ctas": {"reduce": "resident", "threads": 64, "lanes": 64, "ctas": 3, "vectors": 1, "stages": 1, "lag": 1,
+                      "preload": "no", "merge": "yes", "min_blocks": 1},
+    "resident_team": {"reduce": "resident", "threads": 64, "lanes": 64, "ctas": 67, "vectors": 1, "stages": 1, "lag": 1,
+                      "preload": "no", "merge": "yes", "min_blocks": 1},
+    "ring": {"reduce": "ring", "threads": 64, "lanes": 64, "ctas": 2, "vectors": 1, "stages": 4, "lag": 2, "held": 1,
              "preload": "no", "merge": "yes", "min_blocks": 1},
-    "hold_registers": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 2, "packs": 1, "depth": 1, "held": 1,
-                       "lag": 0, "preload": "no", "merge": "yes", "min_blocks": 1},
-    "hold_splits": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 3, "packs": 1, "depth": 1, "lag": 1,
-                    "preload": "no", "merge": "yes", "min_blocks": 1},
-    "hold_team": {"reduce": "hold", "threads": 64, "lanes": 64, "splits": 67, "packs": 1, "depth": 1, "lag": 1,
-                  "preload": "no", "merge": "yes", "min_blocks": 1},
-    "roll": {"reduce": "roll", "threads": 64, "lanes": 64, "splits": 2, "packs": 1, "depth": 4, "lag": 2, "held": 1,
-             "preload": "no", "merge": "yes", "min_blocks": 1},
-    "roll_team": {"reduce": "roll", "threads": 64, "lanes": 64, "splits": 67, "packs": 1, "depth": 5, "lag": 3,
+    "ring_team": {"reduce": "ring", "threads": 64, "lanes": 64, "ctas": 67, "vectors": 1, "stages": 5, "lag": 3,
                   "held": 3, "preload": "no", "merge": "yes", "min_blocks": 1},
-    "roll_single": {"reduce": "roll", "threads": 32, "lanes": 32, "splits": 67, "packs": 3, "depth": 2, "lag": 1,
+    "ring_single": {"reduce": "ring", "threads": 32, "lanes": 32, "ctas": 67, "vectors": 3, "stages": 2, "lag": 1,
                     "held": 0, "preload": "no", "merge": "yes", "min_blocks": 1, "stores": "streaming"},
-    "roll_pairs": {"reduce": "roll", "threads": 64, "lanes": 64, "splits": 2, "packs": 1, "depth": 2, "lag": 1,
-                   "held": 1, "preload": "no", "merge": "yes", "min_blocks": 1, "overlap": "no"},
-    "skewed": {"reduce": "cluster", "threads": 64, "lanes": 64, "pack": 4, "packs": 4, "splits": 2, "min_blocks": 1},
-    "skewed_visits": {"reduce": "block", "threads": 64, "lanes": 64, "pack": 4, "packs": 1, "merge": "yes",
-                      "min_blocks": 1, "stores": "streaming"},
+    "ring_pairs": {"reduce": "ring", "threads": 64, "lanes": 64, "ctas": 2, "vectors": 1, "stages": 2, "lag": 1,
+                   "held": 1, "preload": "no", "merge": "yes", "min_blocks": 1, "dependent_launch": "no"},
+    "unaligned": {"reduce": "cluster", "threads": 64, "lanes": 64, "vector_width": 4, "vectors": 4, "ctas": 2,
+                  "min_blocks": 1},
+    "unaligned_visits": {"reduce": "block", "threads": 64, "lanes": 64, "vector_width": 4, "vectors": 1, "merge": "yes",
+                         "min_blocks": 1, "stores": "streaming"},
 }  # fmt: skip
 
 _ROWS: Mapping[str, Make] = {
@@ -223,8 +226,8 @@ _ROWS: Mapping[str, Make] = {
     "logarithms": lambda rows: divergence(rows, 1024),
     "several_turns": lambda _: layer_norm(3, 25728),
 }
-_FEW_ROWS, _ROWS_OF_A_STREAM = 2, 5
-_SEVERAL_ROWS = ("stream", "hold", "roll", "ahead", "two_pass_rows")
+_FEW_ROWS, _ROWS_OF_A_PIPELINE = 2, 5
+_SEVERAL_ROWS = ("pipelined", "resident", "ring", "prefetched", "two_kernels_rows")
 """Strategies whose blocks take one row after the other."""
 
 _COLUMNS: Mapping[str, Make] = {
@@ -235,25 +238,25 @@ _COLUMNS: Mapping[str, Make] = {
     "softmax_ragged": lambda _: column_softmax(20, 19),
 }
 _COLUMN_TEAMS: Mapping[str, Changes] = {
-    "one_block": {"threads": 64, "lanes": 8, "splits": 1, "unroll": 2, "min_blocks": 1},
-    "splits": {"threads": 64, "lanes": 16, "splits": 3, "unroll": 2, "min_blocks": 1},
-    "wide": {"threads": 64, "lanes": 64, "splits": 1, "unroll": 4, "stores": "streaming"},
+    "one_block": {"threads": 64, "lanes": 8, "ctas": 1, "unroll": 2, "min_blocks": 1},
+    "ctas": {"threads": 64, "lanes": 16, "ctas": 3, "unroll": 2, "min_blocks": 1},
+    "wide": {"threads": 64, "lanes": 64, "ctas": 1, "unroll": 4, "stores": "streaming"},
 }
 
 _POINTWISE: Mapping[str, Make] = {
-    "packs": lambda _: gelu(1024),
+    "vectors": lambda _: gelu(1024),
     "ragged": lambda _: gelu(1003),
     "half": lambda _: gelu(1000, Type.F16),
     "transposed": lambda _: transposed(24, 20),
     "integers": lambda _: integers(515),
 }
-_ITEMS: Mapping[str, Changes] = {
-    "single": {"threads": 64, "items": 1},
-    "items": {"threads": 64, "items": 2, "stores": "streaming", "overlap": "no"},
+_VECTORS: Mapping[str, Changes] = {
+    "single": {"threads": 64, "vectors": 1},
+    "vectors": {"threads": 64, "vectors": 2, "stores": "streaming", "dependent_launch": "no"},
 }
 
 _TURNS: Mapping[str, Make] = {
-    "packs": lambda _: transposed(72, 40),
+    "vectors": lambda _: transposed(72, 40),
     "ragged": lambda _: transposed(45, 37),
     "half": lambda _: transposed(64, 40, Type.F16),
     "both_ways": lambda _: channels_last(2, 36, 49),
@@ -265,7 +268,7 @@ _TILES: Mapping[str, Changes] = {
     "default": {},
     "small": {"threads": 64, "along": 32, "across": 32},
     "large": {"threads": 128, "along": 64, "across": 32, "preload": "no", "order": "across", "stores": "streaming",
-              "overlap": "no"},
+              "dependent_launch": "no"},
 }  # fmt: skip
 
 _SCANS: Mapping[str, Make] = {
@@ -278,12 +281,12 @@ _SCANS: Mapping[str, Make] = {
     "columns_ragged": lambda rows: column_scan(rows, 33, 37, reverse=True),
 }
 _SCAN_TEAMS: Mapping[str, Changes] = {
-    "lanes": {"scan": "rows", "threads": 64, "lanes": 16, "packs": 2, "min_blocks": 1},
-    "block": {"scan": "rows", "threads": 64, "lanes": 64, "packs": 1, "min_blocks": 1},
-    "ahead": {"scan": "rows", "threads": 64, "lanes": 64, "packs": 1, "ahead": "yes", "min_blocks": 1},
-    "grid": {"scan": "grid", "threads": 64, "lanes": 64, "packs": 1, "min_blocks": 1, "ahead": "no"},
-    "columns": {"scan": "columns", "threads": 64, "lanes": 8, "packs": 2, "splits": 1},
-    "column_splits": {"scan": "columns", "threads": 64, "lanes": 8, "packs": 2, "splits": 3},
+    "lanes": {"scan": "rows", "threads": 64, "lanes": 16, "vectors": 2, "min_blocks": 1},
+    "block": {"scan": "rows", "threads": 64, "lanes": 64, "vectors": 1, "min_blocks": 1},
+    "prefetch": {"scan": "rows", "threads": 64, "lanes": 64, "vectors": 1, "prefetch": "yes", "min_blocks": 1},
+    "grid": {"scan": "grid", "threads": 64, "lanes": 64, "vectors": 1, "min_blocks": 1, "prefetch": "no"},
+    "columns": {"scan": "columns", "threads": 64, "lanes": 8, "vectors": 2, "ctas": 1},
+    "column_ctas": {"scan": "columns", "threads": 64, "lanes": 8, "vectors": 2, "ctas": 3},
 }
 
 _WINDOWS: Mapping[str, Make] = {
@@ -293,12 +296,12 @@ _WINDOWS: Mapping[str, Make] = {
     "several_reductions": lambda _: window_spread(19, 3, 2, 1),
 }
 _WINDOW_TEAMS: Mapping[str, Changes] = {
-    "columns": {"reuse": "columns", "threads": 64, "rows": 2, "items": 1, "blocks": 1},
-    "each": {"reuse": "none", "threads": 64, "blocks": 1, "pack": 1, "rows": 1, "items": 1},
+    "columns": {"reuse": "columns", "threads": 64, "rows": 2, "vectors": 1, "min_blocks": 1},
+    "each": {"reuse": "none", "threads": 64, "min_blocks": 1, "vector_width": 1, "rows": 1, "vectors": 1},
 }
 
 _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes]]] = {
-    "pointwise": (CudaPointwise(H200), _POINTWISE, _ITEMS),
+    "pointwise": (CudaPointwise(H200), _POINTWISE, _VECTORS),
     "turn": (CudaTranspose(H200), _TURNS, _TILES),
     "row": (CudaRowReduction(H200), _ROWS, _STRATEGIES),
     "column": (CudaColumnReduction(H200), _COLUMNS, _COLUMN_TEAMS),
@@ -334,7 +337,7 @@ def _numbered() -> Iterator[tuple[Subject, int]]:
     for family, (schedule, classes, strategies) in _FAMILIES.items():
         for class_number, (shape_class, make) in enumerate(classes.items()):
             for strategy_number, (strategy, changes) in enumerate(strategies.items()):
-                nest = make(_ROWS_OF_A_STREAM if strategy.startswith(_SEVERAL_ROWS) else _FEW_ROWS)
+                nest = make(_ROWS_OF_A_PIPELINE if strategy.startswith(_SEVERAL_ROWS) else _FEW_ROWS)
                 named = replace(nest, name=f"{family}_{strategy}_{shape_class}")
                 for parameters in _accepted(named, schedule, changes):
                     found = Subject(named.name, f"{family} {strategy}", shape_class, named, schedule, parameters)
@@ -343,14 +346,14 @@ def _numbered() -> Iterator[tuple[Subject, int]]:
 
 def _accepted(nest: Nest, schedule: Schedule, changes: Changes) -> Iterator[Settings]:
     """The settings, as wide as the nest allows; none where the schedule refuses the combination altogether, such as
-    16-byte copies of ragged rows or two exchanges in one stream."""
+    16-byte copies of ragged rows or two exchanges in one pipeline."""
     if not schedule.accepts(nest):
         return
     base = schedule.defaults(nest)
     wanted = base.changed(changes)
-    for pack, merge in itertools.product(dict.fromkeys((wanted.pack, 4, 2, 1)), ("yes", "no")):
+    for width, merge in itertools.product(dict.fromkeys((wanted.vector_width, 4, 2, 1)), ("yes", "no")):
         merged = {"merge": merge} if changes.get("merge", base.words().get("merge")) == "yes" else {}
-        candidate = wanted.changed({**merged, "pack": pack})
+        candidate = wanted.changed({**merged, "vector_width": width})
         try:
             schedule.emit(nest, candidate)
         except IllegalMove:

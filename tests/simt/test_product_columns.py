@@ -54,7 +54,7 @@ def repaired() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     values = draw(nest)
     left = values[found.product.left.buffer].view(ROWS, DEPTH)
     left[[3, 130]] = 1e-40
-    tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1)
+    tiling = Tiling(columns=128, stages=3, cluster=1, raster=8, promote=1, split_k=1)
     made = NormalizedText(H200, found, ENGINES["fp16x3"], tiling)
     last = CudaPointwise(H200).emit(found.normalized, CudaPointwise(H200).defaults(found.normalized))
     kernels = [*made.operands.kernels(), made.repair(), made.columns()]

@@ -53,20 +53,20 @@ def nest_of(name: str, function: Callable[..., torch.Tensor], *args: torch.Tenso
 
 
 SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, int]]] = {
-    "rows by columns": (lambda a, b: a @ b, (R(20, 18), R(18, 40)), {"rows": 32, "columns": 64, "slices": 1}),
-    "columns by rows": (lambda a, b: a.T @ b.T, (R(33, 9), R(35, 33)), {"rows": 32, "columns": 32, "slices": 1}),
-    "slices": (lambda a, b: a @ b, (R(9, 300), R(300, 12)), {"rows": 32, "columns": 32, "slices": 2}),
-    "a batch": (torch.bmm, (R(2, 17, 8), R(2, 8, 6)), {"rows": 64, "columns": 32, "slices": 1}),
-    "a large tile": (lambda a, b: a @ b, (R(70, 33), R(33, 24)), {"rows": 128, "columns": 128, "slices": 1}),
+    "rows by columns": (lambda a, b: a @ b, (R(20, 18), R(18, 40)), {"rows": 32, "columns": 64, "split_k": 1}),
+    "columns by rows": (lambda a, b: a.T @ b.T, (R(33, 9), R(35, 33)), {"rows": 32, "columns": 32, "split_k": 1}),
+    "slices": (lambda a, b: a @ b, (R(9, 300), R(300, 12)), {"rows": 32, "columns": 32, "split_k": 2}),
+    "a batch": (torch.bmm, (R(2, 17, 8), R(2, 8, 6)), {"rows": 64, "columns": 32, "split_k": 1}),
+    "a large tile": (lambda a, b: a @ b, (R(70, 33), R(33, 24)), {"rows": 128, "columns": 128, "split_k": 1}),
     "a GELU of bf16": (
         lambda a, b: torch.nn.functional.gelu(4 * (a @ b)),
         (R(7, 5).bfloat16(), R(5, 9).bfloat16()),
-        {"rows": 32, "columns": 32, "slices": 1},
+        {"rows": 32, "columns": 32, "split_k": 1},
     ),
     "bf16": (
         lambda a, b: a @ b,
         (R(7, 20).bfloat16(), R(20, 9).bfloat16()),
-        {"rows": 32, "columns": 32, "slices": 1},
+        {"rows": 32, "columns": 32, "split_k": 1},
     ),
 }
 
@@ -104,7 +104,7 @@ def without_tensor_cores(nest: Nest, slices: int = 1, *, engine: str = "fp16x3",
     simple = iteration_space.simplified(nest)
     product = matrix_product(simple)
     assert product is not None
-    tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=slices)
+    tiling = Tiling(columns=128, stages=3, cluster=1, raster=8, promote=1, split_k=slices)
     made = ProductText(H200, simple, product, ENGINES[engine], tiling)
     split, repair = made.operands.kernels(), made.repair()
     pieces = [made.shape(), made.end(), *(kernel.text for kernel in (*split, repair))]
@@ -200,7 +200,7 @@ def reduced() -> tuple[Nest, Emission, dict[str, torch.Tensor]]:
     values[first][3] = 1e-30
     taken = reduced_product(nest)
     assert taken is not None
-    tiling = Tiling(columns=128, stages=3, cluster=1, group=8, promote=1, slices=1)
+    tiling = Tiling(columns=128, stages=3, cluster=1, raster=8, promote=1, split_k=1)
     made = ReducedText(H200, taken, ENGINES["fp16x3"], tiling)
     kernels = [*made.operands.kernels(), made.repair(), made.rows()]
     kernels[2].launch.grid.x = 2

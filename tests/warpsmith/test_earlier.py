@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.message import Message
 
+from agent_synthesis.emit import registry
+from agent_synthesis.settings import Declared
+from benchmarks.search import landscape_file
 from warpsmith import digest, service
 from warpsmith.contract import earlier, words
+from warpsmith.errors import IllegalMove
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     analysis_pb2,
@@ -23,6 +28,7 @@ from warpsmith.v1 import (
     run_pb2,
     synthesis_service_pb2,
     synthesis_service_pb2_grpc,
+    task_pb2,
     timing_pb2,
     trial_pb2,
 )
@@ -117,6 +123,94 @@ OLD_PLAN = analysis_pb2.Analysis.FromString(written(2, OLD_MOVE) + written(4, wr
 def test_a_move_is_found_wherever_messages_hold_one(message: Message) -> None:
     assert b"fuse" in message.SerializeToString()
     assert b"fuse" not in earlier.translated(message).SerializeToString()
+
+
+SETTINGS = {
+    "ahead": "prefetch", "blocks": "min_blocks", "depth": "stages", "end": "epilogue", "group": "raster",
+    "items": "vectors", "overlap": "dependent_launch", "pack": "vector_width", "packs": "vectors", "slices": "split_k",
+    "splits": "ctas", "turns": "ping_pong",
+}  # fmt: skip
+"""What settings were called, and are."""
+WORDS = [
+    ("end=held", "epilogue=overlapped"),
+    ("end=direct", "epilogue=direct"),
+    ("loads=once", "loads=evict_first"),
+    ("loads=shared", "loads=cached"),
+    ("reduce=hold", "reduce=resident"),
+    ("reduce=roll", "reduce=ring"),
+    ("reduce=stream", "reduce=pipelined"),
+    ("reduce=ahead", "reduce=prefetched"),
+    ("reduce=two_pass", "reduce=two_kernels"),
+]
+
+
+def a_set(choice: str = "", **arguments: int) -> analysis_pb2.Move:
+    return analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_SET, group="y", choice=choice, arguments=arguments)
+
+
+@pytest.mark.parametrize(("old", "new"), SETTINGS.items())
+def test_a_setting_that_had_another_name_is_read_under_that_of_today(old: str, new: str) -> None:
+    assert earlier.translated(a_set(f"{old}=yes", **{old: 4})) == a_set(f"{new}=yes", **{new: 4})
+    group = analysis_pb2.Group(name="y", parameters={old: 4, "lanes": 8}, choices={old: "yes"})
+    renamed = analysis_pb2.Group(name="y", parameters={new: 4, "lanes": 8}, choices={new: "yes"})
+    assert earlier.translated(group) == renamed
+
+
+@pytest.mark.parametrize(("old", "new"), WORDS)
+def test_what_a_setting_was_in_another_word_is_read_as_todays(old: str, new: str) -> None:
+    assert earlier.translated(a_set(old)) == a_set(new)
+    groups = [analysis_pb2.Group(choices=dict([text.split("=")])) for text in (old, new)]
+    assert earlier.translated(groups[0]) == groups[1]
+
+
+def test_a_move_of_old_settings_is_the_move_that_is_made_today() -> None:
+    old = a_set("loads=shared,overlap=no,reduce=hold", packs=2, depth=8, lanes=64)
+    new = a_set("dependent_launch=no,loads=cached,reduce=resident", lanes=64, stages=8, vectors=2)
+    assert digest.of_moves([earlier.translated(old)]) == digest.of_moves([new]), "names are in the order of today's"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        a_set("stores=streaming,reduce=split", threads=1, held=4, stages=3),
+        analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="y", choice="overlap=no"),
+        analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="overlap", choice="pack"),
+        analysis_pb2.Group(name="pack", schedule="depth", parameters={"stages": 2}, choices={"scan": "split"}),
+        analysis_pb2.Group(choices={"sweeps": "cached", "scan": "ahead", "stores": "once"}),
+    ],
+)
+def test_what_only_looks_like_an_old_setting_stays(message: Message) -> None:
+    before = message.SerializeToString(deterministic=True)
+    assert earlier.translated(message).SerializeToString(deterministic=True) == before
+
+
+def test_every_setting_of_ours_is_read_as_itself() -> None:
+    for target in (task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA):
+        for schedule in registry.every_schedule(target):
+            for name, declared in schedule.settings.declared().items():
+                assert not earlier.is_taken(name, declared.words.split(", ")), f"{schedule.name}: {name}"
+
+
+def test_every_move_in_the_results_sets_what_a_schedule_of_today_declares() -> None:
+    root = Path(__file__).parents[2]
+    files = [*root.glob("docs/results/*landscapes*.jsonl"), root / "tests" / "benchmarks" / "tiny_landscape.jsonl"]
+    count = 0
+    for landscape in (each for file in files for each in landscape_file.read([file])):
+        declared = [schedule.settings.declared() for schedule in registry.every_schedule(landscape.task.target)]
+        for move in (move for plan in landscape.plans.values() for move in plan.moves):
+            count += 1
+            if move.kind == analysis_pb2.MOVE_KIND_SET:
+                assert any(_declares(settings, move) for settings in declared), move
+    assert count == 3238
+
+
+def _declares(settings: Mapping[str, Declared], move: analysis_pb2.Move) -> bool:
+    wanted: dict[str, str | int] = dict(move.arguments)
+    wanted |= {name: word for name, _, word in (part.partition("=") for part in filter(None, move.choice.split(",")))}
+    try:
+        return all(name in settings and settings[name].read(name, word) is not None for name, word in wanted.items())
+    except IllegalMove:
+        return False
 
 
 def test_arms_and_flags_that_were_words_are_read_as_arms_and_flags() -> None:

@@ -51,7 +51,7 @@ _MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Ty
 class AttentionSettings(Settings):
     """Of `cuda_attention`."""
 
-    turns: bool = setting(True, "whether the multiplying warpgroups take turns at the tensor cores", (False, True))
+    ping_pong: bool = setting(True, "whether consumer warpgroups take turns at the tensor cores", (False, True))
     keys: int = setting(128, "keys of a tile", (64, 128))
     stages: int = setting(2, "tiles of keys and of values in shared memory", (2, 3, 4))
     warpgroups: int = setting(2, "warpgroups that multiply, with 64 queries each", (2, 3))
@@ -65,9 +65,9 @@ class AttentionSettings(Settings):
 
 _BEGINNINGS = (
     AttentionSettings(),
-    AttentionSettings(turns=False, stages=3, warpgroups=3),
+    AttentionSettings(ping_pong=False, stages=3, warpgroups=3),
     AttentionSettings(keys=64),
-    AttentionSettings(turns=False, keys=64),
+    AttentionSettings(ping_pong=False, keys=64),
 )
 
 
@@ -139,7 +139,7 @@ def require_fits(hardware: Hardware, nest: Nest, settings: AttentionSettings) ->
     # Scores and sums as floats, weights by twos, and a mask by twos or as floats.
     held = settings.keys // 2 + settings.keys // 4 + geometry.round_up(made.columns.extent, BLOCK) // 2
     if made.mask is not None:
-        if settings.turns and made.columns.extent > MOST_MASKED_COLUMNS:
+        if settings.ping_pong and made.columns.extent > MOST_MASKED_COLUMNS:
             raise IllegalMove(f"{nest.name}: a mask of so wide rows leaves no registers to take turns with")
         held += settings.keys // (2 if made.mask.type is Type.F32 else 4)
     if held + geometry.KERNEL_OVERHEAD_REGISTERS > (limit := MULTIPLYING_REGISTERS[settings.warpgroups]):
@@ -181,7 +181,7 @@ class _AttentionText(ProductText):
         product = MatrixProduct(
             made.reduction.name, operand, operand, made.batch, (made.rows,), (made.columns,), (made.keys,)
         )
-        tiling = Tiling(settings.queries, stages=settings.stages, cluster=1, group=1, promote=1, slices=1)
+        tiling = Tiling(settings.queries, stages=settings.stages, cluster=1, raster=1, promote=1, split_k=1)
         super().__init__(hardware, nest, product, _ENGINES[made.type], tiling)
         self._made, self._settings = made, settings
 
@@ -194,12 +194,12 @@ class _AttentionText(ProductText):
             f"using {self.entry}_shape = ws::Attention<{self.operands.element},",
             f"    ws::AttentionExtents{{.layers = {made.layers}, .inner = {made.inner}, {group}"
             f".queries = {made.rows.extent}, .keys = {made.keys.extent}, .depth = {reduction.depth},",
-            f"                         .columns = {made.columns.extent}, .pack = {max(2, self._pack)}, "
+            f"                         .columns = {made.columns.extent}, .pack = {max(2, self._width)}, "
             f".causal = {str(made.is_causal).lower()}}},",
             f"    ws::AttentionOffsets{{.queries = {made.query.offset}, .keys = {made.key.offset}, "
             f".values = {made.value.offset}}},",
             f"    ws::AttentionTiling{{.keys = {settings.keys}, .stages = {settings.stages}, "
-            f".warpgroups = {settings.warpgroups}, .turns = {str(settings.turns).lower()}, .lag = {settings.lag}}}",
+            f".warpgroups = {settings.warpgroups}, .turns = {str(settings.ping_pong).lower()}, .lag = {settings.lag}}}",
         ]
         if (mask := made.mask) is not None:
             lines[-1] += ","

@@ -1,6 +1,6 @@
-"""The text that all CUDA kernels share: the signature, and one aligned pack of elements loaded, computed and stored.
+"""The text that all CUDA kernels share: the signature, and one aligned vector of elements loaded, computed and stored.
 
-The one idea: everything below a pack's first element is an unrolled loop over its elements, and an access that the
+The one idea: everything below a vector's first element is an unrolled loop over its elements, and an access that the
 elements make to neighbours becomes one wide access. Nothing here knows rows, threads or exchanges.
 """
 
@@ -32,14 +32,14 @@ class Kernel(NamedTuple):
 
 
 class KernelText:
-    """Pieces of one kernel over a canonical nest whose packs lie along `axis`."""
+    """Pieces of one kernel over a canonical nest whose vectors lie along `axis`."""
 
     def __init__(
         self,
         nest: Nest,
         axis: str,
-        pack: int,
-        loads: Loads = Loads.SHARED,
+        vector_width: int,
+        loads: Loads = Loads.CACHED,
         stores: Stores = Stores.PLAIN,
         dialect: Dialect = CUDA,
         *,
@@ -49,7 +49,7 @@ class KernelText:
         """`reserved`: what no buffer or variable may be called."""
         self.nest = nest
         self.axis = axis
-        self.pack = pack
+        self.vector_width = vector_width
         self.function = Function(dialect, nest, Names(reserved))
         self.entry = function_text.name_everything(self.function)
         self.offset = geometry.offset_type(nest)
@@ -58,9 +58,9 @@ class KernelText:
         self.j = self.function.axes[axis] if axis else ""
         self.begin = names.take(f"{self.j}_begin") if axis else ""
         self.e = names.take("e")
-        self._once = loads is Loads.ONCE
+        self._streams = loads is Loads.EVICT_FIRST
         self._skew = skew
-        """Where rows begin whose packs hang over their ends; the element number tells who is inside."""
+        """Where unaligned rows begin, whose vectors are predicated by the number of the element."""
         self._loaded = {load.buffer for load in memory_access.loads(nest)}
         self._rows = {a.name for a in nest.parallel if a.name != axis}
 
@@ -101,40 +101,40 @@ class KernelText:
         """Whether rows differ in what they load."""
         return bool(load.index.axes() & self._rows)
 
-    def pack_type(self, type_: Type) -> str:
-        """A pack of stored elements."""
-        return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.pack}>"
+    def vector_type(self, type_: Type) -> str:
+        """A vector of stored elements."""
+        return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.vector_width}>"
 
-    def pack_load(self, load: Load, begin: str) -> str:
-        """The pack that begins at element `begin` of the axis."""
+    def vector_load(self, load: Load, begin: str) -> str:
+        """The vector that begins at element `begin` of the axis."""
         reuse = self.reuse_of(load)
         address = self.address(load.buffer, load, begin)
         if self._skew is not None:
-            return f"ws::load_inside<{self.pack}, {reuse}, kColumns>({address}, {begin})"
-        return f"ws::load<{self.pack}, {reuse}>({address})"
+            return f"ws::load_inside<{self.vector_width}, {reuse}, kColumns>({address}, {begin})"
+        return f"ws::load<{self.vector_width}, {reuse}>({address})"
 
     def reuse_of(self, load: Load) -> str:
         """How a load treats the caches."""
         if self.nest.buffer(load.buffer).written:
             return "ws::kWritten"
-        return "ws::kOnce" if self._once and (load.index.axes() & self._rows or not self._rows) else "ws::kShared"
+        return "ws::kOnce" if self._streams and (load.index.axes() & self._rows or not self._rows) else "ws::kShared"
 
     def address(self, buffer: str, access: Load | Store, begin: str) -> str:
         """The address of an access by the element `begin`."""
         index = self.function.index(access.index, {self.axis: begin})
-        # One sum, so that packs a constant apart share one address: 0 instead of 16 spilled bytes at 4096x16384.
+        # One sum, so that vectors a constant apart share one address: 0 instead of 16 spilled bytes at 4096x16384.
         return f"{self.function.buffers[buffer]} + {f'({index})' if ' + ' in index else index}"
 
-    def element(self, load: Load, pack: str) -> str:
-        """One element of a loaded pack, widened."""
-        text = f"{pack}[{self.lane}]"
+    def element(self, load: Load, vector: str) -> str:
+        """One element of a loaded vector, widened."""
+        text = f"{vector}[{self.lane}]"
         return f"ws::widen({text})" if self.storage(load.buffer) in (Type.F16, Type.BF16) else text
 
     def access_of(self, access: Load | Store) -> memory_access.Access:
-        """How a pack makes the access."""
+        """How a vector makes the access."""
         if self._skew is not None:
-            return memory_access.skewed_access(access.index, self.axis, self.pack, self._skew)
-        return memory_access.access(access.index, self.axis, self.pack)
+            return memory_access.unaligned_access(access.index, self.axis, self.vector_width, self._skew)
+        return memory_access.access(access.index, self.axis, self.vector_width)
 
     def varying_loads(self, roots: Iterable[Expression]) -> list[Load]:
         """Loads below the roots that use the axis, in order of first use."""
@@ -142,7 +142,7 @@ class KernelText:
         found = {n: part for n, part in parts.items() if isinstance(part, Load) and self.axis in part.index.axes()}
         return [found[number] for number in sorted(found)]
 
-    # -- one pack
+    # -- one vector
 
     def elements(
         self,
@@ -154,23 +154,24 @@ class KernelText:
         held: Sequence[tuple[Load, str]] = (),
         known: Iterable[str] = (),
     ) -> None:
-        """Inside `scope`, for the pack at `begin`: loads what is not held, then `body` for each element.
+        """Inside `scope`, for the vector at `begin`: loads what is not held, then `body` for each element.
 
-        `held`: loads whose packs are in registers, with the text of the pack.
+        `held`: loads whose vectors are in registers, with the text of the vector.
         """
         begin = begin or self.begin
-        single = self.pack == 1
+        single = self.vector_width == 1
         inner = scope.child([self.axis, *known], deeper=0 if single else 1 + (self._skew is not None))
         number = self.function.interner.number
-        packs = {number(load): text for load, text in held}
+        vectors = {number(load): text for load, text in held}
         for load in self.varying_loads(roots):
-            text = packs.get(number(load))
+            text = vectors.get(number(load))
             how = self.access_of(load)
             if text is not None:
                 inner.define(load, self.element(load, text))
-            elif how == "pack":
+            elif how == "vector":
                 name = self.function.names.take(f"{self.function.buffers[load.buffer]}_pack")
-                scope.line(f"const {self.pack_type(self.storage(load.buffer))} {name} = {self.pack_load(load, begin)};")
+                kind = self.vector_type(self.storage(load.buffer))
+                scope.line(f"const {kind} {name} = {self.vector_load(load, begin)};")
                 inner.define(load, self.element(load, name))
             elif how == "same" and not single:
                 name = self.function.names.take(f"{self.function.buffers[load.buffer]}_at")
@@ -187,7 +188,7 @@ class KernelText:
             scope.absorb(inner)
             return
         scope.line(UNROLL)
-        scope.line(f"for (int {self.e} = 0; {self.e} < {self.pack}; ++{self.e}) {{")
+        scope.line(f"for (int {self.e} = 0; {self.e} < {self.vector_width}; ++{self.e}) {{")
         if uses_axis or self._skew is not None:
             scope.line(f"  {declaration}")
         if self._skew is not None:
@@ -200,8 +201,8 @@ class KernelText:
 
     @property
     def lane(self) -> str:
-        """Index of an element in its pack."""
-        return self.e if self.pack > 1 else "0"
+        """Index of an element in its vector."""
+        return self.e if self.vector_width > 1 else "0"
 
     def stores(
         self,
@@ -212,12 +213,12 @@ class KernelText:
         begin: str = "",
         held: Sequence[tuple[Load, str]] = (),
     ) -> None:
-        """Stores of every element of the pack at `begin`; `define` may make values known to the element's scope."""
+        """Stores of every element of the vector at `begin`; `define` may make values known to the element's scope."""
         wide: dict[str, str] = {}
         for store in stores:
-            if self.access_of(store) == "pack":
+            if self.access_of(store) == "vector":
                 wide[store.buffer] = self.function.names.take(f"{self.function.buffers[store.buffer]}_pack")
-                scope.line(f"{self.pack_type(self.storage(store.buffer))} {wide[store.buffer]};")
+                scope.line(f"{self.vector_type(self.storage(store.buffer))} {wide[store.buffer]};")
 
         def body(inner: Scope) -> None:
             define(inner)

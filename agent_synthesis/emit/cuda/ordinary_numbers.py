@@ -1,7 +1,7 @@
 """Logarithms and quotients by a row's value on CUDA, in few instructions where all numbers at hand are ordinary.
 
 The one idea: what is special about zero, infinity, NaN and subnormal numbers costs about as much as the rest of a
-logarithm or a division. So a thread works on its packs as if none were there, while a flag remembers whether that was
+logarithm or a division. So a thread works on its vectors as if none were there, while a flag remembers whether that was
 so, and does them again with all care if not. Without this the instructions of some sums and norms take longer than
 their memory: the divergence of 16384x16384 took 618 us and takes 515, the L1 norm of 32768x65535 4706 and 4277
 (`docs/results/level1_h200.md`).

@@ -12,7 +12,7 @@ from typing import ClassVar
 from warpsmith.hardware import Feature, Hardware
 from warpsmith.v1 import task_pb2
 
-OVERLAP = "whether a kernel may start while the previous one ends"
+DEPENDENT_LAUNCH = "whether a kernel may start while the previous one ends"
 """What the setting of that name means; cards that cannot only have no."""
 
 
@@ -26,6 +26,6 @@ class CudaSchedule:
     """What the card must have."""
 
     @property
-    def overlaps(self) -> tuple[bool, ...]:
+    def pdl(self) -> tuple[bool, ...]:
         """What `overlap` may be: whether a kernel may start while the previous one ends. The first is the default."""
         return (True, False) if self.hardware.has(Feature.DEPENDENT_LAUNCH) else (False,)

@@ -28,7 +28,7 @@ from agent_synthesis.nests.product import MatrixProduct
 
 EVERYWHERE = (-(1 << 30), 1 << 30)
 """A band of all columns."""
-HELD_PACK = 8
+HELD_WIDTH = 8
 """Columns that an end takes at once where it is made during the next tile: it is unrolled over all of them."""
 
 
@@ -91,7 +91,7 @@ def end_of(nest: Nest, widest: int) -> tuple[Nest, int]:
     used |= {part.buffer for store in end.stores for part in walk(store.value) if isinstance(part, Memory)}
     end = replace(end, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
     columns = next(axis for axis in end.parallel if axis.name == "n")
-    return end, min(widest, memory_access.widest_pack(end, columns))
+    return end, min(widest, memory_access.widest_vector(end, columns))
 
 
 def can_hold(nest: Nest, product: MatrixProduct) -> bool:
@@ -99,10 +99,10 @@ def can_hold(nest: Nest, product: MatrixProduct) -> bool:
 
     PyTorch rounds a product before it goes on, but for a bias, which a library adds to floats: so nothing may be read.
     """
-    end, pack = end_of(three_axes(nest, product), HELD_PACK)
+    end, width = end_of(three_axes(nest, product), HELD_WIDTH)
     types = {operand.type for operand in (product.left, product.right)}
     reads_nothing = all(buffer.written for buffer in end.buffers) and not iteration_space.reads_what_it_writes(end)
-    return types <= {Type.F16, Type.BF16} and reads_nothing and pack == HELD_PACK and band_of(end) == EVERYWHERE
+    return types <= {Type.F16, Type.BF16} and reads_nothing and width == HELD_WIDTH and band_of(end) == EVERYWHERE
 
 
 def with_erfc(end: Nest) -> Nest:

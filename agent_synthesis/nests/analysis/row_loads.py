@@ -39,35 +39,35 @@ def own_loads(nest: Nest) -> list[Load]:
     return [load for load in found if _is_of_row(load, nest) and memory_access.is_contiguous(load.index, axis)]
 
 
-def kept_loads(nest: Nest, pack: int) -> list[Load]:
-    """Own loads, in packs, that reductions need and the stores need again."""
+def kept_loads(nest: Nest, width: int) -> list[Load]:
+    """Own loads, in vectors, that reductions need and the stores need again."""
     again, first = stored_loads(nest), reduced_loads(nest)
-    return [load for load in own_loads(nest) if load in first and load in again and _in_packs(load, nest, pack)]
+    return [load for load in own_loads(nest) if load in first and load in again and _in_vectors(load, nest, width)]
 
 
-def ahead_loads(nest: Nest, pack: int) -> list[Load]:
-    """Own loads that reductions need, in packs, which may begin before the row."""
+def prefetched_loads(nest: Nest, width: int) -> list[Load]:
+    """Own loads that reductions need, in vectors, which may begin before the row."""
     axis = nest.reduced[0]
-    place, first = memory_access.skew(nest, axis, pack), reduced_loads(nest)
+    place, first = memory_access.skew(nest, axis, width), reduced_loads(nest)
 
-    def comes_in_packs(load: Load) -> bool:
+    def comes_in_vectors(load: Load) -> bool:
         if place is not None:
-            return memory_access.skewed_access(load.index, axis.name, pack, place) == "pack"
-        return _in_packs(load, nest, pack)
+            return memory_access.unaligned_access(load.index, axis.name, width, place) == "vector"
+        return _in_vectors(load, nest, width)
 
-    return [load for load in own_loads(nest) if load in first and comes_in_packs(load)]
+    return [load for load in own_loads(nest) if load in first and comes_in_vectors(load)]
 
 
-def shared_loads(nest: Nest, pack: int) -> list[Load]:
-    """Loads along the row, in packs, that rows share and only stores need."""
+def shared_loads(nest: Nest, width: int) -> list[Load]:
+    """Loads along the row, in vectors, that rows share and only stores need."""
     first = reduced_loads(nest)
     found = [load for load in stored_loads(nest) if load not in first and not _is_of_row(load, nest)]
-    return [load for load in found if not nest.buffer(load.buffer).written and _in_packs(load, nest, pack)]
+    return [load for load in found if not nest.buffer(load.buffer).written and _in_vectors(load, nest, width)]
 
 
-def shared_words(nest: Nest, pack: int) -> int:
-    """Registers that a pack of one of them takes."""
-    return max((pack * nest.buffer(load.buffer).type.size_bytes // 4 for load in shared_loads(nest, pack)), default=0)
+def shared_words(nest: Nest, width: int) -> int:
+    """Registers that a vector of one of them takes."""
+    return max((width * nest.buffer(load.buffer).type.size_bytes // 4 for load in shared_loads(nest, width)), default=0)
 
 
 def has_common_loads(nest: Nest) -> bool:
@@ -94,5 +94,5 @@ def _runs_along(load: Load, nest: Nest) -> bool:
     return nest.reduced[0].name in load.index.axes()
 
 
-def _in_packs(load: Load, nest: Nest, pack: int) -> bool:
-    return memory_access.access(load.index, nest.reduced[0].name, pack) == "pack"
+def _in_vectors(load: Load, nest: Nest, width: int) -> bool:
+    return memory_access.access(load.index, nest.reduced[0].name, width) == "vector"

@@ -41,47 +41,47 @@ class CudaColumnReduction(CudaSchedule):
     def defaults(self, nest: Nest) -> ColumnSettings:
         """Two blocks an SM; wide pieces of rows where blocks can share the rows, narrow ones where they cannot."""
         simple, axis = _problem(nest)
-        pack = memory_access.widest_pack(simple, axis)
+        width = memory_access.widest_vector(simple, axis)
         rows = simple.column_count
         others = simple.row_count // axis.extent
-        packs = axis.extent // pack
+        vectors = axis.extent // width
         single = passes.is_visited_once(simple)
         # Where every column is an access of its own, pieces of rows are twice as wide and blocks shorter: argmax over
         # dimension 1 of 128x4096x4095 takes 2144 us instead of 2361.
-        thin = single and pack == 1 and packs >= 64 and simple.row_count * rows >= _LARGE_TENSOR
+        thin = single and width == 1 and vectors >= 64 and simple.row_count * rows >= _LARGE_TENSOR
         # Sums have registers to spare for twice as many rows in flight: 2003 us instead of 2210 on that shape.
-        deep = thin and packs >= 512 and not any(r.operation in ARG_REDUCTIONS for r in nest.reductions)
-        lanes = 128 if deep else 64 if thin else min(32, max(8, geometry.power_of_two_at_least(packs)))
-        while not single and lanes > 8 and others * -(-packs // lanes) < self.hardware.sm_count:
+        deep = thin and vectors >= 512 and not any(r.operation in ARG_REDUCTIONS for r in nest.reductions)
+        lanes = 128 if deep else 64 if thin else min(32, max(8, geometry.power_of_two_at_least(vectors)))
+        while not single and lanes > 8 and others * -(-vectors // lanes) < self.hardware.sm_count:
             lanes //= 2
-        tiles = others * -(-packs // lanes)
+        tiles = others * -(-vectors // lanes)
         wanted = max(2 * self.hardware.sm_count // tiles, 4 if thin else 1)
-        splits = max(1, min(wanted, rows // (8 * (256 // lanes)))) if single else 1
+        ctas = max(1, min(wanted, rows // (8 * (256 // lanes)))) if single else 1
         few = not single and tiles < self.hardware.sm_count
         threads = 512 if few or deep else 256
         # Threads above each other with several rows each: RMS norm over 23 channels takes 26.9 us instead of 32.2, over
         # 8 of 32x8x96x97 9.1 instead of 12.4.
         groups = max(2, geometry.power_of_two_at_least(-(-rows // 8)))
         if groups * lanes < threads and tiles >= self.hardware.sm_count:
-            threads, wide = 128, max(lanes, min(128 // groups, geometry.power_of_two_at_least(packs)))
-            lanes = wide if others * -(-packs // wide) >= self.hardware.sm_count else lanes
+            threads, wide = 128, max(lanes, min(128 // groups, geometry.power_of_two_at_least(vectors)))
+            lanes = wide if others * -(-vectors // wide) >= self.hardware.sm_count else lanes
         draft = ColumnSettings(
-            loads=Loads.ONCE if single else Loads.SHARED, overlap=self.overlaps[0], threads=threads, lanes=lanes,
-            splits=splits, pack=pack, min_blocks=1 if few or deep else 2,
+            loads=Loads.EVICT_FIRST if single else Loads.CACHED, dependent_launch=self.pdl[0], threads=threads,
+            lanes=lanes, ctas=ctas, vector_width=width, min_blocks=1 if few or deep else 2,
         )  # fmt: skip
         drafts = (replace(draft, unroll=unroll) for unroll in ((16, 8, 4, 2, 1) if deep else (8, 4, 2, 1)))
-        least = replace(draft, splits=1, unroll=1, pack=1, min_blocks=1)
+        least = replace(draft, ctas=1, unroll=1, vector_width=1, min_blocks=1)
         return geometry.first_legal(drafts, lambda settings: self._require(nest, settings), least)
 
     def alternatives(self, nest: Nest, current: ColumnSettings) -> Sequence[ColumnSettings]:
         """One change away."""
         simple, axis = _problem(nest)
-        widest = memory_access.widest_pack(simple, axis)
-        splits = current.splits
+        widest = memory_access.widest_vector(simple, axis)
+        ctas = current.ctas
         changes = current.one_change_away(
-            overlap=self.overlaps,
-            splits=sorted({1, max(1, splits // 2), splits + 1, splits * 2, splits * 4}),
-            pack=[pack for pack in (1, 2, 4, 8) if pack <= widest],
+            dependent_launch=self.pdl,
+            ctas=sorted({1, max(1, ctas // 2), ctas + 1, ctas * 2, ctas * 4}),
+            vector_width=[width for width in (1, 2, 4, 8) if width <= widest],
         )
         return geometry.legal(changes, lambda settings: self._require(nest, settings))
 
@@ -91,8 +91,8 @@ class CudaColumnReduction(CudaSchedule):
         visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
         read = memory_access.row_data_bytes(simple)
         team = self._team(simple, axis, settings)
-        splits = settings.splits if settings.splits > 1 else 0
-        partials = 16 * simple.row_count * splits * len(simple.reductions)
+        ctas = settings.ctas if settings.ctas > 1 else 0
+        partials = 16 * simple.row_count * ctas * len(simple.reductions)
         again = (visits - 1) * read if read > self.hardware.l2_bytes // 2 else 0
         return Footprint(again + partials, team.blocks, 1)
 
@@ -112,19 +112,19 @@ class CudaColumnReduction(CudaSchedule):
 
     def _require(self, nest: Nest, settings: ColumnSettings) -> None:
         simple, axis = _problem(nest)
-        pack, splits, lanes, threads = settings.pack, settings.splits, settings.lanes, settings.threads
-        if pack < 1 or memory_access.widest_pack(simple, axis) % pack:
-            raise IllegalMove(f"{nest.name}: {pack} columns do not lie together everywhere")
+        width, ctas, lanes, threads = settings.vector_width, settings.ctas, settings.lanes, settings.threads
+        if width < 1 or memory_access.widest_vector(simple, axis) % width:
+            raise IllegalMove(f"{nest.name}: {width} columns do not lie together everywhere")
         if lanes < 1 or threads % lanes:
             raise IllegalMove(f"{nest.name}: {threads} threads are no multiple of {lanes} lanes")
-        if splits < 1 or splits > simple.column_count:
-            raise IllegalMove(f"{nest.name}: {splits} blocks cannot share {simple.column_count} rows")
-        if splits > 1 and not passes.is_visited_once(simple):
+        if ctas < 1 or ctas > simple.column_count:
+            raise IllegalMove(f"{nest.name}: {ctas} blocks cannot share {simple.column_count} rows")
+        if ctas > 1 and not passes.is_visited_once(simple):
             raise IllegalMove(f"{nest.name}: only one visit can be shared by several blocks")
         below = memory_access.loads_below(iteration_space.roots(simple))
         sizes = [simple.buffer(load.buffer).type.size_bytes for load in below if axis.name in load.index.axes()]
-        held = sum(max(1, pack * size // 4) for size in sizes) * settings.unroll
-        accumulators = [pack * max(4, stages.accumulator_bytes(r)) for r in simple.reductions]
+        held = sum(max(1, width * size // 4) for size in sizes) * settings.unroll
+        accumulators = [width * max(4, stages.accumulator_bytes(r)) for r in simple.reductions]
         geometry.require_block(
             self.hardware, nest, threads=threads, min_blocks=settings.min_blocks,
             shared_bytes=threads * sum(accumulators), held_registers=held + sum(accumulators) // 4,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
-from agent_synthesis.emit.cuda.schedule import OVERLAP
+from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.nests.analysis.stages import Stage, accumulator_bytes
@@ -29,14 +29,14 @@ _MEMBERS = ("load", "fold", "results", "begin", "outer", "row", "part", "store_c
 class ColumnSettings(Settings):
     """Of `cuda_column_reduction`."""
 
-    loads: Loads = setting(Loads.ONCE, "whether what is read is kept for others")
+    loads: Loads = setting(Loads.EVICT_FIRST, "whether what is read is kept for others")
     stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
     exp: Exp = setting(Exp.ACCURATE, "the exponential")
-    overlap: bool = setting(True, OVERLAP)
+    dependent_launch: bool = setting(True, DEPENDENT_LAUNCH)
     threads: int = setting(256, "threads of a block", (128, 256, 512))
-    lanes: int = setting(32, "packs of columns of a block", (8, 16, 32, 64, 128, 256, 512))
-    splits: int = setting(1, "blocks that share the rows of a column")
-    pack: int = setting(1, "columns of a thread", (1, 2, 4, 8))
+    lanes: int = setting(32, "vectors of columns of a block", (8, 16, 32, 64, 128, 256, 512))
+    ctas: int = setting(1, "blocks that share the rows of a column")
+    vector_width: int = setting(1, "columns of a thread", (1, 2, 4, 8))
     unroll: int = setting(8, "rows in flight in a thread", (2, 4, 8, 16))
     min_blocks: int = setting(1, "blocks that share an SM", (1, 2, 4))
 
@@ -61,12 +61,12 @@ class ColumnTeam:
     @property
     def tiles(self) -> int:
         """Blocks next to each other along the axis."""
-        return -(-self.axis.extent // (self.settings.lanes * self.settings.pack))
+        return -(-self.axis.extent // (self.settings.lanes * self.settings.vector_width))
 
     @property
     def blocks(self) -> int:
         """Blocks of the grid."""
-        return self.tiles * self.settings.splits * self.others
+        return self.tiles * self.settings.ctas * self.others
 
 
 class ColumnKernel:
@@ -76,7 +76,7 @@ class ColumnKernel:
         self._nest, self._team, self._stages = nest, team, stages
         settings = self._settings = team.settings
         self._text = kernel_text.KernelText(
-            nest, team.axis.name, settings.pack, settings.loads, settings.stores,
+            nest, team.axis.name, settings.vector_width, settings.loads, settings.stores,
             kernel_text.dialect_of(settings.exp), reserved=_MEMBERS,
         )  # fmt: skip
         self._function = self._text.function
@@ -93,7 +93,7 @@ class ColumnKernel:
         visits = [self._visit(number, stage) for number, stage in enumerate(self._stages)]
         stores = self._stores()
         begin = self._members.statements()
-        spaces = self._workspaces(original) if self._settings.splits > 1 else {}
+        spaces = self._workspaces(original) if self._settings.ctas > 1 else {}
         name = f"{text.entry}_columns"
         lines = [
             *header,
@@ -110,7 +110,7 @@ class ColumnKernel:
         buffers = [buffer for _, buffer in spaces.values()]
         return geometry.one_kernel(
             original, lines, HEADERS, grid=team.blocks, threads=self._settings.threads,
-            dependent=self._settings.overlap, workspaces=buffers,
+            dependent=self._settings.dependent_launch, workspaces=buffers,
         )  # fmt: skip
 
     def _constants(self) -> list[str]:
@@ -119,9 +119,9 @@ class ColumnKernel:
             f"  using Offset = {self._text.offset};",
             *generated_struct.constant("ws::ColumnTiling", "kTiling", {
                 "rows": team.rows, "columns": team.axis.extent, "others": team.others, "visits": len(self._stages),
-                "vector_width": self._settings.pack, "threads": self._settings.threads, "lanes": self._settings.lanes,
-                "ctas_per_column": self._settings.splits, "rows_in_flight": self._settings.unroll,
-                "overlap": self._settings.overlap,
+                "vector_width": self._text.vector_width, "threads": self._settings.threads,
+                "lanes": self._settings.lanes, "ctas_per_column": self._settings.ctas,
+                "rows_in_flight": self._settings.unroll, "overlap": self._settings.dependent_launch,
             }),
         ]  # fmt: skip
 
@@ -132,7 +132,7 @@ class ColumnKernel:
         found = {names.take("arrived"): ("unsigned", counters)}
         for reduction in self._nest.reductions:
             name = names.take(f"{reduction.name}_partials")
-            words = -(-self._nest.row_count * self._settings.splits * accumulator_bytes(reduction) // 8)
+            words = -(-self._nest.row_count * self._settings.ctas * accumulator_bytes(reduction) // 8)
             kind = accumulator(reduction, self._function.dialect)
             found[name] = (kind, geometry.workspace(original, name, words))
         return found
@@ -145,7 +145,7 @@ class ColumnKernel:
             for load in text.varying_loads(roots)
             if self._axis in load.index.axes()
             and text.access_of(load) != "same"
-            and (text.access_of(load) == "pack" or self._settings.pack == 1)
+            and (text.access_of(load) == "vector" or self._settings.vector_width == 1)
         ]
 
     def _uses_row(
@@ -159,8 +159,8 @@ class ColumnKernel:
         """What visit `number` loads of a row, and the function that uses it: `head`, with `more` parameters."""
         text, fields, offset, kind = self._text, Names(), self._text.offset, f"Row{number}"
         held = [(load, fields.take(self._function.buffers[load.buffer])) for load in self._held(roots)]
-        types = " ".join(f"{text.pack_type(text.storage(load.buffer))} {field};" for load, field in held)
-        loads = ", ".join(text.pack_load(load, text.begin) for load, _ in held)
+        types = " ".join(f"{text.vector_type(text.storage(load.buffer))} {field};" for load, field in held)
+        loads = ", ".join(text.vector_load(load, text.begin) for load, _ in held)
         body = self._members.child([self._axis])
         write(body, [(load, f"row.{field}") for load, field in held])
         place = f"{offset} {self._function.axes[self._axis]}, {offset} {text.begin}"
@@ -176,7 +176,7 @@ class ColumnKernel:
         """A visit of the rows: its results, and how it takes a row."""
         kind, result = f"Results{number}", self._function.reductions[stage.name]
         lanes = [
-            f"ws::Lanes<{functor(r.operation)}, {accumulator(r, self._function.dialect)}, {self._settings.pack}>"
+            f"ws::Lanes<{functor(r.operation)}, {accumulator(r, self._function.dialect)}, {self._text.vector_width}>"
             for r in stage.reductions
         ]
         roots = [reduction.value for reduction in stage.reductions]

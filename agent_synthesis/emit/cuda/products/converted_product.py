@@ -44,7 +44,7 @@ class ConvertedSettings(Settings):
     left: int = setting(3, "steps of the left in shared memory")
     right: int = setting(2, "steps of the right in shared memory")
     halves: int = setting(2, "steps of the right's halves in shared memory")
-    slices: int = setting(1, "slices of the depth, which a kernel of their own adds up")
+    split_k: int = setting(1, "slices of the depth, which a kernel of their own adds up")
 
 
 _MEMORY = (
@@ -74,18 +74,18 @@ class CudaConvertedProduct(CudaSchedule):
 
     def defaults(self, nest: Nest) -> ConvertedSettings:
         """Slices that fill the multiprocessors."""
-        return ConvertedSettings(slices=_slices(self.hardware, product_of(nest)))
+        return ConvertedSettings(split_k=_slices(self.hardware, product_of(nest)))
 
     def alternatives(self, nest: Nest, current: ConvertedSettings) -> Sequence[ConvertedSettings]:
         """Memory shared out otherwise, or half or twice the slices."""
-        slices, k = current.slices, product_of(nest).extents[3]
-        found = [replace(each, slices=slices) for each in _MEMORY]
-        found += [replace(current, slices=_without_empty(k, count)) for count in (slices // 2, 2 * slices)]
+        slices, k = current.split_k, product_of(nest).extents[3]
+        found = [replace(each, split_k=slices) for each in _MEMORY]
+        found += [replace(current, split_k=_without_empty(k, count)) for count in (slices // 2, 2 * slices)]
         return tuple(each for each in found if each != current)
 
     def footprint(self, nest: Nest, settings: ConvertedSettings) -> Footprint:
         """Sums of slices are written and read; nothing else moves twice."""
-        product, slices = product_of(nest), settings.slices
+        product, slices = product_of(nest), settings.split_k
         batch, m, n, _ = product.extents
         return Footprint(
             extra_bytes=8 * batch * m * n * slices if slices > 1 else 0,
@@ -99,7 +99,7 @@ class CudaConvertedProduct(CudaSchedule):
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of floats by rows with floats by columns that gains by it")
         simple = iteration_space.simplified(nest)
-        tiling = Tiling(COLUMNS, settings.halves, cluster=1, group=8, promote=1, slices=settings.slices)
+        tiling = Tiling(COLUMNS, settings.halves, cluster=1, raster=8, promote=1, split_k=settings.split_k)
         made = _ConvertedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
         made.operands.across = ()  # nothing is measured
         made.left_steps, made.right_steps = settings.left, settings.right
@@ -148,7 +148,7 @@ class _ConvertedText(ProductText):
             candidate_pb2.LaunchArgument(tensor_map=columns),
             *map(address, (left.operand.buffer, *work, *self.ends())),
         ]
-        grid = min(_tile_count(self._product, self._tiling.slices), self.hardware.sm_count)
+        grid = min(_tile_count(self._product, self._tiling.split_k), self.hardware.sm_count)
         halves = self._tiling.stages
         # The scales of its columns, and barriers and what alignment takes.
         shared = STEP_BYTES * (self.left_steps + self.right_steps + halves) + 4 * COLUMNS * halves + 1280

@@ -103,7 +103,7 @@ class NormalizedText(StatesText):
         """The function that takes neighbouring sums to the stores, and to the values that the norm is of."""
         text, function, first = self._text, self._text.function, self._end.stores[0]
         sums, values = self.sums(), self._names.take("values")
-        storage, pack = self._end.buffer(first.buffer).type, f"ws::Pack<float, {max(2, self._pack)}>"
+        storage, sums_type = self._end.buffer(first.buffer).type, f"ws::Pack<float, {max(2, self._width)}>"
         rounded = "" if storage is Type.F32 else f"ws::rounded_to<{function.dialect.storage[storage]}>"
 
         def value(inner: Scope) -> None:
@@ -113,7 +113,7 @@ class NormalizedText(StatesText):
             inner.line(f"{values}[{text.e}] = {f'{rounded}({made})' if rounded else made};")
 
         column, lines = self.stored(value)
-        lines = [f"    {pack} {values} = {{}};", *lines, f"    return {values};"]
+        lines = [f"    {sums_type} {values} = {{}};", *lines, f"    return {values};"]
         element, place = function.element(first.buffer, function.index(first.index)), function.axes
         more = [
             f"  WS_INLINE float stored({text.offset} {place['m']}, {text.offset} {place['n']}) const {{",
@@ -123,7 +123,7 @@ class NormalizedText(StatesText):
             f"    ws::states_of_stored<{self.entry}_shape>(*this, row, column, columns);",
             "  }",
         ]
-        head = f"{pack} operator()"
+        head = f"{sums_type} operator()"
         return self.end_struct(["  float* __restrict__ states;"], head, (column, sums), lines, more)
 
     def multiply(self, call: str) -> str:

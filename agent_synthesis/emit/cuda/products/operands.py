@@ -64,12 +64,12 @@ class Operands:
     ) -> None:
         self._hardware, self._entry, self._engine, self._tiling = hardware, entry, engine, tiling
         self._batch, m, n, self._k = product.extents
-        self._slice = slice_depth(self._k, tiling.slices)
+        self._slice = slice_depth(self._k, tiling.split_k)
         self.parts = engine.parts if engine else 1
         """Values that an element becomes."""
         self.element = engine.element if engine else _ELEMENTS[product.left.type]
         """C++ type of what is multiplied."""
-        self.layers = self._batch * tiling.slices
+        self.layers = self._batch * tiling.split_k
         self.sides = (Side("left", product.left, m), Side("right", product.right, n))
         self.across = tuple(side for side in self.sides if side.is_across)
         """Those that are measured."""
@@ -89,7 +89,7 @@ class Operands:
             o = side.operand
             lines += [
                 f"constexpr ws::Operand {self.name(side)}{{.batch = {self._batch}, .rows = {side.rows}, "
-                f".depth = {self._k}, .slices = {self._tiling.slices},",
+                f".depth = {self._k}, .slices = {self._tiling.split_k},",
                 f"    .batch_stride = {o.batch_stride}, .row_stride = {o.row_stride}, "
                 f".depth_stride = {o.depth_stride}, .wide = {self._wide(side)}, .chunk = {self._chunk(side)}}};",
             ]
@@ -205,7 +205,7 @@ class Operands:
             layer = self.parts * part
         else:
             buffer, depth, inner = o.buffer, self._slice, o.depth_stride if side.is_across else o.row_stride
-            layer = self._slice * o.depth_stride if self._tiling.slices > 1 else o.batch_stride
+            layer = self._slice * o.depth_stride if self._tiling.split_k > 1 else o.batch_stride
             part = layer = layer or inner
         rows = TILE_ROWS if side.name == "left" else self._tiling.columns // self._tiling.cluster
         extents = [side.rows, self._slice] if side.is_across else [depth, side.rows]

@@ -49,7 +49,7 @@ class CudaStatesProduct(CudaSchedule):
     def defaults(self, nest: Nest) -> ProductSettings:
         """Those of the product, in one slice."""
         given = CudaProduct(self.hardware).defaults(self.product_of(nest))
-        return replace(given, end=None, slices=1, warpgroups=2)
+        return replace(given, epilogue=None, split_k=1, warpgroups=2)
 
     def alternatives(self, nest: Nest, current: ProductSettings) -> Sequence[ProductSettings]:
         """The product's, without slices, and with a warpgroup to 64 rows."""
@@ -59,7 +59,7 @@ class CudaStatesProduct(CudaSchedule):
     def require(self, nest: Nest, settings: ProductSettings) -> None:
         """Checks that the product fits, and that each state is left by one kernel. Raises IllegalMove."""
         tensor_core_product.require_fits(self.hardware, self.product_of(nest), settings)
-        if settings.slices != 1 or settings.warpgroups != 2:
+        if settings.split_k != 1 or settings.warpgroups != 2:
             raise IllegalMove(f"{nest.name}: {self.reduced} of a product are reduced in one slice, by two warpgroups")
 
 

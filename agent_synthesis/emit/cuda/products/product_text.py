@@ -56,10 +56,10 @@ class ProductText:
         self._product = product
         self._tiling = tiling
         self._nest = three_axes(nest, product)
-        end, self._pack = end_of(self._nest, widest)
+        end, self._width = end_of(self._nest, widest)
         self._end = with_erfc(end)
         dialect = CUDA if self._end is end else CUDA_SHORT_ERFC
-        self._text = kernel_text.KernelText(self._end, "n", self._pack, dialect=dialect)
+        self._text = kernel_text.KernelText(self._end, "n", self._width, dialect=dialect)
         self.entry = function_text.entry_name(nest)
         self._names = self._text.function.names
         self._batch, self._m, self._n, self._k = product.extents
@@ -76,7 +76,7 @@ class ProductText:
     ) -> Emission:
         """All pieces of text; `last`: what follows them. A kernel that adds slices comes where there are some."""
         kernels, headers = [*kernels], [*headers]
-        if self._tiling.slices > 1:
+        if self._tiling.split_k > 1:
             kernels.append(self.add())
             headers.append("ws_product_slices.cuh")
         pieces = [self.shape(), self.end(), *(kernel.text for kernel in kernels)]
@@ -93,16 +93,16 @@ class ProductText:
 
     def shape(self) -> list[str]:
         """The product's type, and what is split."""
-        t, wide = self._tiling, max(2, self._pack)
+        t, wide = self._tiling, max(2, self._width)
         directions = ", ".join(f"ws::{'kAcross' if side.is_across else 'kAlong'}" for side in self.operands.sides)
         band = band_of(self._end)
         lines = [
             f"using {self.entry}_shape = ws::MatrixProduct<{self.operands.element}, {self.operands.parts},",
             f"    ws::Extents{{.batch = {self._batch}, .m = {self._m}, .n = {self._n}, .k = {self._k}, "
-            f".slices = {t.slices}, .pack = {wide}}},",
+            f".slices = {t.split_k}, .pack = {wide}}},",
             f"    ws::Directions{{{directions}}},",
             f"    ws::Tiling{{.columns = {t.columns}, .stages = {t.stages}, .cluster = {t.cluster}, "
-            f".group = {t.group}, .promote = {t.promote}, .warpgroups = {t.warpgroups}}}",
+            f".group = {t.raster}, .promote = {t.promote}, .warpgroups = {t.warpgroups}}}",
         ]
         if band != EVERYWHERE:
             lines[-1] += ","
@@ -124,7 +124,7 @@ class ProductText:
 
     def stored(self, define: Callable[[Scope], None]) -> tuple[str, list[str]]:
         """The name of the first sum's column, and the statements that store; `define` makes values known to each."""
-        text, is_packed = self._text, self._pack > 1
+        text, is_packed = self._text, self._width > 1
         body = Scope(text.function, None, known=["batch", "m"], depth=2 if is_packed else 3)
         first = text.begin if is_packed else self._names.take("first")
         if not is_packed:
@@ -149,7 +149,7 @@ class ProductText:
             f"struct {self.entry}_end {{",
             *members,
             *buffers,
-            f"  WS_INLINE {head}({places}, ws::Pack<float, {max(2, self._pack)}> {sums}) const {{",
+            f"  WS_INLINE {head}({places}, ws::Pack<float, {max(2, self._width)}> {sums}) const {{",
             *lines,
             "  }",
             *more,
@@ -165,7 +165,7 @@ class ProductText:
     def product(self) -> Kernel:
         """The product's kernel."""
         roots = "left_roots, right_roots" if self.operands.parts > 1 else "nullptr, nullptr"
-        call, passed = ("multiply_holding", "") if self._tiling.holds else ("multiply", f"{roots}, ")
+        call, passed = ("multiply_holding", "") if self._tiling.overlapped else ("multiply", f"{roots}, ")
         arguments = [f"const __grid_constant__ ws::TensorMap {side.name}" for side in self.operands.sides]
         bounds = f"__launch_bounds__({self.entry}_shape::kThreads, 1)"
         text = [
@@ -212,8 +212,8 @@ class ProductText:
             f"  ws::add_slices<{self.entry}_shape>(slices, {self.end_value(whole=True)});",
             "}",
         ]
-        packs = self._batch * self._m * -(-self._n // max(2, self._pack))
-        blocks = min(-(-packs // ADD_THREADS), 8 * self.hardware.sm_count)
+        vectors = self._batch * self._m * -(-self._n // max(2, self._width))
+        blocks = min(-(-vectors // ADD_THREADS), 8 * self.hardware.sm_count)
         names = [self.operands.workspace("slices"), *(buffer.name for buffer in self._end.buffers)]
         written = [buffer.name for buffer in self._end.buffers if buffer.written]
         return Kernel(text, self.launch("add", blocks, ADD_THREADS, map(address, names), written))
@@ -224,7 +224,7 @@ class ProductText:
 
     def _is_end(self, whole: bool) -> bool:
         """Whether a kernel ends with the nest's stores, not with the sums of slices."""
-        return whole or self._tiling.slices == 1
+        return whole or self._tiling.split_k == 1
 
     def signature(self, name: str, arguments: list[str], *, whole: bool = False) -> list[str]:
         """The head of a kernel with these parameters, and then what its end needs."""
@@ -248,7 +248,7 @@ class ProductText:
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
         """Halves, what is known of their rows, and the sums of slices."""
         found = self.operands.workspaces()
-        if self._tiling.slices > 1:
+        if self._tiling.split_k > 1:
             sums = [self.operands.layers, self._m, self._n]
             found.append(workspace(self.operands.workspace("slices"), tensor_pb2.DTYPE_FLOAT32, sums))
         return tuple(found)

@@ -23,16 +23,16 @@ class Tiling:
     columns: int
     stages: int
     cluster: int
-    group: int
+    raster: int
     promote: int
-    slices: int
+    split_k: int
     warpgroups: int = 2
-    holds: bool = False
-    """Whether a tile's end is made during the next one: see `product_end.can_hold`."""
+    overlapped: bool = False
+    """Whether a tile's epilogue is made during the next one: see `product_end.can_hold`."""
 
 
-End = StrEnum("End", "HELD DIRECT")
-"""When a tile's end is made: at once, or held until the next tile."""
+Epilogue = StrEnum("Epilogue", "OVERLAPPED DIRECT")
+"""When a tile's epilogue is made: during the next tile, or at once."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,21 @@ class ProductSettings(Settings):
     """Of `cuda_product`, and of the schedules that have its tiles."""
 
     engine: EngineName = setting(EngineName.FP16X3, "how tensor cores make it: see `product_engine`")
-    end: End | None = setting(None, "of 16-bit operands: a tile's end, at once or held until the next tile", tuple(End))
+    epilogue: Epilogue | None = setting(None, "of 16-bit operands: when it is made, see `Epilogue`", tuple(Epilogue))
     columns: int = setting(256, "columns of a tile, whose rows are 128", (128, 192, 256))
     stages: int = setting(4, "steps of 128 bytes of depth in shared memory", (2, 3, 4, 5, 6))
     cluster: int = setting(1, "blocks that share the columns' copies", (1, 2))
-    group: int = setting(8, "rows of tiles that are walked together", (4, 8, 16))
+    raster: int = setting(8, "rows of tiles that are walked together", (4, 8, 16))
     promote: int | None = setting(None, "of floats: stages between promotions of sums to f32 registers", (1, 2, 4))
     warpgroups: int = setting(2, "warpgroups that multiply", (2, 4))
-    slices: int = setting(1, "slices of the depth, which a kernel of their own adds up")
+    split_k: int = setting(1, "slices of the depth, which a kernel of their own adds up")
 
     @property
     def tiling(self) -> Tiling:
         """What they say of tiles."""
         return Tiling(
-            self.columns, self.stages, self.cluster, self.group, self.promote or 1, self.slices, self.warpgroups,
-            holds=self.end is End.HELD,
+            self.columns, self.stages, self.cluster, self.raster, self.promote or 1, self.split_k, self.warpgroups,
+            overlapped=self.epilogue is Epilogue.OVERLAPPED,
         )  # fmt: skip
 
 

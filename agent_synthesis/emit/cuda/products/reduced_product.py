@@ -108,7 +108,7 @@ class ReducedText(StatesText):
         body = Scope(function, None, known=["batch", "m"], depth=2)
         places = [function.buffers[store.buffer] for store in self._values]
         for place in places:
-            body.line(f"ws::Pack<float, {self._pack}> {place};")
+            body.line(f"ws::Pack<float, {self._width}> {place};")
 
         def write(inner: Scope) -> None:
             inner.learn([f"%{self._product.reduction}"])

@@ -43,7 +43,7 @@ class SmallSettings(Settings):
 
     rows: int = setting(SIDES[0], "rows of a block's tile", SIDES)
     columns: int = setting(SIDES[0], "columns of a block's tile", SIDES)
-    slices: int = setting(1, "slices of the depth, which a kernel of their own adds up")
+    split_k: int = setting(1, "slices of the depth, which a kernel of their own adds up")
 
 
 class CudaSmallProduct(CudaSchedule):
@@ -65,16 +65,16 @@ class CudaSmallProduct(CudaSchedule):
         for side in reversed(SIDES):
             if 2 * _tile_count(product, side, side) >= self.hardware.sm_count:
                 return SmallSettings(rows=side, columns=side)
-        return SmallSettings(slices=_slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1])
+        return SmallSettings(split_k=_slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1])
 
     def alternatives(self, nest: Nest, current: SmallSettings) -> Sequence[SmallSettings]:
         """One change away."""
         counts = _slice_counts(self.hardware, product_of(nest), current.rows, current.columns)
-        return geometry.legal(current.one_change_away(slices=counts), lambda settings: _require_slices(nest, settings))
+        return geometry.legal(current.one_change_away(split_k=counts), lambda settings: _require_slices(nest, settings))
 
     def footprint(self, nest: Nest, settings: SmallSettings) -> Footprint:
         """Slices' sums are written and read."""
-        product, slices = product_of(nest), settings.slices
+        product, slices = product_of(nest), settings.split_k
         batch, m, n, _ = product.extents
         tiles = _tile_count(product, settings.rows, settings.columns)
         extra = 8 * batch * m * n * slices if slices > 1 else 0
@@ -84,9 +84,9 @@ class CudaSmallProduct(CudaSchedule):
         """One kernel, and one that adds slices."""
         _require_slices(nest, settings)
         simple, product = iteration_space.simplified(nest), product_of(nest)
-        tiling = Tiling(settings.columns, stages=1, cluster=1, group=1, promote=1, slices=settings.slices)
+        tiling = Tiling(settings.columns, stages=1, cluster=1, raster=1, promote=1, split_k=settings.split_k)
         made = ProductText(self.hardware, simple, product, None, tiling, widest=settings.columns // 16)
-        blocks = _tile_count(product, settings.rows, settings.columns) * settings.slices
+        blocks = _tile_count(product, settings.rows, settings.columns) * settings.split_k
         kernel = _kernel(made, settings.rows, blocks)
         return made.emission(function_text.header(simple, self.name, settings), [kernel], _HEADERS)
 
@@ -111,7 +111,7 @@ def _require_slices(nest: Nest, settings: SmallSettings) -> None:
     Raises:
         IllegalMove: one is.
     """
-    slices, depth = settings.slices, product_of(nest).extents[3]
+    slices, depth = settings.split_k, product_of(nest).extents[3]
     if slices > 1 and (slices - 1) * product_tiling.slice_depth(depth, slices) >= depth:
         raise IllegalMove(f"{nest.name}: {slices} slices of a depth of {depth} leave one empty")
 

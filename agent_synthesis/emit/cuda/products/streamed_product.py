@@ -58,7 +58,7 @@ class CudaStreamedProduct(CudaSchedule):
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
-        """A product of floats, its few rows and many columns along the depth, all in whole packs and stages."""
+        """A product of floats, its few rows and many columns along the depth, all in whole vectors and stages."""
         simple = iteration_space.simplified(nest)
         product = matrix_product(simple)
         if product is None or product.batch or iteration_space.reads_what_it_writes(nest):
@@ -104,7 +104,7 @@ class CudaStreamedProduct(CudaSchedule):
         if not self.accepts(nest):
             raise IllegalMove(f"{nest.name} is no product of few rows with a long operand")
         simple = iteration_space.simplified(nest)
-        tiling = Tiling(STREAMED_ROWS, settings.held, cluster=CLUSTER, group=1, promote=1, slices=1)
+        tiling = Tiling(STREAMED_ROWS, settings.held, cluster=CLUSTER, raster=1, promote=1, split_k=1)
         made = _StreamedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling, widest=2)
         made.steps = settings.streamed
         heading = function_text.header(simple, self.name, settings)

@@ -15,10 +15,10 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName, engines
 from agent_synthesis.emit.cuda.products.product_text import product_of
-from agent_synthesis.emit.cuda.products.product_tiling import End, ProductSettings, Tiling
+from agent_synthesis.emit.cuda.products.product_tiling import Epilogue, ProductSettings, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.product_end import HELD_PACK, can_hold
+from agent_synthesis.nests.analysis.product_end import HELD_WIDTH, can_hold
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from agent_synthesis.schedule import Emission, Footprint
@@ -84,7 +84,7 @@ class CudaProduct(CudaSchedule):
         """One change away; another engine comes with a tiling of its own."""
         product = product_of(nest)
         slices = (1, *_slice_counts(self.hardware, product, current.columns))
-        changes = current.one_change_away(engine=(), slices=slices)
+        changes = current.one_change_away(engine=(), split_k=slices)
         others = [engine for engine in engines(nest, product) if engine is not current.engine]
         same = geometry.legal(changes, lambda settings: require_fits(self.hardware, nest, settings))
         return (*same, *(_fastest(self.hardware, nest, [engine]) for engine in others))
@@ -99,8 +99,8 @@ class CudaProduct(CudaSchedule):
             across = [rows for rows, operand in ((m, product.left), (n, product.right)) if operand.depth_stride != 1]
             extra += batch * k * (4 * engine.element_bytes * (m + n) + 4 * sum(across))
             launches += 3 if across else 2
-        if tiling.slices > 1:
-            extra += 8 * batch * m * n * tiling.slices
+        if tiling.split_k > 1:
+            extra += 8 * batch * m * n * tiling.split_k
             launches += 1
         return Footprint(
             extra_bytes=extra,
@@ -115,7 +115,7 @@ class CudaProduct(CudaSchedule):
         simple, tiling = iteration_space.simplified(nest), settings.tiling
         made = product_text.ProductText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
         kernels, headers = made.kernels()
-        headers += ["ws_product_held.cuh"] if tiling.holds else []
+        headers += ["ws_product_held.cuh"] if tiling.overlapped else []
         return made.emission(function_text.header(simple, self.name, settings), kernels, headers)
 
 
@@ -130,14 +130,15 @@ def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> N
     if needed > hardware.shared_bytes:
         raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {hardware.shared_bytes} a block may have")
     product = product_of(nest)
-    depth = product_tiling.slice_depth(product.extents[3], tiling.slices)
+    depth = product_tiling.slice_depth(product.extents[3], tiling.split_k)
     sets = min(engine.sums, 2) if engine.stages(depth) == 1 else engine.sums  # one stage promotes nothing
-    if tiling.holds and not _holds(nest, tiling):
+    if tiling.overlapped and not _holds(nest, tiling):
         raise IllegalMove(
-            f"{nest.name}: its end reads memory, or is not made of packs, or a tile is too short to hold one"
+            f"{nest.name}: its epilogue reads memory, or is not made of vectors, or a tile is too short to overlap one"
         )
-    values = sets * tiling.columns + tiling.columns // 2 * tiling.holds
-    registers = values // tiling.warpgroups + (HELD_REGISTERS if tiling.holds else geometry.KERNEL_OVERHEAD_REGISTERS)
+    values = sets * tiling.columns + tiling.columns // 2 * tiling.overlapped
+    others = HELD_REGISTERS if tiling.overlapped else geometry.KERNEL_OVERHEAD_REGISTERS
+    registers = values // tiling.warpgroups + others
     if registers > (limit := MULTIPLYING_REGISTERS[tiling.warpgroups]):
         raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
     if engine.parts == 1 and tiling.promote > 1:
@@ -149,8 +150,8 @@ def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> N
         raise IllegalMove(
             f"{nest.name}: a cluster of {tiling.cluster} does not share {tiling.columns} columns by {shared_rows}"
         )
-    if tiling.slices > 1:
-        _require_slices(nest.name, product, tiling.slices, is_split=engine.parts > 1)
+    if tiling.split_k > 1:
+        _require_slices(nest.name, product, tiling.split_k, is_split=engine.parts > 1)
 
 
 def _require_slices(name: str, product: MatrixProduct, slices: int, *, is_split: bool) -> None:
@@ -168,11 +169,11 @@ def predicted_ns(hardware: Hardware, product: MatrixProduct, settings: ProductSe
     k = product.extents[3]
     resident = hardware.resident_clusters(tiling.cluster)
     waves = -(-_tile_count(product, tiling) // (resident * tiling.cluster))
-    depth = geometry.round_up(product_tiling.slice_depth(k, tiling.slices), 16)
+    depth = geometry.round_up(product_tiling.slice_depth(k, tiling.split_k), 16)
     flops = 2 * product_tiling.TILE_ROWS * tiling.columns * depth * engine.cost
     costs = hardware.costs
     tile_ns = flops / (costs.tile_flops_per_ns * RATES[tiling.columns]) + costs.tile_end_ns
-    return waves * tile_ns + adding_ns(hardware, product, tiling.slices)
+    return waves * tile_ns + adding_ns(hardware, product, tiling.split_k)
 
 
 def adding_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
@@ -186,7 +187,7 @@ def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct)
     """Time of this schedule's kernels for a product of floats: splitting moves an operand two or three times."""
     batch, m, n, k = product.extents
     settings, moved = CudaProduct(hardware).defaults(nest), 0
-    is_held = product_tiling.slice_depth(k, settings.slices) <= MOST_SLICE
+    is_held = product_tiling.slice_depth(k, settings.split_k) <= MOST_SLICE
     for rows, operand in ((m, product.left), (n, product.right)):
         layers = batch if operand.batch_stride else 1
         reads = 1 if is_held and operand.depth_stride == 1 else 2
@@ -198,7 +199,7 @@ def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
     """Blocks' tiles, whole clusters of them."""
     batch, m, n, _ = product.extents
     clusters = -(-m // (product_tiling.TILE_ROWS * tiling.cluster))
-    return batch * tiling.slices * tiling.cluster * clusters * -(-n // tiling.columns)
+    return batch * tiling.split_k * tiling.cluster * clusters * -(-n // tiling.columns)
 
 
 def _fastest(hardware: Hardware, nest: Nest, names: Sequence[EngineName]) -> ProductSettings:
@@ -214,12 +215,12 @@ def _beginnings(hardware: Hardware, product: MatrixProduct, engine: EngineName) 
     given, k = ENGINES[engine], product.extents[3]
     promote = PROMOTED_DEPTH // given.stage_depth if given.parts > 1 else 1
     for tiles in _BEGINNINGS[given.parts]:
-        # Held ends compile for seconds: they are the first alternative.
-        end, promoted = (None, promote) if product.left.type is Type.F32 else (End.DIRECT, None)
+        # Overlapped epilogues compile for seconds: they are the first alternative.
+        epilogue, promoted = (None, promote) if product.left.type is Type.F32 else (Epilogue.DIRECT, None)
         warpgroups = 4 if given.stages(k) == 1 else 2
-        made = replace(tiles, engine=engine, end=end, promote=promoted, warpgroups=warpgroups)
+        made = replace(tiles, engine=engine, epilogue=epilogue, promote=promoted, warpgroups=warpgroups)
         for slices in _slice_counts(hardware, product, tiles.columns):
-            yield replace(made, slices=slices)
+            yield replace(made, split_k=slices)
 
 
 def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> tuple[int, ...]:
@@ -235,11 +236,11 @@ def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> t
 
 
 def _holds(nest: Nest, tiling: Tiling) -> bool:
-    """Whether a tile's end may be made during the next tile, two of whose steps belong to each pack of a thread."""
+    """Whether a tile's end may be made during the next tile, two of whose steps belong to each vector of a thread."""
     product = product_of(nest)
-    packs = tiling.columns // (tiling.warpgroups * HELD_PACK)
+    vectors = tiling.columns // (tiling.warpgroups * HELD_WIDTH)
     steps = -(-product.extents[3] // product_tiling.TILE_DEPTH)
-    return tiling.slices == 1 and 2 * packs <= steps and can_hold(iteration_space.simplified(nest), product)
+    return tiling.split_k == 1 and 2 * vectors <= steps and can_hold(iteration_space.simplified(nest), product)
 
 
 def _suits(operand: Operand, batch: int) -> bool:

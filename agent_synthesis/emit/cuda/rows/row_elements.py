@@ -153,7 +153,7 @@ class RowElements:
         """The functions of an element that is stored, and of whole vectors."""
         names, text = Names(), self.text
         wide = {s.buffer: names.take(self.function.buffers[s.buffer]) for s in self.element_stores
-                if text.access_of(s) == "pack"}  # fmt: skip
+                if text.access_of(s) == "vector"}  # fmt: skip
         values = [store.value for store in self.element_stores]
         quick = ordinary_numbers.quick_quotients(self.row, self.element_stores, text.axis)
         if len(wide) < len(self.element_stores):
@@ -172,7 +172,7 @@ class RowElements:
             head = f"finish_quick({given}, bool& ordinary)" if hurried else f"finish({given})"
             lines += function(f"void {head} const", inner.lines)
         if wide:
-            fields = [f"{text.pack_type(text.storage(name))} {field};" for name, field in wide.items()]
+            fields = [f"{text.vector_type(text.storage(name))} {field};" for name, field in wide.items()]
             visits = [f"    visit(stored.{wide[s.buffer]}, {text.address(s.buffer, s, text.begin)});"
                       for s in self.element_stores if s.buffer in wide]  # fmt: skip
             head = f"void each_store(Stored& stored, int {text.begin}, const Visit& visit) const"

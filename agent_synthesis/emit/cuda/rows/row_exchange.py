@@ -23,17 +23,16 @@ def emit(problem: RowProblem) -> Emission:
     keeps = team_of(problem.hardware, nest, problem.settings).holds_row
     row = RowStruct(problem, keeps=keeps)
     team, grid = row.team, row.team.reduce is Reduce.GRID
-    words = sum(slot_words(stage) for stage in stages) * nest.row_count * team.splits**2
-    in_a_warp = team.lanes < team.threads or (team.threads == 32 == team.lanes and team.splits == 1)
-    overlap = problem.settings.overlap
+    words = sum(slot_words(stage) for stage in stages) * nest.row_count * team.ctas**2
+    in_a_warp = team.lanes < team.threads or (team.threads == 32 == team.lanes and team.ctas == 1)
     spaces = [geometry.workspace(problem.original, "mailboxes", words, zero=True)] if grid else []
-    sets = [("kAsked", asked_loads(nest, team, row.min_blocks) if overlap else [])]
+    sets = [("kAsked", asked_loads(nest, team, row.min_blocks) if problem.settings.dependent_launch else [])]
     if in_a_warp:
         skeleton = Skeleton("lane_rows", HEADERS, sets=sets)
     else:
         skeleton = Skeleton("plain_rows", HEADERS, "plain_places", [f"ws::{_EXCHANGES[team.reduce]}"], sets, spaces)
     return row.emission(
         skeleton,
-        grid=-(-nest.row_count // team.rows_a_block) * team.splits,
-        cluster=team.splits if team.reduce is Reduce.CLUSTER else 1, cooperative=grid,
+        grid=-(-nest.row_count // team.rows_a_block) * team.ctas,
+        cluster=team.ctas if team.reduce is Reduce.CLUSTER else 1, cooperative=grid,
     )  # fmt: skip

@@ -17,27 +17,27 @@ from agent_synthesis.schedule import Footprint
 
 def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> Footprint:
     """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
-    launches = len(stages) + 1 if team.reduce is Reduce.TWO_PASS else 1
+    launches = len(stages) + 1 if team.reduce is Reduce.TWO_KERNELS else 1
     visits = len(stages) + bool(passes.element_stores(simple))
     rereads = 0 if team.holds_row and launches == 1 else visits - 1
     read, rows = memory_access.row_data_bytes(simple), simple.row_count
-    if team.reduce in (Reduce.HOLD, Reduce.ROLL, Reduce.AHEAD, Reduce.STREAM):
-        blocks = team.teams(rows, min_blocks) * team.splits
+    if team.reduce in (Reduce.RESIDENT, Reduce.RING, Reduce.PREFETCHED, Reduce.PIPELINED):
+        blocks = team.teams(rows, min_blocks) * team.ctas
         extra = 0
-        if team.reduce is Reduce.HOLD:
+        if team.reduce is Reduce.RESIDENT:
             beyond = max(0, 1 - team.on_chip / team.parts)
             again = int(read * beyond) if read / rows * beyond > team.hardware.l2_bytes // 2 else 0
-            agreeing = team.hardware.costs.agreement_bytes * team.splits // team.hardware.sm_count // min_blocks
-            extra = again + 16 * blocks + rows * agreeing * (team.splits > 1)
-        elif team.reduce is Reduce.ROLL:
-            agreeing = team.hardware.costs.overlapped_agreement_bytes * team.splits
+            agreeing = team.hardware.costs.agreement_bytes * team.ctas // team.hardware.sm_count // min_blocks
+            extra = again + 16 * blocks + rows * agreeing * (team.ctas > 1)
+        elif team.reduce is Reduce.RING:
+            agreeing = team.hardware.costs.overlapped_agreement_bytes * team.ctas
             extra = 16 * blocks + rows * (agreeing // team.hardware.sm_count // min_blocks)
-        elif team.reduce is Reduce.STREAM:
-            extra = 8 * blocks * team.splits * sum(stage.state_bytes() for stage in stages)
+        elif team.reduce is Reduce.PIPELINED:
+            extra = 8 * blocks * team.ctas * sum(stage.state_bytes() for stage in stages)
         return Footprint(extra, blocks, 1)
-    blocks = -(-rows // team.rows_a_block) * team.splits
+    blocks = -(-rows // team.rows_a_block) * team.ctas
     busy = team.hardware.resident_blocks(min_blocks)
     in_flight = read if launches > 1 else read * min(1.0, busy / blocks)
     again = rereads * read if in_flight > team.hardware.l2_bytes // 2 else 0
-    slots = sum(s.state_bytes() for s in stages) * rows * team.splits * 2 if team.reduce is not Reduce.CLUSTER else 0
-    return Footprint(again + (slots if team.splits > 1 else 0), blocks, launches)
+    slots = sum(s.state_bytes() for s in stages) * rows * team.ctas * 2 if team.reduce is not Reduce.CLUSTER else 0
+    return Footprint(again + (slots if team.ctas > 1 else 0), blocks, launches)

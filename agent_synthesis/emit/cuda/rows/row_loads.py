@@ -36,9 +36,9 @@ class RowLoads:
         found = {}
         for load in text.varying_loads(roots):
             how, buffer = text.access_of(load), text.function.buffers[load.buffer]
-            if how == "pack" or (text.pack == 1 and memory_access.access(load.index, text.axis, 1) == "each"):
+            if how == "vector" or (text.vector_width == 1 and memory_access.access(load.index, text.axis, 1) == "each"):
                 found[load] = (self._fields.take(buffer), False)
-            elif how == "same" and text.pack > 1:
+            elif how == "same" and text.vector_width > 1:
                 found[load] = (self._fields.take(f"{buffer}_at"), True)
         if len(found) > _MOST_LOADS:
             raise IllegalMove(f"{self._nest.name}: reads {len(found)} rows at once, of {_MOST_LOADS} that a set names")
@@ -63,7 +63,7 @@ class RowLoads:
     def keep(self, kind: str) -> str:
         """A field for what a stage computes and others need again; its element."""
         field = self._fields.take("kept")
-        self._kept.append(f"ws::Pack<{kind}, {self._text.pack}> {field};")
+        self._kept.append(f"ws::Pack<{kind}, {self._text.vector_width}> {field};")
         return f"vector.{field}[{self._text.e}]"
 
     def lines(self, more: Sequence[tuple[str, Iterable[Load]]]) -> list[str]:
@@ -83,9 +83,9 @@ class RowLoads:
         fields, sizes, text = [], [], self._text
         for load, (field, shared) in self._loads.items():
             storage = text.storage(load.buffer)
-            kind = text.function.dialect.compute(load.type) if shared else text.pack_type(storage)
+            kind = text.function.dialect.compute(load.type) if shared else text.vector_type(storage)
             fields.append(f"{kind} {field};")
-            sizes.append(str(text.pack * storage.size_bytes))
+            sizes.append(str(text.vector_width * storage.size_bytes))
         return [
             "  struct Vector {",
             *(f"    {field}" for field in [*fields, *self._kept]),

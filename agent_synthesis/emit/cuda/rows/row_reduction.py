@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows import (
-    held_rows,
-    rolling_rows,
+    pipelined_rows,
+    prefetched_rows,
+    resident_rows,
+    ring_rows,
     row_exchange,
     row_footprint,
-    rows_ahead,
-    streamed_rows,
-    two_pass,
+    two_kernels,
 )
 from agent_synthesis.emit.cuda.rows.row_struct import RowProblem
 from agent_synthesis.emit.cuda.rows.row_team import stages_of, team_of
@@ -29,6 +29,9 @@ from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space, passes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint
+
+_WRITERS = {Reduce.TWO_KERNELS: two_kernels.emit, Reduce.PIPELINED: pipelined_rows.emit, Reduce.RING: ring_rows.emit,
+            Reduce.RESIDENT: resident_rows.emit, Reduce.PREFETCHED: prefetched_rows.emit}  # fmt: skip
 
 
 class CudaRowReduction(CudaSchedule):
@@ -45,7 +48,7 @@ class CudaRowReduction(CudaSchedule):
         """The measured rule: lanes for short rows; clusters or a grid for few long rows; a block for many."""
         simple = iteration_space.canonical(nest)
         candidates = row_defaults.preferred(self, simple)
-        least = row_defaults.made(self, simple, Reduce.BLOCK, threads=256, packs=1, pack=1)
+        least = row_defaults.made(self, simple, Reduce.BLOCK, threads=256, vectors=1, width=1)
         return geometry.first_legal(candidates, lambda settings: require(self.hardware, nest, settings), least)
 
     def alternatives(self, nest: Nest, current: RowSettings) -> Sequence[RowSettings]:
@@ -68,7 +71,5 @@ class CudaRowReduction(CudaSchedule):
         simple = iteration_space.canonical(nest)
         stages = stages_of(self.hardware, simple, settings)
         header = function_text.header(nest, self.name, settings)
-        writers = {Reduce.TWO_PASS: two_pass.emit, Reduce.STREAM: streamed_rows.emit, "hold": held_rows.emit,
-                   "ahead": rows_ahead.emit, Reduce.ROLL: rolling_rows.emit}  # fmt: skip
-        write = writers.get(settings.reduce, row_exchange.emit)
+        write = _WRITERS.get(settings.reduce, row_exchange.emit)
         return write(RowProblem(self.hardware, passes.with_reciprocal(simple), nest, settings, stages, header))

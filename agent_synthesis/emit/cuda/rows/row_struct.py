@@ -76,9 +76,9 @@ class RowStruct:
         self.team: Team = team_of(problem.hardware, nest, settings)
         self.min_blocks = settings.min_blocks
         self._settings = settings
-        self._skew = memory_access.skew(nest, nest.reduced[0], self.team.pack)
+        self._skew = memory_access.skew(nest, nest.reduced[0], self.team.vector_width)
         self.text = kernel_text.KernelText(
-            nest, nest.reduced[0].name, self.team.pack, settings.loads, settings.stores,
+            nest, nest.reduced[0].name, self.team.vector_width, settings.loads, settings.stores,
             kernel_text.dialect_of(settings.exp), skew=self._skew,
         )  # fmt: skip
         self.function, self.entry = self.text.function, self.text.entry
@@ -164,15 +164,16 @@ class RowStruct:
         """How far before the row its first vector begins, where rows begin anywhere."""
         if self._skew is None:
             return []
-        return function("int shift() const", [f"    return ({self.function.index(self._skew)}) % {self.team.pack};"])
+        first, width = self.function.index(self._skew), self.team.vector_width
+        return function("int shift() const", [f"    return ({first}) % {width};"])
 
     def tiling(self, constant: str, team: Team | None = None, **more: int) -> list[str]:
         """The constant that says who has what of a row."""
         team = team or self.team
         fields: dict[str, int | bool] = {
             "rows": self.nest.row_count, "columns": team.columns, "threads": team.threads, "lanes": team.lanes,
-            "ctas": team.splits, "vector_width": team.pack, "vectors": team.packs, "slice": team.slice,
-            "interleaved": team.interleaved, "unaligned": team.skewed, "overlap": self._settings.overlap,
+            "ctas": team.ctas, "vector_width": team.vector_width, "vectors": team.vectors, "slice": team.slice,
+            "interleaved": team.interleaved, "unaligned": team.unaligned, "overlap": self._settings.dependent_launch,
             "preload": self._settings.preload, "streaming": self.text.streaming, **more,
         }  # fmt: skip
         given = [f".{name} = {str(value).lower()}" for name, value in fields.items() if value is not False]
@@ -200,7 +201,7 @@ class RowStruct:
         ]  # fmt: skip
         launch = geometry.launch(
             original, grid=grid, threads=self.team.threads, cluster=cluster, cooperative=cooperative,
-            dependent=self._settings.overlap, workspaces=[space.name for space in skeleton.workspaces],
+            dependent=self._settings.dependent_launch, workspaces=[space.name for space in skeleton.workspaces],
             shared_bytes=shared_bytes,
         )  # fmt: skip
         return Emission("\n".join(lines), tuple(skeleton.headers), (launch,), tuple(skeleton.workspaces))

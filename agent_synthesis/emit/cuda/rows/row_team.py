@@ -12,10 +12,10 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.analysis.row_loads import (
-    ahead_loads,
     early_values,
     kept_loads,
     own_loads,
+    prefetched_loads,
     reduced_loads,
     row_values,
     shared_loads,
@@ -38,53 +38,49 @@ class Team:
     """Threads of a block."""
     lanes: int
     """Threads of a block that share a row: a part of a warp, or all."""
-    splits: int
+    ctas: int
     """Blocks that share a row."""
-    pack: int
-    """Elements of a pack."""
-    packs: int
-    """Packs that a thread has on chip at once: in registers, or for stream in shared memory. For hold and roll: of a
-    part."""
+    vector_width: int
+    """Elements of a vector."""
+    vectors: int
+    """Vectors that a thread has on chip at once; for resident and ring, of a part."""
     columns: int
     """Elements of a row."""
     depth: int = 0
-    """For stream: rows that a block has in shared memory or on the way there; for roll: parts. For hold: parts of its
-    row there. For two_pass: rows of which a block stores a chunk, 0 where it stores a slice."""
+    """The setting `stages`."""
     lag: int = 0
-    """For stream: turns that the blocks of a row have to agree; 0 where a row has one block.
-    For hold: parts of the next row that are asked for meanwhile. For roll: parts that are added up before stored."""
+    """The setting; 0 where a pipelined row has one CTA."""
     held: int = 0
-    """Packs of a thread that registers hold, a multiple of `packs`. For hold: behind the parts in shared memory. For
-    roll: of what rows share."""
+    """The setting, as a multiple of `vectors`."""
     grain: int = 0
-    """Packs that come in one go, where `packs` are several of those; else 0."""
+    """Vectors that come in one go, where `vectors` are several of those; else 0."""
     interleaved: bool = False
-    """Whether the blocks of a row take turns with their packs, so that together they walk through it as one: where data
-    comes from memory, that is 1 to 3 % faster (L1 norm of 32768x65535: 4282 us instead of 4332)."""
-    skewed: bool = False
-    """Whether packs begin before the row, by as much as aligns them: then the first and the last are ragged."""
+    """Whether the blocks of a row take turns with their vectors, so that together they walk through it as one: where
+    data comes from memory, that is 1 to 3 % faster (L1 norm of 32768x65535: 4282 us instead of 4332)."""
+    unaligned: bool = False
+    """Whether vectors begin before the row, by as much as aligns them: then the first and the last are ragged."""
 
     @property
     def comes_in_parts(self) -> bool:
         """Whether a block's row comes to shared memory in parts."""
-        return self.reduce in (Reduce.HOLD, Reduce.ROLL)
+        return self.reduce in (Reduce.RESIDENT, Reduce.RING)
 
     @property
     def slice(self) -> int:
         """Elements of a row that one block has."""
-        reach = self.columns + (self.pack - 1 if self.skewed else 0)
-        whole = 32 * self.pack if self.comes_in_parts else self.pack  # a warp's packs: whole lines of the caches
-        return geometry.round_up(-(-reach // self.splits), whole)
+        reach = self.columns + (self.vector_width - 1 if self.unaligned else 0)
+        whole = self.vector_width * (32 if self.comes_in_parts else 1)  # a warp's vectors: whole lines of the caches
+        return geometry.round_up(-(-reach // self.ctas), whole)
 
     @property
     def stride(self) -> int:
-        """Elements of a pack of all threads that share a block's part."""
-        return self.pack * self.lanes
+        """Elements of a vector of all threads that share a block's part."""
+        return self.vector_width * self.lanes
 
     @property
     def step(self) -> int:
-        """Elements from one pack of a thread to its next."""
-        return self.stride * self.splits if self.interleaved else self.stride
+        """Elements from one vector of a thread to its next."""
+        return self.stride * self.ctas if self.interleaved else self.stride
 
     @property
     def begin(self) -> int:
@@ -93,81 +89,81 @@ class Team:
 
     @property
     def holds_row(self) -> bool:
-        """Whether the packs in registers are all that a thread has of a row."""
-        return not self.comes_in_parts and self.packs * self.stride >= self.slice
+        """Whether the vectors in registers are all that a thread has of a row."""
+        return not self.comes_in_parts and self.vectors * self.stride >= self.slice
 
     @property
-    def whole_packs(self) -> int:
-        """Packs of a thread, counted from its first, of which only the first may lie outside the row."""
+    def whole_vectors(self) -> int:
+        """Vectors of a thread, counted from its first, of which only the first may lie outside the row."""
         if self.interleaved:
             return self.columns // self.step
-        return min(self.slice, self.columns - (self.splits - 1) * self.slice) // self.stride if self.holds_row else 0
+        return min(self.slice, self.columns - (self.ctas - 1) * self.slice) // self.stride if self.holds_row else 0
 
     @property
     def is_even(self) -> bool:
-        """Whether every thread has equally many packs, in whole chunks."""
-        chunk = (self.grain or self.packs) * self.stride
-        return self.columns == self.slice * self.splits and self.slice % chunk == 0 and not self.skewed
+        """Whether every thread has equally many vectors, in whole chunks."""
+        chunk = (self.grain or self.vectors) * self.stride
+        return self.columns == self.slice * self.ctas and self.slice % chunk == 0 and not self.unaligned
 
     @property
     def exchanges_evenly(self) -> bool:
         """Whether the lanes that meet in any exchange have equally many elements."""
-        counts = (self.warps, self.splits)
+        counts = (self.warps, self.ctas)
         return self.is_even and all(count & (count - 1) == 0 for count in counts)
 
     @property
     def places(self) -> int:
-        """Where rows come to shared memory: packs of a row, or of a part, there, those of ragged ends included."""
-        return self.packs * self.threads
+        """Where rows come to shared memory: vectors of a row, or of a part, there, those of ragged ends included."""
+        return self.vectors * self.threads
 
     @property
     def mailboxes(self) -> int:
-        """For stream: slots of a team. A turn's are used again 2 * lag turns later, when all have read them."""
-        return 2 * self.lag * self.splits**2
+        """For pipelined: slots of a team. A row's are used again 2 * lag rows later, when all have read them."""
+        return 2 * self.lag * self.ctas**2
 
     def teams(self, rows: int, min_blocks: int) -> int:
-        """For stream, hold, roll and ahead: rows in work at once, one for each team of resident blocks."""
-        if self.reduce is Reduce.AHEAD:
-            return min(rows, self.hardware.resident_clusters(self.splits) * min_blocks)
-        return min(rows, self.hardware.resident_blocks(min_blocks) // self.splits)
+        """For pipelined, resident, ring and prefetched: rows in work at once, one for each team of resident blocks."""
+        if self.reduce is Reduce.PREFETCHED:
+            return min(rows, self.hardware.resident_clusters(self.ctas) * min_blocks)
+        return min(rows, self.hardware.resident_blocks(min_blocks) // self.ctas)
 
     def ring_bytes(self, nest: Nest) -> int:
-        """For stream, hold, roll and ahead: shared memory of a block's ring, of what it keeps, or of its next row."""
-        packs = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
-        if self.reduce in (Reduce.AHEAD, Reduce.ROLL):
-            return (self.depth if self.reduce is Reduce.ROLL else 1) * self.places * self.pack * packs
-        hold = self.reduce is Reduce.HOLD
-        values = early_values(nest) if hold else row_values(nest)
+        """Where blocks stay on their SM: shared memory of a block's ring, of what it keeps, or of its next row."""
+        vectors = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
+        if self.reduce in (Reduce.PREFETCHED, Reduce.RING):
+            return (self.depth if self.reduce is Reduce.RING else 1) * self.places * self.vector_width * vectors
+        resident = self.reduce is Reduce.RESIDENT
+        values = early_values(nest) if resident else row_values(nest)
         singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
-        turns = 1 if hold else self.depth
-        return self.depth * self.places * self.pack * packs + turns * self.threads * singles
+        rows = 1 if resident else self.depth
+        return self.depth * self.places * self.vector_width * vectors + rows * self.threads * singles
 
     def copied(self, nest: Nest) -> list[Load]:
-        """For stream, hold, roll and ahead: loads whose packs lie in shared memory."""
-        if self.reduce is Reduce.AHEAD:
-            return ahead_loads(nest, self.pack)
-        return kept_loads(nest, self.pack) if self.comes_in_parts else own_loads(nest)
+        """For pipelined, resident, ring and prefetched: loads whose vectors lie in shared memory."""
+        if self.reduce is Reduce.PREFETCHED:
+            return prefetched_loads(nest, self.vector_width)
+        return kept_loads(nest, self.vector_width) if self.comes_in_parts else own_loads(nest)
 
     @property
     def chunks(self) -> int:
-        """Parts of a row that the packs in registers of a block make."""
-        reach = self.columns + (self.pack - 1 if self.skewed else 0)
-        return -(-reach // (self.packs * self.stride))
+        """Parts of a row that the vectors in registers of a block make."""
+        reach = self.columns + (self.vector_width - 1 if self.unaligned else 0)
+        return -(-reach // (self.vectors * self.stride))
 
     @property
     def part(self) -> int:
-        """For hold and roll: elements of one part of a block's slice, a few packs of each thread."""
-        return self.packs * self.stride
+        """For resident and ring: elements of one part of a block's slice, a few vectors of each thread."""
+        return self.vectors * self.stride
 
     @property
     def parts(self) -> int:
-        """For hold and roll: parts of a block's slice."""
+        """For resident and ring: parts of a block's slice."""
         return -(-self.slice // self.part)
 
     @property
     def on_chip(self) -> int:
-        """For hold: parts of a block's slice in shared memory and in registers."""
-        return self.depth + self.held // self.packs
+        """For resident: parts of a block's slice in shared memory and in registers."""
+        return self.depth + self.held // self.vectors
 
     @property
     def warps(self) -> int:
@@ -177,33 +173,33 @@ class Team:
     @property
     def rows_a_block(self) -> int:
         """Rows that a block works on at once."""
-        return self.threads // self.lanes if self.splits == 1 else 1
+        return self.threads // self.lanes if self.ctas == 1 else 1
 
 
 def team_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> Team:
-    """The team of a canonical nest, as many packs in registers as the settings want and a row has."""
+    """The team of a canonical nest, as many vectors in registers as the settings want and a row has."""
     reduce = settings.reduce
     lanes = settings.lanes if reduce is Reduce.WARP else settings.threads
-    splits = 1 if reduce in (Reduce.WARP, Reduce.BLOCK) else settings.splits
-    pack = settings.pack
-    team = Team(hardware, reduce, settings.threads, lanes, splits, pack, settings.packs, nest.column_count)
-    team = replace(team, skewed=memory_access.skew(nest, nest.reduced[0], pack) is not None)
+    ctas = 1 if reduce in (Reduce.WARP, Reduce.BLOCK) else settings.ctas
+    width = settings.vector_width
+    team = Team(hardware, reduce, settings.threads, lanes, ctas, width, settings.vectors, nest.column_count)
+    team = replace(team, unaligned=memory_access.skew(nest, nest.reduced[0], width) is not None)
     most = -(-team.slice // team.stride)
-    if reduce is Reduce.HOLD:
-        team = replace(team, packs=min(team.packs, most), lag=settings.lag)
-        team = replace(team, depth=min(settings.depth, team.parts))
-        held = min(settings.held // team.packs, team.parts - team.depth)
-        return replace(team, held=held * team.packs)
-    if reduce is Reduce.ROLL:
-        team = replace(team, packs=min(team.packs, most), lag=settings.lag, depth=settings.depth, interleaved=True)
-        held = min(settings.held // team.packs, team.parts * len(shared_loads(nest, pack)))
-        return replace(team, held=held * team.packs)
-    if reduce is Reduce.STREAM:
-        return replace(team, packs=most, depth=settings.depth, lag=settings.lag if splits > 1 else 0)
-    depth = settings.depth if reduce is Reduce.TWO_PASS else 0
-    team = replace(team, packs=min(team.packs, most), depth=depth)
+    if reduce is Reduce.RESIDENT:
+        team = replace(team, vectors=min(team.vectors, most), lag=settings.lag)
+        team = replace(team, depth=min(settings.stages, team.parts))
+        held = min(settings.held // team.vectors, team.parts - team.depth)
+        return replace(team, held=held * team.vectors)
+    if reduce is Reduce.RING:
+        team = replace(team, vectors=min(team.vectors, most), lag=settings.lag, depth=settings.stages, interleaved=True)
+        held = min(settings.held // team.vectors, team.parts * len(shared_loads(nest, width)))
+        return replace(team, held=held * team.vectors)
+    if reduce is Reduce.PIPELINED:
+        return replace(team, vectors=most, depth=settings.stages, lag=settings.lag if ctas > 1 else 0)
+    depth = settings.stages if reduce is Reduce.TWO_KERNELS else 0
+    team = replace(team, vectors=min(team.vectors, most), depth=depth)
     beyond_cache = memory_access.row_data_bytes(nest) > hardware.l2_bytes
-    return replace(team, interleaved=reduce in (Reduce.CLUSTER, Reduce.AHEAD) and team.holds_row and beyond_cache)
+    return replace(team, interleaved=reduce in (Reduce.CLUSTER, Reduce.PREFETCHED) and team.holds_row and beyond_cache)
 
 
 def stages_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> list[Stage]:
@@ -215,12 +211,12 @@ def stages_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> list[Sta
 def asked_loads(nest: Nest, team: Team, min_blocks: int) -> list[Load]:
     """Loads of which a block asks for its slice before the previous kernel ends: of rows that fit a cache at once."""
     axis, card = nest.reduced[0].name, team.hardware
-    one_wave = team.lanes == team.threads and nest.row_count * team.splits <= card.sm_count * min_blocks
-    if not one_wave or memory_access.row_data_bytes(nest) > card.l2_bytes or team.skewed or team.columns % team.slice:
+    wave = team.lanes == team.threads and nest.row_count * team.ctas <= card.sm_count * min_blocks
+    if not wave or memory_access.row_data_bytes(nest) > card.l2_bytes or team.unaligned or team.columns % team.slice:
         return []
     found = [load for load in reduced_loads(nest) if load.index.coefficient(axis) == 1 and load.index.axes() - {axis}]
-    found = [load for load in found if memory_access.access(load.index, axis, team.pack) == "pack"]
-    return [load for load in found if team.pack * nest.buffer(load.buffer).type.size_bytes % 16 == 0]
+    found = [load for load in found if memory_access.access(load.index, axis, team.vector_width) == "vector"]
+    return [load for load in found if team.vector_width * nest.buffer(load.buffer).type.size_bytes % 16 == 0]
 
 
 def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *, preload: bool) -> None:
@@ -229,79 +225,79 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     Raises:
         IllegalMove: names the limit.
     """
-    stream = team.reduce in (Reduce.STREAM, Reduce.HOLD, Reduce.ROLL)
-    elements = team.pack * team.packs
+    stays = team.reduce in (Reduce.PIPELINED, Reduce.RESIDENT, Reduce.RING)
+    width, elements = team.vector_width, team.vector_width * team.vectors
     axis = nest.reduced[0].name
     roots = [reduction.value for stage in stages for reduction in stage.reductions]
     roots += [store.value for store in nest.stores] if preload else []
     held = [load for load in memory_access.loads_below(roots) if axis in load.index.axes()]
-    if stream:
-        checks = {Reduce.HOLD: _require_hold, Reduce.ROLL: _require_roll, Reduce.STREAM: _require_stream}
+    if stays:
+        checks = {Reduce.RESIDENT: _require_resident, Reduce.RING: _require_ring, Reduce.PIPELINED: _require_pipelined}
         checks[team.reduce](nest, team, stages, min_blocks)
         held = [load for load in held if load not in team.copied(nest)]
-    if team.reduce is Reduce.AHEAD:
-        _require_ahead(nest, team, min_blocks)
-    if team.reduce is Reduce.TWO_PASS and not 0 <= team.depth <= (1 if team.skewed else 64):
+    if team.reduce is Reduce.PREFETCHED:
+        _require_prefetched(nest, team, min_blocks)
+    if team.reduce is Reduce.TWO_KERNELS and not 0 <= team.depth <= (1 if team.unaligned else 64):
         raise IllegalMove(f"{nest.name}: a block stores its columns of 1 to 64 rows, or of one that begins anywhere")
-    if team.reduce is Reduce.TWO_PASS and team.depth:
+    if team.reduce is Reduce.TWO_KERNELS and team.depth:
         stored = memory_access.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
         held = max(held, [load for load in stored if axis in load.index.axes()], key=len)
     registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
     # ptxas keeps what it read from the ring for the second visit.
-    of_held = shared_words(nest, team.pack) if team.reduce is Reduce.ROLL else team.pack * len(team.copied(nest))
-    registers += elements + team.held * of_held if stream else 0
-    clustered = team.reduce in (Reduce.CLUSTER, Reduce.AHEAD)
-    boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.splits if clustered else 1)
-    shared = 2 * boxes + 16 + team.ring_bytes(nest) if stream or team.reduce is Reduce.AHEAD else boxes
+    of_held = shared_words(nest, width) if team.reduce is Reduce.RING else width * len(team.copied(nest))
+    registers += elements + team.held * of_held if stays else 0
+    clustered = team.reduce in (Reduce.CLUSTER, Reduce.PREFETCHED)
+    boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.ctas if clustered else 1)
+    shared = 2 * boxes + 16 + team.ring_bytes(nest) if stays or team.reduce is Reduce.PREFETCHED else boxes
     geometry.require_block(
         team.hardware, nest, threads=team.threads, min_blocks=min_blocks, shared_bytes=shared, held_registers=registers
     )
 
 
-def _require_stream(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
-    """Raises IllegalMove where rows cannot stream through shared memory."""
+def _require_pipelined(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where rows cannot be pipelined through shared memory."""
     ring = own_loads(nest)
     if len(stages) != 1:
-        raise IllegalMove(f"{nest.name}: a row streams through one exchange, and this one needs {len(stages)}")
+        raise IllegalMove(f"{nest.name}: a row is pipelined through one exchange, and this one needs {len(stages)}")
     if any(nest.buffer(load.buffer).written for load in memory_access.loads(nest)):
         raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
     for load in ring:
-        size = team.pack * nest.buffer(load.buffer).type.size_bytes
-        if size % 16 or memory_access.access(load.index, nest.reduced[0].name, team.pack) != "pack":
+        size = team.vector_width * nest.buffer(load.buffer).type.size_bytes
+        if size % 16 or memory_access.access(load.index, nest.reduced[0].name, team.vector_width) != "vector":
             raise IllegalMove(f"{nest.name}: asynchronous copies are of 16 bytes, which {load.buffer} does not have")
     if not ring or not 2 + team.lag <= team.depth <= 32:
-        raise IllegalMove(f"{nest.name}: a ring of {team.depth} rows does not reach ahead of a lag of {team.lag}")
-    if team.splits > 1 and not 1 <= team.lag <= 4:
-        raise IllegalMove(f"{nest.name}: lag = {team.lag}; blocks agree in 1 to 4 turns")
+        raise IllegalMove(f"{nest.name}: {team.depth} stages do not reach ahead of a lag of {team.lag}")
+    if team.ctas > 1 and not 1 <= team.lag <= 4:
+        raise IllegalMove(f"{nest.name}: lag = {team.lag}; blocks agree within 1 to 4 rows")
     if team.teams(nest.row_count, min_blocks) < 1:
-        raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
+        raise IllegalMove(f"{nest.name}: {team.ctas} blocks wait for each other, more than fit the GPU")
 
 
-def _require_copies(nest: Nest, copied: Sequence[Load], pack: int) -> None:
-    """Raises IllegalMove where packs cannot be copied ahead of their row's turn, or there are none."""
+def _require_copies(nest: Nest, copied: Sequence[Load], width: int) -> None:
+    """Raises IllegalMove where vectors cannot be prefetched, or there are none."""
     if any(nest.buffer(load.buffer).written for load in copied):
         raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
-    if not copied or any(pack * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
-        raise IllegalMove(f"{nest.name}: nothing comes ahead that copies of 16 bytes can fetch")
+    if not copied or any(width * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
+        raise IllegalMove(f"{nest.name}: nothing can be prefetched by copies of 16 bytes")
 
 
-def _require_hold(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+def _require_resident(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
     """Raises IllegalMove where blocks cannot stay and keep parts of their rows."""
     if len(stages) != 1 or not any(nest.is_element_store(store) for store in nest.stores):
-        raise IllegalMove(f"{nest.name}: hold visits a row twice, once for one exchange and once to store")
-    _require_copies(nest, kept_loads(nest, team.pack), team.pack)
+        raise IllegalMove(f"{nest.name}: resident visits a row twice, once for one exchange and once to store")
+    _require_copies(nest, kept_loads(nest, team.vector_width), team.vector_width)
     if not 1 <= team.depth <= 128 or not 0 <= team.lag <= team.parts:
-        raise IllegalMove(f"{nest.name}: depth = {team.depth}, lag = {team.lag}; a slice has {team.parts} parts")
+        raise IllegalMove(f"{nest.name}: stages = {team.depth}, lag = {team.lag}; a slice has {team.parts} parts")
     if team.teams(nest.row_count, min_blocks) < 1:
-        raise IllegalMove(f"{nest.name}: {team.splits} blocks wait for each other, more than fit the GPU")
+        raise IllegalMove(f"{nest.name}: {team.ctas} blocks wait for each other, more than fit the GPU")
 
 
-def _require_roll(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
-    """Raises IllegalMove where rows cannot roll through shared memory in parts."""
-    _require_hold(nest, replace(team, lag=0), stages, min_blocks)
-    kept, axis = kept_loads(nest, team.pack), nest.reduced[0].name
-    if team.splits < 2 or any(axis in load.index.axes() and load not in kept for load in reduced_loads(nest)):
-        raise IllegalMove(f"{nest.name}: rows of two blocks and more roll, of which what is added up is stored too")
+def _require_ring(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> None:
+    """Raises IllegalMove where rows cannot pass through a ring in parts."""
+    _require_resident(nest, replace(team, lag=0), stages, min_blocks)
+    kept, axis = kept_loads(nest, team.vector_width), nest.reduced[0].name
+    if team.ctas < 2 or any(axis in load.index.axes() and load not in kept for load in reduced_loads(nest)):
+        raise IllegalMove(f"{nest.name}: a ring takes rows of two CTAs and more that store what they add up")
     if not team.parts <= team.lag < min(team.depth, 2 * team.parts):
         raise IllegalMove(
             f"{nest.name}: {team.lag} of {team.depth} parts are added up before they are stored; a row has {team.parts}"
@@ -310,12 +306,12 @@ def _require_roll(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: i
         raise IllegalMove(f"{nest.name}: more parts than 32 bits count")
 
 
-def _require_ahead(nest: Nest, team: Team, min_blocks: int) -> None:
+def _require_prefetched(nest: Nest, team: Team, min_blocks: int) -> None:
     """Raises IllegalMove where the next row cannot come into shared memory while registers hold this one."""
-    if team.splits not in (1, 2, 4, 8, 16):
-        raise IllegalMove(f"{nest.name}: a row that comes ahead has 1, 2, 4, 8 or 16 blocks")
+    if team.ctas not in (1, 2, 4, 8, 16):
+        raise IllegalMove(f"{nest.name}: a prefetched row has 1, 2, 4, 8 or 16 CTAs")
     if not team.holds_row:
-        raise IllegalMove(f"{nest.name}: registers hold {team.packs} packs of a row that has more")
-    _require_copies(nest, ahead_loads(nest, team.pack), team.pack)
+        raise IllegalMove(f"{nest.name}: registers hold {team.vectors} vectors of a row that has more")
+    _require_copies(nest, prefetched_loads(nest, team.vector_width), team.vector_width)
     if team.teams(nest.row_count, min_blocks) < 1:
-        raise IllegalMove(f"{nest.name}: no cluster of {team.splits} blocks is resident")
+        raise IllegalMove(f"{nest.name}: no cluster of {team.ctas} blocks is resident")

@@ -27,7 +27,7 @@ class ColumnTeam:
     @property
     def tiles(self) -> int:
         """Blocks next to each other along the axis."""
-        return -(-self.axis.extent // (self.settings.lanes * self.settings.pack))
+        return -(-self.axis.extent // (self.settings.lanes * self.settings.vector_width))
 
 
 def scan_columns(nest: Nest, original: Nest, team: ColumnTeam, header: Sequence[str]) -> Emission:
@@ -37,17 +37,17 @@ def scan_columns(nest: Nest, original: Nest, team: ColumnTeam, header: Sequence[
     others = [axis for axis in nest.parallel if axis.name != team.axis.name]
     points = nest.row_count // team.axis.extent
     tiling = generated_struct.constant("ws::ColumnScanTiling", "kTiling", {
-        "rows": team.rows, "columns": team.axis.extent, "others": points, "vector_width": settings.pack,
-        "rows_in_flight": settings.packs, "threads": settings.threads, "lanes": settings.lanes,
-        "ctas_per_column": settings.splits, "reverse": made.scans[0].reverse, "overlap": settings.overlap,
+        "rows": team.rows, "columns": team.axis.extent, "others": points, "vector_width": settings.vector_width,
+        "rows_in_flight": settings.vectors, "threads": settings.threads, "lanes": settings.lanes,
+        "ctas_per_column": settings.ctas, "reverse": made.scans[0].reverse, "overlap": settings.dependent_launch,
     })  # fmt: skip
-    lines = [*header, *made.lines(tiling, settings.packs, "unsigned outer", geometry.coordinates(others, "outer"))]
+    lines = [*header, *made.lines(tiling, settings.vectors, "unsigned outer", geometry.coordinates(others, "outer"))]
     launches, spaces = [], []
     kernels = {"": "scan_whole_columns"}
-    if settings.splits > 1:
+    if settings.ctas > 1:
         kernels = {"_totals": "total_parts_of_columns", "": "scan_parts_of_columns"}
         (scan,) = made.scans
-        words = -(-settings.splits * nest.row_count * scan.type.compute.size_bytes // 8)
+        words = -(-settings.ctas * nest.row_count * scan.type.compute.size_bytes // 8)
         spaces.append(geometry.workspace(original, f"{scan.name}_totals", words))
     workspaces = {made.function.names.take(f"{scan.name}_totals"): made.kind(scan) for scan in made.scans if spaces}
     for suffix, skeleton in kernels.items():
@@ -60,8 +60,8 @@ def scan_columns(nest: Nest, original: Nest, team: ColumnTeam, header: Sequence[
         buffers = [buffer for buffer in nest.buffers if not (totals and buffer.written)]
         names = [space.name for space in spaces]
         launches.append(geometry.launch(
-            original, grid=points * team.tiles * settings.splits, threads=settings.threads, entry=entry,
-            buffers=buffers, workspaces=names, dependent=settings.overlap,
+            original, grid=points * team.tiles * settings.ctas, threads=settings.threads, entry=entry,
+            buffers=buffers, workspaces=names, dependent=settings.dependent_launch,
             writes=names if totals else [buffer.name for buffer in buffers if buffer.written],
         ))  # fmt: skip
     return Emission("\n".join(lines), (*HEADERS, "ws_scan_columns.cuh"), tuple(launches), tuple(spaces))

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
-from agent_synthesis.emit.cuda.schedule import OVERLAP
+from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.nests.ir import SCANS, Load, Nest, Scan, Type
 from agent_synthesis.schedule import Emission
@@ -33,16 +33,16 @@ class ScanSettings(Settings):
     """Of `cuda_scan`."""
 
     scan: By = setting(By.ROWS, "what threads share: rows, chunk by chunk; a grid of chunks of a row; or columns")
-    loads: Loads = setting(Loads.SHARED, "whether what is read is kept for others")
+    loads: Loads = setting(Loads.CACHED, "whether what is read is kept for others")
     stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
     exp: Exp = setting(Exp.ACCURATE, "the exponential")
-    overlap: bool = setting(True, OVERLAP)
-    ahead: bool = setting(False, "whether a row's next chunk is asked for before this one is scanned", (True, False))
+    dependent_launch: bool = setting(True, DEPENDENT_LAUNCH)
+    prefetch: bool = setting(False, "whether a row's next chunk is asked for before this one is scanned", (True, False))
     threads: int = setting(256, "threads of a block", (64, 128, 256, 512, 1024))
     lanes: int = setting(32, "threads of a row, or next to each other across columns", (4, 8, 16, 32, 64, 128))
-    pack: int = setting(1, "elements of an access", (1, 2, 4, 8))
-    packs: int = setting(1, "packs of a thread, of a row or down a column", (1, 2, 4, 8, 16))
-    splits: int = setting(1, "blocks that share a column")
+    vector_width: int = setting(1, "elements of a vector access", (1, 2, 4, 8))
+    vectors: int = setting(1, "vector accesses of a thread, of a row or down a column", (1, 2, 4, 8, 16))
+    ctas: int = setting(1, "blocks that share a column")
     min_blocks: int = setting(1, "blocks that share an SM", (1, 2, 3, 4, 5, 6, 8))
 
 
@@ -62,7 +62,7 @@ class RowTeam:
     @property
     def chunk(self) -> int:
         """Elements of a row that are in work at once."""
-        return self.settings.lanes * self.settings.pack * self.settings.packs
+        return self.settings.lanes * self.settings.vector_width * self.settings.vectors
 
     @property
     def chunks(self) -> int:
@@ -79,10 +79,10 @@ class ScanStruct:
     """Writes the struct of one nest; used once."""
 
     def __init__(self, nest: Nest, settings: ScanSettings, axis: str) -> None:
-        self.nest, self.pack = nest, settings.pack
+        self.nest, self.vector_width = nest, settings.vector_width
         self.scans: tuple[Scan, ...] = nest.scans
         self.text = kernel_text.KernelText(
-            nest, axis, settings.pack, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
+            nest, axis, settings.vector_width, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
             reserved=_MEMBERS,
         )  # fmt: skip
         self.function, self.name = self.text.function, f"{self.text.entry}_scan"
@@ -128,7 +128,7 @@ class ScanStruct:
             op, kind, field = functor(SCANS[scan.operation]), self.kind(scan), self._fields[scan.name]
             flag = str(scan.exclusive).lower()
             types.append(f"  using {name} = ws::Scan<{number}, {op}, {kind}, {self.carried(scan)}, {flag}>;")
-            rooms.append(f"    ws::Lanes<{op}, {kind}, {self.pack}> {field}[{count}];")
+            rooms.append(f"    ws::Lanes<{op}, {kind}, {self.vector_width}> {field}[{count}];")
             rooms.append(f"    WS_INLINE auto& of({name}) {{ return {field}; }}")
         return [*types, f"  using Scans = ws::ScanList<{', '.join(names)}>;", "  struct Values {", *rooms, "  };"]
 
@@ -136,12 +136,12 @@ class ScanStruct:
         """What is loaded, what each scan takes of it, and what is stored."""
         text, fields, known = self.text, Names(), list[str]()
         loads = [(load, fields.take(self.function.buffers[load.buffer])) for load in self._loads()]
-        types = " ".join(f"{text.pack_type(text.storage(load.buffer))} {field};" for load, field in loads)
-        packs = ", ".join(text.pack_load(load, text.begin) for load, _ in loads)
+        types = " ".join(f"{text.vector_type(text.storage(load.buffer))} {field};" for load, field in loads)
+        vectors = ", ".join(text.vector_load(load, text.begin) for load, _ in loads)
         held = [(load, f"vector.{field}") for load, field in loads]
         lines = [
             f"  struct Vector {{ {types} }};",
-            *generated_struct.function(f"Vector load({self._place}) const", [f"    return {{{packs}}};"]),
+            *generated_struct.function(f"Vector load({self._place}) const", [f"    return {{{vectors}}};"]),
         ]
         given = f"int v, const Vector& vector, {self._place}"
         for number, scan in enumerate(self.scans):
@@ -166,7 +166,7 @@ class ScanStruct:
             load
             for load in text.varying_loads(scan.value for scan in self.scans)
             if self._scanned in load.index.axes()
-            and (text.access_of(load) == "pack" or (self.pack == 1 and text.access_of(load) == "each"))
+            and (text.access_of(load) == "vector" or (self.vector_width == 1 and text.access_of(load) == "each"))
         ]
 
 
@@ -175,11 +175,11 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, header: Sequence[str]) 
     settings = team.settings
     made = ScanStruct(nest, settings, nest.reduced[0].name)
     names = made.function.names
-    prefetch = settings.ahead and team.chunks > 1 and not team.grid
+    prefetch = settings.prefetch and team.chunks > 1 and not team.grid
     tiling = generated_struct.constant("ws::RowScanTiling", "kTiling", {
-        "rows": nest.row_count, "columns": team.columns, "vector_width": settings.pack, "vectors": settings.packs,
-        "threads": settings.threads, "lanes": settings.lanes, "reverse": made.scans[0].reverse, "prefetch": prefetch,
-        "overlap": settings.overlap,
+        "rows": nest.row_count, "columns": team.columns, "vector_width": settings.vector_width,
+        "vectors": settings.vectors, "threads": settings.threads, "lanes": settings.lanes,
+        "reverse": made.scans[0].reverse, "prefetch": prefetch, "overlap": settings.dependent_launch,
     })  # fmt: skip
     spaces = {}
     if team.grid:
@@ -190,7 +190,7 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, header: Sequence[str]) 
             # A slot of two words, for every type that is carried.
             spaces[names.take(f"{scan.name}_board")] = (board, 2 * nest.row_count * slots)
     axes = geometry.coordinates(nest.parallel, "row")
-    lines = made.lines(tiling, settings.packs, f"{made.text.offset} row", axes, kept=not prefetch)
+    lines = made.lines(tiling, settings.vectors, f"{made.text.offset} row", axes, kept=not prefetch)
     skeleton = "scan_rows_by_tiles" if team.grid else "scan_rows"
     types = {name: kind for name, (kind, _) in spaces.items()}
     lines += generated_struct.kernel(made.name, made.text, skeleton, settings.threads, settings.min_blocks, types)
@@ -198,5 +198,5 @@ def scan_rows(nest: Nest, original: Nest, team: RowTeam, header: Sequence[str]) 
     return geometry.one_kernel(
         original, [*header, *lines], (*HEADERS, "ws_scan_rows.cuh"),
         grid=nest.row_count * team.chunks if team.grid else -(-nest.row_count // team.rows_a_block),
-        threads=settings.threads, dependent=settings.overlap, workspaces=buffers,
+        threads=settings.threads, dependent=settings.dependent_launch, workspaces=buffers,
     )  # fmt: skip

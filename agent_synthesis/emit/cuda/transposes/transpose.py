@@ -1,6 +1,6 @@
 """CUDA schedule of nests without reductions that turn: tiles over two axes, exchanged in shared memory.
 
-The one idea: values are computed in packs along one axis; whatever lies along the other axis passes through a tile, so
+The one idea: values are computed in vectors along one axis; whatever lies along the other passes through a tile, so
 that every access is of neighbours. A permutation of more axes has a tile in two of them, and the others count tiles.
 """
 
@@ -68,9 +68,9 @@ class CudaTranspose(CudaSchedule):
     def alternatives(self, nest: Nest, current: TransposeSettings) -> Sequence[TransposeSettings]:
         """One change away; a tile may change in both directions at once."""
         found = _turn(nest)
-        widest = memory_access.widest_pack(found.nest, found.along)
-        packs = [pack for pack in (1, 2, 4, 8) if pack <= widest]
-        changes = current.one_change_away(overlap=self.overlaps, pack=packs)
+        widest = memory_access.widest_vector(found.nest, found.along)
+        widths = [width for width in (1, 2, 4, 8) if width <= widest]
+        changes = current.one_change_away(dependent_launch=self.pdl, vector_width=widths)
         for side in (32, 64, 128):
             if side not in (current.along, current.across):
                 changes.append(replace(current, along=side, across=side))
@@ -87,8 +87,8 @@ class CudaTranspose(CudaSchedule):
         _require(self.hardware, found, settings)
         text = TransposeText(found, settings)
         lines = function_text.header(nest, self.name, settings) + text.lines()
-        tiles, threads = _tiles(found, settings), settings.threads
-        return geometry.one_kernel(nest, lines, HEADERS, grid=tiles, threads=threads, dependent=settings.overlap)
+        tiles, pdl = _tiles(found, settings), settings.dependent_launch
+        return geometry.one_kernel(nest, lines, HEADERS, grid=tiles, threads=settings.threads, dependent=pdl)
 
     def _legal_defaults(self, nest: Nest) -> list[TransposeSettings]:
         """What could be the default, larger tiles first."""
@@ -97,7 +97,7 @@ class CudaTranspose(CudaSchedule):
         found = turn(nest, SECTOR_BYTES)
         if found is None or not found.pays:
             return []
-        candidates = _candidates(found, overlap=self.overlaps[0])
+        candidates = _candidates(found, pdl=self.pdl[0])
         return geometry.legal(candidates, lambda settings: _require(self.hardware, found, settings))
 
 
@@ -109,22 +109,23 @@ def _turn(nest: Nest) -> Turn:
     return found
 
 
-def _candidates(found: Turn, *, overlap: bool) -> Iterator[TransposeSettings]:
+def _candidates(found: Turn, *, pdl: bool) -> Iterator[TransposeSettings]:
     """A tile of each area, as square as the axes allow, without and with less in registers."""
-    widest = memory_access.widest_pack(found.nest, found.along)
+    widest = memory_access.widest_vector(found.nest, found.along)
     longest = geometry.power_of_two_at_least(found.along.extent)
     deepest = geometry.power_of_two_at_least(found.across.extent)
-    packs = [widest, *(found.pack_across(access) for access in found.crossing)]
+    widths = [widest, *(found.width_across(access) for access in found.crossing)]
     areas = [_BYTE_AREA] if all(buffer.type.size_bytes == 1 for buffer in found.nest.buffers) else []
-    areas += [_UNALIGNED_AREA] if min(packs) == 1 and min(longest, deepest) >= 128 else []
+    areas += [_UNALIGNED_AREA] if min(widths) == 1 and min(longest, deepest) >= 128 else []
     for area in (*areas, *_AREAS):
         side = 1 << area.bit_length() // 2
         along = max(min(side, longest), area // deepest)
         if along > longest:  # both axes are short
             continue
-        pack = min(widest, along)
-        threads = min(512 if area == _BYTE_AREA else 256, area // max(packs))
-        made = TransposeSettings(overlap=overlap, threads=threads, along=along, across=area // along, pack=pack)
+        threads = min(512 if area == _BYTE_AREA else 256, area // max(widths))
+        made = TransposeSettings(
+            dependent_launch=pdl, threads=threads, along=along, across=area // along, vector_width=min(widest, along)
+        )
         yield made if _held_registers(found, made) <= _HELD_REGISTERS else replace(made, preload=False)
 
 
@@ -134,9 +135,9 @@ def _held_registers(found: Turn, settings: TransposeSettings) -> int:
     each = area // settings.threads
     held = [load for load in found.crossing if isinstance(load, Load)]
     if settings.preload:
-        pack = settings.pack
+        width = settings.vector_width
         direct = (load for load in memory_access.loads(found.nest) if load not in held)
-        held += [load for load in direct if memory_access.access(load.index, found.along.name, pack) == "pack"]
+        held += [load for load in direct if memory_access.access(load.index, found.along.name, width) == "vector"]
     return sum(max(1, each * found.nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
 
 
@@ -147,15 +148,15 @@ def _require(hardware: Hardware, found: Turn, settings: TransposeSettings) -> No
         IllegalMove: names what does not fit.
     """
     name = found.nest.name
-    threads, along, across, pack = settings.threads, settings.along, settings.across, settings.pack
-    if any(size < 1 or size & (size - 1) for size in (threads, along, across, pack)):
-        raise IllegalMove(f"{name}: {threads}, {along}, {across} and {pack} are not all powers of two")
-    if memory_access.widest_pack(found.nest, found.along) % pack or pack > along:
-        raise IllegalMove(f"{name}: {pack} elements do not lie together everywhere")
-    packs = [found.pack_across(access) for access in found.crossing]
-    largest = max(pack, *packs)
-    if along * across % (threads * largest) or max(packs) > across:
-        tile = f"{along} x {across} in packs of {largest}"
+    threads, along, across, width = settings.threads, settings.along, settings.across, settings.vector_width
+    if any(size < 1 or size & (size - 1) for size in (threads, along, across, width)):
+        raise IllegalMove(f"{name}: {threads}, {along}, {across} and {width} are not all powers of two")
+    if memory_access.widest_vector(found.nest, found.along) % width or width > along:
+        raise IllegalMove(f"{name}: {width} elements do not lie together everywhere")
+    widths = [found.width_across(access) for access in found.crossing]
+    largest = max(width, *widths)
+    if along * across % (threads * largest) or max(widths) > across:
+        tile = f"{along} x {across} in vectors of {largest}"
         raise IllegalMove(f"{name}: a tile of {tile} is too small for {threads} threads")
     geometry.require_block(hardware, found.nest, threads=threads, held_registers=_held_registers(found, settings))
     shared_bytes = sum(found.nest.buffer(access.buffer).type.size_bytes for access in found.crossing) * along * across

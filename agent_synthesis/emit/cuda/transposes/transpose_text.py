@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agent_synthesis.emit.cuda import generated_struct, kernel_text
-from agent_synthesis.emit.cuda.schedule import OVERLAP
+from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests.ir import Load, Store
 from agent_synthesis.nests.transposition import Turn
@@ -30,25 +30,25 @@ Order = StrEnum("Order", "ALONG ACROSS")
 class TransposeSettings(Settings):
     """Of `cuda_transpose`."""
 
-    loads: Loads = setting(Loads.SHARED, "whether what is read is kept for others")
+    loads: Loads = setting(Loads.CACHED, "whether what is read is kept for others")
     stores: Stores = setting(Stores.PLAIN, "whether results pass the caches")
     preload: bool = setting(True, "whether what runs along is read before the exchange")
     order: Order = setting(Order.ALONG, "the axis along which tiles come one after the other")
     exp: Exp = setting(Exp.ACCURATE, "the exponential")
-    overlap: bool = setting(True, OVERLAP)
+    dependent_launch: bool = setting(True, DEPENDENT_LAUNCH)
     threads: int = setting(256, "threads of a block", (128, 256, 512))
     along: int = setting(64, "elements of a tile along, a power of two", (32, 64, 128))
     across: int = setting(64, "elements of a tile across, a power of two", (32, 64, 128))
-    pack: int = setting(1, "elements that are computed together, a power of two", (1, 2, 4, 8))
+    vector_width: int = setting(1, "elements that are computed together, a power of two", (1, 2, 4, 8))
 
 
 class TransposeText:
     """One kernel over the tiles of a turn."""
 
     def __init__(self, found: Turn, settings: TransposeSettings) -> None:
-        self._found, self._settings, self._pack = found, settings, settings.pack
+        self._found, self._settings, self._width = found, settings, settings.vector_width
         self._text = kernel_text.KernelText(
-            found.nest, found.along.name, self._pack, settings.loads, settings.stores,
+            found.nest, found.along.name, self._width, settings.loads, settings.stores,
             kernel_text.dialect_of(settings.exp), reserved=_MEMBERS,
         )  # fmt: skip
         function = self._text.function
@@ -58,7 +58,7 @@ class TransposeText:
         self._crossing = found.crossing
         loads = self._text.varying_loads(store.value for store in found.nest.stores)
         self._along = [
-            load for load in loads if load not in self._crossing and self._text.access_of(load) == "pack"
+            load for load in loads if load not in self._crossing and self._text.access_of(load) == "vector"
         ]  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -67,7 +67,7 @@ class TransposeText:
         across = [(access, self._vector(access)) for access in self._crossing]
         loads = [kind for access, kind in across if isinstance(access, Load)]
         results = [kind for access, kind in across if isinstance(access, Store)]
-        along = [text.pack_type(text.storage(load.buffer)) for load in self._along]
+        along = [text.vector_type(text.storage(load.buffer)) for load in self._along]
         sizes = [
             "",
             f"  using Offset = {text.offset};",
@@ -87,17 +87,17 @@ class TransposeText:
         found, settings = self._found, self._settings
         return {
             "threads": settings.threads, "along": settings.along, "across": settings.across,
-            "vector_width": self._pack,
+            "vector_width": self._width,
             "element_bytes": found.nest.buffer(found.nest.stores[0].buffer).type.size_bytes,
             "along_extent": found.along.extent, "across_extent": found.across.extent,
             "prefetch": settings.preload, "across_first": settings.order is Order.ACROSS,
-            "overlap": settings.overlap,
+            "overlap": settings.dependent_launch,
         }  # fmt: skip
 
     def _vector(self, access: Load | Store) -> str:
         """A vector of what crosses, as it lies in memory."""
         kind = self._text.function.dialect.storage[self._text.storage(access.buffer)]
-        return f"ws::Pack<{kind}, {self._found.pack_across(access)}>"
+        return f"ws::Pack<{kind}, {self._found.width_across(access)}>"
 
     def _head(self, result: str, name: str, axes: Sequence[str], *more: str, tag: str = "") -> str:
         offset = self._text.offset
@@ -112,14 +112,14 @@ class TransposeText:
         loads = [access for access in self._crossing if isinstance(access, Load)]
         for k, load in enumerate(loads):
             head = self._head(self._vector(load), "load", across, tag=f"AcrossLoad<{k}>")
-            reuse = "ws::kOnce" if self._settings.loads is Loads.ONCE else "ws::kShared"
+            reuse = "ws::kOnce" if self._settings.loads is Loads.EVICT_FIRST else "ws::kShared"
             reuse = "ws::kWritten" if self._found.nest.buffer(load.buffer).written else reuse
-            value = f"ws::load<{self._found.pack_across(load)}, {reuse}>({self._address(load)})"
+            value = f"ws::load<{self._found.width_across(load)}, {reuse}>({self._address(load)})"
             yield from generated_struct.function(head, [*places, f"    return {value};"])
         for k, load in enumerate(self._along):
-            kind = text.pack_type(text.storage(load.buffer))
+            kind = text.vector_type(text.storage(load.buffer))
             head = self._head(kind, "load", (self._i, text.begin), tag=f"AlongLoad<{k}>")
-            yield from generated_struct.function(head, [*places, f"    return {text.pack_load(load, text.begin)};"])
+            yield from generated_struct.function(head, [*places, f"    return {text.vector_load(load, text.begin)};"])
         stores = [access for access in self._crossing if isinstance(access, Store)]
         for k, store in enumerate(stores):
             head = self._head("void", "store", across, f"const {self._vector(store)}& vector", tag=f"AcrossStore<{k}>")
@@ -137,23 +137,23 @@ class TransposeText:
             if isinstance(store, Store)
         }
         inner = generated_struct.body(text, [axis.name for axis in (*self._found.others, self._found.across)])
-        wide = [store for store in nest.stores if id(store) not in results and text.access_of(store) == "pack"]
-        packs = {id(store): names.take(f"{text.function.buffers[store.buffer]}_pack") for store in wide}
+        wide = [store for store in nest.stores if id(store) not in results and text.access_of(store) == "vector"]
+        wide_names = {id(store): names.take(f"{text.function.buffers[store.buffer]}_pack") for store in wide}
         for store in wide:
-            inner.line(f"{text.pack_type(text.storage(store.buffer))} {packs[id(store)]};")
+            inner.line(f"{text.vector_type(text.storage(store.buffer))} {wide_names[id(store)]};")
 
         def element(scope: Scope) -> None:
             for store in nest.stores:
-                place = results.get(id(store)) or packs.get(id(store))
+                place = results.get(id(store)) or wide_names.get(id(store))
                 scope.store(store, place and f"{place}[{text.lane}]")
 
         text.elements(inner, [store.value for store in nest.stores], element, held=held)
         function = "ws::store_streaming" if text.streaming else "ws::store"
         for store in wide:
-            inner.line(f"{function}({text.address(store.buffer, store, text.begin)}, {packs[id(store)]});")
-        vectors = [f"const {text.pack_type(text.storage(load.buffer))}& {name}" for load, name in held]
+            inner.line(f"{function}({text.address(store.buffer, store, text.begin)}, {wide_names[id(store)]});")
+        vectors = [f"const {text.vector_type(text.storage(load.buffer))}& {name}" for load, name in held]
         stored = (access for access in self._crossing if isinstance(access, Store))
-        vectors += [f"{text.pack_type(text.storage(store.buffer))}& {results[id(store)]}" for store in stored]
+        vectors += [f"{text.vector_type(text.storage(store.buffer))}& {results[id(store)]}" for store in stored]
         head = self._head("void", "compute", (self._i, text.begin), *vectors)
         return generated_struct.function(head, generated_struct.located(self._places, "at") + inner.lines)
 

@@ -1,6 +1,6 @@
 """CUDA schedule of sliding windows: columns of the data first, in registers; then along the row, in shared memory.
 
-The one idea: a team of threads makes a few neighbouring rows of outputs. Each thread reads packs of every row of data
+The one idea: a team of threads makes a few neighbouring rows of outputs. Each thread reads vectors of every row of data
 that they need, once, and joins them column by column; the joined rows meet in shared memory, where each output joins
 its few neighbours. Where indices do not allow that (positions of a maximum), a thread walks the window of each output.
 """
@@ -24,12 +24,12 @@ from warpsmith.hardware import STATIC_SHARED_BYTES
 _HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_window.cuh")
 _HELD_REGISTERS = 16
 """Accumulators of a thread by default."""
-_SHARED_PACK_BYTES = 8
+_SHARED_VECTOR_BYTES = 8
 """Bytes that a thread reads at once where rows of outputs share data: half as wide and twice as tall a tile as 16 bytes
 would allow. An H200 took 1.067 against 1.102 ms for a 4x4 maximum of 32x64x512x512, 1.187 against 1.194 for a 3x3x3 one
 of 16x32x128x128x128."""
 _LOADS_AT_ONCE = 8
-"""Packs that a thread should have on the way."""
+"""Vectors that a thread should have on the way."""
 
 
 class CudaWindow(CudaSchedule):
@@ -46,16 +46,16 @@ class CudaWindow(CudaSchedule):
         """Columns where the indices allow it; as many rows as registers hold, if they share data."""
         simple = iteration_space.simplified(nest)
         tiling = sliding_window.tiling(simple)
-        guesses = _guesses(tiling, overlap=self.overlaps[0]) if tiling else []
-        least = WindowSettings(overlap=self.overlaps[0])
+        guesses = _guesses(tiling, pdl=self.pdl[0]) if tiling else []
+        least = WindowSettings(dependent_launch=self.pdl[0])
         return geometry.first_legal(guesses, lambda settings: self._require(simple, settings), least)
 
     def alternatives(self, nest: Nest, current: WindowSettings) -> Sequence[WindowSettings]:
         """One change away."""
         simple = iteration_space.simplified(nest)
-        changes = current.one_change_away(overlap=self.overlaps)
+        changes = current.one_change_away(dependent_launch=self.pdl)
         if current.reuse is Reuse.NONE:
-            changes = current.changes(reuse=..., overlap=self.overlaps, threads=..., blocks=...)
+            changes = current.changes(reuse=..., dependent_launch=self.pdl, threads=..., min_blocks=...)
         return geometry.legal(changes, lambda settings: self._require(simple, settings))
 
     def footprint(self, nest: Nest, settings: WindowSettings) -> Footprint:
@@ -73,8 +73,8 @@ class CudaWindow(CudaSchedule):
             lines += by_columns(Layout(tiling, settings), nest.windows[0])
         else:
             lines += by_outputs(simple, settings)
-        grid, threads = self._grid(simple, settings), settings.threads
-        return geometry.one_kernel(nest, lines, _HEADERS, grid=grid, threads=threads, dependent=settings.overlap)
+        grid, pdl = self._grid(simple, settings), settings.dependent_launch
+        return geometry.one_kernel(nest, lines, _HEADERS, grid=grid, threads=settings.threads, dependent=pdl)
 
     def _grid(self, simple: Nest, settings: WindowSettings) -> int:
         tiling = sliding_window.tiling(simple)
@@ -84,9 +84,9 @@ class CudaWindow(CudaSchedule):
         return -(-simple.row_count // settings.threads)
 
     def _require(self, simple: Nest, settings: WindowSettings) -> None:
-        threads, blocks = settings.threads, settings.blocks
+        threads, min_blocks = settings.threads, settings.min_blocks
         if settings.reuse is Reuse.NONE:
-            geometry.require_block(self.hardware, simple, threads=threads, min_blocks=blocks)
+            geometry.require_block(self.hardware, simple, threads=threads, min_blocks=min_blocks)
             return
         tiling = sliding_window.tiling(simple)
         if tiling is None:
@@ -95,32 +95,32 @@ class CudaWindow(CudaSchedule):
         layout.require(simple.name)
         if layout.shared_bytes > STATIC_SHARED_BYTES:
             raise IllegalMove(f"{simple.name}: {layout.shared_bytes} bytes of shared memory")
-        held = settings.rows * settings.pack * sum(r.type.compute.size_bytes // 4 for r in tiling.nest.reductions)
+        words = sum(reduction.type.compute.size_bytes // 4 for reduction in tiling.nest.reductions)
         geometry.require_block(
-            self.hardware, simple, threads=threads, min_blocks=blocks, shared_bytes=layout.shared_bytes,
-            held_registers=held,
+            self.hardware, simple, threads=threads, min_blocks=min_blocks, shared_bytes=layout.shared_bytes,
+            held_registers=settings.rows * settings.vector_width * words,
         )  # fmt: skip
 
 
-def _guesses(tiling: Tiling, *, overlap: bool) -> list[WindowSettings]:
+def _guesses(tiling: Tiling, *, pdl: bool) -> list[WindowSettings]:
     """Settings from the best guess to the safest."""
-    widest = Layout.widest_pack(tiling)
+    widest = Layout.widest_vector(tiling)
     down = tiling.outer[-1] if tiling.outer else None
     shared = down is not None and down.reach >= down.stride
     if shared:
         narrowest = min(b.type.size_bytes for b in tiling.nest.buffers if not b.written)
-        widest = min(widest, max(2, _SHARED_PACK_BYTES // narrowest))
+        widest = min(widest, max(2, _SHARED_VECTOR_BYTES // narrowest))
     found = []
-    for threads, pack, held in ((256, widest, _HELD_REGISTERS), (128, widest, _HELD_REGISTERS // 2), (128, 1, 8)):
-        rows, most = 1, held // pack if shared else _LOADS_AT_ONCE // down.span(1) if down else 1
+    for threads, width, held in ((256, widest, _HELD_REGISTERS), (128, widest, _HELD_REGISTERS // 2), (128, 1, 8)):
+        rows, most = 1, held // width if shared else _LOADS_AT_ONCE // down.span(1) if down else 1
         while down and rows * 2 <= min(most, down.outputs):
             rows *= 2
-        blocks = 2 if down and not shared else 4
+        min_blocks = 2 if down and not shared else 4
         layouts = [
-            Layout(tiling, WindowSettings(Reuse.COLUMNS, overlap, threads, pack, rows, items, blocks))
-            for items in ((1, 2, 4) if down else (2, 4))
+            Layout(tiling, WindowSettings(Reuse.COLUMNS, pdl, threads, width, rows, vectors, min_blocks))
+            for vectors in ((1, 2, 4) if down else (2, 4))
         ]
         layouts = [layout for layout in layouts if layout.outputs > 0]
         if layouts:
-            found.append(max(layouts, key=lambda each: (round(each.busy, 1), -each.settings.items)).settings)
+            found.append(max(layouts, key=lambda each: (round(each.busy, 1), -each.settings.vectors)).settings)
     return found

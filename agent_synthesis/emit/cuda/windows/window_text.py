@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from agent_synthesis.emit import window_loops
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.kernel_text import KernelText
-from agent_synthesis.emit.cuda.schedule import OVERLAP
+from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.window_loops import Join, Reuse
 from agent_synthesis.nests import memory_access
@@ -38,12 +38,12 @@ class WindowSettings(Settings):
     """Of `cuda_window`."""
 
     reuse: Reuse = setting(Reuse.NONE, "what windows share: joined columns, or nothing")
-    overlap: bool = setting(True, OVERLAP)
+    dependent_launch: bool = setting(True, DEPENDENT_LAUNCH)
     threads: int = setting(256, "threads of a block", (64, 128, 256, 512))
-    pack: int = setting(1, "elements of a row that are read at once", (1, 2, 4, 8))
+    vector_width: int = setting(1, "elements of a row that are read at once", (1, 2, 4, 8))
     rows: int = setting(1, "rows of outputs of a thread", (1, 2, 4, 8, 16))
-    items: int = setting(1, "packs of a thread at most, along the row", (1, 2, 4))
-    blocks: int = setting(1, "blocks of an SM, for which registers suffice", (1, 2, 3, 4, 6, 8))
+    vectors: int = setting(1, "vector accesses of a thread at most, along the row", (1, 2, 4))
+    min_blocks: int = setting(1, "blocks of an SM, for which registers suffice", (1, 2, 3, 4, 6, 8))
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Layout:
     settings: WindowSettings
 
     @staticmethod
-    def widest_pack(tiling: Tiling) -> int:
+    def widest_vector(tiling: Tiling) -> int:
         """The most neighbouring columns that every access can move at once."""
-        return memory_access.widest_pack(replace(tiling.nest, stores=()), Axis(tiling.row.position, tiling.row.data))
+        return memory_access.widest_vector(replace(tiling.nest, stores=()), Axis(tiling.row.position, tiling.row.data))
 
     def require(self, name: str) -> None:
         """Raises IllegalMove where they do not fit the data."""
-        if self.settings.pack < 1 or self.widest_pack(self.tiling) % self.settings.pack:
-            raise IllegalMove(f"{name}: {self.settings.pack} elements do not lie together everywhere")
+        if self.settings.vector_width < 1 or self.widest_vector(self.tiling) % self.settings.vector_width:
+            raise IllegalMove(f"{name}: {self.settings.vector_width} elements do not lie together everywhere")
         if self.settings.rows > 1 and (self.down is None or self.settings.rows > self.down.outputs):
             raise IllegalMove(f"{name}: it has no {self.settings.rows} rows of outputs to make at once")
         if self.outputs < 1:
@@ -82,29 +82,29 @@ class Layout:
 
     @property
     def left(self) -> int:
-        """Columns before the first element of the data: the padding, up to whole packs."""
-        return geometry.round_up(self.row.padding, self.settings.pack)
+        """Columns before the first element of the data: the padding, up to whole vectors."""
+        return geometry.round_up(self.row.padding, self.settings.vector_width)
 
     @property
     def whole(self) -> bool:
-        """Whether a tile has whole rows; the columns outside of the data are then filled once, and no pack has them."""
-        return -(-self._last_column // self.settings.pack) <= self.settings.threads * self.settings.items
+        """Whether a tile has whole rows; the columns outside of the data are then filled once, by no vector."""
+        return -(-self._last_column // self.settings.vector_width) <= self.settings.threads * self.settings.vectors
 
     @property
     def _last_column(self) -> int:
         """Columns of the data that the windows use."""
-        return min(
-            self.row.data, geometry.round_up(self.row.span(self.row.outputs) - self.row.padding, self.settings.pack)
-        )
+        used = self.row.span(self.row.outputs) - self.row.padding
+        return min(self.row.data, geometry.round_up(used, self.settings.vector_width))
 
     @property
     def outputs(self) -> int:
-        """Outputs of a row of a tile; tiles start at whole packs of data."""
+        """Outputs of a row of a tile; tiles start at whole vectors of data."""
         if self.whole:
             return self.row.outputs
-        columns = self.settings.threads * self.settings.items * self.settings.pack - (self.left - self.row.padding)
+        width = self.settings.vector_width
+        columns = self.settings.threads * self.settings.vectors * width - (self.left - self.row.padding)
         most = (columns - self.row.reach - 1) // self.row.stride + 1
-        unit = self.settings.pack // math.gcd(self.settings.pack, self.row.stride)
+        unit = width // math.gcd(width, self.row.stride)
         most = most // unit * unit
         if most < 1:
             return 0
@@ -112,27 +112,27 @@ class Layout:
         return geometry.round_up(-(-self.row.outputs // tiles), unit)
 
     @property
-    def packs(self) -> int:
-        """Packs that a team reads of a row of data."""
+    def vectors(self) -> int:
+        """Vectors that a team reads of a row of data."""
         if self.whole:
-            return -(-self._last_column // self.settings.pack)
-        return -(-(self.left - self.row.padding + self.row.span(self.outputs)) // self.settings.pack)
+            return -(-self._last_column // self.settings.vector_width)
+        return -(-(self.left - self.row.padding + self.row.span(self.outputs)) // self.settings.vector_width)
 
     @property
     def team(self) -> int:
         """Threads that make a tile: a power of two that divides the block."""
-        least = -(-self.packs // self.settings.items)
+        least = -(-self.vectors // self.settings.vectors)
         return min(self.settings.threads, geometry.power_of_two_at_least(least))
 
     @property
-    def turns(self) -> int:
-        """Packs of a thread."""
-        return -(-self.packs // self.team)
+    def thread_vectors(self) -> int:
+        """Vectors of a thread."""
+        return -(-self.vectors // self.team)
 
     @property
     def busy(self) -> float:
-        """Share of the packs that a team could read which are data that the windows use."""
-        return self._last_column / (self.row_tiles * self.team * self.turns * self.settings.pack)
+        """Share of the vectors that a team could read which are data that the windows use."""
+        return self._last_column / (self.row_tiles * self.team * self.thread_vectors * self.settings.vector_width)
 
     @property
     def teams(self) -> int:
@@ -143,8 +143,8 @@ class Layout:
     def columns(self) -> int:
         """Columns of a joined row in shared memory."""
         used = self.left - self.row.padding + self.row.span(self.outputs)
-        kept = self.packs * self.settings.pack + (self.left if self.whole else 0)
-        return geometry.round_up(max(used, kept), max(4, self.settings.pack))
+        kept = self.vectors * self.settings.vector_width + (self.left if self.whole else 0)
+        return geometry.round_up(max(used, kept), max(4, self.settings.vector_width))
 
     @property
     def shared_bytes(self) -> int:
@@ -185,7 +185,7 @@ class Layout:
 def by_columns(layout: Layout, window: Windowed) -> list[str]:
     """The struct and the kernel."""
     text = kernel_text.KernelText(
-        layout.tiling.nest, layout.row.position, layout.settings.pack, reserved=_MEMBERS,
+        layout.tiling.nest, layout.row.position, layout.settings.vector_width, reserved=_MEMBERS,
     )  # fmt: skip
     window_loops.name_elements(text.function, window)
     joins = window_loops.joins(text.function)
@@ -194,18 +194,18 @@ def by_columns(layout: Layout, window: Windowed) -> list[str]:
         name, text, [""], _sizes(layout, text),
         _state(text, joins), [""], _load(layout, text, joins), _store(layout, text),
     )  # fmt: skip
-    threads, blocks = layout.settings.threads, layout.settings.blocks
+    threads, min_blocks = layout.settings.threads, layout.settings.min_blocks
     shared = {"columns": "ws::WindowTile<%>::Columns"}
-    return lines + generated_struct.kernel(name, text, "reduce_windows", threads, blocks, shared=shared)
+    return lines + generated_struct.kernel(name, text, "reduce_windows", threads, min_blocks, shared=shared)
 
 
 def _sizes(layout: Layout, text: KernelText) -> list[str]:
     """What the skeleton asks of a tile and of each dimension that windows slide over."""
     places = {axis.name: place for place, axis in enumerate(layout.others)}
     sizes = {
-        "threads": layout.settings.threads, "group": layout.team, "vector_width": layout.settings.pack,
-        "vectors": layout.packs, "rows": layout.settings.rows, "outputs": layout.outputs, "columns": layout.columns,
-        "whole_rows": layout.whole, "overlap": layout.settings.overlap,
+        "threads": layout.settings.threads, "group": layout.team, "vector_width": layout.settings.vector_width,
+        "vectors": layout.vectors, "rows": layout.settings.rows, "outputs": layout.outputs, "columns": layout.columns,
+        "whole_rows": layout.whole, "overlap": layout.settings.dependent_launch,
     }  # fmt: skip
     deep = (
         generated_struct.value("ws::Slide", {**each.fields, "axis": places[each.output.name] if each.output else -1})
@@ -242,7 +242,7 @@ def _load(layout: Layout, text: KernelText, joins: Sequence[Join]) -> list[str]:
     positions = [axes[slide.position] for slide in layout.tiling.outer] or [text.function.names.take("only")]
     inner = generated_struct.body(text, [axis.name for axis in layout.others])
     inner.learn(slide.position for slide in layout.tiling.outer)
-    kind = f"ws::States<State, {layout.settings.pack}>"
+    kind = f"ws::States<State, {layout.settings.vector_width}>"
     inner.line(f"{kind} values;")
 
     def element(scope: Scope) -> None:
@@ -288,11 +288,11 @@ def by_outputs(simple: Nest, settings: WindowSettings) -> list[str]:
         f"  using Offset = {text.offset};",
         f"  using Outer = ws::Axes<{', '.join(str(axis.extent) for axis in simple.parallel) or 1}>;",
         f"  static constexpr int kThreads = {settings.threads};",
-        f"  static constexpr bool kOverlap = {str(settings.overlap).lower()};",
+        f"  static constexpr bool kOverlap = {str(settings.dependent_launch).lower()};",
         "",
     ]
     lines = generated_struct.function(head, generated_struct.located(places, "at") + inner.lines)
     name = f"{text.entry}_window"
     return generated_struct.struct(name, text, sizes, lines) + generated_struct.kernel(
-        name, text, "reduce_each_window", settings.threads, settings.blocks
+        name, text, "reduce_each_window", settings.threads, settings.min_blocks
     )

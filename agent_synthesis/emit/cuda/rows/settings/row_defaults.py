@@ -12,14 +12,15 @@ from dataclasses import replace
 from functools import partial
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.rows import held_rows, rolling_rows
+from agent_synthesis.emit.cuda.rows import resident_rows, ring_rows
 from agent_synthesis.emit.cuda.rows.row_team import team_of
 from agent_synthesis.emit.cuda.rows.settings.row_legal import require
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce, RowSettings
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
-from agent_synthesis.nests.analysis import costly_parts, stages
+from agent_synthesis.nests.analysis import costly_parts
 from agent_synthesis.nests.analysis.row_loads import has_common_loads
+from agent_synthesis.nests.analysis.stages import can_merge
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.settings import Exp, Loads, Stores
 
@@ -29,12 +30,12 @@ _CLUSTER_ELEMENTS = 256 << 10
 _MIDDLE_TENSOR, _LARGE_TENSOR = 1 << 20, 32 << 20
 """Elements from which on a reduction of few rows takes 256 blocks a row, and all that the GPU has room for."""
 _LONG_BLOCK_ROW = 16384
-_STREAM_SLICE = 8192
-"""Elements of a row that a block streams at most: three or four such rows fit half an SM's shared memory."""
+_PIPELINED_SLICE = 8192
+"""Elements of a row that a block pipelines at most: three or four such rows fit half an SM's shared memory."""
 _LARGE_SLICE_BYTES = 160 << 10
-"""Bytes of a row in one block from which on the next row comes ahead: so few rows are in work that memory waits."""
-_ROLLING_ROW = 512 << 10
-"""Elements of a row from which on blocks that keep what rows share are fewer and larger, and rows roll through them."""
+"""Bytes of a row in one block from which on the next row is prefetched: so few rows are in work that memory waits."""
+_RING_ROW = 512 << 10
+"""Elements of a row from which on blocks that keep what rows share are fewer and larger, and rows pass rings."""
 SHARED_ROWS = 16
 """Rows whose columns a block stores one after the other where they share weights."""
 _MOST_REREAD = 1 / 2
@@ -52,11 +53,11 @@ def preferred(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
         *_summed_twice(schedule, simple),
         *_of_a_block(schedule, simple),
         *_of_long_rows(schedule, simple),
-        *([two_pass(schedule, simple)] if is_few else ()),
+        *([two_kernels(schedule, simple)] if is_few else ()),
         # What is read again may still lie in the L2 (group norm, 896 slices of 2 M elements: 5463 us, not 5748).
-        made(schedule, simple, Reduce.BLOCK, threads=512, packs=8, loads=Loads.SHARED),
-        made(schedule, simple, Reduce.BLOCK, threads=512, packs=4),
-        made(schedule, simple, Reduce.BLOCK, threads=256, packs=2),
+        made(schedule, simple, Reduce.BLOCK, threads=512, vectors=8, loads=Loads.CACHED),
+        made(schedule, simple, Reduce.BLOCK, threads=512, vectors=4),
+        made(schedule, simple, Reduce.BLOCK, threads=256, vectors=2),
     ]
     return [p for p in found if _is_worth_its_exchange(schedule, simple, p)]
 
@@ -68,28 +69,28 @@ def made(
     *,
     threads: int,
     lanes: int = 32,
-    splits: int = 1,
+    ctas: int = 1,
     min_blocks: int = 1,
-    packs: int = 0,
-    pack: int = 0,
-    loads: Loads = Loads.ONCE,
-    depth: int = 0,
+    vectors: int = 0,
+    width: int = 0,
+    loads: Loads = Loads.EVICT_FIRST,
+    stages: int = 0,
     stores: Stores = Stores.PLAIN,
 ) -> RowSettings:
-    """Settings of a strategy; what is not given suits the nest. 0 packs: as many as registers have room for."""
-    pack = pack or memory_access.best_pack(simple, simple.reduced[0])
+    """Settings of a strategy; what is not given suits the nest. 0 vectors: as many as registers have room for."""
+    width = width or memory_access.best_vector(simple, simple.reduced[0])
     size = max((b.type.size_bytes for b in simple.buffers if not b.written), default=4)
     draft = RowSettings(
-        reduce, merge=reduce is not Reduce.WARP and stages.can_merge(simple), loads=loads, stores=stores,
-        preload=reduce is Reduce.STREAM, overlap=reduce is not Reduce.GRID and schedule.overlaps[0],
+        reduce, merge=reduce is not Reduce.WARP and can_merge(simple), loads=loads, stores=stores,
+        preload=reduce is Reduce.PIPELINED, dependent_launch=reduce is not Reduce.GRID and schedule.pdl[0],
         exp=Exp.FAST if costly_parts.distance_exponentials_only(simple) else Exp.ACCURATE, threads=threads,
-        lanes=lanes if reduce is Reduce.WARP else threads, splits=splits, pack=pack,
-        packs=packs or max(1, _MOST_HELD_BYTES // (pack * size)), min_blocks=min_blocks, depth=depth,
+        lanes=lanes if reduce is Reduce.WARP else threads, ctas=ctas, vector_width=width,
+        vectors=vectors or max(1, _MOST_HELD_BYTES // (width * size)), min_blocks=min_blocks, stages=stages,
     )  # fmt: skip
     found = tight(schedule, simple, draft)
     team = team_of(schedule.hardware, simple, found)
     most = {Reduce.CLUSTER: 64, Reduce.GRID: 64, Reduce.WARP: 128}.get(reduce, 0)
-    if team.holds_row and team.packs * pack * size <= most:
+    if team.holds_row and team.vectors * width * size <= most:
         eager = replace(found, preload=True)
         if geometry.legal([eager], lambda settings: require(schedule.hardware, simple, settings)):
             return eager
@@ -97,10 +98,10 @@ def made(
 
 
 def tight(schedule: CudaSchedule, simple: Nest, settings: RowSettings) -> RowSettings:
-    """The same with no more packs than a thread has of a row."""
-    if min(settings.lanes, settings.threads, settings.splits, settings.pack, settings.packs) < 1:
+    """The same with no more vectors than a thread has of a row."""
+    if min(settings.lanes, settings.threads, settings.ctas, settings.vector_width, settings.vectors) < 1:
         return settings
-    return replace(settings, packs=team_of(schedule.hardware, simple, settings).packs)
+    return replace(settings, vectors=team_of(schedule.hardware, simple, settings).vectors)
 
 
 def _is_worth_its_exchange(schedule: CudaSchedule, simple: Nest, settings: RowSettings) -> bool:
@@ -117,21 +118,21 @@ def _of_lanes(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     is_short = passes.is_visited_once(simple) and rows >= 4 * schedule.hardware.sm_count and columns < 4096
     if columns > _SHORT_ROW and not is_short:
         return []
-    pack = memory_access.widest_pack(simple, simple.reduced[0])
-    lanes = min(32, geometry.power_of_two_at_least(-(-columns // pack)))
-    if columns == 64 and pack == 4:
+    width = memory_access.widest_vector(simple, simple.reduced[0])
+    lanes = min(32, geometry.power_of_two_at_least(-(-columns // width)))
+    if columns == 64 and width == 4:
         lanes = 16
-    threads, loads = 128 if lanes == 32 else 256, Loads.ONCE if columns > 256 else Loads.SHARED
+    threads, loads = 128 if lanes == 32 else 256, Loads.EVICT_FIRST if columns > 256 else Loads.CACHED
     return [made(schedule, simple, Reduce.WARP, threads=threads, lanes=lanes, loads=loads)]
 
 
 def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     choose, columns, found = partial(made, schedule, simple, Reduce.BLOCK), simple.column_count, []
     if passes.is_visited_once(simple):
-        found.append(choose(threads=512 if columns >= 4096 else 256, packs=4))
+        found.append(choose(threads=512 if columns >= 4096 else 256, vectors=4))
     if columns <= _LONG_BLOCK_ROW:
         threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
-        found.append(choose(threads=threads, min_blocks=1024 // threads, loads=Loads.SHARED))
+        found.append(choose(threads=threads, min_blocks=1024 // threads, loads=Loads.CACHED))
     return found
 
 
@@ -142,31 +143,31 @@ def _of_few_rows(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     choose, rows, columns = partial(made, schedule, simple), simple.row_count, simple.column_count
     found = []
     if rows * columns <= _CLUSTER_ELEMENTS and columns >= 4096:
-        found.append(choose(Reduce.CLUSTER, threads=128, splits=8))
+        found.append(choose(Reduce.CLUSTER, threads=128, ctas=8))
     # A cluster's exchange is the cheapest; where very many blocks share a row, two kernels that overlap beat
     # one whose blocks meet (1x1048576: 6.9 us against 8.2).
     if 8192 <= columns <= 65536 and 16 <= rows <= 3 * schedule.hardware.resident_clusters(8):
-        found.append(choose(Reduce.CLUSTER, threads=256, splits=8, min_blocks=3, loads=Loads.SHARED))
-    splits = _splits(schedule, simple, 1)
-    if rows <= 8 and splits > 1 and columns <= 8192 * splits:
-        found.append(choose(Reduce.TWO_PASS, threads=512, splits=splits, packs=4, loads=Loads.SHARED))
+        found.append(choose(Reduce.CLUSTER, threads=256, ctas=8, min_blocks=3, loads=Loads.CACHED))
+    ctas = _ctas(schedule, simple, 1)
+    if rows <= 8 and ctas > 1 and columns <= 8192 * ctas:
+        found.append(choose(Reduce.TWO_KERNELS, threads=512, ctas=ctas, vectors=4, loads=Loads.CACHED))
     # Few slices of 8K to one block an SM; more data, more blocks of smaller slices whose waits overlap. Where
     # nothing is read twice, with two kernels no block waits for the sum (of 2 M elements: 8.4 us instead of 22.9).
     slices = ((1, 512, 8192), (4, 256, 4096), (2, 512, 16384), (1, 512, 32768))
     is_summed = passes.is_visited_once(simple) and columns >= 8192 and rows * columns > _MIDDLE_TENSOR
     for per_sm, threads, longest in () if is_summed else slices:
-        splits = _splits(schedule, simple, per_sm)
-        if splits > 1 and columns <= longest * splits:
-            found.append(choose(Reduce.GRID, threads=threads, splits=splits, min_blocks=per_sm))
+        ctas = _ctas(schedule, simple, per_sm)
+        if ctas > 1 and columns <= longest * ctas:
+            found.append(choose(Reduce.GRID, threads=threads, ctas=ctas, min_blocks=per_sm))
     return found
 
 
-def _splits(schedule: CudaSchedule, simple: Nest, per_sm: int) -> int:
+def _ctas(schedule: CudaSchedule, simple: Nest, per_sm: int) -> int:
     """Blocks of a row so that about `per_sm` blocks are on every SM; a slice of at least 2048 elements."""
-    splits = (1 << schedule.hardware.sm_count.bit_length() - 1) * per_sm // simple.row_count
-    while splits > 1 and simple.column_count // splits < 2048:
-        splits //= 2
-    return splits
+    ctas = (1 << schedule.hardware.sm_count.bit_length() - 1) * per_sm // simple.row_count
+    while ctas > 1 and simple.column_count // ctas < 2048:
+        ctas //= 2
+    return ctas
 
 
 def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
@@ -174,40 +175,40 @@ def _summed_twice(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     rows, columns, sm_count = simple.row_count, simple.column_count, schedule.hardware.sm_count
     if passes.element_stores(simple) or columns < 8192 or rows >= 2 * sm_count:
         return []
-    choose, found = partial(made, schedule, simple, Reduce.TWO_PASS), []
+    choose, found = partial(made, schedule, simple, Reduce.TWO_KERNELS), []
     if costly_parts.logarithms([r.value for r in simple.reductions], simple.reduced[0].name):
         # Many instructions want many warps (two logarithms of 268 M pairs: 520 us instead of 572).
-        splits = max(2, min(2048, columns // 8192, 2048 // rows))
-        found.append(choose(threads=512, splits=splits, packs=2, min_blocks=2))
+        ctas = max(2, min(2048, columns // 8192, 2048 // rows))
+        found.append(choose(threads=512, ctas=ctas, vectors=2, min_blocks=2))
     # Mean of 5.9 M squared differences: 17.4 us with 256 blocks, 27.9 with 64.
-    blocks, threads, packs = 64, 256, 4
+    blocks, threads, vectors = 64, 256, 4
     if rows * columns > _MIDDLE_TENSOR:
-        blocks, threads, packs = 256, 512, 2
+        blocks, threads, vectors = 256, 512, 2
     if rows * columns >= _LARGE_TENSOR:
-        blocks, threads, packs = 4 * sm_count, 512, 4
-    splits = min(blocks, 4 * sm_count // max(1, rows))
-    if splits > 1:
-        found.append(choose(threads=threads, splits=splits, packs=packs))
+        blocks, threads, vectors = 4 * sm_count, 512, 4
+    ctas = min(blocks, 4 * sm_count // max(1, rows))
+    if ctas > 1:
+        found.append(choose(threads=threads, ctas=ctas, vectors=vectors))
     return found
 
 
-def two_pass(schedule: CudaSchedule, simple: Nest) -> RowSettings:
+def two_kernels(schedule: CudaSchedule, simple: Nest) -> RowSettings:
     """Kernels of many blocks; the one that stores has a chunk of one row in each, or of several that share weights.
 
     Layer norm of 16x4194304: 214 us instead of 245. A tensor of 9 M elements over its norm: 35 us with 256 blocks,
     40.7 with 64.
     """
-    splits = 64
-    while max(1, simple.row_count) * splits < 256:
-        splits *= 2
-    while splits > 2 and simple.column_count < 16384 * splits:
-        splits //= 2
+    ctas = 64
+    while max(1, simple.row_count) * ctas < 256:
+        ctas *= 2
+    while ctas > 2 and simple.column_count < 16384 * ctas:
+        ctas //= 2
     axis = simple.reduced[0]
-    is_skewed = memory_access.skew(simple, axis, memory_access.best_pack(simple, axis)) is not None
-    depth = min(SHARED_ROWS, simple.row_count) if has_common_loads(simple) and not is_skewed else 1
-    packs, min_blocks = (2, 2) if depth > 1 else (4, 1)
+    is_unaligned = memory_access.skew(simple, axis, memory_access.best_vector(simple, axis)) is not None
+    stages = min(SHARED_ROWS, simple.row_count) if has_common_loads(simple) and not is_unaligned else 1
+    vectors, blocks = (2, 2) if stages > 1 else (4, 1)
     return made(
-        schedule, simple, Reduce.TWO_PASS, threads=512, splits=splits, packs=packs, min_blocks=min_blocks, depth=depth
+        schedule, simple, Reduce.TWO_KERNELS, threads=512, ctas=ctas, stages=stages, vectors=vectors, min_blocks=blocks
     )
 
 
@@ -216,43 +217,43 @@ def two_pass(schedule: CudaSchedule, simple: Nest) -> RowSettings:
 
 def _of_long_rows(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     # Blocks that stay hold what all rows share; where there is no such thing, clusters are as fast or faster
-    # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3239). Very long ones roll (layer norm of
-    # 64x1048576: 150 us instead of 214; of 512x131072: 153 instead of 145).
-    streaming, rolling = _streaming(schedule, simple), rolled(schedule, simple, threads=512, packs=2)
+    # (4096x393216: layer norm 3495 us against 3970, softmax 3563 against 3239). Very long ones pass rings (layer norm
+    # of 64x1048576: 150 us instead of 214; of 512x131072: 153 instead of 145).
+    pipelined, rings = _pipelined(schedule, simple), ring(schedule, simple, threads=512, vectors=2)
     common = has_common_loads(simple)
-    found = [*(rolling if common and simple.column_count >= _ROLLING_ROW else ()), *(streaming if common else ())]
+    found = [*(rings if common and simple.column_count >= _RING_ROW else ()), *(pipelined if common else ())]
     found += _of_clusters(schedule, simple)
     # A slice that no cluster holds: group norm of 896 slices of 2 M elements 3777 us; by blocks that hold one, and
-    # wait for each other before the next comes, 4187. These take too few rows to roll, or rows that not even all
+    # wait for each other before the next comes, 4187. These take too few rows for rings, or rows that not even all
     # blocks hold (64 channels of 16 M: 2701 us; two kernels 3112); but reading weights that rows share delays them
     # (layer norm of 16x4194304: 290 us, two kernels 259).
-    holding = held(schedule, simple, threads=512, packs=4, min_blocks=1, most_reread=_MOST_REREAD)
-    return [*found, *rolling, *(() if common else holding), *streaming]
+    kept = resident(schedule, simple, threads=512, vectors=4, min_blocks=1, most_reread=_MOST_REREAD)
+    return [*found, *rings, *(() if common else kept), *pipelined]
 
 
 def _of_clusters(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     found: list[RowSettings] = []
     clusters = [(2, 256, 2), (4, 256, 2), (8, 256, 2), (8, 256, 1), (8, 512, 1), (16, 512, 1)]
-    best = memory_access.best_pack(simple, simple.reduced[0])
+    best = memory_access.best_vector(simple, simple.reduced[0])
     if best == 1:
         # Rows read element by element want more threads (L1 norm of 32768x65535: 5758 us instead of 7855).
         clusters = [(2, 512, 2), (4, 512, 2), (8, 512, 2), *clusters]
-    for splits, threads, min_blocks in clusters:
-        choose = partial(made, schedule, simple, threads=threads, splits=splits, min_blocks=min_blocks)
-        found += _worth_coming_ahead(schedule, simple, choose(Reduce.AHEAD))
-        # 7168x262144, 32 packs of 256 threads: 3887 us instead of 3989 with 16 of 512.
-        packs = 128 // best if schedule.hardware.register_limit(threads, min_blocks) > 128 else 0
-        found.append(choose(Reduce.CLUSTER, packs=packs, loads=Loads.SHARED))
+    for ctas, threads, min_blocks in clusters:
+        choose = partial(made, schedule, simple, threads=threads, ctas=ctas, min_blocks=min_blocks)
+        found += _worth_prefetching(schedule, simple, choose(Reduce.PREFETCHED))
+        # 7168x262144, 32 vectors of 256 threads: 3887 us instead of 3989 with 16 of 512.
+        vectors = 128 // best if schedule.hardware.register_limit(threads, min_blocks) > 128 else 0
+        found.append(choose(Reduce.CLUSTER, vectors=vectors, loads=Loads.CACHED))
     return found
 
 
-def _worth_coming_ahead(schedule: CudaSchedule, simple: Nest, ahead: RowSettings) -> Sequence[RowSettings]:
+def _worth_prefetching(schedule: CudaSchedule, simple: Nest, prefetched: RowSettings) -> Sequence[RowSettings]:
     """Clusters that stay, where one has so much of a row that an SM has room for no other; else none."""
     if not passes.element_stores(simple):
         return []
-    team = team_of(schedule.hardware, simple, ahead)
+    team = team_of(schedule.hardware, simple, prefetched)
     large = team.holds_row and team.ring_bytes(simple) >= _LARGE_SLICE_BYTES
-    return [ahead] if large and simple.row_count >= 4 * team.teams(simple.row_count, ahead.min_blocks) else []
+    return [prefetched] if large and simple.row_count >= 4 * team.teams(simple.row_count, prefetched.min_blocks) else []
 
 
 def _may_stay(simple: Nest) -> bool:
@@ -260,45 +261,45 @@ def _may_stay(simple: Nest) -> bool:
     return bool(passes.element_stores(simple)) and simple.column_count > _LONG_BLOCK_ROW
 
 
-_staying = partial(made, depth=1, stores=Stores.STREAMING)
+_staying = partial(made, stages=1, stores=Stores.STREAMING)
 """Settings of blocks that stay on their SM."""
 
 
-def _streaming(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
+def _pipelined(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     """Blocks that take at least four rows each, slices of at most 8K elements, two blocks an SM.
 
     Four warps a block: with eight, whose exchanges take longer, 4096x393216 takes 3569 us instead of 3495.
     """
     if not _may_stay(simple):
         return []
-    card, splits = schedule.hardware, geometry.power_of_two_at_least(-(-simple.column_count // _STREAM_SLICE))
-    draft = _staying(schedule, simple, Reduce.STREAM, threads=128, splits=splits, min_blocks=2)
+    card, ctas = schedule.hardware, geometry.power_of_two_at_least(-(-simple.column_count // _PIPELINED_SLICE))
+    draft = _staying(schedule, simple, Reduce.PIPELINED, threads=128, ctas=ctas, min_blocks=2)
     team = team_of(card, simple, draft)
     if simple.row_count < 4 * team.teams(simple.row_count, 2):
         return []
-    depth = min(4, (card.shared_bytes // 2 - card.reserved_shared_bytes) // max(1, team.ring_bytes(simple)))
-    found = replace(draft, depth=depth, lag=max(1, depth - 2))
-    return [found] if depth >= 3 else []
+    stages = min(4, (card.shared_bytes // 2 - card.reserved_shared_bytes) // max(1, team.ring_bytes(simple)))
+    found = replace(draft, stages=stages, lag=max(1, stages - 2))
+    return [found] if stages >= 3 else []
 
 
-def held(
-    schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int, min_blocks: int, most_reread: float = 1.0
+def resident(
+    schedule: CudaSchedule, simple: Nest, *, threads: int, vectors: int, min_blocks: int, most_reread: float = 1.0
 ) -> list[RowSettings]:
     """Blocks that keep a row, or nearly all of it."""
     if not _may_stay(simple):
         return []
-    draft = _staying(schedule, simple, Reduce.HOLD, threads=threads, packs=packs, min_blocks=min_blocks)
-    return held_rows.holders(schedule.hardware, simple, draft, most_reread)
+    draft = _staying(schedule, simple, Reduce.RESIDENT, threads=threads, vectors=vectors, min_blocks=min_blocks)
+    return resident_rows.residents(schedule.hardware, simple, draft, most_reread)
 
 
-def rolled(schedule: CudaSchedule, simple: Nest, *, threads: int, packs: int) -> list[RowSettings]:
-    """Blocks through whose shared memory at least four rows roll, one after the other.
+def ring(schedule: CudaSchedule, simple: Nest, *, threads: int, vectors: int) -> list[RowSettings]:
+    """Blocks through whose shared memory at least four rows pass, one after the other.
 
     Layer norm of 16x4194304: 158 us instead of 217 in two kernels.
     """
     if not _may_stay(simple):
         return []
     card, rows = schedule.hardware, simple.row_count
-    draft = _staying(schedule, simple, Reduce.ROLL, threads=threads, packs=packs, splits=2)
-    found = rolling_rows.rollers(card, simple, draft)
+    draft = _staying(schedule, simple, Reduce.RING, threads=threads, vectors=vectors, ctas=2)
+    found = ring_rows.rings(card, simple, draft)
     return [p for p in found if rows >= 4 * team_of(card, simple, p).teams(rows, 1)]

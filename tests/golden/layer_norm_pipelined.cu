@@ -1,10 +1,10 @@
-// layer_norm_roll: one fused group
-// for all i:16; over j:4194304
-//   total = sum(x[4194304 i + j])
-//   squares = sum((x[4194304 i + j] - (total / 4.1943e+06)) * (x[4194304 i + j] - (total / 4.1943e+06)))
-//   y[4194304 i + j] = (((x[4194304 i + j] - (total / 4.1943e+06)) * rsqrt(((squares / 4.1943e+06) + 1e-05))) * weight[j]) + bias[j]
-// cuda_row_reduction: reduce = roll, merge = yes, loads = once, stores = streaming, preload = no, overlap = yes, exp = accurate, threads = 512, lanes = 512, splits = 128, pack = 4, packs = 2, min_blocks = 1, depth = 14, lag = 12, held = 20
-struct layer_norm_roll_row : ws::RowBase {
+// layer_norm_pipelined: one fused group
+// for all i:4096; over j:393216
+//   total = sum(x[393216 i + j])
+//   squares = sum((x[393216 i + j] - (total / 393216)) * (x[393216 i + j] - (total / 393216)))
+//   y[393216 i + j] = (((x[393216 i + j] - (total / 393216)) * rsqrt(((squares / 393216) + 1e-05))) * weight[j]) + bias[j]
+// cuda_row_reduction: reduce = pipelined, merge = yes, loads = evict_first, stores = streaming, preload = yes, dependent_launch = yes, exp = accurate, threads = 128, lanes = 128, ctas = 64, vector_width = 4, vectors = 12, min_blocks = 2, stages = 4, lag = 2, held = 0
+struct layer_norm_pipelined_row : ws::RowBase {
   using Index = int;
   const float* __restrict__ x;
   const float* __restrict__ weight;
@@ -18,8 +18,6 @@ struct layer_norm_roll_row : ws::RowBase {
   enum Load : ws::LoadSet { kX = 1ull, kWeight = 2ull, kBias = 4ull };
   static constexpr ws::LoadSet kCommon = kWeight | kBias;
   static constexpr ws::LoadSet kInRing = kX;
-  static constexpr ws::LoadSet kTogether = kX;
-  static constexpr ws::LoadSet kSharedByRows = kWeight | kBias;
   struct Vector {
     ws::Pack<float, 4> x;
     ws::Pack<float, 4> weight;
@@ -28,7 +26,7 @@ struct layer_norm_roll_row : ws::RowBase {
   static constexpr int kLoadBytes[] = {16, 16, 16};
   template <ws::LoadSet kLoads, class Visit>
   WS_INLINE void each_load(int j_begin, const Visit& visit) const {
-    if constexpr (kLoads & kX) visit(ws::RowLoad<kX, &Vector::x, ws::kOnce>(), x + (4194304 * i + j_begin));
+    if constexpr (kLoads & kX) visit(ws::RowLoad<kX, &Vector::x, ws::kOnce>(), x + (393216 * i + j_begin));
     if constexpr (kLoads & kWeight) visit(ws::RowLoad<kWeight, &Vector::weight, ws::kShared>(), weight + j_begin);
     if constexpr (kLoads & kBias) visit(ws::RowLoad<kBias, &Vector::bias, ws::kShared>(), bias + j_begin);
   }
@@ -39,7 +37,7 @@ struct layer_norm_roll_row : ws::RowBase {
     total = state.mean * state.count;
     squares = state.squares;
     total_mean = state.mean;
-    rsqrt = ws::rsqrt((squares / 4194304.0f) + 1e-05f);
+    rsqrt = ws::rsqrt((squares / 393216.0f) + 1e-05f);
   }
   WS_INLINE float value(ws::RowNumber<0>, Vector& vector, int j, int e) const { return vector.x[e]; }
   WS_INLINE float square(ws::RowNumber<0>, Vector& vector, int j, int e, float mean) const {
@@ -54,18 +52,17 @@ struct layer_norm_roll_row : ws::RowBase {
   }
   template <class Visit>
   WS_INLINE void each_store(Stored& stored, int j_begin, const Visit& visit) const {
-    visit(stored.y, y + (4194304 * i + j_begin));
+    visit(stored.y, y + (393216 * i + j_begin));
   }
 };
 
-constexpr ws::RowTiling layer_norm_roll_tiling{
-    .rows = 16, .columns = 4194304, .threads = 512, .lanes = 512, .ctas = 128, .vector_width = 4, .vectors = 2,
-    .slice = 32768, .interleaved = true, .overlap = true, .streaming = true, .teams = 1, .depth = 14, .lag = 12,
-    .held = 20};
+constexpr ws::RowTiling layer_norm_pipelined_tiling{
+    .rows = 4096, .columns = 393216, .threads = 128, .lanes = 128, .ctas = 64, .vector_width = 4, .vectors = 12,
+    .slice = 6144, .overlap = true, .preload = true, .streaming = true, .teams = 4, .depth = 4, .lag = 2};
 
-extern "C" __global__ void __launch_bounds__(512, 1) layer_norm_roll(
+extern "C" __global__ void __launch_bounds__(128, 2) layer_norm_pipelined(
     const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ y, ws::uint64* slots, ws::uint64* arrivals) {
-  __shared__ ws::StageBoxes<layer_norm_roll_row, ws::ring_places(layer_norm_roll_tiling)> boxes;
-  ws::ring_rows<layer_norm_roll_tiling>(layer_norm_roll_row{{}, x, weight, bias, y}, boxes, slots, arrivals);
+    float* __restrict__ y, ws::uint64* mailboxes) {
+  __shared__ ws::StageBoxes<layer_norm_pipelined_row, ws::pipelined_places(layer_norm_pipelined_tiling)> boxes;
+  ws::pipelined_rows<layer_norm_pipelined_tiling>(layer_norm_pipelined_row{{}, x, weight, bias, y}, boxes, mailboxes);
 }

@@ -1,7 +1,7 @@
 """Row reductions as one kernel a stage and one for the stores, each overlapping the start of the next.
 
-Any row length and any number of splits; each kernel reads the row again, from the second-level cache where it fits. So
-that this still has something of what it cannot hold, the stores walk backwards where that is much. With `depth`, a
+Any row length and any number of CTAs; each kernel reads the row again, from the second-level cache where it fits. So
+that this still has something of what it cannot hold, the stores walk backwards where that is much. With `stages`, a
 block stores what it has in registers at once, of so many rows: blocks at work then are neighbours in memory, and rows
 share what they can.
 """
@@ -43,18 +43,18 @@ def emit(problem: RowProblem) -> Emission:
     """One kernel a stage that leaves partial states of slices, then one that merges them and stores."""
     nest, stages = problem.nest, problem.stages
     row = RowStruct(problem)
-    team, depth, tiling = row.team, problem.settings.depth, f"{row.entry}_tiling"
-    overlap = problem.settings.overlap
-    words = [-(-stage.state_bytes() * nest.row_count * team.splits // 8) for stage in stages]
+    team, depth, tiling = row.team, problem.settings.stages, f"{row.entry}_tiling"
+    dependent_launch = problem.settings.dependent_launch
+    words = [-(-stage.state_bytes() * nest.row_count * team.ctas // 8) for stage in stages]
     spaces = [
         geometry.workspace(problem.original, f"{stage.name}_partials", count)
         for stage, count in zip(stages, words, strict=True)
     ]
-    asked = asked_loads(nest, team, row.min_blocks) if overlap else []
+    asked = asked_loads(nest, team, row.min_blocks) if dependent_launch else []
     together = 1 if depth > 1 else memory_access.parts_together(nest, team.slice)
     kernels = [
         _Kernel(
-            f"{row.entry}_{stage.name}", team, nest.row_count * team.splits,
+            f"{row.entry}_{stage.name}", team, nest.row_count * team.ctas,
             f"leave_states<{tiling}, {together}, {number}>",
             f"  __shared__ ws::StateOf<{row.entry}_row, {number}> box[{team.warps}];", number,
         )
@@ -72,7 +72,7 @@ def emit(problem: RowProblem) -> Emission:
         lines += ["", *_lines(row, kernel, partials[:count], used)]
         launches.append(geometry.launch(
             problem.original, entry=kernel.entry, grid=kernel.grid, threads=kernel.team.threads, buffers=used,
-            workspaces=extra, dependent=count > 1 or stores or overlap,
+            workspaces=extra, dependent=count > 1 or stores or dependent_launch,
             writes=[buffer.name for buffer in used if buffer.written] + ([] if stores else [extra[-1]]),
         ))  # fmt: skip
     return Emission("\n".join([*lines, ""]), HEADERS, tuple(launches), tuple(spaces))
@@ -97,17 +97,17 @@ def _storing(nest: Nest, row: RowStruct, depth: int) -> _Kernel:
 
     Chunks follow each other as memory does: the blocks at work read and write one part of it.
     """
-    states, team, tiling, rows = row.team.splits, row.team, f"{row.entry}_stores", nest.row_count
-    chunks = replace(team, splits=team.chunks)
+    states, team, tiling, rows = row.team.ctas, row.team, f"{row.entry}_stores", nest.row_count
+    chunks = replace(team, ctas=team.chunks)
     if depth > 1:
-        call, grid = f"store_several_rows<{tiling}, {depth}, {states}>", -(-rows // depth) * chunks.splits
+        call, grid = f"store_several_rows<{tiling}, {depth}, {states}>", -(-rows // depth) * chunks.ctas
         return _Kernel(row.entry, chunks, grid, call, row.boxes(str(depth)))
     if not row.stores_elements:
-        team = replace(team, splits=1, threads=32, lanes=32)
+        team = replace(team, ctas=1, threads=32, lanes=32)
         return _Kernel(row.entry, team, rows, f"store_slices<{tiling}, false, {states}>")
     # Of what is many times the second-level cache, nothing worth a thought is left there.
     backwards = str(memory_access.row_data_bytes(nest) <= _LARGE_DATA * team.hardware.l2_bytes).lower()
     if depth == 0:
-        return _Kernel(row.entry, team, rows * team.splits, f"store_slices<{tiling}, {backwards}, {states}>")
+        return _Kernel(row.entry, team, rows * team.ctas, f"store_slices<{tiling}, {backwards}, {states}>")
     call = f"store_rows<{tiling}, {memory_access.parts_together(nest, chunks.slice)}, {backwards}, {states}>"
-    return _Kernel(row.entry, chunks, rows * chunks.splits, call, row.boxes("1"))
+    return _Kernel(row.entry, chunks, rows * chunks.ctas, call, row.boxes("1"))

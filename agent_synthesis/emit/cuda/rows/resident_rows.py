@@ -1,8 +1,8 @@
 """Row reductions by blocks that stay on their SM and keep as much of a long row in shared memory as fits there.
 
 The one idea: a row is shared by as many blocks as keep all of it, up to all of the GPU, and comes in parts. What is
-kept arrives by a thread's own copies while the row before is stored, so no barrier guards it; registers hold some packs
-more, likewise. The parts beyond are visited last before the blocks agree and first, backwards, after it, when the
+kept arrives by a thread's own copies while the row before is stored, so no barrier guards it; registers hold some more
+vectors, likewise. The parts beyond are visited last before the blocks agree and first, backwards, after it, when the
 second-level cache still has them.
 """
 
@@ -26,15 +26,15 @@ HEADERS = (*ROW_HEADERS, "ws_rows_resident.cuh")
 
 _OTHER_SHARED_BYTES = 2 << 10
 """What a block that keeps its row needs of shared memory besides: the states of its warps."""
-_HELD_PACKS, _HELD_OF_A_REST = 8, 12
-"""Packs of a thread in registers beside shared memory; in the second case others are left, which the L2 has to keep."""
+_HELD_VECTORS, _HELD_OF_A_REST = 8, 12
+"""Vectors of a thread in registers beside shared memory; in the second case the L2 has to keep what is left."""
 _EVEN_SHARE = 0.96
 """Blocks that may work on rows, of those that the GPU has room for, so that all have equally much of one."""
 
 
-def holders(hardware: Hardware, nest: Nest, draft: RowSettings, most_reread: float) -> list[RowSettings]:
+def residents(hardware: Hardware, nest: Nest, draft: RowSettings, most_reread: float) -> list[RowSettings]:
     """As many blocks a row as keep all of it, or all blocks of the GPU where not even they can, if the share of a row
-    that is read twice stays below `most_reread`; with and without packs in registers.
+    that is read twice stays below `most_reread`; with and without vectors in registers.
 
     `draft` says how large blocks and parts are, and how many blocks share an SM.
     """
@@ -47,26 +47,26 @@ def holders(hardware: Hardware, nest: Nest, draft: RowSettings, most_reread: flo
         return []
     resident = hardware.resident_blocks(min_blocks)
     found = []
-    for held in (_HELD_OF_A_REST, _HELD_PACKS, 0):
-        kept = depth + held // team.packs
+    for held in (_HELD_OF_A_REST, _HELD_VECTORS, 0):
+        kept = depth + held // team.vectors
         teams = max(1, min(nest.row_count, resident // -(-nest.column_count // (kept * team.part))))
-        splits = _even_splits(nest, replace(team, splits=resident // teams))
-        parts = replace(team, splits=splits).parts
+        ctas = _even_ctas(nest, replace(team, ctas=resident // teams))
+        parts = replace(team, ctas=ctas).parts
         rest = max(0, parts - kept)
         if rest > most_reread * parts or (held == _HELD_OF_A_REST and not rest):
             continue
         found.append(replace(
-            draft, loads=Loads.SHARED if rest else draft.loads, splits=splits, depth=min(depth, parts),
+            draft, loads=Loads.CACHED if rest else draft.loads, ctas=ctas, stages=min(depth, parts),
             lag=0 if rest else min(2, parts), held=held,
         ))  # fmt: skip
     return found
 
 
-def _even_splits(nest: Nest, most: Team) -> int:
+def _even_ctas(nest: Nest, most: Team) -> int:
     """Blocks of a row, as many as there may be or a few less that all have equally much of it."""
-    for splits in range(most.splits, int(most.splits * _EVEN_SHARE), -1):
-        if replace(most, splits=splits).is_even:
-            return splits
+    for ctas in range(most.ctas, int(most.ctas * _EVEN_SHARE), -1):
+        if replace(most, ctas=ctas).is_even:
+            return ctas
     return -(-nest.column_count // most.slice)
 
 
@@ -74,19 +74,19 @@ def emit(problem: RowProblem) -> Emission:
     """One persistent kernel of a nest with one stage; it is cooperative where blocks share a row."""
     nest, stages = problem.nest, problem.stages
     row = RowStruct(problem, values=early_values(nest))
-    team, axis, kept = row.team, nest.reduced[0].name, kept_loads(nest, row.team.pack)
-    wide = 32 * team.pack  # a warp's packs
+    team, axis, kept = row.team, nest.reduced[0].name, kept_loads(nest, row.team.vector_width)
+    wide = 32 * team.vector_width  # a warp's vectors
     together = [
-        load for load in kept if memory_access.access(load.index, axis, wide) == "pack" and team.columns % wide == 0
+        load for load in kept if memory_access.access(load.index, axis, wide) == "vector" and team.columns % wide == 0
     ]
     teams = team.teams(nest.row_count, row.min_blocks)
     spaces = [
-        geometry.workspace(problem.original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),
+        geometry.workspace(problem.original, "slots", 2 * teams * team.ctas * slot_words(stages[0]), zero=True),
         geometry.workspace(problem.original, "arrivals", teams, zero=True),
-    ] if team.splits > 1 else []  # fmt: skip
+    ] if team.ctas > 1 else []  # fmt: skip
     sets = [("kResident", kept), ("kTogether", together)]
     return row.emission(
         Skeleton("smem_resident_rows", HEADERS, "resident_places", sets=sets, workspaces=spaces),
-        grid=teams * team.splits, cooperative=team.splits > 1, shared_bytes=team.ring_bytes(nest),
+        grid=teams * team.ctas, cooperative=team.ctas > 1, shared_bytes=team.ring_bytes(nest),
         teams=teams, depth=team.depth, lag=team.lag, held=team.held,
     )  # fmt: skip

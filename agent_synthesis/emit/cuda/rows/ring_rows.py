@@ -36,7 +36,7 @@ _EVEN_SHARE = 0.96
 power of two (layer norm of 16x4000004 by 128 blocks 188 us, by 132 198)."""
 
 
-def rollers(hardware: Hardware, nest: Nest, draft: RowSettings) -> list[RowSettings]:
+def rings(hardware: Hardware, nest: Nest, draft: RowSettings) -> list[RowSettings]:
     """As many blocks a row as their rings want, where a row takes no more than its share of them; else none.
 
     `draft` says how large blocks and parts are, and how many blocks share an SM.
@@ -52,53 +52,53 @@ def rollers(hardware: Hardware, nest: Nest, draft: RowSettings) -> list[RowSetti
     wanted = -(-nest.column_count // (longest * team.part))
     most = resident // min(nest.row_count, resident // wanted)
     nearly = range(most, max(1, int(most * _EVEN_SHARE)), -1)
-    splits = next((n for n in nearly if replace(team, splits=n).is_even or n & (n - 1) == 0), max(2, most))
-    parts = replace(team, splits=splits).parts
+    ctas = next((n for n in nearly if replace(team, ctas=n).is_even or n & (n - 1) == 0), max(2, most))
+    parts = replace(team, ctas=ctas).parts
     lag = min(depth - _ON_THE_WAY, 2 * parts - 1)
-    held = _most_held(nest, replace(team, splits=splits), hardware.register_limit(team.threads, min_blocks))
-    made = replace(draft, splits=splits, depth=min(depth, lag + _ON_THE_WAY), lag=lag, held=held)
+    held = _most_held(nest, replace(team, ctas=ctas), hardware.register_limit(team.threads, min_blocks))
+    made = replace(draft, ctas=ctas, stages=min(depth, lag + _ON_THE_WAY), lag=lag, held=held)
     return [made] if lag >= parts else []
 
 
 def _most_held(nest: Nest, team: Team, registers: int) -> int:
-    """Packs of what rows share that a thread has registers for, beside a part of what it adds up and stores."""
-    shared = shared_loads(nest, team.pack)
+    """Vectors of what rows share that a thread has registers for, beside a part of what it adds up and stores."""
+    shared = shared_loads(nest, team.vector_width)
     wide = geometry.offset_type(nest) != "int"
     spare = registers - geometry.KERNEL_OVERHEAD_REGISTERS - ((not team.is_even) + wide) * _GUARD_REGISTERS
-    for load in kept_loads(nest, team.pack):  # narrow elements lie there twice more, as they are and widened
-        spare -= (2 if nest.buffer(load.buffer).type.size_bytes >= 4 else 4) * team.packs * team.pack
-    part = max(1, team.packs * shared_words(nest, team.pack))
-    return min(max(0, spare) // part, team.parts * len(shared)) * team.packs
+    for load in kept_loads(nest, team.vector_width):  # narrow elements lie there twice more, as they are and widened
+        spare -= (2 if nest.buffer(load.buffer).type.size_bytes >= 4 else 4) * team.vectors * team.vector_width
+    part = max(1, team.vectors * shared_words(nest, team.vector_width))
+    return min(max(0, spare) // part, team.parts * len(shared)) * team.vectors
 
 
 def others(current: RowSettings) -> Iterator[RowSettings]:
     """One change away: more or less that is added up ahead, is on its way, or is held."""
     lag, held = current.lag, current.held
-    more = (held + current.packs, held - current.packs, 0)
-    yield from current.changes(lag=(lag + 1, lag - 1), depth=(current.depth - 1,), held=more)
+    more = (held + current.vectors, held - current.vectors, 0)
+    yield from current.changes(lag=(lag + 1, lag - 1), stages=(current.stages - 1,), held=more)
 
 
 def emit(problem: RowProblem) -> Emission:
     """One cooperative kernel of a nest with one stage."""
     nest, stages = problem.nest, problem.stages
     row = RowStruct(problem)
-    team, axis, wide = row.team, nest.reduced[0].name, 32 * row.team.pack
-    ring = kept_loads(nest, team.pack)
+    team, axis, wide = row.team, nest.reduced[0].name, 32 * row.team.vector_width
+    ring = kept_loads(nest, team.vector_width)
 
     def lies_together(load: Load) -> bool:
-        """Whether a warp's packs do."""
+        """Whether a warp's vectors do."""
         affine = all(isinstance(atom, str) for atom, _ in load.index.terms)
-        return affine or memory_access.access(load.index, axis, wide) == "pack"
+        return affine or memory_access.access(load.index, axis, wide) == "vector"
 
     teams = team.teams(nest.row_count, row.min_blocks)
     spaces = [
-        geometry.workspace(problem.original, "slots", 2 * teams * team.splits * slot_words(stages[0]), zero=True),
+        geometry.workspace(problem.original, "slots", 2 * teams * team.ctas * slot_words(stages[0]), zero=True),
         geometry.workspace(problem.original, "arrivals", teams, zero=True),
     ]
     sets = [("kInRing", ring), ("kTogether", [load for load in ring if lies_together(load)]),
-            ("kSharedByRows", shared_loads(nest, team.pack))]  # fmt: skip
+            ("kSharedByRows", shared_loads(nest, team.vector_width))]  # fmt: skip
     return row.emission(
         Skeleton("ring_rows", HEADERS, "ring_places", sets=sets, workspaces=spaces),
-        grid=teams * team.splits, cooperative=True, shared_bytes=team.ring_bytes(nest),
+        grid=teams * team.ctas, cooperative=True, shared_bytes=team.ring_bytes(nest),
         teams=teams, depth=team.depth, lag=team.lag, held=team.held,
     )  # fmt: skip

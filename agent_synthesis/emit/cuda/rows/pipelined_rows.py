@@ -23,10 +23,10 @@ def emit(problem: RowProblem) -> Emission:
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
     words = teams * team.mailboxes * slot_words(stages[0])
-    spaces = [geometry.workspace(problem.original, "mailboxes", words, zero=True)] if team.splits > 1 else []
+    spaces = [geometry.workspace(problem.original, "mailboxes", words, zero=True)] if team.ctas > 1 else []
     sets = [("kInRing", own_loads(nest))]
     return row.emission(
         Skeleton("pipelined_rows", HEADERS, "pipelined_places", sets=sets, workspaces=spaces),
-        grid=teams * team.splits, cooperative=team.splits > 1, shared_bytes=team.ring_bytes(nest),
+        grid=teams * team.ctas, cooperative=team.ctas > 1, shared_bytes=team.ring_bytes(nest),
         teams=teams, depth=team.depth, lag=team.lag,
     )  # fmt: skip

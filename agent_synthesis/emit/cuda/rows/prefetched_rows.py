@@ -8,7 +8,7 @@ guards what a thread copies for itself.
 from __future__ import annotations
 
 from agent_synthesis.emit.cuda.rows.row_struct import ROW_HEADERS, RowProblem, RowStruct, Skeleton
-from agent_synthesis.nests.analysis.row_loads import ahead_loads, early_values
+from agent_synthesis.nests.analysis.row_loads import early_values, prefetched_loads
 from agent_synthesis.schedule import Emission
 
 HEADERS = (*ROW_HEADERS, "ws_rows_prefetched.cuh")
@@ -20,8 +20,8 @@ def emit(problem: RowProblem) -> Emission:
     row = RowStruct(problem, values=early_values(nest), keeps=True)
     team = row.team
     teams = team.teams(nest.row_count, row.min_blocks)
-    sets = [("kAhead", ahead_loads(nest, team.pack))]
+    sets = [("kAhead", prefetched_loads(nest, team.vector_width))]
     return row.emission(
         Skeleton("prefetched_rows", HEADERS, "prefetched_places", sets=sets),
-        grid=teams * team.splits, teams=teams, cluster=team.splits, shared_bytes=team.ring_bytes(nest),
+        grid=teams * team.ctas, teams=teams, cluster=team.ctas, shared_bytes=team.ring_bytes(nest),
     )  # fmt: skip
