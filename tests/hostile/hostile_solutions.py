@@ -90,7 +90,7 @@ def get_init_inputs():
 
 RIGHT = "torch.softmax(self.linear(x) * 2, dim=-1)"
 VALUE = ("WRONG_VALUE", "WRONG_OVERFIT", "WRONG_NAN")
-LATE = (*VALUE, "WRONG_NONDETERMINISTIC", "WRONG_UNINITIALIZED")
+LATE = (*VALUE, "WRONG_NONDETERMINISTIC", "WRONG_UNINITIALIZED", "WRONG_OUT_OF_BOUNDS")
 
 
 def linear(forward: str = f"return {RIGHT}", *, top: str = "", init: str = "pass") -> str:
