@@ -12,7 +12,7 @@ import torch
 
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.solutions import integrity, solution_worker, structure, structure_text, witness
-from gpu_bench.solutions.solution_worker import counterparts, refuse_promises
+from gpu_bench.solutions.solution_worker import Solution, counterparts, glimpses, refuse_promises
 from gpu_bench.solutions.witness import GAP_BYTES, Yardstick, far, lay_out
 from gpu_bench.values.keys import Key
 from warpsmith.v1 import verdict_pb2
@@ -120,6 +120,30 @@ def test_only_plain_tensors_are_results() -> None:
     refuse_promises([X, torch.nn.Parameter(X)])
     with pytest.raises(ProgramFault, match="Later"):
         refuse_promises([X.as_subclass(Later)])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        torch.rand(33, 70), torch.rand(()), torch.rand(0, 3), torch.rand(8, 9).t(), torch.rand(3, 1).expand(3, 8),
+        torch.rand(4, 4, dtype=torch.complex64).conj(), torch.full((9,), torch.nan), torch.arange(40) > 7,
+        torch.rand(4, 9).to(torch.float8_e4m3fn), torch.rand(5, 5).to_sparse(),
+    ],
+)  # fmt: skip
+def test_a_result_that_stays_as_it_was_glimpsed_at_is_there(result: torch.Tensor) -> None:
+    """Of every dtype and layout, with values that are not equal to themselves too."""
+    assert all(map(torch.equal, glimpses({"a": result, "b": (result,)}), glimpses([result, result])))
+
+
+def test_a_result_that_another_stream_writes_after_the_call_is_refused() -> None:
+    """As on a GPU: the caller's next operation has read what was there before."""
+    solution = object.__new__(Solution)
+    solution._returned = [X + 1, X.clone()]
+    solution._glimpses = glimpses(solution._returned)
+    solution._refuse_unwaited()
+    solution._returned[1][2, 3] = 0.5
+    with pytest.raises(ProgramFault, match="another stream"):
+        solution._refuse_unwaited()
 
 
 def test_a_part_of_the_cache_that_is_kept_is_a_cheat(monkeypatch: pytest.MonkeyPatch) -> None:

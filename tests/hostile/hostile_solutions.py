@@ -380,6 +380,9 @@ ON_GPU = [
         "return compute(x)", top="torch.cuda.synchronize = lambda *_: None"), _LARGE),
     Solution("works on a stream that nobody waits for", LATE, slow(
         "with torch.cuda.stream(side):\n    return compute(x)", top=_SIDE), _LARGE),
+    Solution("works on a stream that the caller's waits for", (), slow(
+        "side.wait_stream(torch.cuda.current_stream())\nwith torch.cuda.stream(side):\n    y = compute(x)\n"
+        "torch.cuda.current_stream().wait_stream(side)\nreturn y", top=_SIDE), _LARGE),
     Solution("memory that nobody wrote", LATE, slow("return torch.empty_like(x)"), _LARGE),
     Solution("zeroes its input and its output", ("WRONG_INPUT_MUTATED", *VALUE), slow(
         "x.zero_()\nreturn torch.zeros_like(x)"), _LARGE),
