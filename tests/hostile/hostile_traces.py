@@ -18,6 +18,8 @@ from warpsmith.sandbox import fork_server, jail_init
 
 _KERNELS = "kernel_runner", "T"
 """Name and state of a kernels' process that stands still: a bench keeps the last one until it needs another."""
+_PYTORCHS_CACHE = "torchinductor_"
+"""One directory of a user, made by whichever process imports PyTorch's compiler first."""
 SETTLE_SECONDS = 20.0
 """For what is left behind to go away: a jail closes 1,500 processes in that time on a busy machine too."""
 _EQUAL_LOOKS = 5
@@ -53,14 +55,15 @@ class Traces:
                 continue  # ended in between
             if (name, state) != _KERNELS and name != fork_server.NAME:  # that stays
                 names[name] += 1
-        return names, len(os.listdir(self.place)), _ownerless()
+        files = [name for name in os.listdir(self.place) if not name.startswith(_PYTORCHS_CACHE)]
+        return names, len(files), _ownerless()
 
     def assert_same(self, before: Footprint) -> None:
         """Fails unless there is again what there was, once what is ending has ended."""
         end = time.monotonic() + SETTLE_SECONDS
         while not _is_within(seen := self._look(), before) and time.monotonic() < end:
             time.sleep(0.02)
-        assert _is_within(seen, before), f"{seen} instead of {before}"
+        assert _is_within(seen, before), f"{seen} instead of {before}; files: {sorted(os.listdir(self.place))}"
 
 
 @contextmanager
