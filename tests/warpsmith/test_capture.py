@@ -125,6 +125,34 @@ class Cast(nn.Module):
         return copy + x
 
 
+def test_a_result_that_float64_lays_out_otherwise_is_viewed_as_the_module_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As attention on a GPU, of which the layout depends on the type; some rows of it are laid out so too."""
+
+    class Attending(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = x.view(-1, 8, 4, 16).transpose(1, 2)
+            attended = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+            return attended.permute(0, 2, 1, 3).view(-1, 64) + attended.transpose(1, 2).flatten(2).view(-1, 64)
+
+    x = torch.randn(3, 8, 64)
+    graph = capture(Attending(), (x,))
+    real = aten.resolve
+
+    def resolve(target: str) -> Any:
+        overload = real(target)
+        return (lambda *args, **named: overload(*args, **named).contiguous()) if "attention" in target else overload
+
+    monkeypatch.setattr(aten, "resolve", resolve)
+    (result,) = aten.interpret(graph, {graph.sources[0].name: x}, widen=True).values()
+    torch.testing.assert_close(result, Attending()(x.double()))
+    (spec,) = (node.results[0].spec for node in graph.nodes if "attention" in node.target)
+    rows = torch.randn(2, 4, 8, 16)
+    assert torch.equal(aten._laid_out(rows, spec), rows)
+    assert aten._laid_out(rows, spec).stride() == (512, 16, 64, 1)
+
+
 def test_a_cast_that_becomes_a_no_op_in_the_truth_still_copies() -> None:
     assert_captured_like_eager(Cast(), (torch.rand(3, 4).half(),))
 

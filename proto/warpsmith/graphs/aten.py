@@ -347,11 +347,30 @@ def _call_widened(
             assert written is not None
             values[name].copy_(written)
             results = [values[name], *results[1:]]
-    owned = [_widened(result) for result in results]
-    return [
-        tensor.clone() if tensor is not None and not result.alias_of and _shares(tensor, node, values) else tensor
-        for tensor, result in zip(owned, node.results, strict=False)
-    ]
+    owned: list[torch.Tensor | None] = []
+    for each, result in zip(results, node.results, strict=False):
+        tensor = _widened(each)
+        if tensor is not None and not result.alias_of:
+            tensor = _laid_out(tensor.clone() if _shares(tensor, node, values) else tensor, result.spec)
+        owned.append(tensor)
+    return owned
+
+
+def _laid_out(tensor: torch.Tensor, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+    """A result with its dimensions in memory as the graph has them: views of it are taken for that layout.
+
+    An operation may lay out what it gives in float64 otherwise, as attention does on a GPU.
+    """
+    strides = tuple(spec.strides)
+    if tensor.layout is not torch.strided or tensor.dim() != len(strides) or 0 in strides:
+        return tensor
+    if all(own == wanted or n < 2 for own, wanted, n in zip(tensor.stride(), strides, tensor.shape, strict=True)):
+        return tensor
+    if list(tensor.shape) == list(spec.shape):
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    order = sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])  # some rows of it
+    back = [order.index(dimension) for dimension in range(tensor.dim())]
+    return tensor.permute(order).contiguous().permute(back)
 
 
 def _shares(tensor: torch.Tensor, node: graph_pb2.Node, values: Mapping[str, torch.Tensor]) -> bool:
