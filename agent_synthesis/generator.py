@@ -16,7 +16,8 @@ from pathlib import Path
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form import compose as free_form
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans.plan import Group, Plan
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest, plugins
 from warpsmith.contract import words

@@ -14,7 +14,8 @@ from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form.definition import signature
 from agent_synthesis.free_form.kernel import Complaint, Extent, Kernel, Workspace, from_text, name_of
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans.plan import Group, Plan, ordered
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from agent_synthesis.schedule import Emission
 from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
@@ -49,7 +50,7 @@ def written(plan: Plan, move: analysis_pb2.Move) -> Plan:
         raise IllegalMove(f"the kernel of {group.name} is not the one that its choice names")
     kernel_of(plan, replace(group, text=move.text))
     made = replace(group, engine="written", schedule=SCHEDULE, settings=Settings(), text=move.text)
-    return ordered(replace(plan, groups=tuple(made if each.name == made.name else each for each in plan.groups)))
+    return plan.replaced([made.name], [made]).ordered()
 
 
 def kernel_of(plan: Plan, group: Group) -> Kernel:

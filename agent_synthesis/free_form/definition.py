@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable
 
 from agent_synthesis.free_form.kernel import ELEMENT_BYTES, Signature
-from agent_synthesis.plans.plan import Group, Plan
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from warpsmith import digest
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2

@@ -17,7 +17,8 @@ from agent_synthesis.free_form import compose, definition
 from agent_synthesis.free_form.kernel import Kernel, Signature
 from agent_synthesis.free_form.known import Best
 from agent_synthesis.plans import cost
-from agent_synthesis.plans.plan import Group, Plan
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from warpsmith.models.language_model import Message
 from warpsmith.models.untrusted import one_line, plain, quoted
 from warpsmith.v1 import task_pb2, timing_pb2, trial_pb2, verdict_pb2

@@ -18,7 +18,8 @@ from agent_synthesis.free_form.kernel import Complaint, Fault, Kernel
 from agent_synthesis.free_form.known import Known
 from agent_synthesis.free_form.prompt import SIZES, Failure, Subject
 from agent_synthesis.plans import cost
-from agent_synthesis.plans.plan import Group, Plan
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer, Capture
 from warpsmith import digest, settings
 from warpsmith.errors import MODEL_AWAY, BadInput, IllegalMove, ModelFault, ModelReason, NotFound

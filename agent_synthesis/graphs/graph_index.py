@@ -31,6 +31,10 @@ class GraphIndex:
         self.sources = {source.name: source for source in graph.sources}
         self.outputs = frozenset(graph.outputs)
         self.root = aten.roots(graph)
+        self._names: dict[str, list[str]] = {}
+        """Memory → the tensors that lie in it."""
+        for name, root in self.root.items():
+            self._names.setdefault(root, []).append(name)
         self._specs = {source.name: source.spec for source in graph.sources}
         self._producer: dict[str, str] = {}
         self._outside: dict[tuple[str, ...], list[str]] = {}
@@ -104,13 +108,23 @@ class GraphIndex:
         shown = [result.name for result in node.results if result.alias_of and result.name]
         if any(name in self.outputs or self._users.get(name) for name in shown):
             return False
-        others = {name for name, root in self.root.items() if root in written and name not in written}
+        others = {name for root in written for name in self._names.get(root, ())} - written
         return others <= set(shown)
 
     def is_overwritten(self, node: str) -> bool:
         """Whether a call writes in place to memory that the node makes, in a way that later reads must see."""
         made = {self.root[tensor] for tensor in self.results(node)}
-        return any(made & self.writes(other) for other in self.nodes if not self.is_pure(other))
+        return not made.isdisjoint(self._visibly_written)
+
+    @functools.cached_property
+    def _visibly_written(self) -> frozenset[str]:
+        """Memory that calls write in a way that later reads must see."""
+        return frozenset(root for node in self.nodes if not self.is_pure(node) for root in self.writes(node))
+
+    @functools.cached_property
+    def tied(self) -> frozenset[str]:
+        """Calls that others must stay before or behind for another reason than data (`ordered_pairs`)."""
+        return frozenset(name for first, second, _ in self.ordered_pairs for name in (first, second))
 
     def _purity(self, node: graph_pb2.Node) -> bool:
         if node.random:
@@ -124,7 +138,7 @@ class GraphIndex:
         if owner in self.sources or self.is_view(self._producer[target]):
             return False
         # Names of the same memory: the target, what came before it in place, and views of those.
-        others = [name for name, root in self.root.items() if root == owner and self._made_at(name) < position]
+        others = [name for name in self._names[owner] if self._made_at(name) < position]
         if any(name in self.outputs for name in others):
             return False
         return all(self.position[user] <= position for name in others for user in self.users(name))

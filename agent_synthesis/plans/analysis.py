@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agent_synthesis.plans import cost, moves
-from agent_synthesis.plans.plan import Group, Plan
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from warpsmith import digest
 from warpsmith.v1 import analysis_pb2
 

@@ -14,7 +14,8 @@ from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
-from agent_synthesis.plans.plan import Group, Plan
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2

@@ -8,20 +8,27 @@ storing it from the same kernel would tie a knot.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from agent_synthesis.graphs import splits
+from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
-from agent_synthesis.plans.plan import Group, Plan, ordered, schedule_named, schedules_for, with_groups
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan, schedule_named, schedules_for
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
 
+_MOST_IN_VAIN = 8
+"""Producers in a row that are computed again and stay: residual blocks would be followed back to the first."""
+_Way = Literal["moved", "again"]
+"""Of joining a producer to a group: it is moved there in whole, or computed there again."""
 ALL_PRODUCERS = "*"
 """Choice of a fuse move that takes in every producer, and theirs, for as long as it is legal."""
 
@@ -38,8 +45,8 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
     made = None if whole else splits.taken_apart(plan.index, name)
     if made is not None and len(group.nodes) == 1 and not schedule:
         return _authored_in_parts(plan, made)
-    trial = with_groups(plan, [name], [replace(group, engine="authored", text="")])
-    return _scheduled(trial, name, schedule)
+    trial = plan.replaced([name], [replace(group, engine="authored", text="")])
+    return _set_by_default(_scheduled(trial, name, schedule), name)
 
 
 def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:
@@ -65,27 +72,39 @@ def fused(plan: Plan, name: str, producer: str) -> Plan:
     """
     if producer == ALL_PRODUCERS:
         return fused_with_all(plan, name)
+    return _set_by_default(_fused(plan, name, producer), name)
+
+
+def _fused(plan: Plan, name: str, producer: str, ways: Sequence[_Way] = ("moved", "again")) -> Plan:
+    """The same by the first way that there is, with no settings chosen."""
     group, other = plan.group(name), plan.group(producer)
     if producer not in plan.producers(group) and producer not in plan.siblings(group):
         raise IllegalMove(f"{name} reads no result of {producer}, and nothing large that {producer} reads too")
     if "written" in (group.engine, other.engine):
         raise IllegalMove(f"{name} and {producer}: a kernel that was written does not fuse; author it first")
-    reason = ""
-    for trial in _trials(plan, group, other):
+    reason, near = "", [producer, *plan.producers(group), *plan.producers(other)]
+    for way in ways:
+        if way == "again" and producer not in plan.producers(group):
+            continue
         try:
-            return _without_unread(_scheduled(trial(), name, group.schedule, other.schedule))
+            return _without_unread(
+                _scheduled(_tried(plan, group, other, way), name, group.schedule, other.schedule), near
+            )
         except IllegalMove as error:
             reason = reason or str(error)
     raise IllegalMove(reason)
 
 
-def _without_unread(plan: Plan) -> Plan:
+def _without_unread(plan: Plan, near: Iterable[str]) -> Plan:
     """The plan in which calls that every reader of a group computes again by now belong to the first of these readers.
+
+    `near`: the groups that may have lost their last reader; some may be gone.
 
     Raises:
         IllegalMove: a kernel would be left whose result is never read.
     """
-    for group in plan.groups:
+    groups = plan.partition.by_name
+    for group in sorted((groups[name] for name in {*near} & {*groups}), key=lambda g: plan.partition.places[g.name]):
         if plan.outputs(group) or not all(plan.index.is_pure(node) for node in group.nodes):
             continue
         heir = next((other for other in plan.groups if {*group.nodes} <= {*other.recomputed}), None)
@@ -96,37 +115,54 @@ def _without_unread(plan: Plan) -> Plan:
         nodes = tuple(sorted((*group.nodes, *heir.nodes), key=plan.index.position.__getitem__))
         recomputed = tuple(node for node in heir.recomputed if node not in group.nodes)
         made = replace(heir, nodes=nodes, recomputed=recomputed)
-        return _without_unread(ordered(with_groups(plan, [group.name, heir.name], [made])))
+        moved = plan.replaced([group.name, heir.name], [made]).ordered()
+        return _without_unread(moved, [*near, *plan.producers(group), *plan.producers(heir)])
     return plan
 
 
 def fused_with_all(plan: Plan, name: str) -> Plan:
-    """The plan with a group and everything before it that fuses, nearest first.
+    """The plan with a group and everything before it that fuses: what can move there, nearest first, then the rest.
 
-    A product stays apart from what reduces its rows: to join them is a move of its own, since it gains little (1.00 to
-    1.01 times on KernelBench's level 2) and does not end as many products.
+    What is computed again is worth that only if the group that computed it is gone in the end, or if no more is read:
+    the best plan on the way is the answer. A product stays apart from what reduces its rows: to join them is a move of
+    its own, since it gains little (1.00 to 1.01 times on KernelBench's level 2) and does not end as many products.
 
     Raises:
         IllegalMove: nothing fuses.
     """
-    result, refused, reason = plan, set[str](), f"{name} has no producer"
-    while True:
-        candidates = [other for other in result.producers(result.group(name)) if other not in refused]
-        if not candidates:
+    result, best, least, vain = plan, plan, _work(plan, name), 0
+    refused: set[tuple[_Way, str]] = set()
+    reason = f"{name} has no producer"
+    ways: tuple[_Way, ...] = ("moved", "again")
+    while vain < _MOST_IN_VAIN:
+        nearest = result.producers(result.group(name))[::-1]
+        tried = [(way, other) for way in ways for other in nearest if (way, other) not in refused]
+        if not tried:
             break
-        for other in reversed(candidates):
+        for way, other in tried:
             try:
-                made = fused(result, name, other)
+                made = _fused(result, name, other, [way])
                 if _reduces_product(made, name) and not _reduces_product(result, name):
                     raise IllegalMove(f"{name} reduces the product of {other}, which is a move of its own")
-                before, result = result, made
-                refused -= {*before.producers(before.group(other))}  # what both read may fuse now
             except IllegalMove as error:
-                refused.add(other)
-                reason = str(error)
-    if result is plan:
+                refused.add((way, other))
+                reason = str(error) if way == "moved" else reason
+                continue
+            before, result = result, made
+            refused -= {(way, each) for way in ways for each in before.producers(before.group(other))}  # may fuse now
+            vain = vain + 1 if len(made.groups) == len(before.groups) else 0
+            if (work := _work(made, name)) <= least:
+                best, least = made, work
+            break
+    if best is plan:
         raise IllegalMove(reason)
-    return result
+    return _set_by_default(best, name)
+
+
+def _work(plan: Plan, name: str) -> tuple[int, int]:
+    """Groups, and bytes that one of them reads: what is computed again may read more than the result that it spares."""
+    read = plan.reads(plan.group(name))
+    return len(plan.groups), sum(byte_count(plan.index.spec(tensor)) for tensor in read)
 
 
 def _reduces_product(plan: Plan, name: str) -> bool:
@@ -134,40 +170,30 @@ def _reduces_product(plan: Plan, name: str) -> bool:
     return isinstance(nest, Nest) and elements_and_rows(nest) is not None
 
 
-def _trials(plan: Plan, group: Group, other: Group) -> Iterator[_Trial]:
-    """Ways to join another to a group, better first: moved in whole, or, if it is a producer, computed again."""
-    position = plan.index.position.__getitem__
-    merged = replace(
-        group,
-        nodes=tuple(sorted((*group.nodes, *other.nodes), key=position)),
-        recomputed=tuple(sorted({*group.recomputed, *other.recomputed} - {*group.nodes, *other.nodes}, key=position)),
-        engine="authored",
-    )
-    yield _Trial(plan, (group.name, other.name), merged)
-    if other.name not in plan.producers(group):
-        return
-    again = tuple(sorted({*group.recomputed, *plan.all_nodes(other)} - {*group.nodes}, key=position))
-    yield _Trial(plan, (group.name,), replace(group, recomputed=again, engine="authored"))
+def _tried(plan: Plan, group: Group, other: Group, way: _Way) -> Plan:
+    """Another joined to a group, no schedule chosen.
 
-
-class _Trial:
-    """A plan that may turn out not to exist; called, it is made or raises IllegalMove."""
-
-    def __init__(self, plan: Plan, removed: tuple[str, ...], added: Group) -> None:
-        self._plan, self._removed, self._added = plan, removed, added
-
-    def __call__(self) -> Plan:
-        # The cheap refusal first: most pairs fail because a convolution or a product is no nest.
-        for node in (*self._added.nodes, *self._added.recomputed):
-            index = self._plan.index
-            if not index.is_pure(node) and (node in self._added.recomputed or not index.writes_back(node)):
-                raise IllegalMove(f"{self._plan.index.nodes[node].target} may not move into a kernel")
-        for node in self._added.recomputed:
-            if self._plan.index.is_overwritten(node):
-                raise IllegalMove(f"the result of {node} is written in place: computed again it would be the old one")
-            if _multiplies(self._plan, node):
-                raise IllegalMove(f"{node} is a matrix product, which is not worth computing twice")
-        return with_groups(self._plan, self._removed, [self._added])
+    Raises:
+        IllegalMove: a call may not move or be made twice. The plan may turn out not to exist all the same.
+    """
+    index = plan.index
+    position = index.position.__getitem__
+    if way == "moved":
+        nodes = tuple(sorted((*group.nodes, *other.nodes), key=position))
+        recomputed = tuple(sorted({*group.recomputed, *other.recomputed} - {*nodes}, key=position))
+    else:
+        nodes = group.nodes
+        recomputed = tuple(sorted({*group.recomputed, *plan.all_nodes(other)} - {*nodes}, key=position))
+    for node in (*nodes, *recomputed):  # the cheap refusal first: most pairs fail because one may not move
+        if not index.is_pure(node) and (node in recomputed or not index.writes_back(node)):
+            raise IllegalMove(f"{index.nodes[node].target} may not move into a kernel")
+    for node in recomputed:
+        if index.is_overwritten(node):
+            raise IllegalMove(f"the result of {node} is written in place: computed again it would be the old one")
+        if _multiplies(plan, node):
+            raise IllegalMove(f"{node} is a matrix product, which is not worth computing twice")
+    removed = (group.name, other.name) if way == "moved" else (group.name,)
+    return plan.replaced(removed, [replace(group, nodes=nodes, recomputed=recomputed, engine="authored")])
 
 
 def _multiplies(plan: Plan, node: str) -> bool:
@@ -177,15 +203,21 @@ def _multiplies(plan: Plan, node: str) -> bool:
 
 
 def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "") -> Plan:
-    """The plan with the authored group given a schedule: the wanted one if it takes the nest, else what a producer
-    that came in had, else the first."""
+    """The plan with the authored group given a schedule, not set yet: the wanted one if it takes the nest, else what a
+    producer that came in had, else the first."""
     group = plan.group(name)
     nest = plan.nest(group)
     if isinstance(nest, Refusal):
         raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
     schedule = _choose(plan, nest, group, wanted, otherwise)
-    chosen = replace(group, schedule=schedule.name, settings=schedule.defaults(nest))
-    return ordered(replace(plan, groups=tuple(chosen if g.name == name else g for g in plan.groups)))
+    return plan.exchanged(replace(group, schedule=schedule.name)).ordered()
+
+
+def _set_by_default(plan: Plan, name: str) -> Plan:
+    group = plan.group(name)
+    nest = plan.nest(group)
+    assert isinstance(nest, Nest), nest
+    return with_settings(plan, name, plan.schedule(group).defaults(nest))
 
 
 def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -> Offered:
@@ -212,10 +244,9 @@ def as_library(plan: Plan, name: str) -> Plan:
     group = plan.group(name)
     if group.engine == "library":
         raise IllegalMove(f"{name} is a library call already")
-    return ordered(with_groups(plan, [name], [Group(node, (node,)) for node in group.nodes]))
+    return plan.replaced([name], [Group(node, (node,)) for node in group.nodes]).ordered()
 
 
 def with_settings(plan: Plan, name: str, settings: Settings) -> Plan:
     """The plan with a group's schedule set otherwise."""
-    groups = tuple(replace(g, settings=settings) if g.name == name else g for g in plan.groups)
-    return replace(plan, groups=groups)
+    return plan.exchanged(replace(plan.group(name), settings=settings))

@@ -23,7 +23,8 @@ from agent_synthesis.graphs import splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import cost, fusion
-from agent_synthesis.plans.plan import Group, Plan, schedules_for
+from agent_synthesis.plans.partition import Group, touched
+from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2
@@ -52,7 +53,7 @@ def apply(plan: Plan, move: Move) -> Plan:
             made = compose.written(plan, move)
         case _:
             raise IllegalMove(f"no move is called {words.move_kind(move.kind)!r}")
-    for group in made.groups:  # what one group reads from now on or no more, another has to store or not
+    for group in touched(made.partition, plan.partition):  # what it reads from now on or no more, another stores or not
         if group.engine == "authored":
             nest = made.nest(group)
             if isinstance(nest, Refusal):
@@ -95,20 +96,10 @@ def _tried(plan: Plan, move: Move, effect: str) -> analysis_pb2.LegalMove | None
         return None
     return analysis_pb2.LegalMove(
         move=move,
-        before=cost.total(cost.of_group(plan, group) for group in _missing_from(plan, after)),
-        after=cost.total(cost.of_group(after, group) for group in _missing_from(after, plan)),
+        before=cost.total(cost.of_group(plan, group) for group in touched(plan.partition, after.partition)),
+        after=cost.total(cost.of_group(after, group) for group in touched(after.partition, plan.partition)),
         effect=effect,
     )
-
-
-def _missing_from(plan: Plan, other: Plan) -> list[Group]:
-    """Groups of a plan that the other does not have in the same form."""
-    others = {group.name: group for group in other.groups}
-    return [
-        group
-        for group in plan.groups
-        if others.get(group.name) != group or plan.outputs(group) != other.outputs(others[group.name])
-    ]
 
 
 def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.plans.plan import Group, Plan, ordered
+from agent_synthesis.plans.partition import Group, Partition
+from agent_synthesis.plans.plan import Plan
 from agent_synthesis.rewrite import identities, linear, reductions
 from agent_synthesis.rewrite.calls import Replacement, replaced
 from warpsmith import digest
@@ -76,7 +77,7 @@ def with_replacement(plan: Plan, made: Replacement) -> Plan:
     index = GraphIndex(graph, allows_tf32=plan.index.allows_tf32)
     kept = [group for group in plan.groups if not set(group.nodes) & set(made.removed)]
     new = [Group(node.name, (node.name,)) for node in made.added if not index.is_view(node.name)]
-    return ordered(replace(plan, index=index, groups=(*kept, *new)))
+    return replace(plan, partition=Partition(index, (*kept, *new), is_ordered=False).ordered())
 
 
 def _applicable(plan: Plan, group: Group, rule: Rule) -> Replacement | None:

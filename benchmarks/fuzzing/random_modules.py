@@ -37,7 +37,8 @@ from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import fusion, moves
-from agent_synthesis.plans.plan import Group, Plan, plan_zero
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan, plan_zero
 from benchmarks.fuzzing import sketches
 from benchmarks.fuzzing.in_process import InProcess
 from benchmarks.fuzzing.sketches import Sketch

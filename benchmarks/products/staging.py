@@ -118,7 +118,7 @@ def without(case: Case, plan: Plan) -> Iterator[Plan]:
     if isinstance(case.without, str):
         other = schedule_named(plan.target, case.without)
         made = replace(group, schedule=other.name, settings=other.defaults(nest))
-        yield replace(plan, groups=(made,))
+        yield plan.exchanged(made)
         return
     key, values = case.without
     if (first := group.settings.words()[key]) in values:
