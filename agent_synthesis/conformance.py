@@ -19,6 +19,7 @@ from agent_synthesis import testing
 from agent_synthesis.emit import registry
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import groups
+from agent_synthesis.lowering.forms import renamed
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
@@ -94,6 +95,10 @@ def _built_in(schedule: Offered) -> tuple[Offered, ...]:
 def _of_nest(schedule: Offered, again: Offered, nest: Nest) -> Iterator[str]:
     defaults = schedule.defaults(nest)
     others = list(schedule.alternatives(nest, defaults))
+    other = renamed(nest, "another", {buffer.name: f"another_{buffer.name}" for buffer in nest.buffers})
+    other.memo.clear()  # so that it is asked itself
+    if not again.accepts(other) or again.defaults(other) != defaults:
+        yield "what it answers depends on what the nest or its buffers are called"
     if len(others) > MOST_ALTERNATIVES:
         yield f"{len(others)} alternatives; {MOST_ALTERNATIVES} at most"
     if defaults in others:

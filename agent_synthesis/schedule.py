@@ -16,6 +16,7 @@ from warpsmith.errors import BadInput, IllegalMove
 from warpsmith.v1 import candidate_pb2, task_pb2
 
 S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ class Emission:
 
 
 class Schedule(Protocol[S]):
-    """A way to run nests on one target, set by settings of its own type."""
+    """A way to run nests on one target, set by settings of its own type.
+
+    What it answers does not depend on what a nest and its buffers are called: it is asked once of all nests that are
+    otherwise equal. Only `emit` writes names.
+    """
 
     @property
     def name(self) -> str:
@@ -113,10 +118,20 @@ class Offered:
         self.name = schedule.name
         self.target = schedule.target
         self.settings: type[Settings] = schedule.settings
-        self.accepts = schedule.accepts
-        self.defaults: Callable[[Nest], Settings] = schedule.defaults
-        self.alternatives: Callable[[Nest, Settings], Sequence[Settings]] = lambda nest, current: schedule.alternatives(
-            nest, own(current)
+        self.accepts: Callable[[Nest], bool] = lambda nest: self._known(nest, schedule.accepts)
+        self.defaults: Callable[[Nest], Settings] = lambda nest: self._known(nest, schedule.defaults)
+        self.alternatives: Callable[[Nest, Settings], Sequence[Settings]] = lambda nest, current: self._known(
+            nest, schedule.alternatives, own(current)
         )
-        self.footprint: Callable[[Nest, Settings], Footprint] = lambda nest, given: schedule.footprint(nest, own(given))
+        self.footprint: Callable[[Nest, Settings], Footprint] = lambda nest, given: self._known(
+            nest, schedule.footprint, own(given)
+        )
         self.emit: Callable[[Nest, Settings], Emission] = lambda nest, given: schedule.emit(nest, own(given))
+
+    def _known(self, nest: Nest, question: Callable[..., T], *settings: Settings) -> T:
+        """What the schedule answers, asked once of all nests that differ in names alone."""
+        shape, key = nest.shape, (self, question.__name__, *settings)
+        if key not in shape.memo:
+            shape.memo[key] = question(shape, *settings)
+        found: T = shape.memo[key]
+        return found

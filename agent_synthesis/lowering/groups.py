@@ -23,6 +23,7 @@ from agent_synthesis.lowering import (
     views_handlers,
     windows_handlers,
 )
+from agent_synthesis.lowering.forms import FormMemory, Forms, renamed
 from agent_synthesis.nests import attention, iteration
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -74,12 +75,30 @@ def lower(index: GraphIndex, nodes: Sequence[str], outputs: Sequence[str]) -> Ne
     return _Memory.of(index).lower(tuple(nodes), tuple(outputs))
 
 
+_LOWERED: FormMemory[Nest | Refusal] = FormMemory(4096)
+
+
 class _Memory:
     """What was lowered before, for the few graphs last used."""
 
     def __init__(self, index: GraphIndex) -> None:
-        self._index = index
-        self.lower = functools.lru_cache(maxsize=4096)(functools.partial(_lower, index))
+        self._index, self._forms = index, Forms(index)
+        size = max(4096, 32 * len(index.nodes))
+        self.lower = functools.lru_cache(maxsize=size)(self._lower)
+
+    def _lower(self, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | Refusal:
+        order = _with_views(self._index, nodes, {result for name in nodes for result in self._index.results(name)})
+        form = self._forms.of(order, nodes, outputs)
+        if (known := _LOWERED.get(form)) is None:
+            made = _lower(self._index, nodes, outputs)
+            # A sentence that names a tensor is of this group alone.
+            if isinstance(made, Nest) or not any(name in made.reason for name in form.names if name):
+                _LOWERED.put(form, made)
+            return made
+        found, names = known
+        if isinstance(found, Refusal):
+            return found
+        return renamed(found, identifier((outputs or nodes)[-1]), dict(zip(names, form.names, strict=True)))
 
     _last: list[_Memory] = []  # noqa: RUF012 (shared on purpose)
 

@@ -13,9 +13,14 @@ Views, broadcasts and slices are index expressions, not operations. Nothing here
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_SHAPE = "shape"
 
 
 class Type(enum.Enum):
@@ -350,6 +355,19 @@ class Nest:
     comment: str = field(default="", compare=False)
     allows_tf32: bool = False
     """Whether factors of matrix products may be rounded to TF32."""
+    memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What functions of this nest gave (`remembered`)."""
+
+    @property
+    def shape(self) -> Nest:
+        """Itself, or a nest that differs in names alone and was asked before: it stands for all that do."""
+        found: Nest = self.memo.get(_SHAPE, self)
+        return found
+
+    def stood_for_by(self, other: Nest) -> Nest:
+        """Itself, after `other`, from which it differs in names alone, stands for it."""
+        self.memo[_SHAPE] = other.shape
+        return self
 
     @property
     def extents(self) -> dict[str, int]:
@@ -419,3 +437,19 @@ def bounds_inside(index: Index, positions: Sequence[Bound], extents: Mapping[str
 def needs_int64(buffer: BufferRef) -> bool:
     """Whether element offsets into the buffer overflow a 32-bit signed integer."""
     return buffer.element_count > 2**31 - 1
+
+
+def remembered(function: Callable[[Nest], T]) -> Callable[[Nest], T]:
+    """Has a function of a nest alone compute once what it gives for a nest: the search for a plan asks again and again.
+
+    Nobody may change what it gives.
+    """
+
+    @functools.wraps(function)
+    def known(nest: Nest) -> T:
+        if known not in nest.memo:
+            nest.memo[known] = function(nest)
+        found: T = nest.memo[known]
+        return found
+
+    return known

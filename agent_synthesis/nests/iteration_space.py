@@ -24,6 +24,7 @@ from agent_synthesis.nests.ir import (
     Nest,
     Quotient,
     Remainder,
+    remembered,
     with_value,
 )
 
@@ -33,7 +34,8 @@ def roots(nest: Nest) -> list[Expression]:
     return [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
 
 
-def indices(nest: Nest) -> list[Index]:
+@remembered
+def indices(nest: Nest) -> Sequence[Index]:
     """Every index that the nest uses, stores first."""
     found = [store.index for store in nest.stores]
     for part in Interner().parts(roots(nest)).values():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal as OneOf
 
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.interner import Interner
-from agent_synthesis.nests.ir import Axis, Expression, Index, Load, Nest, Quotient, Remainder
+from agent_synthesis.nests.ir import Axis, Expression, Index, Load, Nest, Quotient, Remainder, remembered
 
 UNALIGNED_ROW = 4096
 """Elements from which on a row that begins anywhere is read in vectors unasked, behind a ragged head and tail."""
@@ -16,7 +16,8 @@ Access = OneOf["vector", "same", "each"]
 """Of one access by the elements of a vector: neighbours in memory, all the same element, or anything else."""
 
 
-def loads(nest: Nest) -> list[Load]:
+@remembered
+def loads(nest: Nest) -> Sequence[Load]:
     """Every distinct load, in the order of first use."""
     return loads_below(iteration_space.roots(nest))
 

@@ -11,12 +11,25 @@ from dataclasses import replace
 
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.interner import EXPENSIVE, Interner
-from agent_synthesis.nests.ir import Axis, Call, Expression, Load, Nest, Reduced, Reduction, Scan, Store, Type
+from agent_synthesis.nests.ir import (
+    Axis,
+    Call,
+    Expression,
+    Load,
+    Nest,
+    Reduced,
+    Reduction,
+    Scan,
+    Store,
+    Type,
+    remembered,
+)
 
 Sweep = tuple[Reduction, ...]
 
 
-def levels(nest: Nest) -> list[Sweep]:
+@remembered
+def levels(nest: Nest) -> Sequence[Sweep]:
     """The reductions by sweep, in order."""
     interner = Interner()
     level: dict[str, int] = {}

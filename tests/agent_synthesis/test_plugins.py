@@ -103,6 +103,15 @@ class Careless(OneThreadAnElement):
         return [current, replace(current, threads=4096)]
 
 
+@dataclass(frozen=True)
+class Naming(OneThreadAnElement):
+    """Takes nests of some names only."""
+
+    def accepts(self, nest: Nest) -> bool:
+        """Of those that the suite makes."""
+        return nest.name.startswith("ws_") and super().accepts(nest)
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
@@ -119,6 +128,8 @@ def test_the_suite_of_schedules_finds_what_is_careless() -> None:
     found = "\n".join(conformance.check_schedule(Careless))
     assert "the settings to begin with are among their own alternatives" in found
     assert "settings that it names are refused: " in found
+    found = "\n".join(conformance.check_schedule(Naming))
+    assert "what it answers depends on what the nest or its buffers are called" in found
     assert conformance.check_schedule(lambda _: 1 / 0) == [  # type: ignore[arg-type,return-value]
         "it cannot be made for a card: ZeroDivisionError: division by zero"
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.nests.interner import Interner
-from agent_synthesis.nests.ir import Call, Expression, Literal, Nest, Reduced, Type
+from agent_synthesis.nests.ir import Call, Expression, Literal, Nest, Reduced, Type, remembered
 
 
-def exponentials(nest: Nest) -> list[Call]:
+@remembered
+def exponentials(nest: Nest) -> Sequence[Call]:
     """Every distinct exponential."""
     roots = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
     return [p for p in Interner().parts(roots).values() if isinstance(p, Call) and p.operation == "exp"]

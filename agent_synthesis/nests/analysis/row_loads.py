@@ -5,16 +5,20 @@ A nest here is canonical: it reduces its first reduced axis.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent_synthesis.nests import memory_access
-from agent_synthesis.nests.ir import Load, Nest
+from agent_synthesis.nests.ir import Load, Nest, remembered
 
 
-def reduced_loads(nest: Nest) -> list[Load]:
+@remembered
+def reduced_loads(nest: Nest) -> Sequence[Load]:
     """What reductions read."""
     return memory_access.loads_below(reduction.value for reduction in nest.reductions)
 
 
-def stored_loads(nest: Nest) -> list[Load]:
+@remembered
+def stored_loads(nest: Nest) -> Sequence[Load]:
     """What stores read."""
     return memory_access.loads_below(store.value for store in nest.stores)
 
@@ -25,6 +29,7 @@ def is_needed_again(nest: Nest) -> bool:
     return any(_runs_along(load, nest) and load in first for load in stored_loads(nest))
 
 
+@remembered
 def reads_later(nest: Nest) -> bool:
     """Whether the elements' stores read along the row what no reduction reads."""
     first = reduced_loads(nest)
@@ -32,7 +37,8 @@ def reads_later(nest: Nest) -> bool:
     return any(_runs_along(load, nest) and load not in first for load in late)
 
 
-def own_loads(nest: Nest) -> list[Load]:
+@remembered
+def own_loads(nest: Nest) -> Sequence[Load]:
     """Contiguous loads that differ from row to row."""
     axis = nest.reduced[0].name
     found = memory_access.loads(nest)

@@ -138,7 +138,7 @@ class Team:
         rows = 1 if resident else self.depth
         return self.depth * self.places * self.vector_width * vectors + rows * self.threads * singles
 
-    def copied(self, nest: Nest) -> list[Load]:
+    def copied(self, nest: Nest) -> Sequence[Load]:
         """For pipelined, resident, ring and prefetched: loads whose vectors lie in shared memory."""
         if self.reduce is Reduce.PREFETCHED:
             return prefetched_loads(nest, self.vector_width)
