@@ -35,6 +35,8 @@ class _Options:
 
     authors: dict[str, analysis_pb2.LegalMove]
     fusions: frozenset[tuple[str, str]]
+    fusing: frozenset[str]
+    """Groups that are part of a fusion."""
 
     @staticmethod
     def of(legal_moves: Sequence[analysis_pb2.LegalMove]) -> _Options:
@@ -45,7 +47,7 @@ class _Options:
         fusions = frozenset(
             (x.move.group, x.move.choice) for x in legal_moves if x.move.kind == analysis_pb2.MOVE_KIND_FUSE
         )
-        return _Options(authors, fusions)
+        return _Options(authors, fusions, frozenset(name for pair in fusions for name in pair))
 
     def fused(self, plan: PlanModel, consumer: str, producer: str) -> PlanModel:
         """The plan with a producer in its consumer; a matrix product is made there as a kernel of ours makes it."""
@@ -56,7 +58,7 @@ class _Options:
 
     def usable(self, unit: Unit) -> bool:
         """Whether the group can be part of a kernel, as far as the legal moves tell."""
-        return unit.authored or unit.name in self.authors or any(unit.name in pair for pair in self.fusions)
+        return unit.authored or unit.name in self.authors or unit.name in self.fusing
 
 
 def with_all_producers(plan: PlanModel, consumer: str, legal_moves: Sequence[analysis_pb2.LegalMove]) -> PlanModel:

@@ -6,7 +6,8 @@ traffic between two groups and a launch. Whether a chain is legal only synthesis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_reasoning.roofline import Machine, time_ns
@@ -15,6 +16,10 @@ from warpsmith.v1 import analysis_pb2
 # Operations that combine elements of a row (or more); everything else that can be authored is elementwise.
 _REDUCING = ("softmax", "norm", "sum", "mean", "amax", "amin", "max.dim", "min.dim", "logsumexp", "prod", "var", "std",
              "argmax", "argmin", "cumsum", "cumprod", "pool", "loss", "any", "all", "cosine_similarity")  # fmt: skip
+
+
+_SUMMED = ("read_bytes", "write_bytes", "extra_bytes", "operation_count", "product_flop_count", "tensor_flop_count",
+           "launch_count")  # fmt: skip
 
 
 def reduces(operations: Sequence[str]) -> bool:
@@ -69,9 +74,31 @@ class PlanModel:
             units[group.name] = replace(unit, multiplied=producers) if alone else unit
         return PlanModel(units)
 
+    def has(self, unit: Unit) -> bool:
+        """Whether a group is the same here."""
+        own = self.units.get(unit.name)
+        return own is unit or own == unit
+
+    def apart_from(self, other: PlanModel) -> list[analysis_pb2.Cost]:
+        """Costs of the groups that are not the same in another plan."""
+        return [unit.cost for unit in self.units.values() if not other.has(unit)]
+
+    @functools.cached_property
+    def cost(self) -> analysis_pb2.Cost:
+        """Of all groups."""
+        return summed([unit.cost for unit in self.units.values()])
+
     def consumers(self, name: str) -> tuple[str, ...]:
-        """Groups that read the result of one."""
-        return tuple(unit.name for unit in self.units.values() if name in unit.producers)
+        """Groups that read the result of one, in any order."""
+        return tuple(self._consumers.get(name, ()))
+
+    @functools.cached_property
+    def _consumers(self) -> Mapping[str, Sequence[str]]:
+        found: dict[str, list[str]] = {}
+        for unit in self.units.values():
+            for producer in unit.producers:
+                found.setdefault(producer, []).append(unit.name)
+        return found
 
     def authored(self, name: str, after: analysis_pb2.Cost | None = None) -> PlanModel:
         """With a group as one authored kernel; `after` is its cost where the analysis told it."""
@@ -112,13 +139,17 @@ class PlanModel:
             operations=(*part.operations, *into.operations),
             multiplied=into.multiplied or part.multiplied,
         )
-        units = {**self.units, consumer: whole}
+        units, reading = {**self.units, consumer: whole}, {**self._consumers}
+        for name in {*into.producers, *part.producers}:
+            left = [each for each in reading[name] if each != consumer and (knot or each != producer)]
+            reading[name] = [*left, consumer] if name in whole.producers else left
         if not knot:
             del units[producer]
             for name in others:
                 renamed = tuple(consumer if n == producer else n for n in units[name].producers)
                 units[name] = replace(units[name], producers=tuple(dict.fromkeys(renamed)))
-        return PlanModel(units)
+            reading[consumer] = list(dict.fromkeys([*reading.get(consumer, ()), *others]))
+        return PlanModel(units)._knowing(reading)
 
     def _before(self, name: str, other: str) -> bool:
         """Whether `other` needs the result of `name`, directly or through others."""
@@ -136,7 +167,12 @@ class PlanModel:
         return self._with(replace(self.units[name], cost=cost, authored=authored))
 
     def _with(self, unit: Unit) -> PlanModel:
-        return PlanModel({**self.units, unit.name: unit})
+        made = PlanModel({**self.units, unit.name: unit})
+        return made._knowing(self._consumers) if unit.producers == self.units[unit.name].producers else made
+
+    def _knowing(self, consumers: Mapping[str, Sequence[str]]) -> PlanModel:
+        self.__dict__["_consumers"] = consumers  # as `cached_property` keeps it
+        return self
 
     def unit_ns(self, name: str, machine: Machine) -> float:
         """Predicted time of one group; what it reads from another group comes from the cache where it fits."""
@@ -149,6 +185,16 @@ class PlanModel:
         if self.consumers(name) and unit.cost.write_bytes <= machine.cache_bytes / 2:
             cached += unit.cost.write_bytes
         return time_ns(unit.cost, machine, cached_bytes=cached)
+
+
+def summed(costs: Iterable[analysis_pb2.Cost], less: Iterable[analysis_pb2.Cost] = ()) -> analysis_pb2.Cost:
+    """Work of costs together, without that of others which are among them."""
+    added, taken = tuple(costs), tuple(less)
+
+    def total(field: str) -> int:
+        return sum(int(getattr(cost, field)) for cost in added) - sum(int(getattr(cost, field)) for cost in taken)
+
+    return analysis_pb2.Cost(**{field: total(field) for field in _SUMMED})
 
 
 def _one_kernel(cost: analysis_pb2.Cost) -> analysis_pb2.Cost:

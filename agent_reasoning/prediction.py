@@ -45,7 +45,7 @@ class Predictor:
         """Time of a plan that moves made of the parent."""
         total = 0.0
         for name, unit in plan.units.items():
-            if self.parent.units.get(name) == unit:
+            if self.parent.has(unit):
                 total += self.base_ns[name]
             else:
                 total += self.unit_ns(plan, name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agent_reasoning import chains, headroom, wording
 from agent_reasoning.evidence import Evidence, candidate_ns
-from agent_reasoning.plan_model import PlanModel
+from agent_reasoning.plan_model import PlanModel, summed
 from agent_reasoning.prediction import Predictor, predictor
 from agent_reasoning.roofline import bound, machine, traffic_bytes
 from warpsmith.errors import BadInput
@@ -119,7 +119,7 @@ def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator
     chosen = [item for item in legal if first[item.move.group] is item]
     if len(chosen) < 2:
         return
-    before, after = _sum([item.before for item in chosen]), _sum([item.after for item in chosen])
+    before, after = summed(item.before for item in chosen), summed(item.after for item in chosen)
     speedup = predicted.rewrite_speedup(before, after)
     what = f"all rewrites, of {wording.names([item.move.group for item in chosen])}"
     saved = _saved_text(what, before, after, speedup)
@@ -189,10 +189,8 @@ def _spread(cost: analysis_pb2.Cost) -> tuple[int, int]:
 
 
 def _reason(what: str, predicted: Predictor, plan: PlanModel, speedup: float, touched: Sequence[str]) -> str:
-    def total(model: PlanModel) -> analysis_pb2.Cost:
-        return _sum([unit.cost for unit in model.units.values()])
-
-    before, after = total(predicted.parent), total(plan)
+    before = predicted.parent.cost
+    after = summed([before, *plan.apart_from(predicted.parent)], less=predicted.parent.apart_from(plan))
     slowest = max(touched, key=lambda name: predicted.base_ns.get(name, 0.0))
     held = bound(predicted.parent.units[slowest].cost, predicted.machine) if slowest in predicted.parent.units else ""
     return _saved_text(what, before, after, speedup, held)
@@ -208,18 +206,6 @@ def _saved_text(what: str, before: analysis_pb2.Cost, after: analysis_pb2.Cost, 
         saved_launches=before.launch_count - after.launch_count,
         speedup=speedup,
         bound=held,
-    )
-
-
-def _sum(costs: Sequence[analysis_pb2.Cost]) -> analysis_pb2.Cost:
-    return analysis_pb2.Cost(
-        read_bytes=sum(cost.read_bytes for cost in costs),
-        write_bytes=sum(cost.write_bytes for cost in costs),
-        extra_bytes=sum(cost.extra_bytes for cost in costs),
-        operation_count=sum(cost.operation_count for cost in costs),
-        product_flop_count=sum(cost.product_flop_count for cost in costs),
-        tensor_flop_count=sum(cost.tensor_flop_count for cost in costs),
-        launch_count=sum(cost.launch_count for cost in costs),
     )
 
 

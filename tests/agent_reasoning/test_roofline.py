@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from agent_reasoning import wording
@@ -85,15 +87,30 @@ def test_a_producer_that_an_earlier_reader_needs_stays() -> None:
     assert fused.units["c"].cost.write_bytes == 100
 
 
-@pytest.mark.timeout(20)
-def test_a_chain_of_forty_residual_blocks_is_fused_at_once() -> None:
+def residual_blocks(count: int) -> PlanModel:
     size = Cost(read_bytes=100, write_bytes=100, launch_count=1)
     groups = [analysis_pb2.Group(name="sum_0", cost=size)]
-    for block in range(1, 41):
+    for block in range(1, count + 1):
         before = f"sum_{block - 1}"
         groups.append(analysis_pb2.Group(name=f"branch_{block}", producers=[before], cost=size))
         groups.append(analysis_pb2.Group(name=f"sum_{block}", producers=[f"branch_{block}", before], cost=size))
-    plan = PlanModel.of(analysis_pb2.Analysis(groups=groups))
+    return PlanModel.of(analysis_pb2.Analysis(groups=groups))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_reads_what_after_fusions_is_what_the_groups_say(seed: int) -> None:
+    draw, plan = random.Random(seed), residual_blocks(6)
+    for _ in range(8):
+        pairs = [(unit.name, name) for unit in plan.units.values() for name in unit.producers]
+        plan = plan.fused(*draw.choice(pairs))
+        anew = PlanModel(plan.units)
+        for name in plan.units:
+            assert sorted(plan.consumers(name)) == sorted(anew.consumers(name))
+
+
+@pytest.mark.timeout(20)
+def test_a_chain_of_forty_residual_blocks_is_fused_at_once() -> None:
+    plan = residual_blocks(40)
     # What goes round the last branch does not come before it: to know that, all ways back are looked at.
     fused = plan.fused("branch_40", "sum_39")
     assert "sum_39" not in fused.units
