@@ -18,6 +18,7 @@ from agent_compile import elf, policy
 from agent_compile.cache import Cache
 from agent_compile.toolchains.toolchain import Compiled, Outcome, Rejected, Toolchain
 from warpsmith import digest, hardware
+from warpsmith.contract import words
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
@@ -90,7 +91,7 @@ class Compiler:
         for toolchain, lack in zip(fitting, lacking, strict=True):
             if not lack:
                 return toolchain
-        raise BadInput("; ".join(lacking) or f"no toolchain for {task_pb2.Target.Name(target)} is installed")
+        raise BadInput("; ".join(lacking) or f"no toolchain for {words.target(target)} is installed")
 
     def close(self) -> None:
         """Ends every worker."""

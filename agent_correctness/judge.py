@@ -19,6 +19,7 @@ from agent_correctness.checks.pooling import missing, pools
 from agent_correctness.checks.precision import PrecisionCheck
 from agent_correctness.checks.values import FINAL_SEEDS, ValueCheck
 from agent_correctness.closer_look import look_closer, said, seeds_said
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, Infrastructure, ServiceGone
 from warpsmith.v1 import benchmark_service_pb2, correctness_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -136,7 +137,7 @@ class Judge:
         values = ""
         if number < len(cases):
             family, seed = cases[number]
-            name = verdict_pb2.ValueFamily.Name(family).removeprefix("VALUE_FAMILY_").lower()
+            name = words.value_family(family)
             values = f" (family {name}, seed {seed})"
         return Finding(answer.fault.kind, f"{answer.fault.detail}{values}")
 

@@ -132,7 +132,7 @@ class BuiltInSynthesizer:
         if verdict.state != verdict_pb2.VERDICT_STATE_FAIL:
             raise BadInput("the trial did not fail: there is nothing to repair")
         if verdict.kind not in _BY_DEFAULTS:
-            kind = verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
+            kind = words.failure_kind(verdict.kind)
             raise NotFound(f"no remedy is known for {kind}")
         old = list(failed.hypothesis.moves)
         kept = [move for move in old if move.kind != analysis_pb2.MOVE_KIND_SET]

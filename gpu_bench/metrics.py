@@ -107,7 +107,7 @@ def record_timing(timing: timing_pb2.Timing) -> None:
 def record_fault(tier: timing_pb2.Tier.ValueType, kind: verdict_pb2.FailureKind.ValueType) -> None:
     """Counts a candidate that faulted while it was timed."""
     MEASUREMENTS.labels(_TIERS.get(tier, "other"), "fault").inc()
-    FAULTS.labels(verdict_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_").lower()).inc()
+    FAULTS.labels(words.failure_kind(kind).lower()).inc()
 
 
 def record_reference(report: timing_pb2.ReferenceReport) -> None:

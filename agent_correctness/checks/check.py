@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from warpsmith.contract import words
 from warpsmith.v1 import benchmark_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
 Case = tuple[verdict_pb2.ValueFamily.ValueType, int]
@@ -76,7 +77,7 @@ def seed_from(draw: random.Random) -> int:
 
 def family_name(comparison: verdict_pb2.Comparison) -> str:
     """As people write it: "constant_rows"."""
-    return verdict_pb2.ValueFamily.Name(comparison.family).removeprefix("VALUE_FAMILY_").lower()
+    return words.value_family(comparison.family)
 
 
 def where(comparison: verdict_pb2.Comparison) -> str:

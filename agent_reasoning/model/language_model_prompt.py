@@ -111,7 +111,7 @@ def _task(request: Request, size: Size) -> str:
     task, device, reference = request.task, request.device, request.reference
     on_gpu = task.target == task_pb2.TARGET_CUDA
     target = f"CUDA, {hardware.of(task.hardware).architecture}" if on_gpu else "C++20 with OpenMP on this processor"
-    precision = task_pb2.Precision.Name(task.precision).removeprefix("PRECISION_").lower()
+    precision = words.precision(task.precision) or "unspecified"
     known = machine(device, task.target)
     lines = [
         f"Target: {target}; precision {precision}; {known.unit_count} units; "
@@ -130,7 +130,7 @@ def _task(request: Request, size: Size) -> str:
 
 
 def _spec(spec: tensor_pb2.TensorSpec) -> str:
-    name = tensor_pb2.Dtype.Name(spec.dtype).removeprefix("DTYPE_").lower()
+    name = words.dtype(spec.dtype)
     return f"{name}[{','.join(map(str, spec.shape))}]"
 
 
@@ -196,7 +196,7 @@ def _trial(trial: trial_pb2.Trial) -> str:
     moves = trial.hypothesis.moves or trial.candidate.moves
     what = f"{trial.number} (from {trial.parent}) {_moves(moves) or 'plan zero'}: "
     if trial.verdict.state == verdict_pb2.VERDICT_STATE_FAIL:
-        kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
+        kind = words.failure_kind(trial.verdict.kind)
         return f"{what}FAIL {kind} {trial.verdict.detail}"
     if candidate_ns(trial.timing) <= 0:
         return f"{what}right, not timed"

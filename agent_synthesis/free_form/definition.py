@@ -14,6 +14,7 @@ from agent_synthesis.free_form.kernel import ELEMENT_BYTES, Signature
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith import digest
+from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2
 
@@ -73,7 +74,7 @@ def steps_text(plan: Plan, group: Group) -> str:
 
 def dtype_name(spec: tensor_pb2.TensorSpec) -> str:
     """The element type as PyTorch calls it: "float32"."""
-    return tensor_pb2.Dtype.Name(spec.dtype).removeprefix("DTYPE_").lower()
+    return words.dtype(spec.dtype)
 
 
 def shape_of(plan: Plan, group: Group, output: int) -> list[int]:
@@ -117,7 +118,7 @@ def _value(value: tensor_pb2.Value) -> str:
         case "none" | None:
             return "None"
         case "dtype":
-            return tensor_pb2.Dtype.Name(value.dtype).removeprefix("DTYPE_").lower()
+            return words.dtype(value.dtype)
         case "tensor":
             return value.tensor
         case kind:

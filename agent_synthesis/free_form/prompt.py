@@ -19,6 +19,7 @@ from agent_synthesis.free_form.known import Best
 from agent_synthesis.plans import cost
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
+from warpsmith.contract import words
 from warpsmith.models.language_model import Message
 from warpsmith.models.untrusted import one_line, plain, quoted
 from warpsmith.v1 import task_pb2, timing_pb2, trial_pb2, verdict_pb2
@@ -74,7 +75,7 @@ def question(subject: Subject, size: Size) -> tuple[Message, ...]:
     user = _file("user").substitute(
         group=one_line(group.name, 100),
         entry=signature.entry,
-        precision=task_pb2.Precision.Name(subject.precision).removeprefix("PRECISION_").lower(),
+        precision=words.precision(subject.precision) or "unspecified",
         inputs=quoted("inputs", definition.inputs_text(plan, group), size.definition // 2),
         outputs=quoted("outputs", definition.outputs_text(plan, group), size.definition // 4),
         steps=quoted("steps", definition.steps_text(plan, group), size.definition),
@@ -87,7 +88,7 @@ def question(subject: Subject, size: Size) -> tuple[Message, ...]:
 def repair(subject: Subject, failure: Failure, size: Size) -> tuple[Message, ...]:
     """Asks for the kernel again, with what was wrong with it."""
     text = _file("repair").substitute(
-        kind=verdict_pb2.FailureKind.Name(failure.verdict.kind).removeprefix("FAILURE_KIND_"),
+        kind=words.failure_kind(failure.verdict.kind),
         found=_place(subject, failure.verdict.detail),
         said=quoted("said", failure.diagnostics or failure.verdict.detail, size.said),
         entry=subject.signature.entry,

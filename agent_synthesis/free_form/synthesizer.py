@@ -22,6 +22,7 @@ from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer, Capture
 from warpsmith import digest, settings
+from warpsmith.contract import words
 from warpsmith.errors import MODEL_AWAY, BadInput, IllegalMove, ModelFault, ModelReason, NotFound
 from warpsmith.models import server
 from warpsmith.models.language_model import LanguageModel, Message
@@ -104,7 +105,7 @@ class LanguageModelSynthesizer(BuiltInSynthesizer):
         subject = self._subject(task, before, last.group)
         failure = Failure(broken, failed.verdict, diagnostics)
         kernel = self._ask(task, subject, lambda size: prompt.repair(subject, failure, SIZES[size]), known=broken.text)
-        kind = verdict_pb2.FailureKind.Name(failed.verdict.kind).removeprefix("FAILURE_KIND_")
+        kind = words.failure_kind(failed.verdict.kind)
         hypothesis = hypothesis_pb2.Hypothesis(
             moves=[*before, compose.move_of(last.group, kernel)],
             new_move_count=1,

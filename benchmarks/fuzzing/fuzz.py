@@ -32,6 +32,7 @@ from orchestrator.agents import Agents
 from orchestrator.serving.dialing import agents_of
 from orchestrator.serving.local import MODULES, LocalServices
 from warpsmith import testing
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.sandbox import jail_init
 from warpsmith.settings import Settings
@@ -205,7 +206,7 @@ class Target:
         outcome = self._outcome(program)
         if outcome.HasField("artifact"):
             return "a binary"
-        return "rejected: " + verdict_pb2.FailureKind.Name(outcome.rejection.kind).removeprefix("FAILURE_KIND_")
+        return "rejected: " + words.failure_kind(outcome.rejection.kind)
 
     def ran(self) -> str:
         """Spoils a program for the processor, or its binary, and has it run and compared."""
@@ -228,7 +229,7 @@ class Target:
         service: Any = self.agents.benchmarks[0]  # of whose calls a run makes no comparisons
         answer = service.CompareOutputs(asked, timeout=DEADLINE_SECONDS)
         if answer.HasField("fault"):
-            return "fault: " + verdict_pb2.FailureKind.Name(answer.fault.kind).removeprefix("FAILURE_KIND_")
+            return "fault: " + words.failure_kind(answer.fault.kind)
         return "compared"
 
     def health(self) -> None:

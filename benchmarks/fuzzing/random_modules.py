@@ -44,6 +44,7 @@ from benchmarks.fuzzing.in_process import InProcess
 from benchmarks.fuzzing.sketches import Sketch
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.host import HostExecutor, HostProgram
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove
 from warpsmith.graphs.capture import CaptureRefused
 from warpsmith.graphs.task_module import TaskModule
@@ -255,7 +256,7 @@ def judged(made: Made, built: Built | str, seed: int) -> Outcome:
     if verdict.state != verdict_pb2.VERDICT_STATE_PASS:
         if comparer.rounding_decides(verdict):
             return Outcome("undefined", "rounding decides what the module computes")
-        kind = verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_")
+        kind = words.failure_kind(verdict.kind)
         return Outcome("wrong", f"{kind}: {verdict.detail}")
     return Outcome("fused" if made.fused_groups else "unfused")
 

@@ -180,8 +180,8 @@ def walk(
 
 def _verdict_cells(verdict: verdict_pb2.Verdict) -> Row:
     return {
-        "verdict": verdict_pb2.VerdictState.Name(verdict.state).removeprefix("VERDICT_STATE_"),
-        "kind": verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_") if verdict.kind else "",
+        "verdict": words.verdict_state(verdict.state),
+        "kind": words.failure_kind(verdict.kind),
         "detail": verdict.detail,
         "comparisons": sum(1 for comparison in verdict.comparisons if comparison.outputs),
         "refused_values": sum(1 for comparison in verdict.comparisons if not comparison.outputs),

@@ -39,6 +39,7 @@ from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import agents_of
 from orchestrator.serving.local import MODULES, LocalServices
 from orchestrator.tasks import intake
+from warpsmith.contract import words
 from warpsmith.digest import of_moves
 from warpsmith.errors import WarpsmithError
 from warpsmith.sandbox import jail
@@ -217,7 +218,7 @@ class Survey:
 
 def _judged(trial: trial_pb2.Trial, plan: str, program: str, parent: str, moves: Sequence[_Move]) -> Plan:
     if trial.verdict.state != verdict_pb2.VERDICT_STATE_PASS:
-        kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
+        kind = words.failure_kind(trial.verdict.kind)
         return Plan(plan, program, parent, moves, kind)
     candidate_ns = next(arm.median_ns for arm in trial.timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
     return Plan(plan, program, parent, moves, "PASS", score(trial), candidate_ns)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpu_bench.running.executor import Call, Executor, LoadedProgram, Memory, Sources
 from gpu_bench.values import inputs
 from warpsmith import plugins
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.graphs import capture, dtypes, task_module
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
@@ -87,7 +88,7 @@ def executor_of(target: task_pb2.Target.ValueType) -> Executor:
         if executor.target == target:
             return executor
     installed = ", ".join((*others, *EXECUTORS))
-    raise UnknownPlugin(f"no executor runs {task_pb2.Target.Name(target)}; installed: {installed}")
+    raise UnknownPlugin(f"no executor runs {words.target(target)}; installed: {installed}")
 
 
 @dataclass

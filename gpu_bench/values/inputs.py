@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from gpu_bench.values import integers, sorting
+from warpsmith.contract import words
 from warpsmith.graphs.task_module import seed_generator
 from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
 from warpsmith.v1 import judging_pb2, verdict_pb2
@@ -33,7 +34,7 @@ PLAIN = frozenset({
 
 def family_name(family: verdict_pb2.ValueFamily.ValueType) -> str:
     """The family for people: "normal"."""
-    return verdict_pb2.ValueFamily.Name(family).removeprefix("VALUE_FAMILY_").lower()
+    return words.value_family(family)
 
 
 def generator_for(

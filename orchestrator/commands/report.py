@@ -34,7 +34,7 @@ def verdict_of(run: run_pb2.Run) -> str:
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:
     """The state as people see it."""
-    return run_pb2.RunState.Name(state).removeprefix("RUN_STATE_")
+    return words.run_state(state)
 
 
 def arms_of(run: run_pb2.Run) -> dict[timing_pb2.ArmKind.ValueType, timing_pb2.Arm]:
@@ -101,7 +101,7 @@ def labels_of(run: run_pb2.Run) -> list[str]:
     """What a reader of the number must know: algebra, precision, flags of the fairness audit and of the timing."""
     labels = [f"algebra:{rule}" for rule in run.best.candidate.rewrites]
     if run.task.precision not in (task_pb2.PRECISION_UNSPECIFIED, task_pb2.PRECISION_FP32):
-        labels.append(task_pb2.Precision.Name(run.task.precision).removeprefix("PRECISION_").lower())
+        labels.append(words.precision(run.task.precision))
     labels += map(words.flag, [*run.reference.raised, *run.best.timing.raised])
     if run.HasField("best") and not run.best.verdict.kernelbench_pass:
         labels.append("kernelbench_check_fails")
@@ -227,7 +227,7 @@ def _done(trial: trial_pb2.Trial) -> str:
     if trial.ended_at == trial_pb2.STAGE_TIMED:
         ended = f"{speedup_text(trial.timing.speedup_fastest)} against {words.arm(trial.timing.fastest_arm)}"
     else:
-        kind = verdict_pb2.FailureKind.Name(trial.verdict.kind).removeprefix("FAILURE_KIND_")
+        kind = words.failure_kind(trial.verdict.kind)
         ended = f"{kind}: {_first_line(trial.verdict.detail)[:160]}"
     return f"{did}: {ended}"
 

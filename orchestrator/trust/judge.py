@@ -176,12 +176,12 @@ def text(judgement: Judgement) -> str:
 
 def state_of(verdict: verdict_pb2.Verdict) -> str:
     """PASS, FAIL or INFRA: could not be judged."""
-    return verdict_pb2.VerdictState.Name(verdict.state).removeprefix("VERDICT_STATE_")
+    return words.verdict_state(verdict.state)
 
 
 def kind_of(verdict: verdict_pb2.Verdict) -> str:
     """The kind of a failure; empty where there is none."""
-    return verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_") if verdict.kind else ""
+    return words.failure_kind(verdict.kind)
 
 
 def _labels(text: bytes) -> tuple[str, ...]:

@@ -153,8 +153,8 @@ def _compare_times(found: Verification, device: str) -> None:
 
 
 def _named(verdict: verdict_pb2.Verdict) -> str:
-    state = verdict_pb2.VerdictState.Name(verdict.state).removeprefix("VERDICT_STATE_")
-    kind = verdict_pb2.FailureKind.Name(verdict.kind).removeprefix("FAILURE_KIND_") if verdict.kind else ""
+    state = words.verdict_state(verdict.state)
+    kind = words.failure_kind(verdict.kind)
     return f"{state} {kind}".strip()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from warpsmith.v1 import candidate_pb2, tensor_pb2
+from warpsmith.contract import words
+from warpsmith.v1 import candidate_pb2
 
 
 def buffer_of(argument: candidate_pb2.LaunchArgument) -> str | None:
@@ -30,4 +31,4 @@ def rename(argument: candidate_pb2.LaunchArgument, name: str) -> None:
 
 def copied_type(seen: candidate_pb2.TensorMap) -> str:
     """The driver's name for the element type that a map's copies leave (CU_TENSOR_MAP_DATA_TYPE_…)."""
-    return "TFLOAT32" if seen.rounds_to_tf32 else tensor_pb2.Dtype.Name(seen.dtype).removeprefix("DTYPE_")
+    return "TFLOAT32" if seen.rounds_to_tf32 else words.dtype(seen.dtype).upper()

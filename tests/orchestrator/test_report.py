@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -203,3 +204,33 @@ def test_the_table_has_a_row_for_each_run() -> None:
 def test_an_error_is_one_line_that_names_the_file(state: run_pb2.RunState.ValueType, message: str, text: str) -> None:
     run = run_pb2.Run(task=testing.task("softmax"), state=state, message=message)
     assert report.error_text(run) == text
+
+
+def of_a_later_version(message: Any, depth: int = 0) -> Any:
+    """The message with every enum at a value that this version does not know, and one element in every list."""
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None:
+            if depth < 5 and not field.message_type.GetOptions().map_entry:
+                inner = getattr(message, field.name)
+                of_a_later_version(inner.add() if field.is_repeated else inner, depth + 1)
+                if not field.is_repeated:
+                    inner.SetInParent()
+        elif field.enum_type is not None:
+            value = 97
+            getattr(message, field.name).append(value) if field.is_repeated else setattr(message, field.name, value)
+    return message
+
+
+def test_a_run_of_a_later_version_is_shown() -> None:
+    """What a newer server sends may have values that this client has no word for: it shows their numbers."""
+    run = of_a_later_version(run_pb2.Run())
+    assert report.verdict_of(run) == report.state_name(run.state) == "97"
+    assert report.as_json(run)
+    assert report.table([run]).row_count == 1
+    assert report.exit_code([run]) in (0, 1, 2, 3)
+    assert report.error_text(run) is not None
+    assert report.gain_text(run) is not None
+    trial = of_a_later_version(trial_pb2.Trial(number=1))
+    assert "97" in report.trial_line(trial)
+    assert report.tree("plan zero", [trial])
+    assert report.funnel([trial])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from warpsmith.v1 import analysis_pb2, judging_pb2, timing_pb2, trial_pb2
+from warpsmith.v1 import analysis_pb2, judging_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 
 def engine(value: analysis_pb2.Engine.ValueType) -> str:
@@ -59,6 +59,41 @@ def region_kind(value: judging_pb2.RegionKind.ValueType) -> str:
 def stage(value: trial_pb2.Stage.ValueType) -> str:
     """ "compile", "verify" and so on; empty where none is set."""
     return _word(trial_pb2.Stage.DESCRIPTOR, value).lower()
+
+
+def run_state(value: run_pb2.RunState.ValueType) -> str:
+    """ "SEARCHING", "FASTER" and so on, in capitals; empty where none is set."""
+    return _word(run_pb2.RunState.DESCRIPTOR, value)
+
+
+def target(value: task_pb2.Target.ValueType) -> str:
+    """ "cpu" or "cuda"; empty where none is set."""
+    return _word(task_pb2.Target.DESCRIPTOR, value).lower()
+
+
+def precision(value: task_pb2.Precision.ValueType) -> str:
+    """ "fp32", "tf32" and so on; empty where none is set."""
+    return _word(task_pb2.Precision.DESCRIPTOR, value).lower()
+
+
+def dtype(value: tensor_pb2.Dtype.ValueType) -> str:
+    """ "float32" and so on; empty where none is set."""
+    return _word(tensor_pb2.Dtype.DESCRIPTOR, value).lower()
+
+
+def verdict_state(value: verdict_pb2.VerdictState.ValueType) -> str:
+    """ "PASS", "FAIL" or "INFRA"; empty where none is set."""
+    return _word(verdict_pb2.VerdictState.DESCRIPTOR, value)
+
+
+def failure_kind(value: verdict_pb2.FailureKind.ValueType) -> str:
+    """ "WRONG_VALUE", "TIMEOUT" and so on, in capitals; empty where none is set."""
+    return _word(verdict_pb2.FailureKind.DESCRIPTOR, value)
+
+
+def value_family(value: verdict_pb2.ValueFamily.ValueType) -> str:
+    """ "normal", "constant_rows" and so on; empty where none is set."""
+    return _word(verdict_pb2.ValueFamily.DESCRIPTOR, value).lower()
 
 
 def _prefix(kind: EnumDescriptor) -> str:
