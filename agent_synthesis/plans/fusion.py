@@ -75,6 +75,22 @@ def fused(plan: Plan, name: str, producer: str) -> Plan:
     return _set_by_default(_fused(plan, name, producer), name)
 
 
+def moved_into(plan: Plan, name: str, producer: str) -> Plan:
+    """The plan with a producer moved into a group in whole; a product not into what reduces its rows.
+
+    Raises:
+        IllegalMove: as `fused`, and where the producer would have to be computed again.
+    """
+    return _set_by_default(_joined(plan, name, producer, "moved"), name)
+
+
+def _joined(plan: Plan, name: str, producer: str, way: _Way) -> Plan:
+    made = _fused(plan, name, producer, [way])
+    if _reduces_product(made, name) and not _reduces_product(plan, name):
+        raise IllegalMove(f"{name} reduces the product of {producer}, which is a move of its own")
+    return made
+
+
 def _fused(plan: Plan, name: str, producer: str, ways: Sequence[_Way] = ("moved", "again")) -> Plan:
     """The same by the first way that there is, with no settings chosen."""
     group, other = plan.group(name), plan.group(producer)
@@ -141,9 +157,7 @@ def fused_with_all(plan: Plan, name: str) -> Plan:
             break
         for way, other in tried:
             try:
-                made = _fused(result, name, other, [way])
-                if _reduces_product(made, name) and not _reduces_product(result, name):
-                    raise IllegalMove(f"{name} reduces the product of {other}, which is a move of its own")
+                made = _joined(result, name, other, way)
             except IllegalMove as error:
                 refused.add((way, other))
                 reason = str(error) if way == "moved" else reason

@@ -2,6 +2,8 @@
 
     author(group, choice=schedule)     the group becomes a kernel of ours ("" takes the first schedule that
                                        fits)
+    author("*", choice)                every library group that can be is in a kernel of ours, each as large as it goes;
+                                       "beside_products": matrix products stay calls
     fuse(group, choice=other)          a producer is computed inside the group, or a sibling beside it, which reads what
                                        it reads; "*" takes in all producers that can be
     library(group)                     the group's calls go back to the library
@@ -22,7 +24,7 @@ from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import cost, fusion
+from agent_synthesis.plans import cost, fusion, whole
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
@@ -40,7 +42,8 @@ def apply(plan: Plan, move: Move) -> Plan:
     """
     match move.kind:
         case analysis_pb2.MOVE_KIND_AUTHOR:
-            made = fusion.authored(plan, move.group, move.choice)
+            is_whole = move.group == whole.EVERY_GROUP
+            made = whole.authored(plan, move.choice) if is_whole else fusion.authored(plan, move.group, move.choice)
         case analysis_pb2.MOVE_KIND_FUSE:
             made = fusion.fused(plan, move.group, move.choice)
         case analysis_pb2.MOVE_KIND_LIBRARY:
@@ -104,6 +107,9 @@ def _tried(plan: Plan, move: Move, effect: str) -> analysis_pb2.LegalMove | None
 
 def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     """Moves worth trying, with their effect in words; not all are legal."""
+    if sum(group.engine == "library" for group in plan.groups) >= whole.LEAST_KERNELS:
+        for choice, effect in whole.CHOICES.items():
+            yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=whole.EVERY_GROUP, choice=choice), effect
     for group in plan.groups:
         what = _words(plan, group)
         for rule in rewrite.matching(plan, group):

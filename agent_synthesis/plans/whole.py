@@ -1,0 +1,73 @@
+"""Whole plans: all that can be in kernels of ours at once, each as large as it goes.
+
+The one idea: from the outputs backwards, a group takes in what can move there, so that every call is in one kernel and
+nothing is computed twice. A search of a network begins with that instead of finding its kernels one move at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import multiplies_matrices
+from agent_synthesis.plans import fusion
+from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans.plan import Plan
+from warpsmith.errors import IllegalMove
+
+EVERY_GROUP = "*"
+"""Group of an author move that makes a whole plan."""
+LEAST_KERNELS = 3
+"""That a whole plan adds: fewer are a chain of moves, which a reasoner proposes."""
+CHOICES: Mapping[str, str] = {
+    "beside_products": "computes all but matrix products in kernels of our own, each as large as it goes",
+    "": "computes all that can be in kernels of our own, matrix products too, each as large as it goes",
+}
+"""Choices of such a move, and what it does."""
+
+
+def authored(plan: Plan, choice: str) -> Plan:
+    """The plan with every library group that can be in a kernel of ours.
+
+    Raises:
+        IllegalMove: no such choice, or fewer than `LEAST_KERNELS` come of it.
+    """
+    if choice not in CHOICES:
+        raise IllegalMove(f"a whole plan may be {', '.join(map(repr, CHOICES))}, not {choice!r}")
+
+    def may_join(plan: Plan, group: Group) -> bool:
+        return group.engine != "written" and (choice == "" or not _multiplies(plan, group))
+
+    result = plan
+    for name in [group.name for group in reversed(plan.groups)]:
+        group = result.partition.by_name.get(name)
+        if group is not None and group.engine == "library" and may_join(result, group):
+            with contextlib.suppress(IllegalMove):
+                result = _with_what_moves(fusion.authored(result, name), name, may_join)
+    count = sum(group.engine == "authored" for group in result.groups)
+    if count - sum(group.engine == "authored" for group in plan.groups) < LEAST_KERNELS:
+        raise IllegalMove(f"fewer than {LEAST_KERNELS} kernels of our own would come of it")
+    return result
+
+
+def _with_what_moves(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]) -> Plan:
+    """The plan with the producers of a group, and theirs, moved into it for as long as that is legal."""
+    result, refused = plan, set[str]()
+    if name not in result.partition.by_name:
+        return result  # it was taken apart
+    while True:
+        producers = [other for other in result.producers(result.group(name))[::-1] if other not in refused]
+        for other in producers:
+            refused.add(other)
+            if may_join(result, result.group(other)):
+                with contextlib.suppress(IllegalMove):
+                    result = fusion.moved_into(result, name, other)
+                    break
+        else:
+            return result
+
+
+def _multiplies(plan: Plan, group: Group) -> bool:
+    nest = plan.nest(group)
+    return isinstance(nest, Nest) and multiplies_matrices(nest)

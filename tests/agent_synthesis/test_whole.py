@@ -1,0 +1,130 @@
+"""Whole plans: all that can be in kernels of ours at once, right, and the first thing that is tried of a network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from agent_reasoning.roofline_reasoner import RooflineReasoner
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import interpreter
+from agent_synthesis.plans import analysis, moves, whole
+from agent_synthesis.plans.plan import Plan, plan_zero
+from warpsmith.errors import IllegalMove
+from warpsmith.graphs import aten
+from warpsmith.graphs.capture import capture
+from warpsmith.hardware import H200_MEASURED
+from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2
+
+TARGETS = [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA]
+
+
+class Transformer(nn.Module):
+    """Norm, products, a gate, a residual; twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(32, 64) for _ in range(4))
+        self.down = nn.ModuleList(nn.Linear(64, 32) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in range(2):
+            y = self.norms[layer](x)
+            gated = nn.functional.gelu(self.up[2 * layer](y)) * torch.sigmoid(self.up[2 * layer + 1](y))
+            x = x + self.down[layer](gated)
+        return x.softmax(1)
+
+
+class Network(nn.Module):
+    """Convolutions, which stay calls, with norms, residuals and memory that is written in place between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = x + nn.functional.relu_(norm(convolution(x)))
+        return x.mean((2, 3))
+
+
+MODULES = [(Transformer(), (16, 32)), (Network().eval(), (2, 4, 8, 8)), (Network().train(), (2, 4, 8, 8))]
+
+
+def move(choice: str = "") -> analysis_pb2.Move:
+    return analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=whole.EVERY_GROUP, choice=choice)
+
+
+def zero(module: nn.Module, shape: tuple[int, ...], target: task_pb2.Target.ValueType = TARGETS[1]) -> Plan:
+    return plan_zero(GraphIndex(capture(module, (torch.zeros(shape),))), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("choice", whole.CHOICES)
+@pytest.mark.parametrize(("module", "shape"), MODULES)
+def test_a_whole_plan_computes_what_the_module_does(
+    module: nn.Module, shape: tuple[int, ...], choice: str, target: task_pb2.Target.ValueType
+) -> None:
+    plan = moves.apply(zero(module, shape, target), move(choice))
+    members = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    x = torch.randn(shape)
+    sources = {
+        source.name: members[source.qualified_name].detach().clone() if source.qualified_name else x
+        for source in plan.index.graph.sources
+    }
+    wanted = aten.interpret(plan.index.graph, {name: tensor.clone() for name, tensor in sources.items()})
+    (result,) = interpreter.run_plan(plan, sources)
+    torch.testing.assert_close(result, wanted[plan.index.graph.outputs[0]], rtol=1e-4, atol=1e-5)
+
+
+def test_each_call_is_in_one_kernel_and_in_as_few_as_there_can_be() -> None:
+    """A residual's sum goes to the norm that reads it, a gate is one kernel, products take what ends them."""
+    plan = zero(*MODULES[0])
+    beside, every = (moves.apply(plan, move(choice)) for choice in whole.CHOICES)
+    assert not any(group.recomputed for made in (beside, every) for group in made.groups)
+    assert [group.name for group in beside.groups if group.engine == "library"] == [
+        "linear", "linear_1", "linear_2", "linear_3", "linear_4", "linear_5"
+    ]  # fmt: skip
+    assert [group.nodes for group in beside.groups if group.engine == "authored"] == [
+        ("layer_norm",), ("gelu", "sigmoid", "mul"), ("add", "layer_norm_1"), ("gelu_1", "sigmoid_1", "mul_1"),
+        ("add_1", "softmax"),
+    ]  # fmt: skip
+    assert all(group.engine == "authored" for group in every.groups)
+    assert ("gelu", "linear_1", "mul", "sigmoid") in [tuple(sorted(group.nodes)) for group in every.groups]
+
+
+def test_convolutions_stay_calls() -> None:
+    plan = moves.apply(zero(*MODULES[1]), move())
+    assert [group.name for group in plan.groups if group.engine == "library"] == ["conv2d", "conv2d_1", "conv2d_2"]
+    assert len(plan.groups) == 6
+
+
+def test_what_is_in_kernels_already_stays_as_it_is() -> None:
+    plan = zero(*MODULES[0])
+    first = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="mul", choice="gelu")
+    plan = moves.apply(plan, first)
+    assert moves.apply(plan, move("beside_products")).group("mul").nodes == plan.group("mul").nodes
+
+
+def test_a_plan_of_few_kernels_is_no_whole_plan() -> None:
+    """A chain of moves says the same."""
+    plan = zero(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Softmax(1)), (16, 32))
+    with pytest.raises(IllegalMove, match="fewer than 3 kernels"):
+        moves.apply(plan, move())
+    with pytest.raises(IllegalMove, match="a whole plan may be 'beside_products', '', not 'half'"):
+        moves.apply(plan, move("half"))
+    assert not any(legal.move.group == whole.EVERY_GROUP for legal in moves.legal(plan))
+
+
+def test_a_search_of_a_network_begins_with_a_whole_plan() -> None:
+    described = analysis.describe(zero(*MODULES[0]), with_legal_moves=True)
+    (beside, _) = (legal for legal in described.legal_moves if legal.move.group == whole.EVERY_GROUP)
+    assert (beside.before.launch_count, beside.after.launch_count) == (11, 5)
+    request = reasoning_service_pb2.ProposeHypothesesRequest(
+        task=task_pb2.Task(target=task_pb2.TARGET_CUDA), analysis=described, device=H200_MEASURED, limit=2
+    )
+    proposed = RooflineReasoner().propose(request).hypotheses
+    assert proposed[0].moves[0].group == whole.EVERY_GROUP
