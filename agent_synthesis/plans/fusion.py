@@ -8,7 +8,7 @@ storing it from the same kernel would tie a knot.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -27,8 +27,9 @@ from warpsmith.errors import IllegalMove
 
 _MOST_IN_VAIN = 8
 """Producers in a row that are computed again and stay: residual blocks would be followed back to the first."""
-_Way = Literal["moved", "again"]
+Way = Literal["moved", "again"]
 """Of joining a producer to a group: it is moved there in whole, or computed there again."""
+WAYS: tuple[Way, ...] = ("moved", "again")
 ALL_PRODUCERS = "*"
 """Choice of a fuse move that takes in every producer, and theirs, for as long as it is legal."""
 
@@ -75,23 +76,14 @@ def fused(plan: Plan, name: str, producer: str) -> Plan:
     return _set_by_default(_fused(plan, name, producer), name)
 
 
-def moved_into(plan: Plan, name: str, producer: str) -> Plan:
-    """The plan with a producer moved into a group in whole; a product not into what reduces its rows.
-
-    Raises:
-        IllegalMove: as `fused`, and where the producer would have to be computed again.
-    """
-    return _set_by_default(_joined(plan, name, producer, "moved"), name)
-
-
-def _joined(plan: Plan, name: str, producer: str, way: _Way) -> Plan:
+def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
     made = _fused(plan, name, producer, [way])
     if _reduces_product(made, name) and not _reduces_product(plan, name):
         raise IllegalMove(f"{name} reduces the product of {producer}, which is a move of its own")
     return made
 
 
-def _fused(plan: Plan, name: str, producer: str, ways: Sequence[_Way] = ("moved", "again")) -> Plan:
+def _fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> Plan:
     """The same by the first way that there is, with no settings chosen."""
     group, other = plan.group(name), plan.group(producer)
     if producer not in plan.producers(group) and producer not in plan.siblings(group):
@@ -136,22 +128,25 @@ def _without_unread(plan: Plan, near: Iterable[str]) -> Plan:
     return plan
 
 
-def fused_with_all(plan: Plan, name: str) -> Plan:
+def fused_with_all(
+    plan: Plan, name: str, ways: Sequence[Way] = WAYS, may_join: Callable[[Plan, Group], bool] = lambda *_: True
+) -> Plan:
     """The plan with a group and everything before it that fuses: what can move there, nearest first, then the rest.
 
     What is computed again is worth that only if the group that computed it is gone in the end, or if no more is read:
     the best plan on the way is the answer. A product stays apart from what reduces its rows: to join them is a move of
     its own, since it gains little (1.00 to 1.01 times on KernelBench's level 2) and does not end as many products.
+    `may_join`: whether a group of a plan may be taken in.
 
     Raises:
         IllegalMove: nothing fuses.
     """
     result, best, least, vain = plan, plan, _work(plan, name), 0
-    refused: set[tuple[_Way, str]] = set()
+    refused: set[tuple[Way, str]] = set()
     reason = f"{name} has no producer"
-    ways: tuple[_Way, ...] = ("moved", "again")
     while vain < _MOST_IN_VAIN:
         nearest = result.producers(result.group(name))[::-1]
+        nearest = [other for other in nearest if may_join(result, result.group(other))]
         tried = [(way, other) for way in ways for other in nearest if (way, other) not in refused]
         if not tried:
             break
@@ -184,7 +179,7 @@ def _reduces_product(plan: Plan, name: str) -> bool:
     return isinstance(nest, Nest) and elements_and_rows(nest) is not None
 
 
-def _tried(plan: Plan, group: Group, other: Group, way: _Way) -> Plan:
+def _tried(plan: Plan, group: Group, other: Group, way: Way) -> Plan:
     """Another joined to a group, no schedule chosen.
 
     Raises:

@@ -7,7 +7,7 @@ nothing is computed twice. A search of a network begins with that instead of fin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -44,28 +44,12 @@ def authored(plan: Plan, choice: str) -> Plan:
         group = result.partition.by_name.get(name)
         if group is not None and group.engine == "library" and may_join(result, group):
             with contextlib.suppress(IllegalMove):
-                result = _with_what_moves(fusion.authored(result, name), name, may_join)
+                result = fusion.authored(result, name)
+                result = fusion.fused_with_all(result, name, ["moved"], may_join)
     count = sum(group.engine == "authored" for group in result.groups)
     if count - sum(group.engine == "authored" for group in plan.groups) < LEAST_KERNELS:
         raise IllegalMove(f"fewer than {LEAST_KERNELS} kernels of our own would come of it")
     return result
-
-
-def _with_what_moves(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]) -> Plan:
-    """The plan with the producers of a group, and theirs, moved into it for as long as that is legal."""
-    result, refused = plan, set[str]()
-    if name not in result.partition.by_name:
-        return result  # it was taken apart
-    while True:
-        producers = [other for other in result.producers(result.group(name))[::-1] if other not in refused]
-        for other in producers:
-            refused.add(other)
-            if may_join(result, result.group(other)):
-                with contextlib.suppress(IllegalMove):
-                    result = fusion.moved_into(result, name, other)
-                    break
-        else:
-            return result
 
 
 def _multiplies(plan: Plan, group: Group) -> bool:

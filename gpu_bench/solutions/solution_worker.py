@@ -39,7 +39,7 @@ HANDSHAKE = 255
 _SEED = 42
 """Of the constructor, as in KernelBench and for the reference."""
 _GLIMPSED_CALLS, _GLIMPSED_SHARE = 8, 0.25
-"""Of a process's first calls all have their results glimpsed at, of the others a drawn share: it takes 10 us."""
+"""Of a process's first calls all have their results glimpsed at, of the others a drawn share: it takes time."""
 _MOST_PERMUTED = 5
 """Dimensions, as those of a convolution's weights in three."""
 

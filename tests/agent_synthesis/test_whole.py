@@ -96,6 +96,20 @@ def test_each_call_is_in_one_kernel_and_in_as_few_as_there_can_be() -> None:
     assert ("gelu", "linear_1", "mul", "sigmoid") in [tuple(sorted(group.nodes)) for group in every.groups]
 
 
+def test_what_could_not_move_at_first_moves_once_its_other_readers_have() -> None:
+    """A softmax by hand whose exponentials are met before their sum."""
+
+    class ByHand(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                e = (x @ x.t()).exp()
+                x = e.sum(1, keepdim=True).reciprocal() * e
+            return x
+
+    plan = moves.apply(zero(ByHand(), (16, 16)), move("beside_products"))
+    assert [group.engine for group in plan.groups] == ["library", "authored"] * 3
+
+
 def test_convolutions_stay_calls() -> None:
     plan = moves.apply(zero(*MODULES[1]), move())
     assert [group.name for group in plan.groups if group.engine == "library"] == ["conv2d", "conv2d_1", "conv2d_2"]
