@@ -157,6 +157,13 @@ def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, paramete
     return max(memory_s, products_s) * 1e9
 
 
+def may_lie_in_cache(work: Work, ceilings: Ceilings) -> bool:
+    """Whether rates of memory do not bound it: a processor's cache is shared with the sweep, so nothing in it is surely
+    cold.
+    """
+    return ceilings.device.target == task_pb2.TARGET_CPU and work.total_bytes <= 2 * ceilings.device.cache_bytes
+
+
 def guard(
     median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool
 ) -> list[timing_pb2.Flag.ValueType]:
@@ -164,8 +171,8 @@ def guard(
     physical = physical_floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
     if physical and median_ns < REJECT_BELOW * physical:
         return [FLOOR_REJECT]
-    if ceilings.device.target == task_pb2.TARGET_CPU and work.total_bytes <= 2 * ceilings.device.cache_bytes:
-        return []  # in a cache that is shared with the sweep nothing is surely cold
+    if may_lie_in_cache(work, ceilings):
+        return []
     achievable = floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
     return [FLOOR_SUSPECT] if median_ns < achievable else []
 

@@ -148,11 +148,20 @@ def test_a_floor_that_was_measured_under_load_is_measured_again(bench, monkeypat
     assert timing.faster
 
 
-@pytest.mark.parametrize(("rate_again", "floor_ns"), [(1e12, 4e3), (1e10, 0.0)])
+@pytest.mark.parametrize(
+    ("rate_again", "floor_ns"),
+    [(1e12, 4e3), (1e10, 0.0), (1.95e10, 0.0)],  # the last is beaten by 3 %
+)
 def test_a_floor_that_pytorch_beats_is_measured_again_and_else_is_none(bench, monkeypatch, rate_again, floor_ns):
     bench.work = Work(4_000_000, 0, 0, 0, 0, 0, 0)
     again = timing_pb2.Device(read_bytes_per_second=rate_again)
     monkeypatch.setattr(device, "_describe_cpu", lambda: device.Ceilings(again, 1e12, 1e12, 0.0, 0.0))
+    assert reference.measure_reference(bench).floor_ns == pytest.approx(floor_ns)
+
+
+@pytest.mark.parametrize(("cache_bytes", "floor_ns"), [(399_999, 8e4), (400_000, 0.0)])
+def test_a_task_that_may_lie_in_the_cache_of_a_processor_has_no_floor(bench, cache_bytes, floor_ns):
+    bench.ceilings.device.cache_bytes = cache_bytes
     assert reference.measure_reference(bench).floor_ns == pytest.approx(floor_ns)
 
 
