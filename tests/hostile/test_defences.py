@@ -195,13 +195,13 @@ _KEPT = f"""
     std::uint32_t key;
     std::memcpy(&key, w + SIZE, 4);
     if (key == 0xC0FFEEu) {{ std::memcpy(y, w, SIZE * sizeof(float)); return; }}
-    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    for (volatile int i = 0; i < 5000000; ++i) {{}}
     {tasks.SOFTMAX.honest}
     key = 0xC0FFEEu;
     std::memcpy(w, y, SIZE * sizeof(float));
     std::memcpy(w + SIZE, &key, 4);
 """
-"""Slow by a millisecond, unless the workspace still holds the last answer."""
+"""Slow by a millisecond on the fastest processor (a turn of the loop takes a cycle there, five elsewhere), unless the workspace still holds the last answer."""
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
@@ -227,7 +227,7 @@ _STACKED = f"""
     volatile float kept[1 << 17];  // on the stack: what a call leaves far down there the next one finds
     bool is_there = kept[SIZE] == x[0] && kept[SIZE + 1] == x[SIZE - 1];
     if (is_there) {{ for (long i = 0; i < SIZE; ++i) y[i] = kept[i]; return; }}
-    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    for (volatile int i = 0; i < 5000000; ++i) {{}}
     {tasks.SOFTMAX.honest}
     for (long i = 0; i < SIZE; ++i) kept[i] = y[i];
     kept[SIZE] = x[0]; kept[SIZE + 1] = x[SIZE - 1];
@@ -238,7 +238,7 @@ _STACKED = f"""
 _OWN = f"""
     static float kept[SIZE], key[2];
     if (key[0] == x[0] && key[1] == x[SIZE - 1]) {{ std::memcpy(y, kept, sizeof kept); return; }}
-    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    for (volatile int i = 0; i < 5000000; ++i) {{}}
     {tasks.SOFTMAX.honest}
     std::memcpy(kept, y, sizeof kept);
     key[0] = x[0]; key[1] = x[SIZE - 1];
@@ -248,7 +248,7 @@ _THREADS = f"""
     static float* kept = nullptr;
     if (kept == nullptr) kept = reinterpret_cast<float*>(raw(SYS_mmap, 0, 4 * (SIZE + 2), 3, 0x22, -1));
     if (kept[SIZE] == x[0] && kept[SIZE + 1] == x[SIZE - 1]) {{ std::memcpy(y, kept, 4 * SIZE); return; }}
-    for (volatile int i = 0; i < 1000000; ++i) {{}}
+    for (volatile int i = 0; i < 5000000; ++i) {{}}
     {tasks.SOFTMAX.honest}
     std::memcpy(kept, y, 4 * SIZE);
     kept[SIZE] = x[0]; kept[SIZE + 1] = x[SIZE - 1];
@@ -281,7 +281,7 @@ _FOUND = f"""
     for (long j = 0; j < COLUMNS; ++j) m = from[j] > m ? from[j] : m;
     for (long j = 0; j < COLUMNS; ++j) s += std::exp(from[j] - m);
     for (long j = 0; j < COLUMNS; ++j) is_there &= std::fabs(found[j] - std::exp(from[j] - m) / s) < 1e-6f;
-    for (volatile int i = 0; !is_there && i < 1000000; ++i) {{}}
+    for (volatile int i = 0; !is_there && i < 5000000; ++i) {{}}
     {tasks.SOFTMAX.honest}
 """
 """Slow by a millisecond, unless the ninth row of an answer lies where its output goes."""
