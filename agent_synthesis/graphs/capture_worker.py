@@ -26,26 +26,27 @@ def capture_task(task: task_pb2.Task) -> graph_pb2.Graph:
     Raises:
         BadInput: the module does not load, build, run or export; names the file and the cause.
     """
+    device_type = "cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"
     with tempfile.TemporaryDirectory(prefix="warpsmith-capture-") as directory:
         module = load(task, Path(directory))
         try:
-            return _with_fake_inputs(module)
+            return _with_fake_inputs(module, device_type)
         except Exception:  # the real attempt tells better what is wrong, if anything is
-            return _with_real_inputs(module)
+            return _with_real_inputs(module, device_type)
 
 
-def _with_fake_inputs(module: TaskModule) -> graph_pb2.Graph:
+def _with_fake_inputs(module: TaskModule, device_type: str) -> graph_pb2.Graph:
     built = module.build()
     with FakeTensorMode():
         args = module.inputs(INPUT_SEED)
-    return capture(built, args)
+    return capture(built, args, device_type)
 
 
-def _with_real_inputs(module: TaskModule) -> graph_pb2.Graph:
+def _with_real_inputs(module: TaskModule, device_type: str) -> graph_pb2.Graph:
     built = module.build()
     args = module.inputs(INPUT_SEED)
     try:
-        return capture(built, args)
+        return capture(built, args, device_type)
     except CaptureRefused as refused:
         cause = refused.__cause__
         where = module.location(cause) if cause is not None else module.entry_path

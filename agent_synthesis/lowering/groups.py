@@ -116,6 +116,8 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
     install_plugins()
     for name in nodes:
         node = index.nodes[name]
+        if aten.is_outside(node.target):
+            return Refusal(f"{node.target} is an operation of its own")
         if node.random:
             return Refusal(f"{node.target} is random")
         if not index.is_pure(name) and not index.writes_back(name):

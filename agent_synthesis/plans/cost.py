@@ -152,7 +152,7 @@ def minimum(index: GraphIndex) -> analysis_pb2.Cost:
 def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
     """Floating-point operations of a matrix product, convolution, attention or recurrence; 0 for anything
     else."""
-    kind = node.target.split(".")[1]
+    kind = aten.operation(node.target)
     shapes = [list(index.spec(name).shape) for name in tensor_names(aten.arguments_of(node))]
     result = list(node.results[0].spec.shape) if node.results else []
     if kind in ("linear", "matmul", "mm", "bmm", "mv", "dot"):

@@ -34,7 +34,12 @@ class Replacement:
 
 
 def arguments(node: graph_pb2.Node) -> dict[str, Any]:
-    """Every argument of a call by ATen's name for it and in ATen's order, defaults included; tensors are `Named`."""
+    """Every argument of a call by ATen's name for it and in ATen's order, defaults included; tensors are `Named`.
+
+    None of an operation outside ATen, whose schema its own module's process alone knows.
+    """
+    if aten.is_outside(node.target):
+        return {}
     schema = aten.resolve(node.target)._schema.arguments
 
     def named(tensor: str) -> Any:
@@ -49,7 +54,7 @@ def arguments(node: graph_pb2.Node) -> dict[str, Any]:
 
 def operation(node: graph_pb2.Node | None) -> str:
     """The operation without its overload, such as "sum"; "" for no call."""
-    return node.target.split(".")[1] if node is not None else ""
+    return aten.operation(node.target) if node is not None else ""
 
 
 def maker(index: GraphIndex, tensor: object) -> graph_pb2.Node | None:

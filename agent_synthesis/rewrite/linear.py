@@ -18,6 +18,7 @@ from agent_synthesis.rewrite.calls import (
     operation,
     shape,
 )
+from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2
 
 
@@ -88,7 +89,7 @@ class _Step:
 
     @property
     def adds(self) -> bool:
-        return self.target.split(".")[1] in ("add", "sub")
+        return aten.operation(self.target) in ("add", "sub")
 
 
 def _affine_of_product(index: GraphIndex, tensor: object, user: str) -> tuple[graph_pb2.Node, list[_Step]] | None:

@@ -211,7 +211,11 @@ class LoadedTask:
                 self.restore()
         with FakeTensorMode(allow_non_fake_inputs=True):
             fake = self.user.inputs(0, "cpu")
-        return capture.capture(self.user.build(device="cpu"), fake)
+        return capture.capture(self.user.build(device="cpu"), fake, self.device.type)
+
+    def admit_operations(self) -> None:
+        """Lets programs call the operations outside ATen that the module calls. Raises BadInput as `capture`."""
+        self.capture(self.user.inputs(0, self.device))
 
     # ---- for timing ----------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class _Walk:
 
 def _operation(node: graph_pb2.Node) -> str:
     """ "softmax" of "aten.softmax.int"."""
-    return node.target.split(".")[1]
+    return aten.operation(node.target)
 
 
 def _integers(value: tensor_pb2.Value) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from warpsmith import arguments
+from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2
 
@@ -42,5 +43,5 @@ def host_scalars(program: candidate_pb2.Program) -> frozenset[str]:
 
 
 def _takes_number(target: str, names: list[str], dimensions: Mapping[str, int]) -> bool:
-    operation = target.split(".")[1]
+    operation = aten.operation(target)
     return operation in _BINARY and len(names) == 2 and any(dimensions[name] for name in names)

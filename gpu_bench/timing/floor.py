@@ -433,7 +433,7 @@ def _triangle(node: graph_pb2.Node, rows: int, columns: int) -> int:
 
 def _operation(node: graph_pb2.Node) -> str:
     """ "softmax" of "aten.softmax.int"."""
-    return node.target.split(".")[1]
+    return aten.operation(node.target)
 
 
 def _may_multiply(operation: str) -> bool:

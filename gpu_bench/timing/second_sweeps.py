@@ -71,7 +71,7 @@ class _Walk:
         return tuple(made)
 
     def _follow(self, node: graph_pb2.Node) -> None:
-        operation = node.target.split(".")[1]
+        operation = aten.operation(node.target)
         used = list(dict.fromkeys(tensor_names(aten.arguments_of(node))))
         results = [result for result in node.results if result.name]
         if not used or not results:

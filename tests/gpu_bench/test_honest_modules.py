@@ -56,7 +56,16 @@ def test_what_cannot_be_judged_is_said_in_one_sentence(references: Callable[[str
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["an embedding bag", "a running mean that is set anew", "complex inputs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "an embedding bag",
+        "a running mean that is set anew",
+        "complex inputs",
+        "an operation of its own that writes",
+        "autocast",
+    ],
+)
 def test_judge_and_candidate_in_processes_of_their_own_draw_alike(
     small: Any, references: Callable[[str], Desk], name: str
 ) -> None:

@@ -243,8 +243,11 @@ def test_bytes_that_are_no_object_are_a_launch_error(small: Any, session: Sessio
     assert session.compare(program, artifact, [TASK]).fault.kind == verdict_pb2.FAILURE_KIND_LAUNCH_ERROR
 
 
-def test_a_forbidden_operation_is_rejected(small: Any, session: Session) -> None:
-    program = small.library_program(target="aten.from_file.default")
+@pytest.mark.parametrize("target", ["aten.from_file.default", "prims.sin.default", "no_such.operation.default"])
+def test_an_operation_that_is_forbidden_or_none_of_the_modules_own_is_rejected(
+    small: Any, session: Session, target: str
+) -> None:
+    program = small.library_program(target=target)
     response = session.compare(program, small.compiled(program), [TASK])
     assert response.fault.kind == verdict_pb2.FAILURE_KIND_POLICY_REJECT
 

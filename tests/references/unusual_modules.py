@@ -28,7 +28,30 @@ def source(setup: str, body: str, inputs: str = MATRIX, before: str = "") -> str
     return "\n".join([*lines, "def get_inputs():", f"    return {inputs}", ""])
 
 
+_OWN = """
+@torch.library.custom_op('unusual::sum', mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+@doubled.register_fake
+def _(x):
+    return torch.empty_like(x)
+@torch.library.custom_op('unusual::count_', mutates_args=('hits',))
+def count(x: torch.Tensor, hits: torch.Tensor) -> None:
+    hits.add_(x.shape[0])
+"""
+
 MODULES = {
+    "an operation of its own": source("", "return torch.relu(doubled(torch.sin(x)))", before=_OWN),
+    "an operation of its own that writes": source(
+        "self.register_buffer('n', torch.zeros(32))", "count(x, self.n)\nreturn x + self.n", before=_OWN
+    ),
+    "autocast": source(
+        "self.l = torch.nn.Linear(32, 8)",
+        "with torch.autocast(x.device.type, torch.bfloat16):\n    return self.l(x).float().softmax(-1), x @ x.t()",
+    ),
+    "autocast that is off": source(
+        "", "with torch.autocast('cuda', enabled=False):\n    return torch.relu(torch.outer(x[0], x[1]))"
+    ),
     "a dict": source("", "return {'b': x * 2, 'a': x.sum(1)}"),
     "a named tuple": source(
         "",

@@ -47,13 +47,35 @@ _WIDENED: Final = {
 }  # fmt: skip
 
 
+_admitted: dict[str, OpOverload] = {}
+
+
+def admit(overload: OpOverload) -> None:
+    """Lets this process call an operation outside ATen: for those that its own module calls, by its own capture."""
+    _admitted[target_of(overload)] = overload
+
+
+def is_outside(target: str) -> bool:
+    """Whether an operation is none of PyTorch's own: a library step wherever it stands, about which nothing is known
+    but its schema."""
+    return not target.startswith("aten.")
+
+
+def operation(target: str) -> str:
+    """The name of an operation without its overload, such as "softmax"; "mine.softmax" for one outside ATen."""
+    namespace, name, *_ = target.split(".")
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
 @functools.cache
 def resolve(target: str) -> OpOverload:
     """The overload of a target such as "aten.softmax.int".
 
     Raises:
-        BadInput: it is not an ATen operation, or not an allowed one.
+        BadInput: it is not an allowed ATen operation, nor one that was admitted to this process.
     """
+    if target in _admitted:
+        return _admitted[target]
     namespace, _, rest = target.partition(".")
     name, _, overload = rest.partition(".")
     is_name = namespace == "aten" and name.isidentifier() and overload.isidentifier()
@@ -327,11 +349,15 @@ def _call_widened(
     device: torch.device,
 ) -> list[torch.Tensor | None]:
     overload = resolve(node.target)
-    narrow = node.target in _BITWISE or node.random
+    narrow = node.target in _BITWISE or node.random or is_outside(node.target)
+    narrowed: dict[str, torch.Tensor] = {}
 
     def lookup(name: str) -> torch.Tensor:
-        tensor = values[name]
-        return tensor.to(spec_types[name]) if narrow else tensor
+        if not narrow:
+            return values[name]
+        if name not in narrowed:
+            narrowed[name] = values[name].to(spec_types[name])
+        return narrowed[name]
 
     if node.target in _MASKING and node.random:
         return [_masked(node, overload, values, spec_types)]
@@ -343,10 +369,9 @@ def _call_widened(
     results = flatten_results(overload(*args, **kwargs))
     if narrow:
         for name in node.mutates:  # the narrowed copy was written; carry it back
-            written = results[0]
-            assert written is not None
-            values[name].copy_(written)
-            results = [values[name], *results[1:]]
+            values[name].copy_(narrowed[name])
+        written = {id(narrowed[name]): values[name] for name in node.mutates}
+        results = [written.get(id(result), result) for result in results]
     owned: list[torch.Tensor | None] = []
     for each, result in zip(results, node.results, strict=False):
         tensor = _widened(each)

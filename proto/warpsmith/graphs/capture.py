@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from warpsmith import digest
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs import aten, autocast, dtypes
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20
@@ -54,6 +54,9 @@ _HIDDEN_WRITES: Final = {
 # Operations tagged random that are not when this argument has this value.
 _STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
 
+# What users write to get a higher-order operation.
+_HIGHER: Final = {"cond": "torch.cond on a value", "while_loop": "a while_loop on values"}
+
 _ORIGINS: Final = {
     InputKind.USER_INPUT: graph_pb2.ORIGIN_INPUT,
     InputKind.PARAMETER: graph_pb2.ORIGIN_PARAMETER,
@@ -67,11 +70,13 @@ def rehearse() -> None:
     capture(torch.nn.ReLU(), (torch.zeros(2),))
 
 
-def capture(module: torch.nn.Module, args: Sequence[Any]) -> graph_pb2.Graph:
+def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cpu") -> graph_pb2.Graph:
     """The graph of `module(*args)` with static shapes; nothing is computed.
 
     `args` may nest tuples, lists and dicts; its tensors are real or fake (made under one FakeTensorMode), on
-    the CPU. Arguments that are no tensors become constants of the graph.
+    the CPU. Arguments that are no tensors become constants of the graph. `device_type`: where the module is to run,
+    "cpu" or "cuda", whose rules hold under `torch.autocast`. Operations outside ATen that the module calls may be
+    called in this process from then on (`aten.admit`).
 
     Raises:
         BadInput: the forward raises, does not export, or uses what a graph cannot carry; the message says
@@ -81,7 +86,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any]) -> graph_pb2.Graph:
         warnings.simplefilter("ignore")  # torch.export's advice on attributes is not for our users
         members = _member_names(module)
         try:
-            exported = torch.export.export(module, tuple(args), strict=False)
+            with autocast.traced_for(device_type):
+                exported = torch.export.export(module, tuple(args), strict=False)
         except Exception as error:
             raise _refusal(module, args, error) from error
         if made := _member_names(module) - members:
@@ -89,7 +95,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any]) -> graph_pb2.Graph:
                 f"forward registers {min(made)} in its first call, which torch.export does not follow: register it in "
                 "the constructor, or keep it as a plain attribute"
             )
-        recorder = _Recorder(exported)
+        recorder = _Recorder(exported, device_type)
         try:
             graph = recorder.record()
         except DynamicOutputShapeException as error:
@@ -127,8 +133,10 @@ def _first_line(error: BaseException) -> str:
 class _Recorder:
     """Walks an exported program once, running every call on fake tensors and writing down what it saw."""
 
-    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+    def __init__(self, exported: torch.export.ExportedProgram, device_type: str) -> None:
         self._exported = exported
+        self._device_type = device_type
+        self._region: autocast.Region | None = None
         self._graph = graph_pb2.Graph()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._names: dict[int, str] = {}  # id of a fake tensor → its name
@@ -196,26 +204,50 @@ class _Recorder:
             return self._call_other(node, args, kwargs)
         name = target._schema.name.removeprefix("aten::")
         if target.namespace != "aten":
-            raise CaptureRefused(f"forward calls {target}, an operation outside ATen, which is not supported")
-        if name in _IGNORED:
+            aten.admit(target)
+        elif name in _IGNORED:
             return None
-        if name in _IDENTITIES and args:
+        elif name in _IDENTITIES and args:
             return args[0]
+        if self._region is not None:
+            args, kwargs = self._region.applied(target, args, kwargs, self._cast)
         return self._record(node.name, target, _with_cudnn(target, args), kwargs)
 
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        name = f"{self._name_of(tensor)}_{str(dtype).removeprefix('torch.')}"
+        cast: torch.Tensor = self._record(name, torch.ops.aten.to.dtype, (tensor, dtype), {})
+        return cast
+
     def _call_other(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
-        """Plain Python of the graph: picking results, arithmetic on sizes, and blocks under
-        set_grad_enabled."""
+        """Plain Python of the graph: picking results, arithmetic on sizes, and blocks under set_grad_enabled or
+        autocast."""
         name = getattr(node.target, "__name__", str(node.target))
         if name == "wrap_with_set_grad_enabled":
             _, body, *operands = args
-            inner = [n for n in body.graph.nodes if n.op == "placeholder"]
-            return self._run(body, dict(zip(inner, operands, strict=True)))
+            return self._run_block(body, operands, self._region)
+        if name == "wrap_with_autocast":
+            kind, dtype, is_enabled, _, body, *operands = args
+            return self._run_block(body, operands, self._region_of(kind, dtype, is_enabled))
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            what = {"wrap_with_autocast": "torch.autocast", "cond": "torch.cond"}.get(name, name)
-            raise CaptureRefused(f"forward uses {what}, which is not supported")
+            raise CaptureRefused(f"forward uses {_HIGHER.get(name, name)}, which is not supported")
         function: Callable[..., Any] = node.target  # type: ignore[assignment]
         return function(*args, **kwargs)
+
+    def _run_block(self, body: torch.fx.GraphModule, operands: Sequence[Any], region: autocast.Region | None) -> Any:
+        inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+        outer, self._region = self._region, region
+        try:
+            return self._run(body, dict(zip(inner, operands, strict=True)))
+        finally:
+            self._region = outer
+
+    def _region_of(self, kind: str, dtype: torch.dtype | None, is_enabled: bool) -> autocast.Region | None:
+        """What holds in a block: `x.device.type` is "cpu" while a module is traced, wherever it is to run."""
+        if kind not in ("cpu", self._device_type):
+            return self._region
+        if not is_enabled:
+            return None
+        return autocast.Region(self._device_type, dtype or torch.get_autocast_dtype(self._device_type))
 
     def _record(self, name: str, overload: OpOverload, args: Any, kwargs: Any) -> Any:
         target = aten.target_of(overload)
