@@ -52,6 +52,48 @@ def test_a_module_of_several_files_builds_and_draws_inputs(tmp_path: Path) -> No
     assert loaded.inputs(seed=1, device="meta")[0].device.type == "meta"
 
 
+BY_NAME = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, ids, mask=None, scale=2.0, *rest, only=None):
+        return ids * scale if mask is None else ids * mask * scale
+
+def get_inputs():
+    return {given}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("{'ids': ONES}", ["tensor"]),
+        ("{'mask': ONES, 'ids': ONES}", ["tensor", "tensor"]),
+        ("{'scale': 3.0, 'ids': ONES}", ["tensor", None, 3.0]),
+        ("{'tokens': ONES, 'ids': ONES}", ["dict"]),
+        ("{0: ONES}", ["dict"]),
+        ("[{'ids': ONES}]", ["dict"]),
+    ],
+)
+def test_inputs_by_name_go_to_their_places_in_forward(tmp_path: Path, given: str, expected: list[object]) -> None:
+    loaded = load(task_of(BY_NAME.replace("{given}", given.replace("ONES", "torch.ones(2)"))), tmp_path)
+    kinds = {torch.Tensor: "tensor", dict: "dict"}
+    args = loaded.inputs(seed=1)
+    assert [kinds.get(type(argument), argument) for argument in args] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{'ids': torch.ones(2), 'only': torch.ones(2)}", "forward takes only by name only"),
+        ("{'mask': torch.ones(2)}", r"get_inputs\(\) gives nothing for ids, which forward needs"),
+    ],
+)
+def test_inputs_by_name_that_have_no_place_are_named(tmp_path: Path, given: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load(task_of(BY_NAME.replace("{given}", given)), tmp_path).inputs(seed=1)
+
+
 def test_a_file_without_the_class_says_so(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"pack/model\.py: defines no class Model"):
         load(task_of("x = 1\n"), tmp_path)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import inspect
 import random
 import sys
 import traceback
@@ -121,8 +122,10 @@ class TaskModule:
     def inputs(self, seed: int, device: torch.device | str = "cpu") -> tuple[Any, ...]:
         """The positional arguments of one forward, from get_inputs run on `device` with `seed`.
 
+        A dict whose keys are forward's parameters is its arguments by name; any other is one argument.
+
         Raises:
-            BadInput: get_inputs is missing, fails, or returns no tensor.
+            BadInput: get_inputs is missing, fails, returns no tensor, or names an argument that has no position.
         """
         function = getattr(self.namespace, "get_inputs", None)
         if not callable(function):
@@ -131,10 +134,34 @@ class TaskModule:
             seed_all(seed)
             with torch.device(device):
                 returned = function()
+        if isinstance(returned, dict):
+            returned = self._by_position(returned)
         args = returned if isinstance(returned, list | tuple) else (returned,)
         if not tensor_leaves(tuple(args)):
             raise BadInput(f"{self.entry_path}: get_inputs() returned no tensor")
         return tuple(_moved(args, device))
+
+    def _by_position(self, given: dict[Any, Any]) -> tuple[Any, ...]:
+        """What get_inputs gave as a dict, in the order of forward's parameters, defaults in between."""
+        _, *parameters = inspect.signature(getattr(self.namespace, self.class_name).forward).parameters.values()
+        left = set(given)
+        if not left or not left <= {parameter.name for parameter in parameters}:
+            return (given,)
+        args: list[Any] = []
+        for parameter in parameters:
+            if not left:
+                break
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise BadInput(
+                    f"{self.entry_path}: forward takes {min(left)} by name only, and calls are made by position: "
+                    "leave out the * before it, or give it to the constructor"
+                )
+            left.discard(parameter.name)
+            value = given.get(parameter.name, parameter.default)
+            if value is parameter.empty:
+                raise BadInput(f"{self.entry_path}: get_inputs() gives nothing for {parameter.name}, which forward needs")
+            args.append(value)
+        return tuple(args)
 
     def tensor_leaves(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """The tensors among the arguments, flattened in pytree order."""
