@@ -45,6 +45,9 @@ MODULES = {
     "an operation of its own that writes": source(
         "self.register_buffer('n', torch.zeros(32))", "count(x, self.n)\nreturn x + self.n", before=_OWN
     ),
+    "vmap": source(
+        "self.l = torch.nn.Linear(32, 8)", "return torch.vmap(lambda one, two: self.l(one) * two.sum())(x, x.relu())"
+    ),
     "autocast": source(
         "self.l = torch.nn.Linear(32, 8)",
         "with torch.autocast(x.device.type, torch.bfloat16):\n    return self.l(x).float().softmax(-1), x @ x.t()",

@@ -283,6 +283,36 @@ def test_operations_outside_aten_are_calls_like_others() -> None:
     assert len(graph.nodes[2].mutates) == 2
 
 
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> Any:
+        def row(one: torch.Tensor, index: torch.Tensor) -> Any:
+            scores = self.norm(self.linear(one)).softmax(-1)
+            return scores @ table, {"picked": torch.where(index > 1, table[0], one), "sum": one.sum()}
+
+        both = torch.vmap(lambda one, two: one * two.sin(), in_dims=(1, None))(x, x[:, 0])
+        return torch.vmap(row, in_dims=(0, 0))(x, torch.arange(len(x)) % 3), both, self.linear(x)
+
+
+def test_what_vmap_maps_is_calls_on_whole_batches() -> None:
+    graph = assert_captured_like_eager(Mapped(), (torch.randn(4, 8), torch.randn(8, 8)))
+    assert len(graph.nodes) < 40
+
+
+class Nonzero(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda one: torch.multinomial(one, 2), randomness="error")(x)
+
+
+def test_a_refusal_inside_vmap_leaves_it() -> None:
+    with pytest.raises(BadInput):
+        capture(Nonzero(), (torch.rand(4, 8),))
+    assert not [node for node in capture(nn.ReLU(), (torch.rand(4),)).nodes if node.target != "aten.relu.default"]
+
+
 def test_numbers_and_none_among_outputs_are_leaves_of_the_graph() -> None:
     graph = capture(Counting(), (torch.rand(4, 8),))
     assert list(graph.output_leaves) == ["None", "", "3", "0.5"]

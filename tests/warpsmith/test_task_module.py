@@ -86,7 +86,7 @@ def test_inputs_by_name_go_to_their_places_in_forward(tmp_path: Path, given: str
     ("given", "message"),
     [
         ("{'ids': torch.ones(2), 'only': torch.ones(2)}", "forward takes only by name only"),
-        ("{'mask': torch.ones(2)}", r"get_inputs\(\) gives nothing for ids, which forward needs"),
+        ("{'mask': torch.ones(2)}", r"get_inputs\(\) gives no ids, which forward needs"),
     ],
 )
 def test_inputs_by_name_that_have_no_place_are_named(tmp_path: Path, given: str, message: str) -> None:

@@ -14,10 +14,12 @@ from math import isfinite
 from typing import Any, Final
 
 import torch
+from torch._C._functorch import _vmap_decrement_nesting, is_functorch_wrapped_tensor, maybe_current_level
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from warpsmith import digest
 from warpsmith.errors import BadInput
@@ -53,6 +55,9 @@ _HIDDEN_WRITES: Final = {
 
 # Operations tagged random that are not when this argument has this value.
 _STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
+
+_VMAP: Final = "torch._functorch.predispatch"
+"""Where the calls are that a traced `torch.vmap` begins and ends with."""
 
 # What users write to get a higher-order operation.
 _HIGHER: Final = {"cond": "torch.cond on a value", "while_loop": "a while_loop on values"}
@@ -100,6 +105,9 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
             graph = recorder.record()
         except DynamicOutputShapeException as error:
             raise CaptureRefused(f"forward calls {error.func}, of whose result the shape depends on values") from error
+        finally:
+            while maybe_current_level() is not None:  # what was refused inside a vmap
+                _vmap_decrement_nesting()
     graph.digest = digest.of_graph(graph)
     return graph
 
@@ -203,6 +211,8 @@ class _Recorder:
         if not isinstance(target, OpOverload):
             return self._call_other(node, args, kwargs)
         name = target._schema.name.removeprefix("aten::")
+        if any(map(is_functorch_wrapped_tensor, _tensors((args, kwargs)))):
+            return self._batched(target, args, kwargs)
         if target.namespace != "aten":
             aten.admit(target)
         elif name in _IGNORED:
@@ -231,7 +241,14 @@ class _Recorder:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureRefused(f"forward uses {_HIGHER.get(name, name)}, which is not supported")
         function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        if function.__module__ == _VMAP:
+            return self._batched(function, args, kwargs)
         return function(*args, **kwargs)
+
+    def _batched(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Makes a call under vmap, which turns it into calls on whole batches: those are recorded."""
+        with _Batches(self._record):
+            return function(*args, **kwargs)
 
     def _run_block(self, body: torch.fx.GraphModule, operands: Sequence[Any], region: autocast.Region | None) -> Any:
         inner = [n for n in body.graph.nodes if n.op == "placeholder"]
@@ -325,6 +342,19 @@ class _Recorder:
             name = f"{wanted}_{count}"
         self._used.add(name)
         return name
+
+
+class _Batches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands on each call that vmap makes of one, on tensors of whole batches."""
+
+    def __init__(self, record: Callable[[str, OpOverload, Any, Any], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._record = record
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten" or func.overloadpacket.__name__ in _IGNORED:
+            return func(*args, **(kwargs or {}))
+        return self._record(func.overloadpacket.__name__, func, args, kwargs or {})
 
 
 def _literal(value: object) -> str:

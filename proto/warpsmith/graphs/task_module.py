@@ -159,7 +159,7 @@ class TaskModule:
             left.discard(parameter.name)
             value = given.get(parameter.name, parameter.default)
             if value is parameter.empty:
-                raise BadInput(f"{self.entry_path}: get_inputs() gives nothing for {parameter.name}, which forward needs")
+                raise BadInput(f"{self.entry_path}: get_inputs() gives no {parameter.name}, which forward needs")
             args.append(value)
         return tuple(args)
 
