@@ -45,6 +45,11 @@ MODULES = {
     "an operation of its own that writes": source(
         "self.register_buffer('n', torch.zeros(32))", "count(x, self.n)\nreturn x + self.n", before=_OWN
     ),
+    "a large table in an attribute": source("self.t = torch.randn(16384, 32)", "return x * self.t[: x.shape[0]]"),
+    "a large attribute that is written and set anew": source(
+        "self.h = torch.zeros(16384, 32)",
+        "self.h.copy_(x[:1])\nself.h = torch.relu(self.h * 0.5)\nreturn x + self.h[: x.shape[0]]",
+    ),
     "vmap": source(
         "self.l = torch.nn.Linear(32, 8)", "return torch.vmap(lambda one, two: self.l(one) * two.sum())(x, x.relu())"
     ),

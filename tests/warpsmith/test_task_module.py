@@ -52,6 +52,30 @@ def test_a_module_of_several_files_builds_and_draws_inputs(tmp_path: Path) -> No
     assert loaded.inputs(seed=1, device="meta")[0].device.type == "meta"
 
 
+KEEPING = """
+import torch
+
+class Table(torch.nn.Module):
+    shared = None
+    def __init__(self):
+        super().__init__()
+        self.large, self.small, self.several = torch.rand(512, 1024), torch.rand(4), [torch.rand(512, 1024)]
+        self.shared = torch.rand(512, 1024)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = Table()
+"""
+
+
+def test_large_tensors_in_attributes_are_buffers_in_no_state_dict(tmp_path: Path) -> None:
+    module = load(task_of(KEEPING), tmp_path).build()
+    assert [name for name, _ in module.named_buffers()] == ["table.large"]
+    assert not module.state_dict()
+    assert [module.table.shared.shape, module.table.several[0].shape] == [module.table.large.shape] * 2
+
+
 BY_NAME = """
 import torch
 

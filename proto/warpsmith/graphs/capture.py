@@ -27,7 +27,7 @@ from warpsmith.graphs import aten, autocast, dtypes
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20
-"""Largest constant tensor that a graph carries by value."""
+"""Largest constant tensor that a graph carries by value; larger ones are named, as buffers of the module."""
 
 # They check or annotate and compute nothing.
 _IGNORED: Final = frozenset({
@@ -407,7 +407,7 @@ def _content(name: str, tensor: Any) -> bytes:
     if byte_count > MAX_CONSTANT_BYTES:
         raise CaptureRefused(
             f"forward makes the constant tensor {name} of {byte_count} bytes, over the limit of "
-            f"{MAX_CONSTANT_BYTES}: register it as a buffer"
+            f"{MAX_CONSTANT_BYTES}: keep it as an attribute of the module, or register it as a buffer"
         )
     contiguous = tensor.detach().cpu().contiguous().reshape(-1)
     return bytes(contiguous.view(torch.uint8).numpy().tobytes()) if byte_count else b""

@@ -26,6 +26,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
+from warpsmith.graphs import dtypes
+from warpsmith.graphs.capture import MAX_CONSTANT_BYTES
 from warpsmith.sandbox.private_files import relative_path
 from warpsmith.v1 import task_pb2
 
@@ -91,7 +93,8 @@ class TaskModule:
     def build(self, seed: int = 42, device: torch.device | str = "cpu") -> torch.nn.Module:
         """The module as its constructor makes it (train mode), with weights drawn from `seed` on the CPU.
 
-        Weights are drawn on the CPU and then moved, so they are equal on every device.
+        Weights are drawn on the CPU and then moved, so they are equal on every device. Large tensors that it keeps as
+        plain attributes become buffers in no `state_dict`, which a graph can name and `to` moves.
 
         Raises:
             BadInput: get_init_inputs or the constructor fails, or the class is no nn.Module.
@@ -106,6 +109,7 @@ class TaskModule:
             built: torch.nn.Module = kind(**arguments) if isinstance(arguments, dict) else kind(*arguments)
             if any(map(torch.nn.parameter.is_lazy, (*built.parameters(), *built.buffers()))):
                 self._complete(built, seed)
+            _name_large_tensors(built)
             moved: torch.nn.Module = built.to(device)
         return moved
 
@@ -201,6 +205,18 @@ class TaskModule:
         if not isinstance(arguments, list | tuple | dict):
             raise BadInput(f"{self.entry_path}: get_init_inputs() must return a list of constructor arguments")
         return arguments
+
+
+def _name_large_tensors(module: torch.nn.Module) -> None:
+    for each in module.modules():
+        for name, held in list(vars(each).items()):
+            if type(held) is not torch.Tensor or held.nbytes <= MAX_CONSTANT_BYTES:
+                continue
+            del vars(each)[name]
+            if hasattr(each, name) or not dtypes.is_supported(held.dtype):  # its class has something by that name
+                vars(each)[name] = held
+            else:
+                each.register_buffer(name, held, persistent=False)
 
 
 def tensor_leaves(tree: Any) -> list[torch.Tensor]:
