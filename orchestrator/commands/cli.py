@@ -36,6 +36,7 @@ from orchestrator.commands.options import (
     Server,
     Shard,
     Strategy,
+    Suite,
     Synthesizer,
     Target,
     TimeLimit,
@@ -167,7 +168,8 @@ def _optimise_all(
     "  warpsmith bench modules/ --shard 1/4 --time-limit 1h     (run again to go on)"
 )
 def bench(
-    directory: Annotated[Path, typer.Argument(help="Every module below it is optimised.")],
+    directory: Annotated[Path | None, typer.Argument(help="Every module below it is optimised.")] = None,
+    suite: Suite = "",
     budget: Budget = "60s",
     trials: TrialLimit = 0,
     device_time: DeviceLimit = "",
@@ -188,8 +190,9 @@ def bench(
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Optimises every module of a directory; goes on where it stopped."""
+    """Optimises every module of a directory or of a suite; goes on where it stopped."""
     part = budgets.shard(shard)
+    directory = directory_bench.place(directory, suite, runs)
     entries = directory_bench.entries(directory, part)
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
     limits = _budget(budget, trials, device_time, tokens)

@@ -22,6 +22,7 @@ from typing import Any
 
 from orchestrator.commands import report
 from orchestrator.serving.device_gate import most_ahead
+from orchestrator.tasks import model_suite
 from warpsmith.digest import digest
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import private_files
@@ -45,6 +46,21 @@ class Entry:
     path: Path
     digest: str
     problem: str = ""
+
+
+def place(directory: Path | None, suite: str, runs: Path) -> Path:
+    """Where the modules are: the directory, or where those of a suite are written, below the runs.
+
+    Raises:
+        BadInput: both are given, or neither, or there is no such suite, or it needs a package that is not installed.
+    """
+    if (directory is None) == (not suite):
+        raise BadInput("bench takes a DIRECTORY of modules, or --suite models, one of the two")
+    if directory is not None:
+        return directory
+    if suite != "models":
+        raise BadInput(f"--suite {suite}: there is no such suite; there is: models")
+    return model_suite.write(runs / "suites" / suite)
 
 
 def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:

@@ -54,6 +54,12 @@ Trust = Annotated[
     ),
 ]
 Shard = Annotated[str, typer.Option("--shard", help="Only a part of the modules: 1/4 is the first of four.")]
+Suite = Annotated[
+    str,
+    typer.Option(
+        "--suite", help="`models`: networks of transformers and torchvision without weights, in fp32 and bf16."
+    ),
+]
 TimeLimit = Annotated[str, typer.Option("--time-limit", help="Stop starting modules after 1h, 30m …")]
 ResultsFile = Annotated[
     Path | None,
