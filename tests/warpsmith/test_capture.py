@@ -283,6 +283,33 @@ def test_operations_outside_aten_are_calls_like_others() -> None:
     assert len(graph.nodes[2].mutates) == 2
 
 
+REDEFINED = """
+import torch
+
+@torch.library.custom_op("warpsmith_test::again", mutates_args=())
+def again(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+
+@again.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return again(x)
+"""
+
+
+def test_an_operation_that_is_defined_again_is_the_later_one() -> None:
+    x = torch.ones(4)
+    for factor in (2.0, 3.0):
+        namespace: dict[str, Any] = {"FACTOR": factor, "__name__": "defined"}
+        exec(compile(REDEFINED, "defined.py", "exec", dont_inherit=True), namespace)
+        graph = capture(namespace["Model"](), (x,))
+        results = aten.interpret(graph, {"x": x}, widen=True)
+        assert results[graph.outputs[0]].tolist() == [factor] * 4
+
+
 class Mapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -47,12 +47,12 @@ _WIDENED: Final = {
 }  # fmt: skip
 
 
-_admitted: dict[str, OpOverload] = {}
+_admitted: set[str] = set()
 
 
 def admit(overload: OpOverload) -> None:
     """Lets this process call an operation outside ATen: for those that its own module calls, by its own capture."""
-    _admitted[target_of(overload)] = overload
+    _admitted.add(target_of(overload))
 
 
 def is_outside(target: str) -> bool:
@@ -67,15 +67,23 @@ def operation(target: str) -> str:
     return name if namespace == "aten" else f"{namespace}.{name}"
 
 
-@functools.cache
 def resolve(target: str) -> OpOverload:
     """The overload of a target such as "aten.softmax.int".
 
     Raises:
         BadInput: it is not an allowed ATen operation, nor one that was admitted to this process.
     """
-    if target in _admitted:
-        return _admitted[target]
+    if target not in _admitted:
+        return _of_aten(target)
+    namespace, name, overload = target.split(".")
+    # Looked up anew: a file that is loaded again defines its operations again, and the earlier ones are gone.
+    found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    assert isinstance(found, OpOverload)
+    return found
+
+
+@functools.cache
+def _of_aten(target: str) -> OpOverload:
     namespace, _, rest = target.partition(".")
     name, _, overload = rest.partition(".")
     is_name = namespace == "aten" and name.isidentifier() and overload.isidentifier()
