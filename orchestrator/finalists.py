@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from orchestrator.pipeline import Judged, Pipeline, passed
 from orchestrator.search import score
+from warpsmith.contract import words
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
     analysis_pb2,
@@ -118,6 +119,25 @@ def _beaten_ns(judged: Sequence[trial_pb2.Trial], target: task_pb2.Target.ValueT
 def is_credible(trial: trial_pb2.Trial) -> bool:
     """Whether its time was not too good to be true."""
     return timing_pb2.FLAG_FLOOR_SUSPECT not in trial.timing.raised
+
+
+def shortfall(trial: trial_pb2.Trial) -> str:
+    """Why the best is not called faster, as the end of a sentence."""
+    timing = trial.timing
+    speedup, name = timing.speedup_fastest, words.arm(timing.fastest_arm)
+    if not is_credible(trial):
+        return "the best takes less time than the machine allows, as far as was measured"
+    if timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES in timing.raised:
+        return (
+            f"the best seems {speedup.median:.2f}x as fast as {name}, but first calls on new values do not show it; "
+            "where the machine was busy, run it again"
+        )
+    if speedup.median <= 1.0:
+        return f"the best reaches {speedup.median:.2f}x"
+    return (
+        f"the best reaches {speedup.median:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}], too little to be told from "
+        f"none where equals differ by {100 * timing.noise_floor:.1f} %"
+    )
 
 
 def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:

@@ -259,10 +259,8 @@ class SearchRun:
             metrics.best_speedup.observe(speedup.median)
             that_ran = " that ran" if any(arm.failure for arm in self.run.best.timing.arms) else ""
             message = f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]"
-        elif self.run.HasField("best") and not finalists.is_credible(self.run.best):
-            message = "no faster kernel found: the best takes less time than the machine allows, as far as was measured"
         elif self.run.HasField("best"):
-            message = f"no faster kernel found: the best reaches {self.run.best.timing.speedup_fastest.median:.2f}x"
+            message = f"no faster kernel found: {finalists.shortfall(self.run.best)}"
         elif self.run.pass_count:
             message = f"no faster kernel found{self._refusal}"
         else:

@@ -133,6 +133,30 @@ def test_a_best_time_that_no_audit_cleared_is_not_quoted() -> None:
     assert "less time than the machine allows" in run.message
 
 
+@pytest.mark.parametrize(
+    ("speedup", "raised", "said"),
+    [
+        (
+            (1.68, 1.6, 1.7),
+            timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES,
+            "seems 1.68x as fast as compile, but first calls",
+        ),
+        ((1.68, 1.6, 1.7), timing_pb2.FLAG_FLOOR_SUSPECT, "less time than the machine allows"),
+        ((1.10, 0.95, 1.3), timing_pb2.FLAG_FEW_BLOCKS, "reaches 1.10x [0.95, 1.30], too little to be told from none"),
+        ((0.86, 0.84, 0.88), timing_pb2.FLAG_FEW_BLOCKS, "the best reaches 0.86x"),
+    ],
+)
+def test_why_the_best_is_not_called_faster_is_said(
+    speedup: tuple[float, float, float], raised: timing_pb2.Flag.ValueType, said: str
+) -> None:
+    median, low, high = speedup
+    trial = trial_pb2.Trial()
+    trial.timing.fastest_arm, trial.timing.noise_floor = timing_pb2.ARM_KIND_COMPILE, 0.04
+    trial.timing.speedup_fastest.CopyFrom(timing_pb2.Speedup(median=median, low=low, high=high))
+    trial.timing.raised.append(raised)
+    assert said in finalists.shortfall(trial)
+
+
 def test_a_time_that_an_audit_did_not_clear_keeps_no_slower_finalist_from_winning() -> None:
     doubtful, plain = (
         trial_pb2.Trial(
