@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS = -n auto --maxprocesses=4 --dist loadfile
+WORKERS = -n auto --maxprocesses=4 --dist loadfile --max-worker-restart 0
 TESTS = $(BIN)/pytest $(WORKERS) --durations=12 \
   -m "not gpu and not vllm and not hostile and not postgres and not simt and not services"
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
