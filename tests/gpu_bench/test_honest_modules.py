@@ -14,7 +14,7 @@ from warpsmith.errors import BadInput
 from warpsmith.v1 import benchmark_service_pb2, verdict_pb2
 
 REFUSED = {
-    "another object": (source("", "return x, torch.Size([2])[0:1], object()"), "return|not a known type"),
+    "another object": (source("", "return x, torch.Size([2])[0:1], object()"), "return|does not look into"),
     "a sparse tensor": (source("", "return torch.sparse.mm(x.to_sparse(), x.t())"), "layout torch.sparse_coo"),
     "a shape that depends on values": (source("", "return x.nonzero()"), "shape depends on values"),
     "a value that is read": (source("", "return x * x.sum().item()"), "aten.item.default"),

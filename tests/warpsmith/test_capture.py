@@ -190,6 +190,15 @@ class Hoarding(nn.Module):
         return x + self.table.sum()
 
 
+class Cache:
+    pass
+
+
+class Caching(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 2, Cache()
+
+
 class Deciding(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 2, torch.sin, torch.cos, (x,))
@@ -352,9 +361,10 @@ def test_numbers_and_none_among_outputs_are_leaves_of_the_graph() -> None:
     [
         (Raising(), "forward raised ValueError: no such thing"),
         (Branching(), "does not export"),
-        (Returning(), "returns a .* among its outputs|does not export"),
+        (Returning(), "returns a .* among its outputs|has a .* among its outputs|does not export"),
         (Hoarding(), "2097152 bytes"),
         (Deciding(), "torch.cond on a value"),
+        (Caching(), "has a .*Cache among its outputs, which torch.export does not look into"),
     ],
 )
 def test_what_cannot_be_captured_is_named(module: nn.Module, message: str) -> None:

@@ -8,6 +8,7 @@ changed into a functional form, and the module keeps the train mode that it came
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -55,6 +56,8 @@ _HIDDEN_WRITES: Final = {
 
 # Operations tagged random that are not when this argument has this value.
 _STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
+
+_UNKNOWN_TYPE: Final = re.compile(r"Found <class '([\w.]+)'> in (input|output)")
 
 _VMAP: Final = "torch._functorch.predispatch"
 """Where the calls are that a traced `torch.vmap` begins and ends with."""
@@ -126,6 +129,12 @@ def _refusal(module: torch.nn.Module, args: Sequence[Any], error: Exception) -> 
             refused = CaptureRefused(f"forward raised {_first_line(raised)}")
             refused.__cause__ = raised
             return refused
+    if unknown := _UNKNOWN_TYPE.search(str(error)):
+        kind, place = unknown.groups()
+        return CaptureRefused(
+            f"forward has a {kind} among its {place}s, which torch.export does not look into: use tensors (a model of "
+            "transformers returns them with use_cache=False), or register the class as a pytree in the module's file"
+        )
     return CaptureRefused(f"the module does not export (torch.export): {_first_line(error)}")
 
 
