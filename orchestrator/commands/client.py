@@ -8,6 +8,7 @@ goes on watching, so that the best so far is judged.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +23,14 @@ from orchestrator.serving.dialing import agents_at, judges_at, orchestrator_at
 from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.local import MODULES, LocalServices, published_address
 from warpsmith import settings
-from warpsmith.errors import Infrastructure, NotFound
+from warpsmith.errors import Infrastructure, NotFound, ServiceGone
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 
 Watcher = Callable[[run_pb2.RunEvent], None]
+
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""Before each further try to watch a run whose connection broke; an event begins them anew."""
 
 
 class Optimization(Protocol):
@@ -206,18 +210,25 @@ def follow(
     to_cancel: Sequence[str] = (),
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> run_pb2.Run:
-    """Watches a run to its end and returns it whole.
+    """Watches a run to its end and returns it whole; where the connection breaks, from the event that came last.
 
     The first Ctrl-C asks the runs of `to_cancel` to stop, and watching goes on; the second one passes through.
+    Raises ServiceGone where none of several more tries brings an event.
     """
     seen = 0
+    pauses = iter(PAUSES_S)
     interrupted = False
     while True:
         try:
             for reply in client.WatchRun(messages.WatchRunRequest(run_id=run_id, after=seen)):
-                seen = reply.event.number
+                seen, pauses = reply.event.number, iter(PAUSES_S)
                 watcher(reply.event)
             return client.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
+        except ServiceGone:  # a connection that the server ends by its age may take a new watch with it
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            time.sleep(pause)
         except KeyboardInterrupt:
             if interrupted or not to_cancel:
                 raise

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.hosting import RunHost, Story
 from orchestrator.walks import Effort
 from warpsmith import service
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, ServiceGone
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
@@ -187,6 +187,35 @@ def test_interrupting_a_watched_run_asks_it_to_stop_and_keeps_the_best(archive: 
         assert told == ["stopping"]
         assert ended.state == run_pb2.RUN_STATE_CANCELLED
         assert ended.best.timing.faster
+
+
+class Breaking:
+    """A server of a run of five events, from which connections break."""
+
+    def __init__(self, lasting: Sequence[int]) -> None:
+        self.lasting = list(lasting)
+        self.asked: list[int] = []
+
+    def WatchRun(self, request: messages.WatchRunRequest) -> Iterator[messages.WatchRunResponse]:
+        self.asked.append(request.after)
+        events = [run_pb2.RunEvent(number=number) for number in range(request.after + 1, 6)]
+        lasts = self.lasting.pop(0)
+        yield from (messages.WatchRunResponse(event=event) for event in events[:lasts])
+        if lasts < len(events):
+            raise ServiceGone("WatchRun: UNAVAILABLE: Stream removed")
+
+    def GetRun(self, request: messages.GetRunRequest, timeout: float) -> messages.GetRunResponse:  # noqa: ARG002 (its name)
+        return messages.GetRunResponse(run=run_pb2.Run(id=request.run_id))
+
+
+def test_a_watch_whose_connection_breaks_goes_on_from_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PAUSES_S", (0.0, 0.0))
+    seen: list[int] = []
+    server = Breaking([0, 2, 0, 1, 0, 9])
+    assert client.follow(server, "r", lambda event: seen.append(event.number)).id == "r"
+    assert (seen, server.asked) == ([1, 2, 3, 4, 5], [0, 0, 2, 2, 3, 3])
+    with pytest.raises(ServiceGone):
+        client.follow(Breaking([2, 0, 0, 0, 9]), "r", lambda _: None)
 
 
 def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
