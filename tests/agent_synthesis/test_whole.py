@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from agent_reasoning.roofline_reasoner import RooflineReasoner
+from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import analysis, moves, whole
@@ -108,6 +109,43 @@ def test_what_could_not_move_at_first_moves_once_its_other_readers_have() -> Non
 
     plan = moves.apply(zero(ByHand(), (16, 16)), move("beside_products"))
     assert [group.engine for group in plan.groups] == ["library", "authored"] * 3
+
+
+@torch.library.custom_op("warpsmith_plans::linear", mutates_args=())
+def own_linear(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """An operation that shares no more than its name with ATen's."""
+    return x + y
+
+
+@own_linear.register_fake
+def _(x: torch.Tensor, _y: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class WithOwn(nn.Module):
+    """It, where rewrites look for products, sums and scales."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = own_linear(torch.tanh(x.softmax(1)), x) * 2 + 1
+            x = x.exp() * x.sum(1, keepdim=True)
+        return x
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_operation_outside_aten_stays_a_call_where_nobody_knows_it(
+    target: task_pb2.Target.ValueType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = capture(WithOwn(), (torch.rand(32, 32),))
+    monkeypatch.setattr(aten, "_admitted", set())  # plans are made in another process than captures
+    plan = plan_zero(GraphIndex(graph), target)
+    described = analysis.describe(plan, with_legal_moves=True)
+    assert described.minimum.product_flop_count == 0
+    for legal in described.legal_moves:
+        made = moves.apply(plan, legal.move)
+        calls = {node for group in made.groups if group.engine == "library" for node in made.all_nodes(group)}
+        assert {"linear", "linear_1", "linear_2"} <= calls
+        assert generate(made).steps
 
 
 def test_convolutions_stay_calls() -> None:

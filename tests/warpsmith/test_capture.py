@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
+from warpsmith.graphs import capture as graph_capture
 from warpsmith.graphs.capture import capture
 from warpsmith.graphs.task_module import tensor_leaves
 from warpsmith.v1 import graph_pb2, tensor_pb2
@@ -243,6 +244,24 @@ def test_autocast_follows_the_rules_of_the_device_that_the_module_is_for(fake: b
     assert not torch.is_autocast_enabled("cuda")
 
 
+class Between(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            with torch.autocast("cuda", enabled=False):
+                y = x @ x
+            return y, x.to(torch.float16), x.bfloat16().sum(0)
+
+
+def test_regions_of_other_devices_and_casts_of_the_module_stay_as_they_are() -> None:
+    x = torch.randn(8, 8)
+    on_cpu, on_gpu = (capture(Between(), (x,), kind) for kind in ("cpu", "cuda"))
+    calls = ["aten.matmul.default", "aten.to.dtype", "aten.to.dtype", "aten.sum.dim_IntList"]
+    assert [node.target for node in on_cpu.nodes] == ["aten.to.dtype", *calls]
+    assert [node.target for node in on_gpu.nodes] == calls
+    assert [each.value.dtype for each in on_gpu.nodes[-1].kwargs] == [FLOAT32]  # in which a GPU adds
+    assert not on_cpu.nodes[-1].kwargs
+
+
 class ForAGpu(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.float16):
@@ -268,7 +287,7 @@ def _(x: torch.Tensor, _scale: float) -> torch.Tensor:
 
 @torch.library.custom_op("warpsmith_test::count_", mutates_args=("hits", "x"))
 def own_count(x: torch.Tensor, hits: torch.Tensor) -> None:
-    hits.add_(1)
+    hits.add_(2)
     x.mul_(hits)
 
 
@@ -315,6 +334,7 @@ def test_an_operation_that_is_defined_again_is_the_later_one() -> None:
         namespace: dict[str, Any] = {"FACTOR": factor, "__name__": "defined"}
         exec(compile(REDEFINED, "defined.py", "exec", dont_inherit=True), namespace)
         graph = capture(namespace["Model"](), (x,))
+        assert aten.resolve(graph.nodes[0].target) is torch.ops.warpsmith_test.again.default
         results = aten.interpret(graph, {"x": x}, widen=True)
         assert results[graph.outputs[0]].tolist() == [factor] * 4
 
@@ -338,15 +358,16 @@ def test_what_vmap_maps_is_calls_on_whole_batches() -> None:
     assert len(graph.nodes) < 40
 
 
-class Nonzero(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.vmap(lambda one: torch.multinomial(one, 2), randomness="error")(x)
+def test_a_refusal_inside_vmap_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BadInput("no")
 
-
-def test_a_refusal_inside_vmap_leaves_it() -> None:
-    with pytest.raises(BadInput):
-        capture(Nonzero(), (torch.rand(4, 8),))
-    assert not [node for node in capture(nn.ReLU(), (torch.rand(4),)).nodes if node.target != "aten.relu.default"]
+    with monkeypatch.context() as patched:
+        patched.setattr(graph_capture._Batches, "__torch_dispatch__", refuse)
+        with pytest.raises(BadInput, match="no"):
+            capture(Mapped(), (torch.randn(4, 8), torch.randn(8, 8)))
+    assert [node.target for node in capture(nn.ReLU(), (torch.rand(4),)).nodes] == ["aten.relu.default"]
+    assert torch._C._functorch.maybe_current_level() is None
 
 
 def test_numbers_and_none_among_outputs_are_leaves_of_the_graph() -> None:
