@@ -137,7 +137,7 @@ def test_an_unroll_bomb_ends_at_its_deadline_and_the_next_kernel_compiles(progra
         pytest.skip(nvrtc.missing())
     bomb = """extern "C" __global__ void kernel(float* a) {
 #pragma unroll
-  for (int i = 0; i < 12000; ++i)
+  for (int i = 0; i < 3000; ++i)
 #pragma unroll
     for (int j = 0; j < 300; ++j) a[i * j] = sinf(a[i + j]) * a[i];
 }
