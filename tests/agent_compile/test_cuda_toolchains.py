@@ -132,7 +132,7 @@ def test_headers_of_the_toolkit_are_found(nvrtc: Nvrtc, program: Any) -> None:
 
 
 def test_an_unroll_bomb_ends_at_its_deadline_and_the_next_kernel_compiles(program: Any) -> None:
-    nvrtc = Nvrtc(limits=Limits(wall_seconds=4))
+    nvrtc = Nvrtc(limits=Limits(wall_seconds=1))
     if nvrtc.missing():
         pytest.skip(nvrtc.missing())
     bomb = """extern "C" __global__ void kernel(float* a) {
