@@ -25,6 +25,7 @@ from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
 from gpu_bench.timing import floor
+from gpu_bench.timing.clocks import persisting_reset
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
@@ -194,7 +195,9 @@ class Witness:
             gap.copy_(part)
 
     def _evict(self, size: int) -> None:
-        """Leaves nothing of the inputs in a cache."""
+        """Leaves nothing of the inputs in a cache, nor what a process asked the L2 to keep."""
+        if self._loaded.device.type == "cuda" and (reset := persisting_reset()) is not None:
+            reset()
         if self._sweep.numel() != size:
             self._sweep = torch.ones(size, dtype=torch.uint8, device=self._loaded.device)
         self._sweep.view(torch.int64 if size % 8 == 0 else torch.uint8).add_(1)

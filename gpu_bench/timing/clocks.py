@@ -271,7 +271,7 @@ class CudaClock:
         self.host_bound = self._lead.host_bound
         """Names of arms whose host time could not be hidden."""
         self._events: list[Any] = []
-        reset = _persisting_reset()
+        reset = persisting_reset()
         self.resets_persisting = reset is not None
         """Whether lines that a kernel asked the L2 to keep are let go before a cold reading."""
         self._reset_persisting = reset or (lambda: None)
@@ -366,7 +366,7 @@ def _bound(call: Callable[[int], Any], index: int) -> Callable[[], Any]:
     return lambda: call(index)
 
 
-def _persisting_reset() -> Callable[[], object] | None:
+def persisting_reset() -> Callable[[], object] | None:
     """Resets lines that a kernel asked the L2 to keep; None where cuda-bindings is not installed."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")

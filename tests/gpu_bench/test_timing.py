@@ -250,7 +250,7 @@ def test_without_cuda_bindings_no_persisting_lines_are_said_to_be_reset(monkeypa
         raise ImportError(name)
 
     monkeypatch.setattr(clocks.importlib, "import_module", missing)
-    assert clocks._persisting_reset() is None
+    assert clocks.persisting_reset() is None
 
 
 def test_screening_on_a_gpu_visits_an_arm_six_times_at_least() -> None:
