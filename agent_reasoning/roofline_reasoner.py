@@ -6,6 +6,7 @@ of the analysis, so equal requests give equal answers. It never calls a predicti
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,11 @@ EVIDENCE = "evidence"
 """Source of a prediction that earlier trials have corrected."""
 
 DEFAULT_LIMIT = 8
+
+EVERY_GROUP = "*"
+"""Group of a move that changes the whole plan."""
+_IN_ORDER = (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_LAUNCH)
+"""Kinds of such moves, in the order in which one leaves the next legal."""
 
 LEAST_SPEEDUP = 0.8
 """Predictions below this are dropped: the model is not wrong by more than that often enough to pay. Where that leaves
@@ -93,7 +99,8 @@ class RooflineReasoner:
 def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Evidence) -> Iterator[_Option]:
     if not analysis.legal_moves:
         return
-    for option in (*_rewrites(analysis, predicted), *_chains(analysis, predicted), *_singles(analysis, predicted)):
+    proposed = (_rewrites, _whole_plans, _chains, _singles)
+    for option in (option for propose in proposed for option in propose(analysis, predicted)):
         correction = evidence.correction(option.moves)
         speedup = option.speedup * correction
         score = option.score * correction * evidence.reliability(option.moves)
@@ -124,6 +131,26 @@ def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator
     what = f"all rewrites, of {wording.names([item.move.group for item in chosen])}"
     saved = _saved_text(what, before, after, speedup)
     yield _Option(tuple(item.move for item in chosen), speedup, speedup, saved)
+
+
+def _whole_plans(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
+    """Moves of the whole plan, of different kinds, at once: a network is not found one move at a time."""
+    kinds: dict[analysis_pb2.MoveKind.ValueType, list[analysis_pb2.LegalMove]] = {}
+    for legal in analysis.legal_moves:
+        if legal.move.group == EVERY_GROUP:
+            kinds.setdefault(legal.move.kind, []).append(legal)
+    for chosen in itertools.product(*([None, *kinds[kind]] for kind in _IN_ORDER if kind in kinds)):
+        taken = [legal for legal in chosen if legal is not None]
+        if len(taken) < 2:
+            continue
+        before, after = summed(each.before for each in taken), summed(each.after for each in taken)
+        if taken[-1].move.kind == analysis_pb2.MOVE_KIND_LAUNCH:  # launches that the others save are saved once
+            before.launch_count = taken[-1].before.launch_count
+            after.launch_count = taken[-1].after.launch_count
+        speedup = predicted.rewrite_speedup(before, after)
+        what = "; ".join(map(wording.effect, taken))
+        saved = _saved_text(what, before, after, speedup)
+        yield _Option(tuple(each.move for each in taken), speedup, speedup, saved)
 
 
 def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:

@@ -59,6 +59,7 @@ class _Generator:
             output_tree=graph.output_tree,
             output_leaves=graph.output_leaves,
             architecture=plan.hardware.architecture if plan.target == task_pb2.TARGET_CUDA else "",
+            cuda_graph=plan.cuda_graph,
         )
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written

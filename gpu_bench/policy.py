@@ -73,6 +73,8 @@ def _of_whole(program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -
         yield "two buffers have the same name"
     if artifact.program_digest and artifact.program_digest != program.digest:
         yield "the artifact was compiled from another program"
+    if program.cuda_graph and program.target != task_pb2.TARGET_CUDA:
+        yield "only a program for a GPU is launched as a CUDA graph"
     if not program.outputs:
         yield "the program has no output"
     for name in program.outputs:

@@ -39,6 +39,7 @@ def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
 def _plan_digest(plan: Plan) -> str:
     """Equal for equal plans, whatever moves led there."""
     parts: list[str | bytes | int] = ["plan", plan.index.digest, plan.target]
+    parts += ["cuda_graph"] if plan.cuda_graph else []
     for group in plan.groups:
         parts += [group.name, group.engine, group.schedule, ",".join(group.nodes), ",".join(group.recomputed)]
         parts += [group.text] if group.text else []
@@ -51,6 +52,7 @@ def _features(plan: Plan) -> list[str]:
     partition = ["+".join(plan.all_nodes(group)) for group in plan.groups if len(plan.all_nodes(group)) > 1]
     features = [f"partition:{digest.short(digest.digest(*sorted(partition)))}"] if partition else ["partition:none"]
     features += [f"rewrite:{rule}" for rule in plan.rewrites]
+    features += ["launch:cuda_graph"] if plan.cuda_graph else []
     for group in plan.groups:
         if group.engine != "library":
             features.append(f"{group.name}:{group.schedule}")

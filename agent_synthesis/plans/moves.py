@@ -10,6 +10,7 @@
     rewrite(group, choice=rule)        algebra, see `rewrite`
     set(group, choice="reduce=split")  settings of the schedule change; integers such as {"threads": 1} as arguments
     write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
+    launch("*", "cuda_graph")          a call launches all steps at once, as a CUDA graph
 
 A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
 """
@@ -24,7 +25,7 @@ from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import cost, fusion, whole
+from agent_synthesis.plans import cost, fusion, launching, whole
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
@@ -54,6 +55,8 @@ def apply(plan: Plan, move: Move) -> Plan:
             made = _set(plan, move)
         case analysis_pb2.MOVE_KIND_WRITE:
             made = compose.written(plan, move)
+        case analysis_pb2.MOVE_KIND_LAUNCH:
+            made = launching.at_once(plan, move.group, move.choice)
         case _:
             raise IllegalMove(f"no move is called {words.move_kind(move.kind)!r}")
     for group in touched(made.partition, plan.partition):  # what it reads from now on or no more, another stores or not
@@ -97,6 +100,9 @@ def _tried(plan: Plan, move: Move, effect: str) -> analysis_pb2.LegalMove | None
         after = apply(plan, move)
     except IllegalMove:
         return None
+    if move.kind == analysis_pb2.MOVE_KIND_LAUNCH:
+        one_by_one, at_once = launching.costs(plan)
+        return analysis_pb2.LegalMove(move=move, before=one_by_one, after=at_once, effect=effect)
     return analysis_pb2.LegalMove(
         move=move,
         before=cost.total(cost.of_group(plan, group) for group in touched(plan.partition, after.partition)),
@@ -127,6 +133,8 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
             yield Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group=group.name), f"computes {what} by PyTorch's own calls"
         if group.engine == "authored":
             yield from _settings(plan, group)
+    at_once = Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group=launching.WHOLE_PLAN, choice=launching.CUDA_GRAPH)
+    yield at_once, launching.EFFECT
 
 
 def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]]:

@@ -37,6 +37,8 @@ class Plan:
     """What led here from plan zero."""
     rewrites: tuple[str, ...] = ()
     """Algebraic rules that were used, in order."""
+    cuda_graph: bool = False
+    """Whether its steps are launched at once, as a CUDA graph."""
 
     @property
     def index(self) -> GraphIndex:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from gpu_bench.running.cuda_graph import capturing
 from gpu_bench.timing.arms import AA_COPY, CHANNELS_LAST, COMPILE, EAGER, EAGER_GRAPH, MAX_AUTOTUNE
 from gpu_bench.timing.clocks import Arm
 from gpu_bench.timing.interleaving import failure_text
@@ -147,7 +148,7 @@ class Baselines:
         pool = torch.cuda.graph_pool_handle()
         for index in range(len(self.inputs)):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with capturing(graph, pool):
                 outputs = call(index)
             graphs.append((graph, outputs))
 

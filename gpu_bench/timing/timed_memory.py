@@ -164,9 +164,12 @@ class Workspaces(TorchMemory):
     def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
         """As `Memory.empty`."""
         made = super().empty(name, spec)
-        span = dtypes.element_span(spec)
-        self._kept.append((made.as_strided((span,), (1,)).view(torch.uint8), False))
+        self.keep(made)
         return made
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Has `forget` fill another tensor, too."""
+        self._kept.append((flat(tensor).view(torch.uint8), False))
 
     def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
         """As `Memory.zeros`."""

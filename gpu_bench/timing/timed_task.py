@@ -22,12 +22,14 @@ from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.arena import Arena, using
+from gpu_bench.running.cuda_graph import GraphCall
 from gpu_bench.running.executor import LoadedProgram, ProgramFault
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing import floor
 from gpu_bench.timing.inspection import Inspection, Subject
 from gpu_bench.timing.interleaving import buffer_set_count
 from gpu_bench.timing.measurement import Bench, Candidate, measure_candidate, step_infos
+from gpu_bench.timing.replay import Before
 from gpu_bench.timing.timed_memory import KernelMemory, Places, TimedInputs, Workspaces
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import settle_memory
@@ -150,7 +152,11 @@ class TimedTask:
     ) -> timing_pb2.Timing:
         """Holds all that is made for the program: with its frame that goes, or the next program finds it in its way."""
         workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
-        call = self._guarded(self._bound(program, workspaces))
+        calls = self._bound(program, workspaces)
+        if program.program.cuda_graph:
+            with watchdog.expecting():
+                calls = self._captured(calls, workspaces)
+        call = self._guarded(calls)
         # A process that was timed may know it, and go on as it did then: what is judged runs in one that never was.
         apart = Arena()
         with using(apart):
@@ -230,6 +236,22 @@ class TimedTask:
         return [
             program.bind(self.loaded.sources(args), workspaces=memory) for args, memory in zip(sets, own, strict=True)
         ]
+
+    def _captured(
+        self, calls: Sequence[Callable[[], Any]], workspaces: Sequence[Workspaces | KernelMemory]
+    ) -> list[Callable[[], Any]]:
+        """The calls as graphs, which keep their results: those are forgotten as workspaces are."""
+        sets = self.bench.baselines.inputs
+        before = Before.of(range(len(sets)), [self.loaded.sources(args).by_key() for args in sets], self.written)
+        pool, found = torch.cuda.graph_pool_handle(), list[Callable[[], Any]]()
+        for call, memory in zip(calls, workspaces, strict=True):
+            assert isinstance(memory, Workspaces)
+            captured = GraphCall(call, pool)
+            for result in captured.results:
+                memory.keep(result)
+            found.append(captured)
+        before.put_back()  # each was called once before it was captured
+        return found
 
     def _rewritten(self, program: candidate_pb2.Program | None) -> Callable[[int], Any] | None:
         """The same algebra in library calls; None where there is none, or it does not load: it is only a side arm.

@@ -85,6 +85,8 @@ def gain_text(run: run_pb2.Run) -> str:
         parts.append("the module's own library calls: what is gained is the host's time between them")
     elif share is not None:
         parts.append(f"{share:.0%} of the time in authored kernels, {1 - share:.0%} in library calls")
+    if run.best.candidate.program.cuda_graph:
+        parts.append("launched as one CUDA graph")
     return "; ".join(parts)
 
 

@@ -70,7 +70,7 @@ def require_winner(run: run_pb2.Run) -> candidate_pb2.Program:
     return run.best.candidate.program
 
 
-def header(run: run_pb2.Run, needs: str) -> str:
+def header(run: run_pb2.Run, needs: str, *remarks: str) -> str:
     """The comment at the top: what this is, what it `needs`, how fast, its labels, how it was checked, its moves."""
     timing, verdict = run.best.timing, run.best.verdict
     speedup = timing.speedup_fastest
@@ -86,6 +86,7 @@ def header(run: run_pb2.Run, needs: str) -> str:
         f"(95 % interval {speedup.low:.2f} to {speedup.high:.2f}); {timing.speedup_eager.median:.2f}x over eager.",
         *failed,
         *([f"Labels: {', '.join(labels)}."] if labels else []),
+        *remarks,
         *([TF32] if run.task.precision == task_pb2.PRECISION_TF32 else []),
         f"Measured on {timing.environment.device}, torch {timing.environment.torch}.",
         f"Checked against fp64 truth: error {verdict.worst_rms_ratio:.2f} times PyTorch's own (4 allowed).",
@@ -157,7 +158,7 @@ class Names:
 
     def __init__(self, program: candidate_pb2.Program) -> None:
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
-        self._taken = {"torch", "leaves", "device", "stream"}
+        self._taken = {"torch", "leaves", "device", "stream", "owner"}
         self._names = {name: self._free(name) for name in self.buffers}
 
     def __getitem__(self, buffer: str) -> str:
@@ -198,8 +199,8 @@ def members(program: candidate_pb2.Program) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def bindings(program: candidate_pb2.Program, names: Names, input_count: int) -> list[str]:
-    """Statements that bind every source and every workspace."""
+def bindings(program: candidate_pb2.Program, names: Names, input_count: int, owner: str) -> list[str]:
+    """Statements that bind every source and every workspace; calls of one `owner` share memory that stays zero."""
     places = {name: place for place, name in enumerate(members(program), start=input_count)}
     lines = []
     for buffer in program.buffers:
@@ -214,7 +215,7 @@ def bindings(program: candidate_pb2.Program, names: Names, input_count: int) -> 
                 lines.append(f"{name} = leaves[{places[buffer.source.qualified_name]}]")
             case candidate_pb2.ROLE_WORKSPACE if buffer.zero_between_calls:
                 kind = f"{tuple(spec.shape)}, {dtype(spec.dtype)}"
-                lines.append(f"{name} = _ws_zeros({buffer.name!r}, {kind}, device, stream)")
+                lines.append(f"{name} = _ws_zeros({buffer.name!r}, {kind}, device, {owner})")
             case candidate_pb2.ROLE_WORKSPACE if program.target == task_pb2.TARGET_CPU:
                 # Kept, as it was while the program was timed: the system would have to fetch its pages in each call.
                 kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)}"
@@ -321,22 +322,34 @@ def _kind(spec: tensor_pb2.TensorSpec) -> str:
     return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)})"
 
 
-def forward(run: run_pb2.Run, names: Names, steps: Iterable[Sequence[str]]) -> str:
+def forward(run: run_pb2.Run, names: Names, steps: Iterable[Sequence[str]], *, in_graph: bool = True) -> str:
     """Python that defines `_ws_forward(leaves)` from the statements of each of its steps.
 
-    `leaves` are the inputs and then the members.
+    `leaves` are the inputs and then the members. `in_graph`: a program that is launched as a CUDA graph is so here.
     """
     program = run.best.candidate.program
-    on_gpu = program.target == task_pb2.TARGET_CUDA
+    on_gpu, in_graph = program.target == task_pb2.TARGET_CUDA, in_graph and program.cuda_graph
     body = [
         '"""The verified program, step by step."""',
         "device = leaves[0].device",
         f"stream = {'_ws_stream(device.index)' if on_gpu else '_ws_thread()'}",
-        *bindings(program, names, len(run.task.inputs)),
+        *(["owner = stream if owner is None else owner"] if in_graph else []),
+        *bindings(program, names, len(run.task.inputs), owner="owner" if in_graph else "stream"),
         *body_of(program, names, steps),
-        f"return {outputs(program, names)}",
     ]
-    return "\n".join(["def _ws_forward(leaves):", *(f"    {line}" for line in body)])
+    returned = f"return {outputs(program, names)}"
+    if not in_graph:
+        return _function("_ws_forward(leaves)", [*body, returned])
+    tensors = "".join(f"{names[name]}, " for name in program.outputs)
+    return "\n\n\n".join([
+        _function("_ws_run(leaves, owner)", [*body, f"return ({tensors})"]),
+        "_ws_graphs = _WsGraphs(_ws_run, _ws_stream)",
+        _function("_ws_forward(leaves)", ["device = leaves[0].device", f"{tensors}= _ws_graphs(leaves)", returned]),
+    ])  # fmt: skip
+
+
+def _function(head: str, body: Iterable[str]) -> str:
+    return "\n".join([f"def {head}:", *(f"    {line}" for line in body)])
 
 
 ANSWER = """

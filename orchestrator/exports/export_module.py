@@ -39,9 +39,10 @@ class ModuleExporter:
                     steps.append([export.fill(step.memset, names)])
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
         built = ["_WS_SOURCES", *([repr(hardware.architecture(program))] if on_gpu else [])]
+        runtime = ["cuda_runtime" if on_gpu else "cpu_runtime", *(["cuda_graphs"] if program.cuda_graph else [])]
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),
-            export.pasted(["cuda_runtime" if on_gpu else "cpu_runtime", "guard", "reference"]),
+            export.pasted([*runtime, "guard", "reference"]),
             export.reference(run.task).strip(),
             "\n".join([f"_WS_SOURCES = {{\n{sources}}}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]),
             export.guard(run),

@@ -70,6 +70,7 @@ def of_program(program: candidate_pb2.Program) -> str:
     parts: list[str | bytes | int] = ["program", program.target, program.output_tree, *program.outputs]
     parts += ["leaves", *program.output_leaves] if program.output_leaves else []
     parts += of_architecture(program)
+    parts += ["cuda_graph"] if program.cuda_graph else []
     for source in program.sources:
         parts += ["source", source.name, source.text]
     for buffer in program.buffers:

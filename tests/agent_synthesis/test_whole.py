@@ -168,12 +168,12 @@ def test_a_plan_of_few_kernels_is_no_whole_plan() -> None:
         moves.apply(plan, move())
     with pytest.raises(IllegalMove, match="a whole plan may be 'beside_products', '', not 'half'"):
         moves.apply(plan, move("half"))
-    assert not any(legal.move.group == whole.EVERY_GROUP for legal in moves.legal(plan))
+    assert not any(legal.move == move(legal.move.choice) for legal in moves.legal(plan))
 
 
 def test_a_search_of_a_network_begins_with_a_whole_plan() -> None:
     described = analysis.describe(zero(*MODULES[0]), with_legal_moves=True)
-    (beside, _) = (legal for legal in described.legal_moves if legal.move.group == whole.EVERY_GROUP)
+    (beside, _) = (legal for legal in described.legal_moves if legal.move == move(legal.move.choice))
     assert (beside.before.launch_count, beside.after.launch_count) == (11, 5)
     request = reasoning_service_pb2.ProposeHypothesesRequest(
         task=task_pb2.Task(target=task_pb2.TARGET_CUDA), analysis=described, device=H200_MEASURED, limit=2

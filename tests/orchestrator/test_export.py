@@ -176,6 +176,23 @@ def test_the_exported_cuda_module_is_valid_python_that_names_its_moves() -> None
     )
 
 
+def test_a_program_that_is_launched_as_a_graph_is_so_in_its_file() -> None:
+    run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
+    run.best.candidate.program.cuda_graph = True
+    counters = run.best.candidate.program.buffers.add(name="counters", role=candidate_pb2.ROLE_WORKSPACE)
+    counters.spec.CopyFrom(_spec((4,)))
+    counters.zero_between_calls = True
+    text = ModuleExporter().export(run).text
+    compile(text, "scale_warpsmith.py", "exec")
+    assert "_ws_graphs = _WsGraphs(_ws_run, _ws_stream)" in text
+    assert "lambda_, = _ws_graphs(leaves)\n    return lambda_" in text.replace("t_lambda", "lambda_")
+    assert "_ws_zeros('counters', (4,), torch.float32, device, owner)" in text, "a capture has a stream of its own"
+    text = KernelBenchExporter().export(run).text
+    assert "_ws_graphs" not in text
+    assert "# Timed as a CUDA graph; launched step by step here" in text
+    assert refusals(text) == []
+
+
 def test_an_exported_launch_says_how_its_bulk_copies_see_a_tensor() -> None:
     run = _run(task_pb2.TARGET_CUDA, CUDA_KERNEL)
     seen = candidate_pb2.TensorMap(

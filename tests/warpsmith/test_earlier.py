@@ -86,7 +86,7 @@ def test_an_engine_is_known_by_its_word_and_one_of_a_later_version_by_its_number
 
 
 @pytest.mark.parametrize(
-    ("value", "word"), list(enumerate(("", "author", "fuse", "library", "rewrite", "set", "write")))
+    ("value", "word"), list(enumerate(("", "author", "fuse", "library", "rewrite", "set", "write", "launch")))
 )
 def test_a_move_that_was_named_by_a_word_is_read_as_one_of_its_kind(value: int, word: str) -> None:
     read = earlier.translated(analysis_pb2.Move.FromString(written(1, word) + written(2, "y") + written(3, "*")))
