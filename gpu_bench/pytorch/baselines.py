@@ -7,11 +7,7 @@ Times nothing.
 
 from __future__ import annotations
 
-import copy
-import math
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,17 +16,34 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from gpu_bench.pytorch import channels_last
+from gpu_bench.pytorch.benchmark_mode import BenchmarkMode
+from gpu_bench.pytorch.compiling import TooLong, compiling_here, release_graphs, time_limit
 from gpu_bench.running.cuda_graph import capturing
-from gpu_bench.timing.arms import AA_COPY, CHANNELS_LAST, COMPILE, EAGER, EAGER_GRAPH, MAX_AUTOTUNE
+from gpu_bench.timing.arms import (
+    AA_COPY,
+    CHANNELS_LAST,
+    COMPILE,
+    COMPILE_CHANNELS_LAST,
+    CUDNN_BENCHMARK,
+    EAGER,
+    EAGER_GRAPH,
+    MAX_AUTOTUNE,
+    REDUCE_OVERHEAD,
+)
 from gpu_bench.timing.clocks import Arm
 from gpu_bench.timing.interleaving import failure_text
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.v1 import task_pb2, timing_pb2
 
 COMPILE_LIMIT_S = 180.0
-MAX_AUTOTUNE_LIMIT_S = 120.0
+LATER_LIMIT_S = 120.0
+"""Of each other way to compile: it finds in the cache those kernels that are the same."""
+LEFT_TO_FINALS = frozenset({MAX_AUTOTUNE, REDUCE_OVERHEAD, COMPILE_CHANNELS_LAST})
+"""Baselines that compile once more what `COMPILE` has compiled: seconds for a small module, minutes for a large one."""
+_ROUNDS = 2
+"""Calls after a first one until torch.compile replays a graph: that one runs as it is, the next is recorded."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,9 @@ class Baselines:
     """What the reference measurement found, by name; filled by it, so that screening knows the fastest."""
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     _shortages: Shortages = field(default_factory=Shortages)
+    _copy: nn.Module | None = None
+    """With channels-last weights; one for all that use it."""
+    _benchmark_mode: BenchmarkMode | None = None
 
     def eager(self) -> Arm:
         """The module as it is."""
@@ -82,18 +98,27 @@ class Baselines:
             del self._prepared[name]
         if short:
             raise torch.OutOfMemoryError(f"no memory to prepare {', '.join(short)}")
+        if REDUCE_OVERHEAD in self._prepared and self._prepared[REDUCE_OVERHEAD].arm is None:
+            release_graphs()
 
     def prepare_reference(self) -> list[Prepared]:
-        """The baselines that a reference is reported with: all but the autotuned one, which takes minutes."""
-        return [self._get(name) for name in self._final_names() if name != MAX_AUTOTUNE]
+        """The baselines that a reference is reported with: all but those that are left to finals."""
+        return [self._get(name) for name in self._final_names() if name not in LEFT_TO_FINALS]
 
     def _final_names(self) -> list[str]:
-        names = [EAGER, COMPILE]
-        if self.target == task_pb2.TARGET_CUDA:
-            names += [MAX_AUTOTUNE, EAGER_GRAPH]
-        if _has_convolution_weights(self.module):
-            names.append(CHANNELS_LAST)
-        return names
+        is_cuda = self.target == task_pb2.TARGET_CUDA
+        formats_matter = channels_last.can_matter(self.module)
+        applies = {
+            EAGER: True,
+            COMPILE: True,
+            MAX_AUTOTUNE: is_cuda,
+            EAGER_GRAPH: is_cuda,
+            CHANNELS_LAST: formats_matter,
+            REDUCE_OVERHEAD: is_cuda,
+            COMPILE_CHANNELS_LAST: formats_matter,
+            CUDNN_BENCHMARK: is_cuda and channels_last.convolves(self.module),
+        }
+        return [name for name, does_apply in applies.items() if does_apply]
 
     def _screening_names(self) -> list[str]:
         running = {name for name, prepared in self._prepared.items() if prepared.arm is not None}
@@ -118,22 +143,56 @@ class Baselines:
     def _builders(self) -> Mapping[str, Callable[[], Arm]]:
         return {
             EAGER: self.eager,
-            COMPILE: lambda: self._compiled(COMPILE, None, COMPILE_LIMIT_S),
-            MAX_AUTOTUNE: lambda: self._compiled(MAX_AUTOTUNE, "max-autotune-no-cudagraphs", MAX_AUTOTUNE_LIMIT_S),
+            COMPILE: lambda: Arm(COMPILE, self._compiled(self.module, None, COMPILE_LIMIT_S)),
+            MAX_AUTOTUNE: lambda: Arm(MAX_AUTOTUNE, self._compiled_later(self.module, "max-autotune-no-cudagraphs")),
             EAGER_GRAPH: self._graphed,
             CHANNELS_LAST: self._channels_last,
+            REDUCE_OVERHEAD: self._reduced_overhead,
+            COMPILE_CHANNELS_LAST: self._compiled_channels_last,
+            CUDNN_BENCHMARK: lambda: Arm(CUDNN_BENCHMARK, self._in_benchmark_mode(self._calling(self.module))),
         }
 
-    def _compiled(self, name: str, mode: str | None, limit_s: float) -> Arm:
-        """Compiled for the static shapes of the task; dynamo keeps the modes apart by their backend."""
-        compiled = torch.compile(self.module, mode=mode, dynamic=False)
-        call = self._calling(compiled)
-        with _compiling_here(self.target):
-            with _time_limit(limit_s):
+    def _compiled(
+        self, module: nn.Module, mode: str | None, limit_s: float, convert: Callable[[Any], Any] = lambda args: args
+    ) -> Callable[[int], Any]:
+        """Compiled for the static shapes of the task; dynamo keeps the modes apart by their backend.
+
+        `convert`: what a call does with its arguments first.
+        """
+        call = self._calling(torch.compile(module, mode=mode, dynamic=False), convert)
+        with compiling_here(self.target):
+            with time_limit(limit_s):
                 call(0)
             for index in range(len(self.inputs)):  # a guard that differs between sets would recompile inside a timing
                 call(index)
-        return Arm(name, call)
+        return call
+
+    def _compiled_later(
+        self, module: nn.Module, mode: str | None, convert: Callable[[Any], Any] = lambda args: args
+    ) -> Callable[[int], Any]:
+        """As `_compiled`, but for a module that took too long when it was compiled first. Raises TooLong."""
+        first = self._get(COMPILE)
+        if first.failure and first.seconds >= COMPILE_LIMIT_S:
+            raise TooLong(f"not tried, for {COMPILE} took longer than {COMPILE_LIMIT_S:.0f} s")
+        return self._compiled(module, mode, LATER_LIMIT_S, convert)
+
+    def _reduced_overhead(self) -> Arm:
+        """Compiled, in CUDA graphs that PyTorch records.
+
+        There is one graph whatever the buffer set: parameters stay where they are, inputs are copied to where it reads
+        them. A call's results are overwritten by the next, which a user allows by marking each call as a new step;
+        PyTorch would record another graph beside results that are still held.
+        """
+        compiled = self._compiled_later(self.module, "reduce-overhead")
+
+        def call(index: int) -> Any:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            return compiled(index)
+
+        for _ in range(_ROUNDS):
+            for index in range(len(self.inputs)):
+                call(index)
+        return Arm(REDUCE_OVERHEAD, call)
 
     def _graphed(self) -> Arm:
         """One CUDA graph for each buffer set, sharing a memory pool, so that no copy of inputs is needed."""
@@ -161,31 +220,35 @@ class Baselines:
 
     def _channels_last(self) -> Arm:
         """A copy with channels-last weights; inputs are converted inside the call and so are part of its time."""
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        module = copy.deepcopy(self.module)
-        for parameter in module.parameters():
-            if parameter.dim() in formats:
-                parameter.data = parameter.data.contiguous(memory_format=formats[parameter.dim()])
-        inputs = self.inputs
+        call = self._calling(self._converted_copy(), channels_last.converted)
+        return Arm(CHANNELS_LAST, self._in_benchmark_mode(call))
 
-        def convert(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and leaf.dim() in formats:
-                return leaf.contiguous(memory_format=formats[leaf.dim()])
-            return leaf
+    def _compiled_channels_last(self) -> Arm:
+        call = self._compiled_later(self._converted_copy(), None, channels_last.converted)
+        return Arm(COMPILE_CHANNELS_LAST, self._in_benchmark_mode(call))
+
+    def _converted_copy(self) -> nn.Module:
+        if self._copy is None:
+            self._copy = channels_last.converted_copy(self.module)
+        return self._copy
+
+    def _in_benchmark_mode(self, call: Callable[[int], Any]) -> Callable[[int], Any]:
+        """The call, after cuDNN has tried its algorithms on every buffer set; on a processor as it is."""
+        if self.target == task_pb2.TARGET_CUDA:
+            self._benchmark_mode = self._benchmark_mode or BenchmarkMode()
+            call = self._benchmark_mode.calling(call)
+        for index in range(len(self.inputs)):
+            call(index)
+        return call
+
+    def _calling(
+        self, module: Callable[..., Any], convert: Callable[[Any], Any] = lambda args: args
+    ) -> Callable[[int], Any]:
+        inputs = self.inputs
 
         def call(index: int) -> Any:
             with torch.no_grad():
-                return module(*pytree.tree_map(convert, inputs[index]))
-
-        call(0)
-        return Arm(CHANNELS_LAST, call)
-
-    def _calling(self, module: Callable[..., Any]) -> Callable[[int], Any]:
-        inputs = self.inputs
-
-        def call(index: int) -> Any:
-            with torch.no_grad():
-                return module(*inputs[index])
+                return module(*convert(inputs[index]))
 
         return call
 
@@ -223,51 +286,3 @@ def reason(error: BaseException) -> str:
     lines = re.findall(r"^[\w.]*(?:Error|Exception): .+", str(error), re.MULTILINE)
     told = failure_text(error)
     return told if not lines or lines[-1] in told else f"{told[:120]} {lines[-1]}"[:300]
-
-
-@contextmanager
-def _compiling_here(target: task_pb2.Target.ValueType) -> Iterator[None]:
-    """Keeps Triton in this process: PyTorch's helper processes may see no GPU in a jail.
-
-    On an H200 under the rung UNSHARE, cuInit gave error 304 in every child process, and tuning a product failed.
-    """
-    if target != task_pb2.TARGET_CUDA:
-        yield
-        return
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):  # 1: no helper processes
-        yield
-
-
-def release_compiled() -> None:
-    """Forgets everything that torch.compile keeps in this process; prepared arms of it compile again when called."""
-    torch._dynamo.reset()
-
-
-class _TooLong(Exception):
-    """Preparing took longer than its limit."""
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises `_TooLong` in the main thread after `seconds`; elsewhere there is no limit but the worker's deadline."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def expire(_signal: int, _frame: Any) -> None:
-        raise _TooLong(f"took longer than {seconds:.0f} s")
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def _has_convolution_weights(module: nn.Module) -> bool:
-    """Whether channels-last can matter: a weight with spatial dimensions that are not all 1."""
-    return any(parameter.dim() in (4, 5) and math.prod(parameter.shape[2:]) > 1 for parameter in module.parameters())

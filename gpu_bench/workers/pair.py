@@ -24,6 +24,9 @@ from warpsmith.sandbox import jail
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2, task_pb2
 
+_COMPILING = 2.0
+"""How many times longer than other preparing the process of the next final may take: it compiles in several ways."""
+
 
 class Pair:
     """A task's two processes. It holds no lock: the session does.
@@ -229,7 +232,7 @@ class Pair:
 
     def begin_spare(self) -> None:
         """Begins to make the process of the next final measurement."""
-        self._spare = Spare(self._start_spare, self.open_bench, self._cache, self._prepare_seconds)
+        self._spare = Spare(self._start_spare, self.open_bench, self._cache, _COMPILING * self._prepare_seconds)
 
     def settle(self) -> None:
         """Returns when what `begin_spare` began is done."""

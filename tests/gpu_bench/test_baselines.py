@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 import torch
 from torch import nn
 
-from gpu_bench.pytorch import baselines
+from gpu_bench.pytorch import baselines, compiling
 from gpu_bench.pytorch.baselines import Baselines, aa_copy, preserved_state
+from gpu_bench.pytorch.benchmark_mode import BenchmarkMode
 from warpsmith.v1 import task_pb2, timing_pb2
 
 
@@ -87,19 +89,149 @@ def test_screening_adds_the_fastest_known_baseline_once_it_is_built(monkeypatch)
     assert [p.name for p in found.prepare(timing_pb2.TIER_SCREENING)] == ["eager", "compile"]
 
 
-def test_on_a_gpu_a_final_also_has_autotuning_and_a_graph():
-    found = Baselines(nn.ReLU(), [(torch.rand(4),)], task_pb2.TARGET_CUDA)
-    assert found._final_names() == ["eager", "compile", "compile_max_autotune", "eager_graph"]
+def on_a_gpu(module: nn.Module, *inputs: torch.Tensor) -> Baselines:
+    """As if for a GPU; nothing of it needs one before it is called."""
+    return Baselines(module, [inputs, tuple(tensor + 1 for tensor in inputs)], task_pb2.TARGET_CUDA)
 
 
-def test_channels_last_applies_to_convolutions_and_gives_the_same_result():
+def test_on_a_gpu_a_final_also_has_autotuning_and_graphs():
+    found = on_a_gpu(nn.ReLU(), torch.rand(4))
+    assert found._final_names() == [
+        "eager",
+        "compile",
+        "compile_max_autotune",
+        "eager_graph",
+        "compile_reduce_overhead",
+    ]
+
+
+def test_convolutions_add_channels_last_and_on_a_gpu_benchmark_mode():
+    convolution, inputs = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
+    formats = {"channels_last", "compile_channels_last"}
+    assert set(made(convolution, inputs)._final_names()) == {"eager", "compile", *formats}
+    with_convolution = set(on_a_gpu(convolution, inputs)._final_names())
+    assert with_convolution - set(on_a_gpu(nn.ReLU(), inputs)._final_names()) == {*formats, "cudnn_benchmark"}
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d(3, 4, 1), nn.Conv1d(3, 4, 3), nn.ConvTranspose1d(3, 4, 3)])
+def test_convolutions_without_planes_have_benchmark_mode_alone(convolution):
+    names = on_a_gpu(convolution, torch.rand(1, 3, 8))._final_names()
+    assert "cudnn_benchmark" in names
+    assert not {"channels_last", "compile_channels_last"} & set(names)
+
+
+def test_a_reference_leaves_out_what_compiles_again(monkeypatch):
+    without_compiling(monkeypatch)
+    found = on_a_gpu(nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8))
+    assert [p.name for p in found.prepare_reference()] == [
+        "eager", "compile", "eager_graph", "channels_last", "cudnn_benchmark"
+    ]  # fmt: skip
+
+
+def test_what_took_too_long_to_compile_once_is_not_compiled_again(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda _module, **_options: lambda *_args: time.sleep(5))
+    monkeypatch.setattr(baselines, "COMPILE_LIMIT_S", 0.05)
     found = made(nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8))
-    assert "channels_last" in found._final_names()
+    assert found._get("compile").failure == "TooLong: took longer than 0 s"
+    assert found._get("compile_channels_last").failure == "TooLong: not tried, for compile took longer than 0 s"
+
+
+def test_channels_last_gives_the_same_result():
+    found = made(nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8))
     arm = found._get("channels_last").arm
     assert arm is not None
     torch.testing.assert_close(arm.call(0).contiguous(), found.eager().call(0))
     assert found.module.weight.is_contiguous()
-    assert "channels_last" not in made(nn.Conv2d(3, 4, 1), torch.rand(1, 3, 8, 8))._final_names()
+
+
+def test_what_is_compiled_for_channels_last_is_given_weights_and_inputs_of_that_format(monkeypatch):
+    given = []
+
+    def compiled(module, **options):
+        given.append(options)
+
+        def call(x):
+            given.append((module.weight, x))
+            return module(x)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    found = made(nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8))
+    prepared = {each.name: each for each in found.prepare(timing_pb2.TIER_FINAL)}
+    arm = prepared["compile_channels_last"].arm
+    assert arm is not None, prepared["compile_channels_last"].failure
+    torch.testing.assert_close(arm.call(1).contiguous(), found.eager().call(1))
+    assert given[-1][0] is not found.module.weight
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in given[-1])
+    assert {"mode": None, "dynamic": False} in given
+
+
+def test_each_call_of_recorded_graphs_is_a_step_of_its_own(monkeypatch):
+    happened: list[object] = []
+
+    def compiled(module, *, mode, dynamic):
+        assert not dynamic
+        return lambda x: (happened.append(mode), module(x))[1]
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: happened.append("step"))
+    found = on_a_gpu(nn.ReLU(), torch.rand(4))
+    arm = found._get("compile_reduce_overhead").arm
+    assert arm is not None
+    happened.clear()
+    assert torch.equal(arm.call(1), found.eager().call(1))
+    assert happened == ["step", "reduce-overhead"]
+
+
+def test_graphs_of_a_baseline_that_failed_are_given_back(monkeypatch):
+    without_compiling(monkeypatch)
+    released = []
+    monkeypatch.setattr(baselines, "release_graphs", lambda: released.append(True))
+    found = on_a_gpu(nn.ReLU(), torch.rand(4))
+    found.prepare_with_room(timing_pb2.TIER_SCREENING)
+    assert not released
+    found.prepare_with_room(timing_pb2.TIER_FINAL)
+    assert released
+
+
+def test_benchmark_mode_is_on_in_the_calls_of_its_arms_alone():
+    class Told(nn.Conv2d):
+        def forward(self, x):
+            modes.append((torch.backends.cudnn.benchmark, threading.current_thread().name))
+            return super().forward(x)
+
+    modes: list[tuple[bool, str]] = []
+    found = on_a_gpu(Told(3, 4, 3), torch.rand(2, 3, 8, 8))
+    for name in ("cudnn_benchmark", "channels_last"):
+        arm = found._get(name).arm
+        assert arm is not None
+        modes.clear()
+        torch.testing.assert_close(arm.call(1).contiguous(), found.eager().call(1))
+        assert modes == [(True, "benchmark-mode"), (False, "MainThread")]
+
+
+def test_what_a_call_in_benchmark_mode_raises_passes_through_and_the_next_call_is_made():
+    def call(index):
+        if not index:
+            raise ValueError("no such set")
+        return index
+
+    there = BenchmarkMode().calling(call)
+    with pytest.raises(ValueError, match="no such set"):
+        there(0)
+    assert there(1) == 1
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_the_thread_of_benchmark_mode_ends_with_it():
+    others = set(threading.enumerate())
+    mode = BenchmarkMode()
+    (thread,) = set(threading.enumerate()) - others
+    assert mode.calling(lambda index: index)(2) == 2
+    del mode
+    thread.join(timeout=10)
+    assert not thread.is_alive()
 
 
 def test_state_mode_and_random_numbers_are_restored():
@@ -123,7 +255,7 @@ def test_the_aa_copy_is_the_same_call():
 
 
 def test_preparing_has_a_time_limit():
-    with pytest.raises(baselines._TooLong, match="took longer"), baselines._time_limit(0.05):
+    with pytest.raises(compiling.TooLong, match="took longer"), compiling.time_limit(0.05):
         time.sleep(5)
 
 
@@ -139,9 +271,9 @@ def test_triton_is_compiled_in_the_process_that_has_the_gpu():
     from torch._inductor import config
 
     before = config.compile_threads
-    with baselines._compiling_here(task_pb2.TARGET_CUDA):
+    with compiling.compiling_here(task_pb2.TARGET_CUDA):
         assert config.compile_threads == 1
-    with baselines._compiling_here(task_pb2.TARGET_CPU):
+    with compiling.compiling_here(task_pb2.TARGET_CPU):
         assert config.compile_threads == before
 
 
@@ -153,4 +285,4 @@ def test_a_compiled_module_computes_what_eager_does(monkeypatch):
     assert prepared.arm is not None, prepared.failure
     torch.testing.assert_close(prepared.arm.call(1), found.eager().call(1))
     assert prepared.seconds > 0
-    baselines.release_compiled()
+    compiling.release_compiled()
