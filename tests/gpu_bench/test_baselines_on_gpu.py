@@ -15,7 +15,10 @@ from gpu_bench.timing.clocks import CudaClock
 from gpu_bench.timing.interleaving import measure, plan_for
 from warpsmith.v1 import task_pb2, timing_pb2
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # of what torch.compile imports
+]
 
 SETS = 3
 
