@@ -164,13 +164,15 @@ def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[
             speedup = predicted.rewrite_speedup(legal.before, legal.after)
             yield _Option((move,), speedup, speedup, _saved_text(what, legal.before, legal.after, speedup))
             continue
-        plan = _after(legal, predicted.parent, analysis.legal_moves)
+        plan = predicted.parent
+        for single in _on_each(legal):
+            plan = _after(single, plan, analysis.legal_moves)
         speedup = predicted.speedup(plan)
         score = speedup
         if move.kind == analysis_pb2.MOVE_KIND_SET:
             # Relative to the group as predicted before, so that a measured group is not compared with a guess.
             speedup = _set_speedup(legal, predicted)
-            share = predicted.base_ns[move.group] / max(predicted.parent_ns, 1.0)
+            share = sum(predicted.base_ns[name] for name in (move.group, *move.also)) / max(predicted.parent_ns, 1.0)
             # The first value of every parameter comes before the second of any.
             place = (move.group, *re.findall(r"(\w+)=", move.choice), *sorted(move.arguments))
             score = speedup * (1.0 + _SET_PRIOR * share / (1 + alike[place]))
@@ -199,16 +201,36 @@ def _after(legal: analysis_pb2.LegalMove, plan: PlanModel, legal_moves: Sequence
             return plan.changed(move.group, told, authored=ours) if told else plan
 
 
+def _on_each(legal: analysis_pb2.LegalMove) -> Iterator[analysis_pb2.LegalMove]:
+    """The move on each of its groups, which are alike, with its share of the work."""
+    count = 1 + len(legal.move.also)
+    for group in (legal.move.group, *legal.move.also):
+        single = analysis_pb2.LegalMove()
+        single.CopyFrom(legal)
+        single.move.group = group
+        del single.move.also[:]
+        for cost in (single.before, single.after) if count > 1 and legal.HasField("after") else ():
+            for field, value in cost.ListFields():
+                if field.name != "parallel_count":  # the greatest, where others are sums
+                    setattr(cost, field.name, value // count)
+        yield single
+
+
 def _set_speedup(legal: analysis_pb2.LegalMove, predicted: Predictor) -> float:
     if not legal.HasField("after"):
         return 1.0
+    saved = sum(_saved_by_set(single, predicted) for single in _on_each(legal))
+    return predicted.parent_ns / max(predicted.parent_ns - saved, 1.0)
+
+
+def _saved_by_set(legal: analysis_pb2.LegalMove, predicted: Predictor) -> float:
     group, base = legal.move.group, predicted.base_ns[legal.move.group]
     plan = predicted.parent.changed(group, legal.after, authored=True)
     before = predicted.parent.unit_ns(group, predicted.machine)
     time = base * plan.unit_ns(group, predicted.machine) / max(before, 1.0)
     if legal.move.choice and _spread(legal.before) != _spread(legal.after):
         time = predicted.unit_ns(plan, group)  # another way to spread the work need not be held back as this one is
-    return predicted.parent_ns / max(predicted.parent_ns + time - base, 1.0)
+    return base - time
 
 
 def _spread(cost: analysis_pb2.Cost) -> tuple[int, int]:

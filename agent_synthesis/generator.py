@@ -187,9 +187,7 @@ class _Generator:
 
     def _comment(self) -> str:
         lines = ["// Made by Warpsmith by these moves:"]
-        for move in self._plan.moves:
-            arguments = "".join(f" {name}={value}" for name, value in sorted(move.arguments.items()))
-            lines.append(f"//   {words.move_kind(move.kind)} {move.group} {move.choice}{arguments}".rstrip())
+        lines += [f"//   {words.move(move)}" for move in self._plan.moves]
         return "\n".join(re.sub(r"[^\x20-\x7e]", "?", line).rstrip("\\") for line in lines)
 
 

@@ -175,11 +175,7 @@ def _option(option: Option) -> str:
 
 
 def _moves(moves: Sequence[analysis_pb2.Move]) -> str:
-    def told(move: analysis_pb2.Move) -> str:
-        arguments = " ".join(f"{name}={value}" for name, value in sorted(move.arguments.items()))
-        return " ".join(filter(None, (words.move_kind(move.kind), move.group, move.choice, arguments)))
-
-    return ", ".join(map(told, moves))
+    return ", ".join(map(words.move, moves))
 
 
 def _trials(request: Request, size: Size) -> str:

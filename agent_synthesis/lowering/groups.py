@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,7 @@ from agent_synthesis.lowering import (
     views_handlers,
     windows_handlers,
 )
-from agent_synthesis.lowering.forms import FormMemory, Forms, renamed
+from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
 from agent_synthesis.nests import attention, iteration
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -75,6 +75,11 @@ def lower(index: GraphIndex, nodes: Sequence[str], outputs: Sequence[str]) -> Ne
     return _Memory.of(index).lower(tuple(nodes), tuple(outputs))
 
 
+def form_key(index: GraphIndex, nodes: Sequence[str], outputs: Sequence[str]) -> Hashable:
+    """Equal for groups that differ in names only."""
+    return _Memory.of(index).form(tuple(nodes), tuple(outputs)).key
+
+
 _LOWERED: FormMemory[Nest | Refusal] = FormMemory(4096)
 
 
@@ -86,9 +91,12 @@ class _Memory:
         size = max(4096, 32 * len(index.nodes))
         self.lower = functools.lru_cache(maxsize=size)(self._lower)
 
-    def _lower(self, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | Refusal:
+    def form(self, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Form:
         order = _with_views(self._index, nodes, {result for name in nodes for result in self._index.results(name)})
-        form = self._forms.of(order, nodes, outputs)
+        return self._forms.of(order, nodes, outputs)
+
+    def _lower(self, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | Refusal:
+        form = self.form(nodes, outputs)
         if (known := _LOWERED.get(form)) is None:
             made = _lower(self._index, nodes, outputs)
             # A sentence that names a tensor is of this group alone.

@@ -12,12 +12,14 @@
     write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
     launch("*", "cuda_graph")          a call launches all steps at once, as a CUDA graph
 
+The first, third and fifth may be made on several groups at once (`also`), see `alike`.
+
 A candidate is its task plus moves, so `apply` is pure and a move means the same wherever it applies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from agent_synthesis import rewrite
@@ -25,7 +27,7 @@ from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import cost, fusion, launching, whole
+from agent_synthesis.plans import alike, cost, fusion, launching, whole
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
@@ -41,24 +43,9 @@ def apply(plan: Plan, move: Move) -> Plan:
     Raises:
         IllegalMove: the move does not apply; says why.
     """
-    match move.kind:
-        case analysis_pb2.MOVE_KIND_AUTHOR:
-            is_whole = move.group == whole.EVERY_GROUP
-            made = whole.authored(plan, move.choice) if is_whole else fusion.authored(plan, move.group, move.choice)
-        case analysis_pb2.MOVE_KIND_FUSE:
-            made = fusion.fused(plan, move.group, move.choice)
-        case analysis_pb2.MOVE_KIND_LIBRARY:
-            made = fusion.as_library(plan, move.group)
-        case analysis_pb2.MOVE_KIND_REWRITE:
-            made = rewrite.rewritten(plan, move.group, move.choice)
-        case analysis_pb2.MOVE_KIND_SET:
-            made = _set(plan, move)
-        case analysis_pb2.MOVE_KIND_WRITE:
-            made = compose.written(plan, move)
-        case analysis_pb2.MOVE_KIND_LAUNCH:
-            made = launching.at_once(plan, move.group, move.choice)
-        case _:
-            raise IllegalMove(f"no move is called {words.move_kind(move.kind)!r}")
+    made = plan
+    for single in alike.on_each(move):
+        made = _applied(made, single)
     for group in touched(made.partition, plan.partition):  # what it reads from now on or no more, another stores or not
         if group.engine == "authored":
             nest = made.nest(group)
@@ -67,6 +54,27 @@ def apply(plan: Plan, move: Move) -> Plan:
             if not made.schedule(group).accepts(nest):
                 raise IllegalMove(f"{group.name} could no longer be a kernel of schedule {group.schedule}")
     return replace(made, moves=(*plan.moves, move))
+
+
+def _applied(plan: Plan, move: Move) -> Plan:
+    """The plan after a move on one group, which may leave others that can be no kernels."""
+    match move.kind:
+        case analysis_pb2.MOVE_KIND_AUTHOR:
+            is_whole = move.group == whole.EVERY_GROUP
+            return whole.authored(plan, move.choice) if is_whole else fusion.authored(plan, move.group, move.choice)
+        case analysis_pb2.MOVE_KIND_FUSE:
+            return fusion.fused(plan, move.group, move.choice)
+        case analysis_pb2.MOVE_KIND_LIBRARY:
+            return fusion.as_library(plan, move.group)
+        case analysis_pb2.MOVE_KIND_REWRITE:
+            return rewrite.rewritten(plan, move.group, move.choice)
+        case analysis_pb2.MOVE_KIND_SET:
+            return _set(plan, move)
+        case analysis_pb2.MOVE_KIND_WRITE:
+            return compose.written(plan, move)
+        case analysis_pb2.MOVE_KIND_LAUNCH:
+            return launching.at_once(plan, move.group, move.choice)
+    raise IllegalMove(f"no move is called {words.move_kind(move.kind)!r}")
 
 
 def apply_all(plan: Plan, moves: Iterable[Move]) -> Plan:
@@ -116,13 +124,14 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     if sum(group.engine == "library" for group in plan.groups) >= whole.LEAST_KERNELS:
         for choice, effect in whole.CHOICES.items():
             yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=whole.EVERY_GROUP, choice=choice), effect
+    classes = alike.classes(plan)
     for group in plan.groups:
-        what = _words(plan, group)
+        what, same = _words(plan, group), classes[group.name]
         for rule in rewrite.matching(plan, group):
             yield Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group=group.name, choice=rule.name), rule.effect
         if any(not plan.index.is_pure(node) and not plan.index.writes_back(node) for node in group.nodes):
             continue
-        yield from _authoring(plan, group, what)
+        yield from _for_all(_authoring(plan, group, what), same, group.name)
         for producer in plan.producers(group):
             effect = f"computes {_words(plan, plan.group(producer))} and {what} in one kernel"
             yield Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group.name, choice=producer), effect
@@ -130,11 +139,20 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
             effect = f"computes {_words(plan, plan.group(sibling))} and {what} in one kernel, which reads once"
             yield Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group.name, choice=sibling), effect
         if group.engine != "library":
-            yield Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group=group.name), f"computes {what} by PyTorch's own calls"
-        if group.engine == "authored":
-            yield from _settings(plan, group)
+            back = Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group=group.name)
+            yield from _for_all([(back, f"computes {what} by PyTorch's own calls")], same, group.name)
+        if group.engine == "authored" and group.name == same[0]:  # what is alike is set alike
+            yield from (alike.on_all(*each, same) if len(same) > 1 else each for each in _settings(plan, group))
     at_once = Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group=launching.WHOLE_PLAN, choice=launching.CUDA_GRAPH)
     yield at_once, launching.EFFECT
+
+
+def _for_all(found: Iterable[tuple[Move, str]], same: Sequence[str], name: str) -> Iterator[tuple[Move, str]]:
+    """Moves on a group, and with the first of several that are alike the same on all of them."""
+    for move, effect in found:
+        yield move, effect
+        if len(same) > 1 and name == same[0]:
+            yield alike.on_all(move, effect, same)
 
 
 def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]]:

@@ -225,19 +225,13 @@ def tree(title: str, trials: Iterable[trial_pb2.Trial]) -> Tree:
 def _done(trial: trial_pb2.Trial) -> str:
     moves = trial.candidate.moves or trial.hypothesis.moves
     new = moves[len(moves) - trial.hypothesis.new_move_count :] if trial.hypothesis.new_move_count else []
-    did = ", ".join(map(move_text, new)) or trial.hypothesis.source or "plan zero"
+    did = ", ".join(map(words.move, new)) or trial.hypothesis.source or "plan zero"
     if trial.ended_at == trial_pb2.STAGE_TIMED:
         ended = f"{speedup_text(trial.timing.speedup_fastest)} against {words.arm(trial.timing.fastest_arm)}"
     else:
         kind = words.failure_kind(trial.verdict.kind)
         ended = f"{kind}: {_first_line(trial.verdict.detail)[:160]}"
     return f"{did}: {ended}"
-
-
-def move_text(move: analysis_pb2.Move) -> str:
-    """A move as `kind group choice name=value`."""
-    arguments = (f"{name}={value}" for name, value in sorted(move.arguments.items()))
-    return " ".join(filter(None, [words.move_kind(move.kind), move.group, move.choice, *arguments]))
 
 
 def speedup_text(speedup: timing_pb2.Speedup) -> str:

@@ -24,7 +24,7 @@ from warpsmith.contract import words
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.program_steps import buffers_of, last_uses
 from warpsmith.sandbox import private_files
-from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
 OWN_CLASS = "warpsmith_task_module."
 """How names of classes begin that are the user's own, in a structure that `task_module` let pytree write down."""
@@ -74,7 +74,7 @@ def header(run: run_pb2.Run, needs: str, *remarks: str) -> str:
     """The comment at the top: what this is, what it `needs`, how fast, its labels, how it was checked, its moves."""
     timing, verdict = run.best.timing, run.best.verdict
     speedup = timing.speedup_fastest
-    moves = [_move_text(move) for move in run.best.candidate.moves]
+    moves = map(words.move, run.best.candidate.moves)
     labels = labels_of(run)
     failed = [
         f"{words.arm(arm.kind)} could not run, so a faster baseline may exist." for arm in timing.arms if arm.failure
@@ -109,11 +109,6 @@ def pasted(modules: Iterable[str], *imports: str) -> str:
         bodies.append("\n".join(line for line in lines if line not in found).strip())
     head = sorted(found, key=lambda line: (line.startswith("from "), line))
     return "\n".join(head) + "\n\n\n" + "\n\n\n".join(bodies)
-
-
-def _move_text(move: analysis_pb2.Move) -> str:
-    integers = ", ".join(f"{key}={value}" for key, value in sorted(dict(move.arguments).items()))
-    return " ".join(part for part in (words.move_kind(move.kind), move.group, move.choice, integers) if part)
 
 
 # ---- the reference -----------------------------------------------------------------------------------

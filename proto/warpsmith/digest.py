@@ -62,6 +62,7 @@ def of_moves(moves: Iterable[analysis_pb2.Move]) -> str:
     for move in moves:
         flat = ";".join(f"{name}={value}" for name, value in sorted(move.arguments.items())) if move.arguments else ""
         parts += [words.move_kind(move.kind), move.group, move.choice, flat]
+        parts += ["also", *move.also] if move.also else []
     return digest(*parts)
 
 

@@ -31,6 +31,13 @@ def move_kind_of(word: str) -> analysis_pb2.MoveKind.ValueType:
     return analysis_pb2.MoveKind.ValueType(_value(analysis_pb2.MoveKind.DESCRIPTOR, word))
 
 
+def move(value: analysis_pb2.Move) -> str:
+    """ "set softmax and 3 alike reduce=ring threads=256" and so on."""
+    others = f"and {len(value.also)} alike" if value.also else ""
+    integers = (f"{name}={number}" for name, number in sorted(value.arguments.items()))
+    return " ".join(filter(None, (move_kind(value.kind), value.group, others, value.choice, *integers)))
+
+
 def arm(value: timing_pb2.ArmKind.ValueType) -> str:
     """ "eager", "compile_max_autotune" and so on; empty where none is set."""
     return _word(timing_pb2.ArmKind.DESCRIPTOR, value).lower()
