@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from agent_reasoning import chains, headroom, wording
 from agent_reasoning.evidence import Evidence, candidate_ns
@@ -93,7 +94,8 @@ class RooflineReasoner:
 def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Evidence) -> Iterator[_Option]:
     if not analysis.legal_moves:
         return
-    for option in (*_rewrites(analysis, predicted), *_chains(analysis, predicted), *_singles(analysis, predicted)):
+    every = (_rewrites, _layouts, _chains, _singles)
+    for option in (option for kind in every for option in kind(analysis, predicted)):
         correction = evidence.correction(option.moves)
         speedup = option.speedup * correction
         score = option.score * correction * evidence.reliability(option.moves)
@@ -126,12 +128,35 @@ def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator
     yield _Option(tuple(item.move for item in chosen), speedup, speedup, saved)
 
 
+def _layouts(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
+    """A layout of the whole graph, alone and with all that can be in kernels of ours, which would come after it.
+
+    A library converts layouts beside its products, not while it makes them, so products are left out. What the two gain
+    is multiplied: each is told of the plan as it is.
+    """
+    layouts = [item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_LAYOUT]
+    authors = (item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_AUTHOR)
+    whole = next((item for item in authors if item.move.group not in predicted.parent.units), None)
+    for items in [[item, *rest] for item in layouts for rest in ([whole] if whole else [], [])]:
+        each = [(_without_products(item.before), _without_products(item.after)) for item in items]
+        speedup = prod(predicted.rewrite_speedup(*costs) for costs in each)
+        before, after = summed(costs[0] for costs in each), summed(costs[1] for costs in each)
+        what = "; then ".join(wording.effect(item) for item in items)
+        yield _Option(tuple(item.move for item in items), speedup, speedup, _saved_text(what, before, after, speedup))
+
+
+def _without_products(cost: analysis_pb2.Cost) -> analysis_pb2.Cost:
+    made = summed([cost])
+    made.product_flop_count = made.tensor_flop_count = 0
+    return made
+
+
 def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
     alike: Counter[tuple[str, ...]] = Counter()
     for legal in analysis.legal_moves:
         move, what = legal.move, wording.effect(legal)
-        if move.kind == analysis_pb2.MOVE_KIND_WRITE:
-            continue  # a roofline cannot tell how fast an unwritten kernel will be
+        if move.kind in (analysis_pb2.MOVE_KIND_WRITE, analysis_pb2.MOVE_KIND_LAYOUT):
+            continue  # a roofline cannot tell how fast an unwritten kernel will be; layouts have `_layouts`
         unit = predicted.parent.units.get(move.group)
         if unit is None or move.kind == analysis_pb2.MOVE_KIND_REWRITE:
             speedup = predicted.rewrite_speedup(legal.before, legal.after)
