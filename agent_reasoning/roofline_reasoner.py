@@ -29,8 +29,11 @@ DEFAULT_LIMIT = 8
 
 EVERY_GROUP = "*"
 """Group of a move that changes the whole plan."""
-_IN_ORDER = (analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_LAUNCH)
+_IN_ORDER = (analysis_pb2.MOVE_KIND_LAYOUT, analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_LAUNCH)
 """Kinds of such moves, in the order in which one leaves the next legal."""
+
+_MOST_SPEEDUP = 50.0
+"""That is predicted of several such moves, whose savings may add up to more than there is."""
 
 LEAST_SPEEDUP = 0.8
 """Predictions below this are dropped: the model is not wrong by more than that often enough to pay. Where that leaves
@@ -134,31 +137,45 @@ def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator
 
 
 def _whole_plans(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
-    """Moves of the whole plan, of different kinds, at once: a network is not found one move at a time."""
+    """A layout, and moves of the whole plan of different kinds at once: a network is not found one move at a time.
+
+    What each saves of the plan as it is adds up. Launches that one saves another saves no more.
+    """
     kinds: dict[analysis_pb2.MoveKind.ValueType, list[analysis_pb2.LegalMove]] = {}
     for legal in analysis.legal_moves:
         if legal.move.group == EVERY_GROUP:
             kinds.setdefault(legal.move.kind, []).append(legal)
     for chosen in itertools.product(*([None, *kinds[kind]] for kind in _IN_ORDER if kind in kinds)):
         taken = [legal for legal in chosen if legal is not None]
-        if len(taken) < 2:
-            continue
-        before, after = summed(each.before for each in taken), summed(each.after for each in taken)
-        if taken[-1].move.kind == analysis_pb2.MOVE_KIND_LAUNCH:  # launches that the others save are saved once
-            before.launch_count = taken[-1].before.launch_count
-            after.launch_count = taken[-1].after.launch_count
-        speedup = predicted.rewrite_speedup(before, after)
-        what = "; ".join(map(wording.effect, taken))
-        saved = _saved_text(what, before, after, speedup)
-        yield _Option(tuple(each.move for each in taken), speedup, speedup, saved)
+        if len(taken) < 2 and not any(legal.move.kind == analysis_pb2.MOVE_KIND_LAYOUT for legal in taken):
+            continue  # a single move
+        costs = [_work(legal) for legal in taken]
+        saved = sum(before.launch_count - after.launch_count for before, after in costs[:-1])
+        if taken[-1].move.kind == analysis_pb2.MOVE_KIND_LAUNCH:
+            costs[-1][0].launch_count = max(1, costs[-1][0].launch_count - saved)
+        saved_shares = (1.0 - 1.0 / predicted.rewrite_speedup(before, after) for before, after in costs)
+        speedup = 1.0 / max(1.0 - sum(saved_shares), 1.0 / _MOST_SPEEDUP)
+        before, after = summed(each[0] for each in costs), summed(each[1] for each in costs)
+        what = "; then ".join(map(wording.effect, taken))
+        yield _Option(tuple(each.move for each in taken), speedup, speedup, _saved_text(what, before, after, speedup))
+
+
+def _work(legal: analysis_pb2.LegalMove) -> tuple[analysis_pb2.Cost, analysis_pb2.Cost]:
+    """Work before and after a move. A library converts layouts beside its products, not while it makes them, so of a
+    layout they are left out."""
+    before, after = summed([legal.before]), summed([legal.after])
+    if legal.move.kind == analysis_pb2.MOVE_KIND_LAYOUT:
+        for cost in (before, after):
+            cost.product_flop_count = cost.tensor_flop_count = 0
+    return before, after
 
 
 def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
     alike: Counter[tuple[str, ...]] = Counter()
     for legal in analysis.legal_moves:
         move, what = legal.move, wording.effect(legal)
-        if move.kind == analysis_pb2.MOVE_KIND_WRITE:
-            continue  # a roofline cannot tell how fast an unwritten kernel will be
+        if move.kind in (analysis_pb2.MOVE_KIND_WRITE, analysis_pb2.MOVE_KIND_LAYOUT):
+            continue  # a roofline cannot tell how fast an unwritten kernel will be; layouts have `_whole_plans`
         unit = predicted.parent.units.get(move.group)
         if unit is None or move.kind == analysis_pb2.MOVE_KIND_REWRITE:
             speedup = predicted.rewrite_speedup(legal.before, legal.after)

@@ -65,6 +65,17 @@ def _expand(tracer: Tracer, out: torch.Tensor, value: torch.Tensor, *_: Any, **_
     return broadcast(tracer.symbol(value), out.shape)
 
 
+@handles("as_strided")
+def _as_strided(tracer: Tracer, out: torch.Tensor, value: torch.Tensor, *_: Any) -> Symbol:
+    """Of extents of one alone, whose strides pooling to a point sets."""
+    pairs = zip(value.shape, value.stride(), out.stride(), strict=False)
+    if out.shape != value.shape or out.storage_offset() != value.storage_offset():
+        raise Refused("it looks at memory by strides")
+    if any(extent > 1 and own != wanted for extent, own, wanted in pairs):
+        raise Refused("it looks at memory by strides")
+    return tracer.symbol(value)
+
+
 @handles("permute")
 def _permute(tracer: Tracer, out: torch.Tensor, value: torch.Tensor, dims: Sequence[int]) -> Symbol:
     symbol = tracer.symbol(value)

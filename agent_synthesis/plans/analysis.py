@@ -53,6 +53,7 @@ def _features(plan: Plan) -> list[str]:
     features = [f"partition:{digest.short(digest.digest(*sorted(partition)))}"] if partition else ["partition:none"]
     features += [f"rewrite:{rule}" for rule in plan.rewrites]
     features += ["launch:cuda_graph"] if plan.cuda_graph else []
+    features += [f"layout:{move.choice}" for move in plan.moves if move.kind == analysis_pb2.MOVE_KIND_LAYOUT]
     for group in plan.groups:
         if group.engine != "library":
             features.append(f"{group.name}:{group.schedule}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from agent_synthesis.graphs import layouts
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.attention import attention_of
@@ -18,7 +19,7 @@ from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
-from warpsmith.v1 import analysis_pb2, graph_pb2, tensor_pb2
+from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, tensor_pb2
 
 
 def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
@@ -36,7 +37,10 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         return cost
     if group.engine == "written":
         return at_once(plan, group)
-    return total(of_call(plan.index, node) for node in group.nodes)
+    cost = total(of_call(plan.index, node) for node in group.nodes)
+    if plan.target == task_pb2.TARGET_CUDA:
+        cost.extra_bytes = sum(layouts.converted_bytes(plan.index, node) for node in group.nodes)
+    return cost
 
 
 def at_once(plan: Plan, group: Group) -> analysis_pb2.Cost:

@@ -6,6 +6,8 @@
                                        "beside_products": matrix products stay calls
     fuse(group, choice=other)          a producer is computed inside the group, or a sibling beside it, which reads what
                                        it reads; "*" takes in all producers that can be
+    layout("*", choice=channels_last)  convolutions and what follows them are channels-last, see `layout`; before any
+                                       kernel of ours
     library(group)                     the group's calls go back to the library
     rewrite(group, choice=rule)        algebra, see `rewrite`
     set(group, choice="reduce=split")  settings of the schedule change; integers such as {"threads": 1} as arguments
@@ -27,7 +29,7 @@ from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import alike, cost, fusion, launching, whole
+from agent_synthesis.plans import alike, cost, fusion, launching, layout, whole
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
@@ -64,6 +66,8 @@ def _applied(plan: Plan, move: Move) -> Plan:
             return whole.authored(plan, move.choice) if is_whole else fusion.authored(plan, move.group, move.choice)
         case analysis_pb2.MOVE_KIND_FUSE:
             return fusion.fused(plan, move.group, move.choice)
+        case analysis_pb2.MOVE_KIND_LAYOUT:
+            return layout.laid_out(plan, move.group, move.choice)
         case analysis_pb2.MOVE_KIND_LIBRARY:
             return fusion.as_library(plan, move.group)
         case analysis_pb2.MOVE_KIND_REWRITE:
@@ -124,6 +128,9 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     if sum(group.engine == "library" for group in plan.groups) >= whole.LEAST_KERNELS:
         for choice, effect in whole.CHOICES.items():
             yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=whole.EVERY_GROUP, choice=choice), effect
+    if all(group.engine == "library" for group in plan.groups):
+        move = Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group=layout.EVERY_GROUP, choice=layout.CHANNELS_LAST)
+        yield move, layout.EFFECT
     classes = alike.classes(plan)
     for group in plan.groups:
         what, same = _words(plan, group), classes[group.name]

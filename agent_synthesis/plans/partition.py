@@ -245,8 +245,8 @@ class Partition:
 
 
 def touched(partition: Partition, other: Partition) -> list[Group]:
-    """Groups of a partition that another of the same graph does not have in the same form: with other calls, settings
-    or outputs."""
+    """Groups of a partition that another of the same graph does not have in the same form: with other calls, settings,
+    outputs or layouts."""
     if partition.index is not other.index:
         ahead: Iterable[str] = partition.by_name
     else:
@@ -257,9 +257,24 @@ def touched(partition: Partition, other: Partition) -> list[Group]:
     found = []
     for name in ahead:
         group, others = partition.by_name.get(name), other.by_name.get(name)
-        if group is not None and (group != others or partition.outputs(group) != other.outputs(others)):
+        if group is not None and (
+            group != others
+            or partition.outputs(group) != other.outputs(others)
+            or not _laid_alike(group, partition, other)
+        ):
             found.append(group)
     return sorted(found, key=lambda group: partition.places[group.name])
+
+
+def _laid_alike(group: Group, partition: Partition, other: Partition) -> bool:
+    """Whether the calls of a group of both read and make tensors of the same layouts in both."""
+    if partition.index is other.index:
+        return True
+    specs = [
+        [index.spec(tensor) for node in group.nodes for tensor in (*index.reads(node), *index.results(node))]
+        for index in (partition.index, other.index)
+    ]
+    return specs[0] == specs[1]
 
 
 def _apart(partition: Partition, other: Partition) -> list[Group]:

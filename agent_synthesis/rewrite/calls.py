@@ -134,12 +134,13 @@ def replaced(graph: graph_pb2.Graph, made: Replacement) -> graph_pb2.Graph:
         if node.name not in made.removed:
             kept = result.nodes.add()
             kept.CopyFrom(node)
-            _rename(kept, made.renamed)
+            rename(kept, made.renamed)
     result.outputs[:] = [made.renamed.get(name, name) for name in graph.outputs]
     return result
 
 
-def _rename(node: graph_pb2.Node, names: Mapping[str, str]) -> None:
+def rename(node: graph_pb2.Node, names: Mapping[str, str]) -> None:
+    """Has a call read and write other tensors, by name."""
     pending = aten.arguments_of(node)
     while pending:
         value = pending.pop()
