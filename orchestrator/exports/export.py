@@ -170,7 +170,7 @@ class Names:
 
     def placed(self, launch: candidate_pb2.Launch) -> tuple[list[str], list[str], list[str]]:
         """Statements before a launch, its buffers' names in order, and statements after it: a library's result may lie
-        anywhere."""
+        anywhere, and in another layout than a kernel relies on."""
         before, names, after = [], [], []
         for argument in launch.arguments:
             seen = launch_arguments.buffer_of(argument)
@@ -178,6 +178,8 @@ class Names:
                 continue
             buffer = self.buffers[seen]
             name = self._names[buffer.name]
+            if buffer.role == candidate_pb2.ROLE_LIBRARY:
+                before.append(f"{name} = _ws_laid_out({name}, {tuple(buffer.spec.strides)})")
             if buffer.role == candidate_pb2.ROLE_LIBRARY and buffer.alignment_bytes > 1:
                 copy = self._free(f"{name}_placed")
                 before.append(f"{copy} = _ws_aligned({name}, {buffer.alignment_bytes})")

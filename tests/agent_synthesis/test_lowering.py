@@ -178,6 +178,11 @@ def test_axes_in_any_order(function: Callable[..., Any]) -> None:
     assert_means(function, IMAGE, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("function", [*IMAGES, lambda x: F.adaptive_avg_pool2d(x.abs(), 1)])
+def test_axes_of_channels_last_tensors(function: Callable[..., Any]) -> None:
+    assert_means(function, IMAGE.to(memory_format=torch.channels_last), rtol=1e-4, atol=1e-5)
+
+
 def test_half_precision_computes_in_single_precision() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         tolerance = 2e-2 if dtype is torch.bfloat16 else 4e-3
@@ -250,6 +255,9 @@ REFUSED = [
     (lambda x, _: x.cummax(1).values, "cummax is not lowered"), (lambda x, y: x.sum(1).sum() + y, "number"),
     (lambda x, y: (x.sum(1), y[:2].sum(1)), "differ in size"), (lambda x, _: x.add_(1), "writes in place"),
     (lambda x, _: F.dropout(x), "is random"), (lambda x, _: x[:0] + 1, "empty"),
+    (lambda x, _: x.as_strided((4, 4), (1, 4)) + 1, "by strides"),
+    (lambda x, _: x[:3, :3].as_strided((3, 3), (1, 3)) + 1, "by strides"),
+    (lambda x, _: x[1:].as_strided(x[1:].shape, x.stride(), 0) + 1, "by strides"),
 ]  # fmt: skip
 
 

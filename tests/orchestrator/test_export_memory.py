@@ -1,4 +1,4 @@
-"""When an export takes memory and gives it back."""
+"""When an export takes memory and gives it back, and how what lies in it is laid out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import concurrent.futures
 
 import torch
 
-from orchestrator.exports.carried import cpu_runtime
+from orchestrator.exports.carried import cpu_runtime, guard
 from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
@@ -31,7 +31,8 @@ KERNEL = 'extern "C" void twice(void* const* arguments) {}'
 SPEC = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=(4, 8), strides=(8, 1))
 
 
-def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_timed() -> None:
+def a_run() -> run_pb2.Run:
+    """Twice by a kernel, relu by the library, twice by a kernel that reads its result."""
     run = run_pb2.Run(id="r1", state=run_pb2.RUN_STATE_FASTER)
     run.task.name, run.task.target = "twice", task_pb2.TARGET_CPU
     run.task.sources.add(path="twice.py", content=MODULE.encode())
@@ -58,6 +59,11 @@ def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_time
             step.library.results.append("lambda")
     program.outputs.append("last")
     program.output_tree = '[1, {"type": null, "context": null, "children_spec": []}]'
+    return run
+
+
+def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_timed() -> None:
+    run = a_run()
     text = ModuleExporter().export(run).text
     compile(text, "twice_warpsmith.py", "exec")
     _, _, body = text.partition("def _ws_forward(leaves):")
@@ -85,3 +91,19 @@ def test_each_thread_has_workspaces_of_its_own_and_keeps_them() -> None:
     assert mine is cpu_runtime._ws_workspace("w", *kind, cpu_runtime._ws_thread())
     assert mine.data_ptr() != theirs.data_ptr()
     assert mine is not cpu_runtime._ws_workspace("v", *kind, cpu_runtime._ws_thread())
+
+
+def test_a_kernel_of_an_export_reads_a_librarys_result_in_the_layout_that_it_relies_on() -> None:
+    run = a_run()
+    (result,) = (buffer for buffer in run.best.candidate.program.buffers if buffer.name == "lambda")
+    result.spec.strides[:] = [1, 4]
+    assert "    lambda_ = _ws_laid_out(lambda_, (1, 4))\n" in ModuleExporter().export(run).text.replace(
+        "t_lambda", "lambda_"
+    )
+    x = torch.arange(32.0).view(4, 8)
+    made = guard._ws_laid_out(x, (1, 4))
+    assert made.stride() == (1, 4)
+    assert torch.equal(made, x)
+    assert guard._ws_laid_out(x, (8, 1)) is x
+    one = x[:1]
+    assert guard._ws_laid_out(one, (1, 1)) is one, "the stride of an extent of one is never used"

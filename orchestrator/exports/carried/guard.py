@@ -188,6 +188,16 @@ def _ws_aligned(tensor, alignment):
     return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
 
 
+def _ws_laid_out(tensor, strides):
+    """The tensor with these strides, copied where its own differ in a dimension of more than one element."""
+    if tensor.stride() == strides:
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if tensor.numel() == 0 or all(extent == 1 or own == wanted for extent, own, wanted in pairs):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def _ws_stream(index):
     """The handle of PyTorch's current stream on a GPU; its own name for it where there is one is the quickest."""
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
