@@ -2,7 +2,7 @@
 
 The one idea: a graph is captured for the addresses of one call and replayed where they come again, so the host makes
 one launch in place of one for each step, library calls included. Results lie in the graph's own memory and are copied
-out. What captures and replays is `gpu_bench.running.cuda_graph`, and in an exported file `carried.cuda_graphs`.
+out. What captures and replays is `gpu_bench.running.gpu.cuda_graph`, and in an exported file `carried.cuda_graphs`.
 """
 
 from __future__ import annotations

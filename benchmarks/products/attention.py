@@ -32,8 +32,8 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import fusion, moves
 from agent_synthesis.plans.plan import plan_zero
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 

@@ -25,8 +25,8 @@ from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.testing import Applied
 from benchmarks.products.attention import FLUSHED_BYTES, times
 from benchmarks.products.product_errors import LAYOUTS, VALUES, distances
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Call, Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 

@@ -19,8 +19,8 @@ from agent_compile.testing import cubin_of
 from agent_synthesis import generator
 from agent_synthesis.testing import Applied
 from benchmarks.plans import one_kernel
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.v1 import candidate_pb2
 
 BAR = 1.0

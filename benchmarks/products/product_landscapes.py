@@ -36,8 +36,8 @@ from benchmarks.products.product_compiles import PRODUCTS, Product
 from benchmarks.search.landscape_file import Landscape, Plan, append, digits, plan_line, read, task_line
 from benchmarks.search.skill import DEFAULT_REASONER, replays
 from gpu_bench import device
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.digest import digest
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, timing_pb2

@@ -29,8 +29,8 @@ from agent_synthesis.plans.plan import Plan, schedule_named
 from agent_synthesis.testing import Applied
 from benchmarks.plans import one_kernel
 from benchmarks.products.attention import FLUSHED_BYTES, times
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2
 

@@ -34,8 +34,8 @@ from benchmarks.kernelbench.level2_plans import first_plan
 from benchmarks.plans import one_kernel
 from benchmarks.products.attention import FLUSHED_BYTES, times
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from orchestrator.tasks import intake
 from warpsmith.contract import earlier
 from warpsmith.errors import IllegalMove

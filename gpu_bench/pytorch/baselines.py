@@ -20,7 +20,7 @@ from torch import nn
 from gpu_bench.pytorch import channels_last
 from gpu_bench.pytorch.benchmark_mode import BenchmarkMode
 from gpu_bench.pytorch.compiling import TooLong, compiling_here, release_graphs, time_limit
-from gpu_bench.running.cuda_graph import capturing
+from gpu_bench.running.gpu.cuda_graph import capturing
 from gpu_bench.timing.arms import (
     AA_COPY,
     CHANNELS_LAST,

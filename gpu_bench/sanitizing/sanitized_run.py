@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import LoadedProgram, Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from gpu_bench.sanitizing.sanitizer import GO, LOAD, STOP
 from gpu_bench.values.keys import Key
 from warpsmith.graphs import dtypes

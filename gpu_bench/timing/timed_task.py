@@ -22,8 +22,8 @@ from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.arena import Arena, using
-from gpu_bench.running.cuda_graph import GraphCall
 from gpu_bench.running.executor import LoadedProgram, ProgramFault
+from gpu_bench.running.gpu.cuda_graph import GraphCall
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing import floor
 from gpu_bench.timing.inspection import Inspection, Subject

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gpu_bench.limits import Limits
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import ProgramFault, Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from gpu_bench.session import Session
 from warpsmith import digest
 from warpsmith.v1 import artifact_pb2, benchmark_service_pb2, candidate_pb2, task_pb2, verdict_pb2

@@ -11,9 +11,9 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import plan_zero
-from gpu_bench.running.cuda import CudaExecutor
-from gpu_bench.running.cuda_graph import GraphCall
 from gpu_bench.running.executor import ProgramFault, Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
+from gpu_bench.running.gpu.cuda_graph import GraphCall
 from orchestrator.exports.carried.cuda_graphs import _WsGraphs
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, task_pb2

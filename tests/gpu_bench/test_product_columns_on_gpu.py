@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from agent_compile.testing import cubin_of
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.v1 import artifact_pb2, candidate_pb2
 
 pytestmark = pytest.mark.gpu

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
 from agent_synthesis.testing import Applied
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.v1 import artifact_pb2, candidate_pb2
 
 pytestmark = pytest.mark.gpu

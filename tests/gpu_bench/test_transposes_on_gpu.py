@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from agent_compile.testing import cubin_of
 from agent_synthesis.testing import Applied
-from gpu_bench.running.cuda import CudaExecutor
 from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
 
 pytestmark = pytest.mark.gpu
 

@@ -21,7 +21,7 @@ from hostile_gpu_bench import PASS, SCREENING, Bench, arm_ns, kind_of
 
 from gpu_bench import device
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.running import cuda
+from gpu_bench.running.gpu import cuda
 from gpu_bench.sanitizing import sanitizer
 from gpu_bench.timing import clocks, timed_task
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, timing_pb2

@@ -19,7 +19,7 @@ import torch
 
 from gpu_bench.running.elsewhere import Elsewhere
 from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
-from gpu_bench.running.tensor_maps import PlacedTensorMap
+from gpu_bench.running.gpu.tensor_maps import PlacedTensorMap
 from warpsmith.hardware import STATIC_SHARED_BYTES
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
