@@ -197,7 +197,8 @@ def members(program: candidate_pb2.Program) -> list[str]:
 
 
 def bindings(program: candidate_pb2.Program, names: Names, input_count: int, owner: str) -> list[str]:
-    """Statements that bind every source and every workspace; calls of one `owner` share memory that stays zero."""
+    """Statements that bind every source and what is kept from call to call; calls of one `owner` share memory that
+    stays zero."""
     places = {name: place for place, name in enumerate(members(program), start=input_count)}
     lines = []
     for buffer in program.buffers:
@@ -217,8 +218,6 @@ def bindings(program: candidate_pb2.Program, names: Names, input_count: int, own
                 # Kept, as it was while the program was timed: the system would have to fetch its pages in each call.
                 kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)}"
                 lines.append(f"{name} = _ws_workspace({buffer.name!r}, {kind}, stream)")
-            case candidate_pb2.ROLE_WORKSPACE:
-                lines.append(_allocation(buffer, name))
     return lines
 
 
@@ -229,10 +228,16 @@ def _allocation(buffer: candidate_pb2.Buffer, name: str) -> str:
 
 
 def body_of(program: candidate_pb2.Program, names: Names, steps: Iterable[Sequence[str]]) -> list[str]:
-    """The statements of all steps. An output is allocated where it is first written and a library's result dropped
-    after its last use, as eager's memory comes and goes and as it was while the program was timed."""
-    unmade = {buffer.name: buffer for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
-    dying, lines = last_uses(program), []
+    """The statements of all steps. Memory is allocated where it is first written and dropped after its last use, as
+    eager's comes and goes and as it was while the program was timed."""
+    roles, made = [candidate_pb2.ROLE_LIBRARY], [candidate_pb2.ROLE_OUTPUT]
+    if program.target == task_pb2.TARGET_CUDA:
+        roles.append(candidate_pb2.ROLE_WORKSPACE)
+        made.append(candidate_pb2.ROLE_WORKSPACE)
+    kept = {buffer.name for buffer in program.buffers if buffer.zero_between_calls}
+    unmade = {buffer.name: buffer for buffer in program.buffers if buffer.role in made and buffer.name not in kept}
+    lines: list[str] = []
+    dying = {at: [name for name in gone if name not in kept] for at, gone in last_uses(program, *roles).items()}
     for position, (step, statements) in enumerate(zip(program.steps, steps, strict=True)):
         needed = dict.fromkeys(name for name in buffers_of(step) if name in unmade)
         lines += [_allocation(unmade.pop(name), names[name]) for name in needed]

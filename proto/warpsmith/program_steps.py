@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from warpsmith import arguments
 from warpsmith.v1 import candidate_pb2, tensor_pb2
@@ -32,14 +33,34 @@ def buffers_of(step: candidate_pb2.Step) -> list[str]:
     return []
 
 
-def last_uses(program: candidate_pb2.Program) -> dict[int, list[str]]:
-    """Position of a step → results of library steps that nothing needs after it."""
-    owned = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_LIBRARY}
-    last: dict[str, int] = {}
-    for position, step in enumerate(program.steps):
-        last |= {name: position for name in buffers_of(step) if name in owned}
+def last_uses(program: candidate_pb2.Program, *roles: candidate_pb2.Role.ValueType) -> dict[int, list[str]]:
+    """Position of a step → buffers of these roles that nothing needs after it; by default results of library steps."""
     dying: dict[int, list[str]] = {}
-    for name, position in last.items():
+    for name, (_, last) in lifetimes(program, *(roles or (candidate_pb2.ROLE_LIBRARY,))).items():
         if name not in program.outputs:
-            dying.setdefault(position, []).append(name)
+            dying.setdefault(last, []).append(name)
     return dying
+
+
+def lifetimes(
+    program: candidate_pb2.Program,
+    *roles: candidate_pb2.Role.ValueType,
+    inside: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> dict[str, tuple[int, int]]:
+    """Positions of the steps at which buffers of these roles are needed first and last.
+
+    `inside`: buffer → those whose memory it may lie in, which live as long. A launch that may begin before its
+    predecessor has ended waits for it before it touches memory, so what ends with that is free.
+    """
+    owned = {buffer.name for buffer in program.buffers if buffer.role in roles}
+    found: dict[str, tuple[int, int]] = {}
+    for position, step in enumerate(program.steps):
+        pending, seen = buffers_of(step), set[str]()
+        while pending:
+            name = pending.pop()
+            if name not in seen:
+                seen.add(name)
+                pending += inside.get(name, ())
+        for name in sorted(seen & owned):
+            found[name] = found.get(name, (position, 0))[0], position
+    return found

@@ -63,11 +63,7 @@ def a_run() -> run_pb2.Run:
 
 
 def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_timed() -> None:
-    run = a_run()
-    text = ModuleExporter().export(run).text
-    compile(text, "twice_warpsmith.py", "exec")
-    _, _, body = text.partition("def _ws_forward(leaves):")
-    order = [
+    assert_in_order(a_run(), [
         "first = _ws_workspace('first', (4, 8), (8, 1), torch.float32, stream)",
         "launch('twice', x, first)",
         "t_lambda = torch.ops.aten.relu.default(first)",
@@ -75,12 +71,39 @@ def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_time
         "launch('twice', t_lambda, last)",
         "del t_lambda",
         "return last",
-    ]
+    ])  # fmt: skip
+
+
+def test_on_a_gpu_workspaces_come_and_go_too_but_for_those_that_stay_zero() -> None:
+    run = a_run()
+    program = run.best.candidate.program
+    run.task.target = program.target = task_pb2.TARGET_CUDA
+    program.buffers.add(name="counters", role=candidate_pb2.ROLE_WORKSPACE, spec=SPEC, zero_between_calls=True)
+    program.steps[0].launch.arguments.add(buffer="counters")
+    body = assert_in_order(run, [
+        "counters = _ws_zeros('counters', (4, 8), torch.float32, device, stream)",
+        "first = torch.empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device)",
+        "_ws_launch_0(device.index, stream, x.data_ptr(), first.data_ptr(), counters.data_ptr())",
+        "t_lambda = torch.ops.aten.relu.default(first)",
+        "del first",
+        "last = torch.empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device)",
+        "del t_lambda",
+        "return last",
+    ])  # fmt: skip
+    assert "del counters" not in body
+
+
+def assert_in_order(run: run_pb2.Run, order: list[str]) -> str:
+    """That these statements stand in the export's forward, one after the other; returns it."""
+    text = ModuleExporter().export(run).text
+    compile(text, "twice_warpsmith.py", "exec")
+    _, _, body = text.partition("def _ws_forward(leaves):")
     place = 0
     for statement in order:
         place = body.find(statement, place)
         assert place >= 0, (statement, body[:1500])
         place += len(statement)
+    return body
 
 
 def test_each_thread_has_workspaces_of_its_own_and_keeps_them() -> None:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from gpu_bench.running.elsewhere import Elsewhere
-from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
+from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, TorchMemory, straighten
 from gpu_bench.running.gpu.tensor_maps import PlacedTensorMap
+from gpu_bench.running.gpu.workspace_plan import PlannedMemory, WorkspacePlan
 from warpsmith.hardware import STATIC_SHARED_BYTES
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
@@ -243,6 +244,10 @@ class CudaProgram:
 
     elsewhere: Elsewhere | None = None
 
+    @functools.cached_property
+    def _workspace_plan(self) -> WorkspacePlan:
+        return WorkspacePlan.of(self.program)
+
     def bind(
         self,
         sources: Sources,
@@ -251,6 +256,8 @@ class CudaProgram:
         workspaces: Memory | None = None,
     ) -> Call:
         """As `LoadedProgram.bind`."""
+        if memory is None:
+            workspaces = PlannedMemory(self._workspace_plan, workspaces or TorchMemory(self.device))
         return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces)
 
     def _pack(self, launch: candidate_pb2.Launch) -> LaunchCode:
