@@ -168,6 +168,18 @@ def fused_with_all(
     return _set_by_default(best, name)
 
 
+def together(plan: Plan, names: Sequence[str]) -> Plan:
+    """The plan with groups that have nothing to do with each other in one kernel, named after the last.
+
+    Raises:
+        IllegalMove: one nest does not compute them.
+    """
+    nodes = sorted((node for name in names for node in plan.group(name).nodes), key=plan.index.position.__getitem__)
+    name = plan.partition.owner[nodes[-1]]
+    joined = plan.replaced(names, [replace(plan.group(name), nodes=tuple(nodes), engine="authored")])
+    return _set_by_default(_scheduled(joined, name, ""), name)
+
+
 def _work(plan: Plan, name: str) -> tuple[int, int]:
     """Groups, and bytes that one of them reads: what is computed again may read more than the result that it spares."""
     read = plan.reads(plan.group(name))

@@ -20,6 +20,8 @@ EVERY_GROUP = "*"
 """Group of an author move that makes a whole plan."""
 LEAST_KERNELS = 3
 """That a whole plan adds: fewer are a chain of moves, which a reasoner proposes."""
+MOST_POINTS = 64
+"""Counters that one kernel updates: each is an argument of it."""
 CHOICES: Mapping[str, str] = {
     "beside_products": "computes all but matrix products in kernels of our own, each as large as it goes",
     "": "computes all that can be in kernels of our own, matrix products too, each as large as it goes",
@@ -46,10 +48,29 @@ def authored(plan: Plan, choice: str) -> Plan:
             with contextlib.suppress(IllegalMove):
                 result = fusion.authored(result, name)
                 result = fusion.fused_with_all(result, name, ["moved"], may_join)
+    result = _with_points_together(result)
     count = sum(group.engine == "authored" for group in result.groups)
     if count - sum(group.engine == "authored" for group in plan.groups) < LEAST_KERNELS:
         raise IllegalMove(f"fewer than {LEAST_KERNELS} kernels of our own would come of it")
     return result
+
+
+def _with_points_together(plan: Plan) -> Plan:
+    """The plan with kernels of one element each, which are alone, in few: counters of batch norms are launches else."""
+    points = [group.name for group in plan.groups if _is_point(plan, group)]
+    result = plan
+    for some in (points[first : first + MOST_POINTS] for first in range(0, len(points), MOST_POINTS)):
+        if len(some) > 1:
+            with contextlib.suppress(IllegalMove):
+                result = fusion.together(result, some)
+    return result
+
+
+def _is_point(plan: Plan, group: Group) -> bool:
+    nest = plan.nest(group)
+    if group.engine != "authored" or not isinstance(nest, Nest) or plan.outputs(group) or plan.producers(group):
+        return False
+    return nest.row_count * nest.column_count == 1
 
 
 def _multiplies(plan: Plan, group: Group) -> bool:

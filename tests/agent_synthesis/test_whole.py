@@ -161,6 +161,16 @@ def test_what_is_in_kernels_already_stays_as_it_is() -> None:
     assert moves.apply(plan, move("beside_products")).group("mul").nodes == plan.group("mul").nodes
 
 
+def test_counters_of_all_norms_are_one_kernel() -> None:
+    module = Network().train()
+    for choice in whole.CHOICES:
+        plan = moves.apply(zero(module, (2, 4, 8, 8)), move(choice))
+        counting = [group for group in plan.groups if "add_.Tensor" in str(plan.index.nodes[group.nodes[0]].target)]
+        (one,) = [group for group in counting if not plan.outputs(group)]
+        assert len(one.nodes) == 3
+    assert sum(step.HasField("launch") for step in generate(plan).steps) < 12
+
+
 def test_a_plan_of_few_kernels_is_no_whole_plan() -> None:
     """A chain of moves says the same."""
     plan = zero(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Softmax(1)), (16, 32))
