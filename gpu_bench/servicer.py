@@ -72,7 +72,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         del context
         with self._quarantine.guarding(request.task.target):
             with self._holding.by("reference"), self._sessions.using(request.task) as session:
-                report = session.run_reference()
+                report = session.run_reference(request.known if request.HasField("known") else None)
             metrics.record_reference(report)
             return benchmark_service_pb2.RunReferenceResponse(report=report)
 

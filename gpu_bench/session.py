@@ -257,13 +257,16 @@ class Session:
         with self._lock:
             self._workers.open()
 
-    def run_reference(self) -> timing_pb2.ReferenceReport:
-        """Times the module by itself in the candidate's process, where its baselines stay for later measurements."""
+    def run_reference(self, known: timing_pb2.ReferenceReport | None = None) -> timing_pb2.ReferenceReport:
+        """Times the module by itself in the candidate's process, where its baselines stay for later measurements.
+
+        `known`: what an earlier run found of the task on such a device.
+        """
         with self._lock:
             worker = self._workers.open()
             response = worker.call(
                 "reference",
-                benchmark_service_pb2.RunReferenceRequest(task=self.task),
+                benchmark_service_pb2.RunReferenceRequest(task=self.task, known=known),
                 benchmark_service_pb2.RunReferenceResponse,
                 deadline_s=self._limits.measure_seconds,
             )

@@ -28,7 +28,7 @@ from warpsmith.contract import earlier
 from warpsmith.digest import of_moves
 from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.sandbox import private_files
-from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 FILE_NAME = "warpsmith.sqlite3"
 REMEDY = "name another with --runs"
@@ -38,6 +38,9 @@ TABLES_LOCK = 0x7761727073  # "warps"
 """The lock of a PostgreSQL database under which tables are made."""
 KNOWN_COUNT = 3
 """Lists of moves that a new run begins with, where earlier ones of its task or of tasks of its shape are known."""
+
+KNOWN_RUNS = 20
+"""Latest runs of a task among which times of its baselines are looked for."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -234,6 +237,21 @@ class Archive:
                 if not any(move.kind == analysis_pb2.MOVE_KIND_WRITE for move in moves):
                     lists.setdefault(key, moves)
         return list(lists.values())[:limit]
+
+    def known_reference(
+        self, task_digest: str, environment: timing_pb2.Environment
+    ) -> timing_pb2.ReferenceReport | None:
+        """Times of a task's baselines, as the latest run found that timed them all, on the same device with the same
+        driver, torch and threads; None where there is none."""
+
+        def place(of: timing_pb2.Environment) -> tuple[str, str, str, int]:
+            return of.device, of.driver, of.torch, of.thread_count
+
+        for run in self.runs(limit=KNOWN_RUNS, task_digest=task_digest):
+            found = run.reference
+            if found.arms and not found.is_kept and place(found.environment) == place(environment):
+                return found
+        return None
 
     def _best_moves(
         self, condition: sa.ColumnElement[bool], device: str, limit: int

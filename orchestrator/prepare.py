@@ -7,7 +7,7 @@ that must be alone. Outside every search budget. It decides nothing but `AT_FLOO
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +33,16 @@ ResultT = TypeVar("ResultT")
 
 FLOOR_MARGIN = 1.05
 """A baseline within this factor of the floor leaves nothing worth searching for (docs/measurement.md)."""
+
+
+KnownReference = Callable[[task_pb2.Task, timing_pb2.Device], timing_pb2.ReferenceReport | None]
+"""Gives what an earlier run found of a task's baselines on such a device; None where there is none."""
+
+
+def nothing_known(task: task_pb2.Task, device: timing_pb2.Device) -> timing_pb2.ReferenceReport | None:
+    """None."""
+    del task, device
+    return None
 
 
 @dataclass(frozen=True)
@@ -115,12 +125,16 @@ def look_ahead(agents: Agents, gate: DeviceGate, task: task_pb2.Task) -> None:
 
 
 def prepare(
-    agents: Agents, gate: DeviceGate, task: task_pb2.Task, go_on: Callable[[], bool] = lambda: True
+    agents: Agents,
+    gate: DeviceGate,
+    task: task_pb2.Task,
+    go_on: Callable[[], bool] = lambda: True,
+    known: KnownReference = nothing_known,
 ) -> Prepared | None:
     """Makes these calls for a task whose target is set; None where `go_on` became false before they ended.
 
-    The first failure ends it at once: what still waits for the device is dropped. The task is told the GPU that it
-    will run on, where that is not the one that kernels are made for otherwise.
+    `known`: what an earlier run found. The first failure ends it at once: what still waits for the device is dropped.
+    The task is told the GPU that it will run on, where that is not the one that kernels are made for otherwise.
 
     Raises:
         BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
@@ -140,8 +154,8 @@ def prepare(
                 benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
 
     def run_reference() -> timing_pb2.ReferenceReport:
-        request = benchmark_service_pb2.RunReferenceRequest(task=task)
         opened.result()  # in this order: were both to wait at the gate, chance would choose
+        request = benchmark_service_pb2.RunReferenceRequest(task=task, known=known(task, device.result()))
 
         def run(benchmark: Benchmark) -> timing_pb2.ReferenceReport:
             if dropped.is_set():
@@ -158,20 +172,24 @@ def prepare(
         device = pool.submit(describe_device, gate, task.target)
         opened = pool.submit(open_task)
         reference = pool.submit(run_reference)
-        futures: set[Future[Any]] = {analysis, compiler, device, opened, reference}
-        while futures:
-            ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
-            for future in ended:
-                if future is compiler and future.exception():
-                    dropped.set()
-                    device.result()  # a device that is absent explains more than its compiler
-                future.result()
-            if not go_on():
-                return None
+        for future in _as_they_end({analysis, compiler, device, opened, reference}, go_on):
+            if future is compiler and future.exception():
+                dropped.set()
+                device.result()  # a device that is absent explains more than its compiler
+            future.result()
+        if not go_on():
+            return None
         return Prepared(device.result(), _for_card(agents, gate, task, device, analysis), reference.result())
     finally:
         dropped.set()
         pool.shutdown(wait=False)
+
+
+def _as_they_end(futures: set[Future[Any]], go_on: Callable[[], bool]) -> Iterator[Future[Any]]:
+    """Each as it ends, for as long as `go_on`."""
+    while futures and go_on():
+        ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
+        yield from ended
 
 
 def _for_card(

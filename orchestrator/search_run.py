@@ -23,7 +23,17 @@ from orchestrator.pipeline import (
     passed,
     without_bulk,
 )
-from orchestrator.prepare import Prepared, analyze, at_floor, describe_device, has_algebra, look_ahead, prepare
+from orchestrator.prepare import (
+    KnownReference,
+    Prepared,
+    analyze,
+    at_floor,
+    describe_device,
+    has_algebra,
+    look_ahead,
+    nothing_known,
+    prepare,
+)
 from orchestrator.search import PLAN_ZERO, Proposal, Search
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort, Walks
@@ -67,8 +77,10 @@ class SearchRun:
         observer: Observer,
         known: Callable[[run_pb2.Run], Sequence[Sequence[analysis_pb2.Move]]] = lambda _: (),
         effort: Effort | None = None,
+        known_reference: KnownReference = nothing_known,
     ) -> None:
         self.run = run
+        self._known_reference = known_reference
         self._agents, self._gate, self._search = agents, gate, search
         self._observer, self._known = observer, known
         self._chosen_effort = effort
@@ -154,7 +166,13 @@ class SearchRun:
             numbered=self._numbered,
             spent=self._ledger.took_tokens,
         )
-        prepared = prepare(self._agents, self._gate, task, go_on=lambda: not self._cancelled.is_set())
+        prepared = prepare(
+            self._agents,
+            self._gate,
+            task,
+            go_on=lambda: not self._cancelled.is_set(),
+            known=self._known_reference,
+        )
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
             self.run.reference.CopyFrom(prepared.reference)

@@ -21,7 +21,7 @@ from warpsmith import plugins
 from warpsmith.errors import NotFound
 from warpsmith.sandbox import private_files
 from warpsmith.settings import Settings
-from warpsmith.v1 import analysis_pb2, optimization_service_pb2_grpc, run_pb2
+from warpsmith.v1 import analysis_pb2, optimization_service_pb2_grpc, run_pb2, task_pb2, timing_pb2
 from warpsmith.v1 import optimization_service_pb2 as messages
 
 DEFAULT_EXPORTER = "module"
@@ -109,6 +109,9 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
         def known(begun: run_pb2.Run) -> list[list[analysis_pb2.Move]]:
             return [] if fresh else archive.known_moves(begun)
 
-        return SearchRun(run, agents, gate, search, story, known=known)
+        def known_reference(task: task_pb2.Task, device: timing_pb2.Device) -> timing_pb2.ReferenceReport | None:
+            return None if fresh else archive.known_reference(task.digest, device.environment)
+
+        return SearchRun(run, agents, gate, search, story, known=known, known_reference=known_reference)
 
     return OptimizationServicer(RunHost(archive, make_run, at_once=1 + most_ahead(os.cpu_count() or 1)), devices)

@@ -92,6 +92,8 @@ class World:
     calls: Counter[str] = field(default_factory=Counter)
     disturbed: list[str] = field(default_factory=list)
     """Methods that ran while something was timed."""
+    known_references: list[timing_pb2.ReferenceReport] = field(default_factory=list)
+    """What earlier runs are said to have found."""
     _timing: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -263,6 +265,8 @@ class World:
     ) -> benchmark_service_pb2.RunReferenceResponse:
         """eager and compile."""
         self._called("RunReference", timed=True)
+        if request.HasField("known"):
+            self.known_references.append(request.known)
         report = timing_pb2.ReferenceReport(
             arms=_baselines(),
             fastest_arm=timing_pb2.ARM_KIND_COMPILE,

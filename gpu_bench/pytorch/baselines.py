@@ -73,6 +73,8 @@ class Baselines:
     target: task_pb2.Target.ValueType
     medians_ns: dict[str, float] = field(default_factory=dict)
     """What the reference measurement found, by name; filled by it, so that screening knows the fastest."""
+    kept_shares: dict[str, float] = field(default_factory=dict)
+    """Time over eager's as an earlier run found it, by name, of those that this one did not time by itself."""
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     _shortages: Shortages = field(default_factory=Shortages)
     _copy: nn.Module | None = None

@@ -7,14 +7,17 @@ its results depend on is the judge's to find, in `dependence`). Judges no candid
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_bench import device
 from gpu_bench.pytorch.baselines import preserved_state
 from gpu_bench.timing import arms as known_arms
 from gpu_bench.timing import floor
-from gpu_bench.timing.interleaving import measure, plan_for
+from gpu_bench.timing.clocks import Arm
+from gpu_bench.timing.interleaving import Samples, measure, plan_for
 from gpu_bench.timing.measurement import Bench, arm_messages, fastest_baseline
+from warpsmith.contract import words
 from warpsmith.v1 import task_pb2, timing_pb2
 
 CREDIBLE_ABOVE = 0.9
@@ -24,30 +27,75 @@ On a processor, whose rates change with its neighbors, any baseline that is fast
 """
 
 
-def measure_reference(bench: Bench) -> timing_pb2.ReferenceReport:
-    """Times every baseline but the autotuned one, and remembers their medians for screening."""
+KEPT_WITHIN = 1.1
+"""How far eager may be from what an earlier run found for the times of that run to hold here."""
+
+
+def measure_reference(bench: Bench, known: timing_pb2.ReferenceReport | None = None) -> timing_pb2.ReferenceReport:
+    """Times the baselines that need no second compilation, and remembers their medians for screening.
+
+    `known`: what an earlier run found of the task on such a device. Where eager takes as long as then, it alone is
+    timed, and stands for what has become of the others since; finals time all of them whatever is known.
+    """
     before = device.environment(bench.target, jail_rung=bench.jail_rung, seed=bench.seed)
+    report, is_warm = _kept(bench, known) or _measured(bench)
+    fastest_ns = min((arm.median_ns for arm in report.arms if not arm.failure), default=math.inf)
+    if fastest_ns < floor.floor_ns(bench.work, bench.ceilings, parameters_warm=is_warm):
+        # Ceilings taken while others kept the machine busy would say that nothing can be won: ask the machine again.
+        bench.ceilings = device.measured_again(bench.ceilings)
+    lowest = floor.floor_ns(bench.work, bench.ceilings, parameters_warm=is_warm)
+    credible_above = CREDIBLE_ABOVE if bench.target == task_pb2.TARGET_CUDA else 1.0
+    is_floor = fastest_ns > credible_above * lowest and not floor.may_lie_in_cache(bench.work, bench.ceilings)
+    report.floor_ns = lowest if is_floor else 0.0
+    report.raised.extend(floor.reference_flags(bench.work, bench.ceilings))
+    report.environment.CopyFrom(device.finished(before, bench.target))
+    return report
+
+
+def _measured(bench: Bench) -> tuple[timing_pb2.ReferenceReport, bool]:
+    """The arms, and whether calls were read in groups, which find parameters in the cache."""
     prepared = bench.baselines.prepare_reference()
-    arms = [item.arm for item in prepared if item.arm is not None]
-    plan = plan_for(timing_pb2.TIER_FINAL, bench.target, bench.set_count, bench.seed)
-    short = replace(plan, budget_s=plan.budget_s / 4, least_blocks=6, warmup_s=plan.warmup_s / 2, extra_count=3)
-    with preserved_state(bench.baselines.module):
-        samples = measure(arms, bench.clock, short)
+    samples = _read(bench, [item.arm for item in prepared if item.arm is not None])
     for name, arm in samples.arms.items():
         if not arm.failure:
             bench.baselines.medians_ns[name] = arm.median_ns
-    fastest, warm = fastest_baseline(samples.arms), samples.group_length > 1
-    fastest_ns = samples.arms[fastest].median_ns if fastest else math.inf
-    if fastest_ns < floor.floor_ns(bench.work, bench.ceilings, parameters_warm=warm):
-        # Ceilings taken while others kept the machine busy would say that nothing can be won: ask the machine again.
-        bench.ceilings = device.measured_again(bench.ceilings)
-    lowest = floor.floor_ns(bench.work, bench.ceilings, parameters_warm=warm)
-    credible_above = CREDIBLE_ABOVE if bench.target == task_pb2.TARGET_CUDA else 1.0
-    is_floor = fastest_ns > credible_above * lowest and not floor.may_lie_in_cache(bench.work, bench.ceilings)
-    return timing_pb2.ReferenceReport(
-        arms=arm_messages(samples.arms, prepared),
-        fastest_arm=known_arms.kind(fastest),
-        floor_ns=lowest if is_floor else 0.0,
-        raised=floor.reference_flags(bench.work, bench.ceilings),
-        environment=device.finished(before, bench.target),
+    fastest = known_arms.kind(fastest_baseline(samples.arms))
+    report = timing_pb2.ReferenceReport(arms=arm_messages(samples.arms, prepared), fastest_arm=fastest)
+    return report, samples.group_length > 1
+
+
+def _kept(bench: Bench, known: timing_pb2.ReferenceReport | None) -> tuple[timing_pb2.ReferenceReport, bool] | None:
+    """The same from what is known and eager alone; None where that does not hold here."""
+    found = {arm.kind: arm.median_ns for arm in known.arms if arm.median_ns > 0} if known is not None else {}
+    then = found.pop(timing_pb2.ARM_KIND_EAGER, 0.0)
+    if known is None or not then or not found:
+        return None
+    samples = _read(bench, [bench.baselines.eager()])
+    eager = samples.arms[known_arms.EAGER]
+    if eager.failure or not 1.0 / KEPT_WITHIN <= eager.median_ns / then <= KEPT_WITHIN:
+        return None
+    report = timing_pb2.ReferenceReport(arms=arm_messages(samples.arms), fastest_arm=known.fastest_arm, is_kept=True)
+    for arm in known.arms:
+        if arm.kind != timing_pb2.ARM_KIND_EAGER:
+            report.arms.append(_scaled(arm, eager.median_ns / then))
+    bench.baselines.medians_ns[known_arms.EAGER] = eager.median_ns
+    bench.baselines.kept_shares = {words.arm(kind): median / then for kind, median in found.items()}
+    return report, samples.group_length > 1
+
+
+def _read(bench: Bench, arms: Sequence[Arm]) -> Samples:
+    plan = plan_for(timing_pb2.TIER_FINAL, bench.target, bench.set_count, bench.seed)
+    short = replace(plan, budget_s=plan.budget_s / 4, least_blocks=6, warmup_s=plan.warmup_s / 2, extra_count=3)
+    with preserved_state(bench.baselines.module):
+        return measure(arms, bench.clock, short)
+
+
+def _scaled(arm: timing_pb2.Arm, factor: float) -> timing_pb2.Arm:
+    return timing_pb2.Arm(
+        kind=arm.kind,
+        failure=arm.failure,
+        median_ns=arm.median_ns * factor,
+        warm_median_ns=arm.warm_median_ns * factor,
+        call_median_ns=arm.call_median_ns * factor,
+        samples_ns=[sample * factor for sample in arm.samples_ns],
     )

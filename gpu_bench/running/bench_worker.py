@@ -374,9 +374,9 @@ def _reference(
     request: benchmark_service_pb2.RunReferenceRequest,
 ) -> benchmark_service_pb2.RunReferenceResponse:
     """Times the module by itself; the task was given to `open`."""
-    del request
+    known = request.known if request.HasField("known") else None
     try:
-        return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference())
+        return benchmark_service_pb2.RunReferenceResponse(report=_benches[0].timing().reference(known))
     finally:
         release_surplus(_benches[0].loaded.device, _benches[0].loaded.task)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,7 @@ def measure_candidate(
         return compose_timing(
             samples, prepared, tier=tier, work=bench.work, ceilings=bench.ceilings,
             algebra=candidate.rewritten is not None, aa_of=aa_of, seed=bench.seed, is_audited=is_audited,
+            kept_shares=bench.baselines.kept_shares if tier == timing_pb2.TIER_SCREENING else {},
         )  # fmt: skip
 
     timing = composed()
@@ -321,8 +323,11 @@ def compose_timing(
     aa_of: str = "",
     seed: int = 0,
     is_audited: bool = False,
+    kept_shares: Mapping[str, float] = MappingProxyType({}),
 ) -> timing_pb2.Timing:
     """The record of a measurement that has an arm "candidate": everything but steps and environment.
+
+    `kept_shares`: time over eager's, by name, of baselines that an earlier run timed and this one did not.
 
     `aa_of` is the baseline that the arm "aa_copy" copies; empty for none, as in screening.
     "rewritten" and "aa_copy" are never the fastest baseline. `faster` also needs a time that the floor allows;
@@ -332,6 +337,11 @@ def compose_timing(
     fastest = fastest_baseline(samples.arms)
     noise = _noise(samples, fastest, aa_of, seed)
     speedup = _speedup(samples, fastest, seed)
+    eager_ns = samples.arms[EAGER].median_ns if EAGER in samples.arms else math.inf
+    kept = {name: share * eager_ns for name, share in kept_shares.items() if name not in samples.arms}
+    if fastest and kept and min(kept.values()) < samples.arms[fastest].median_ns:
+        fastest = min(kept, key=kept.__getitem__)
+        speedup = _speedup(samples, EAGER, seed).times(kept_shares[fastest])
     warm = samples.group_length > 1
     lowest = floor.floor_ns(work, ceilings, algebra=algebra, parameters_warm=warm)
     flags = floor.guard(candidate.median_ns, work, ceilings, algebra=algebra, parameters_warm=warm)
@@ -347,7 +357,7 @@ def compose_timing(
         flags.append(FASTEST_UNPROVEN)
     timing = timing_pb2.Timing(
         tier=tier,
-        arms=arm_messages(samples.arms, prepared),
+        arms=[*arm_messages(samples.arms, prepared), *_unread(kept)],
         fastest_arm=known_arms.kind(fastest),
         speedup_fastest=_message(speedup),
         speedup_eager=_message(_speedup(samples, EAGER, seed)),
@@ -383,6 +393,11 @@ def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = 
     return messages + [
         timing_pb2.Arm(kind=known_arms.kind(item.name), failure=item.failure) for item in prepared if item.failure
     ]
+
+
+def _unread(medians_ns: Mapping[str, float]) -> list[timing_pb2.Arm]:
+    """Arms that were not read, by their medians."""
+    return [timing_pb2.Arm(kind=known_arms.kind(name), median_ns=ns) for name, ns in medians_ns.items()]
 
 
 def _fastest_arm(bench: Bench, arms: Sequence[Arm]) -> tuple[Arm | None, float]:

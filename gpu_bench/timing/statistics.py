@@ -37,6 +37,10 @@ class Ratio:
     block_count: int
     """Blocks that both arms have."""
 
+    def times(self, factor: float) -> Ratio:
+        """The ratio for an arm that takes `factor` times as long as the first."""
+        return Ratio(factor * self.median, factor * self.low, factor * self.high, self.block_count)
+
 
 UNKNOWN = Ratio(math.nan, 0.0, math.inf, 0)
 

@@ -76,6 +76,62 @@ def test_screening_times_against_eager_until_the_reference_was_measured(bench):
     assert timing.faster
 
 
+def kept(eager_ns: float) -> timing_pb2.ReferenceReport:
+    """What an earlier run found: compile takes a third of eager."""
+    known = timing_pb2.ReferenceReport(fastest_arm=timing_pb2.ARM_KIND_COMPILE, floor_ns=7e4)
+    known.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=eager_ns, samples_ns=[eager_ns])
+    known.arms.add(kind=timing_pb2.ARM_KIND_COMPILE, median_ns=eager_ns / 3, samples_ns=[eager_ns / 3])
+    known.arms.add(kind=timing_pb2.ARM_KIND_CHANNELS_LAST, failure="no view of it")
+    return known
+
+
+def test_baselines_of_an_earlier_run_stand_for_those_of_this_one_by_what_eager_takes_now(bench):
+    eager_ns = reference.measure_reference(bench).arms[0].median_ns
+    bench.baselines._prepared.clear()
+    bench.baselines.medians_ns.clear()
+    report = reference.measure_reference(bench, kept(1.05 * eager_ns))
+    assert report.is_kept
+    assert [words.arm(arm.kind) for arm in report.arms] == ["eager", "compile", "channels_last"]
+    assert report.arms[1].median_ns == pytest.approx(report.arms[0].median_ns / 3)
+    assert report.arms[1].samples_ns == [pytest.approx(report.arms[1].median_ns, rel=0.02)]
+    assert report.arms[2].failure == "no view of it"
+    assert report.floor_ns == pytest.approx(8e4), "the floor is this machine's"
+    assert not bench.baselines._prepared, "nothing was compiled"
+
+
+def test_a_screening_is_held_against_a_baseline_that_an_earlier_run_timed(bench):
+    eager_ns = reference.measure_reference(bench).arms[0].median_ns
+    bench.baselines._prepared.clear()
+    bench.baselines.medians_ns.clear()
+    reference.measure_reference(bench, kept(eager_ns))
+    timing = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_SCREENING)
+    assert names(timing) == ["candidate", "eager", "compile"]
+    assert timing.fastest_arm == timing_pb2.ARM_KIND_COMPILE
+    assert timing.speedup_eager.median == pytest.approx(3.0, rel=0.02)
+    assert timing.speedup_fastest.median == pytest.approx(timing.speedup_eager.median / 3)
+    assert timing.speedup_fastest.low == pytest.approx(timing.speedup_eager.low / 3)
+    assert not timing.arms[2].samples_ns
+    assert not timing.faster
+    final = measure_candidate(bench, Candidate(lambda index: index), timing_pb2.TIER_FINAL)
+    assert final.speedup_fastest.median == pytest.approx(2.0, rel=0.02), "a final times every arm"
+
+
+@pytest.mark.parametrize("off", [0.5, 0.88, 1.15])
+def test_where_eager_takes_another_time_than_then_all_are_timed_again(bench, off):
+    eager_ns = reference.measure_reference(bench).arms[0].median_ns
+    report = reference.measure_reference(bench, kept(off * eager_ns))
+    assert not report.is_kept
+    assert report.arms[1].median_ns == pytest.approx(report.arms[0].median_ns * 2 / 3, rel=0.02)
+
+
+def test_what_is_known_without_eager_or_without_another_is_of_no_use(bench):
+    eager_ns = reference.measure_reference(bench).arms[0].median_ns
+    for gone in (0, 1):
+        known = kept(eager_ns)
+        del known.arms[gone]
+        assert not reference.measure_reference(bench, known).is_kept
+
+
 def test_what_the_candidate_raises_passes_through_and_state_is_restored(bench):
     def fail(_index: int) -> None:
         raise ZeroDivisionError

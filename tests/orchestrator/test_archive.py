@@ -135,6 +135,36 @@ def test_a_kernel_that_was_written_for_one_task_is_not_tried_on_another_of_its_s
     archive.close()
 
 
+def test_baselines_are_known_of_the_latest_run_that_timed_them_on_the_same_device(database_url: str) -> None:
+    archive = Archive(database_url)
+    here = timing_pb2.Environment(device="fake", driver="580", torch="2.13.0", thread_count=2)
+
+    def put(name: str, created_at: float, median_ns: float, *, is_kept: bool = False, **other: object) -> None:
+        run = run_of(name, created_at)
+        run.reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=median_ns)
+        run.reference.is_kept = is_kept
+        run.reference.environment.CopyFrom(here)
+        for field, value in other.items():
+            setattr(run.reference.environment, field, value)
+        archive.put_run(run)
+
+    digest = run_of("new").task.digest
+    assert archive.known_reference(digest, here) is None
+    put("first", 1.0, 1.0)
+    put("latest", 2.0, 2.0, seed=7)
+    put("scaled", 3.0, 3.0, is_kept=True)
+    put("another driver", 4.0, 4.0, driver="590")
+    put("another torch", 5.0, 5.0, torch="2.14.0")
+    put("fewer threads", 6.0, 6.0, thread_count=1)
+    archive.put_run(run_of("ended early", 7.0))
+    archive.put_run(run_of("another task", 8.0, task="other"))
+    found = archive.known_reference(digest, here)
+    assert found is not None
+    assert found.arms[0].median_ns == 2.0
+    assert archive.known_reference("nothing", here) is None
+    archive.close()
+
+
 OLD_TABLES = sa.MetaData()
 """The archive as it was made before runs had a shape."""
 OLD_RUNS = sa.Table(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from orchestrator import testing
-from orchestrator.prepare import at_floor, has_algebra
+from orchestrator.prepare import KnownReference, at_floor, has_algebra, nothing_known
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort
-from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
+from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2
 
 AT_FLOOR = timing_pb2.ReferenceReport(
     fastest_arm=timing_pb2.ARM_KIND_COMPILE,
@@ -60,11 +60,12 @@ class Deaf:
         pass
 
 
-def ended_run(world: testing.World) -> run_pb2.Run:
+def ended_run(world: testing.World, known: KnownReference = nothing_known) -> run_pb2.Run:
     agents = world.agents()
     run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=20))
     effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
-    return SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Deaf(), effort=effort).execute()
+    gate = DeviceGate(agents.benchmarks)
+    return SearchRun(run, agents, gate, Beam(), Deaf(), effort=effort, known_reference=known).execute()
 
 
 def test_a_run_at_the_floor_of_its_products_ends_faster_by_algebra() -> None:
@@ -98,3 +99,18 @@ def test_a_kernel_near_the_floor_ends_a_search_where_the_floor_is_a_ceiling(
     ended = ended_run(world)
     assert (ended.trial_count > 20) == goes_on
     assert ended.message.endswith("which ended the search") != goes_on
+
+
+def test_the_benchmark_is_told_what_an_earlier_run_found_on_its_device() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def known(task: task_pb2.Task, device: timing_pb2.Device) -> timing_pb2.ReferenceReport:
+        asked.append((task.digest, device.name))
+        return AT_FLOOR
+
+    world = testing.World(gains={"author": 2.0})
+    ended_run(world, known)
+    assert asked == [(testing.task().digest, "fake processor")]
+    assert world.known_references == [AT_FLOOR]
+    ended_run(fresh := testing.World(gains={"author": 2.0}))
+    assert fresh.known_references == []
