@@ -161,9 +161,7 @@ class BuiltInSynthesizer:
             try:
                 plan = moves.apply(plan, move)
             except IllegalMove as error:
-                raise IllegalMove(
-                    f"move {number} ({words.move_kind(move.kind)} {move.group} {move.choice}): {error}"
-                ) from error
+                raise IllegalMove(f"move {number} ({words.move(move)}): {error}") from error
         return plan
 
     def _graph(self, task: task_pb2.Task) -> GraphIndex:

@@ -75,6 +75,9 @@ def _of_whole(program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -
         yield "the artifact was compiled from another program"
     if program.cuda_graph and program.target != task_pb2.TARGET_CUDA:
         yield "only a program for a GPU is launched as a CUDA graph"
+    sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
+    if program.cuda_graph and (sources & {*program.outputs} or len({*program.outputs}) < len(program.outputs)):
+        yield "an output of a CUDA graph is an input, or another output: its results are copies"
     if not program.outputs:
         yield "the program has no output"
     for name in program.outputs:

@@ -241,11 +241,11 @@ class Archive:
     def known_reference(
         self, task_digest: str, environment: timing_pb2.Environment
     ) -> timing_pb2.ReferenceReport | None:
-        """Times of a task's baselines, as the latest run found that timed them all, on the same device with the same
-        driver, torch and threads; None where there is none."""
+        """Times of a task's baselines, as the latest run found that timed them, on the same device with the same
+        driver, torch, Python and threads; None where there is none. Whether they hold is the benchmark's to say."""
 
-        def place(of: timing_pb2.Environment) -> tuple[str, str, str, int]:
-            return of.device, of.driver, of.torch, of.thread_count
+        def place(of: timing_pb2.Environment) -> tuple[str, str, str, str, int]:
+            return of.device, of.driver, of.torch, of.python, of.thread_count
 
         for run in self.runs(limit=KNOWN_RUNS, task_digest=task_digest):
             found = run.reference

@@ -7,6 +7,7 @@ out. What captures and replays is `gpu_bench.running.gpu.cuda_graph`, and in an 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.plans import cost
 from agent_synthesis.plans.plan import Plan
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 WHOLE_PLAN = "*"
@@ -56,6 +58,10 @@ def _why_not(plan: Plan) -> str:
         return "the plan is launched as a CUDA graph already"
     if _launches(plan) < LEAST_LAUNCHES:
         return f"a plan of fewer than {LEAST_LAUNCHES} launches gains nothing from a CUDA graph"
+    specs = {tensor: plan.index.spec(tensor) for tensor in plan.index.graph.outputs}
+    spread = next((name for name, spec in specs.items() if dtypes.element_span(spec) < math.prod(spec.shape)), None)
+    if spread is not None:
+        return f"elements of {spread} share memory, and a graph's results are copies"
     roots = Counter(plan.index.root[tensor] for tensor in plan.index.graph.outputs)
     shared = next((root for root, count in roots.items() if count > 1 or root in plan.index.sources), None)
     if shared is not None:

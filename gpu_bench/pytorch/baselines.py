@@ -105,7 +105,11 @@ class Baselines:
 
     def prepare_reference(self) -> list[Prepared]:
         """The baselines that a reference is reported with: all but those that are left to finals."""
-        return [self._get(name) for name in self._final_names() if name not in LEFT_TO_FINALS]
+        return [self._get(name) for name in self.reference_names()]
+
+    def reference_names(self) -> list[str]:
+        """Names of those."""
+        return [name for name in self._final_names() if name not in LEFT_TO_FINALS]
 
     def _final_names(self) -> list[str]:
         is_cuda = self.target == task_pb2.TARGET_CUDA

@@ -29,6 +29,8 @@ On a processor, whose rates change with its neighbors, any baseline that is fast
 
 KEPT_WITHIN = 1.1
 """How far eager may be from what an earlier run found for the times of that run to hold here."""
+KEPT_ABOVE = 1.25
+"""How far the fastest has to be above the floor: nearer to it a search may end by that time, so it is taken anew."""
 
 
 def measure_reference(bench: Bench, known: timing_pb2.ReferenceReport | None = None) -> timing_pb2.ReferenceReport:
@@ -39,7 +41,7 @@ def measure_reference(bench: Bench, known: timing_pb2.ReferenceReport | None = N
     """
     before = device.environment(bench.target, jail_rung=bench.jail_rung, seed=bench.seed)
     report, is_warm = _kept(bench, known) or _measured(bench)
-    fastest_ns = min((arm.median_ns for arm in report.arms if not arm.failure), default=math.inf)
+    fastest_ns = _fastest_ns(report)
     if fastest_ns < floor.floor_ns(bench.work, bench.ceilings, parameters_warm=is_warm):
         # Ceilings taken while others kept the machine busy would say that nothing can be won: ask the machine again.
         bench.ceilings = device.measured_again(bench.ceilings)
@@ -49,7 +51,12 @@ def measure_reference(bench: Bench, known: timing_pb2.ReferenceReport | None = N
     report.floor_ns = lowest if is_floor else 0.0
     report.raised.extend(floor.reference_flags(bench.work, bench.ceilings))
     report.environment.CopyFrom(device.finished(before, bench.target))
+    report.graph_digest = bench.graph_digest
     return report
+
+
+def _fastest_ns(report: timing_pb2.ReferenceReport) -> float:
+    return min((arm.median_ns for arm in report.arms if arm.median_ns > 0), default=math.inf)
 
 
 def _measured(bench: Bench) -> tuple[timing_pb2.ReferenceReport, bool]:
@@ -66,9 +73,12 @@ def _measured(bench: Bench) -> tuple[timing_pb2.ReferenceReport, bool]:
 
 def _kept(bench: Bench, known: timing_pb2.ReferenceReport | None) -> tuple[timing_pb2.ReferenceReport, bool] | None:
     """The same from what is known and eager alone; None where that does not hold here."""
-    found = {arm.kind: arm.median_ns for arm in known.arms if arm.median_ns > 0} if known is not None else {}
-    then = found.pop(timing_pb2.ARM_KIND_EAGER, 0.0)
-    if known is None or not then or not found:
+    if known is None or known.graph_digest != bench.graph_digest:
+        return None
+    found = {words.arm(arm.kind): arm.median_ns for arm in known.arms if arm.median_ns > 0}
+    then = found.pop(known_arms.EAGER, 0.0)
+    # One that failed may have lacked time or memory; one that is not there was added since.
+    if not then or {known_arms.EAGER, *found} != {*bench.baselines.reference_names()}:
         return None
     samples = _read(bench, [bench.baselines.eager()])
     eager = samples.arms[known_arms.EAGER]
@@ -78,9 +88,12 @@ def _kept(bench: Bench, known: timing_pb2.ReferenceReport | None) -> tuple[timin
     for arm in known.arms:
         if arm.kind != timing_pb2.ARM_KIND_EAGER:
             report.arms.append(_scaled(arm, eager.median_ns / then))
+    is_warm = samples.group_length > 1
+    if _fastest_ns(report) < KEPT_ABOVE * floor.floor_ns(bench.work, bench.ceilings, parameters_warm=is_warm):
+        return None
     bench.baselines.medians_ns[known_arms.EAGER] = eager.median_ns
-    bench.baselines.kept_shares = {words.arm(kind): median / then for kind, median in found.items()}
-    return report, samples.group_length > 1
+    bench.baselines.kept_shares = {name: median / then for name, median in found.items()}
+    return report, is_warm
 
 
 def _read(bench: Bench, arms: Sequence[Arm]) -> Samples:

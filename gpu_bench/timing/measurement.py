@@ -88,6 +88,8 @@ class Bench:
     seed: int = 0
     """Seed of the inputs and of the order of arms."""
     jail_rung: str = ""
+    graph_digest: str = ""
+    """Of that capture."""
 
     @staticmethod
     def of(

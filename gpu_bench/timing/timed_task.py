@@ -90,6 +90,7 @@ class TimedTask:
         sets = list(map(places.moved, [first, *loaded.input_sets(count - 1, SEED + 1)]))
         work = floor.work_of(graph, loaded.task.precision)
         bench = Bench.of(target, Baselines(loaded.module, sets, target), work, ceilings, seed=SEED)
+        bench.graph_digest = graph.digest
         is_pure = not any(node.mutates or node.random for node in graph.nodes)
         return TimedTask(loaded, bench, is_pure, written, places)
 

@@ -99,12 +99,18 @@ def trivial(run: run_pb2.Run) -> str:
     return next((TRIVIAL[flag] for flag in run.reference.raised if flag in TRIVIAL), "")
 
 
+KEPT = "BASELINES_KEPT"
+"""Label of a run without a final, whose baselines but eager are an earlier run's."""
+
+
 def labels_of(run: run_pb2.Run) -> list[str]:
     """What a reader of the number must know: algebra, precision, flags of the fairness audit and of the timing."""
     labels = [f"algebra:{rule}" for rule in run.best.candidate.rewrites]
     if run.task.precision not in (task_pb2.PRECISION_UNSPECIFIED, task_pb2.PRECISION_FP32):
         labels.append(words.precision(run.task.precision))
     labels += map(words.flag, [*run.reference.raised, *run.best.timing.raised])
+    if run.reference.is_kept and not run.HasField("best"):
+        labels.append(KEPT)
     if run.HasField("best") and not run.best.verdict.kernelbench_pass:
         labels.append("kernelbench_check_fails")
     return list(dict.fromkeys(labels))

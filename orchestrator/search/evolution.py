@@ -73,8 +73,8 @@ class Evolution:
 
 def _crossed(first: trial_pb2.Trial, second: trial_pb2.Trial) -> Proposal | None:
     own = moves_of(first)
-    chosen = {_place(move) for move in own}
-    added = [move for move in moves_of(second) if _place(move) not in chosen]
+    chosen = {place for move in own for place in _places(move)}
+    added = [move for move in moves_of(second) if chosen.isdisjoint(_places(move)) and not _comes_first(move)]
     if not added:
         return None
     hypothesis = hypothesis_pb2.Hypothesis(
@@ -87,8 +87,16 @@ def _crossed(first: trial_pb2.Trial, second: trial_pb2.Trial) -> Proposal | None
     return Proposal(first.number, hypothesis)
 
 
-def _place(move: analysis_pb2.Move) -> tuple[str, ...]:
-    """What a move decides: two moves with the same place exclude each other in a crossing."""
+def _places(move: analysis_pb2.Move) -> set[tuple[str, ...]]:
+    """What a move decides: two moves that have a place in common exclude each other in a crossing."""
+    what = [words.move_kind(move.kind)]
     if move.kind == analysis_pb2.MOVE_KIND_SET:
-        return (move.group, "set", move.choice.partition("=")[0], *sorted(move.arguments))
-    return (move.group, words.move_kind(move.kind), move.choice if move.kind == analysis_pb2.MOVE_KIND_FUSE else "")
+        what += [move.choice.partition("=")[0], *sorted(move.arguments)]
+    elif move.kind == analysis_pb2.MOVE_KIND_FUSE:
+        what.append(move.choice)
+    return {(group, *what) for group in (move.group, *move.also)}
+
+
+def _comes_first(move: analysis_pb2.Move) -> bool:
+    """Whether a move is legal before all others only."""
+    return move.kind == analysis_pb2.MOVE_KIND_LAYOUT

@@ -46,6 +46,13 @@ class Twice(nn.Module):
         return y, y.view(-1)
 
 
+class Expanded(nn.Module):
+    """Gives each of its elements several times."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh().sum(-1, keepdim=True).expand(8, 4)
+
+
 def zero(module: nn.Module, target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA) -> Plan:
     return plan_zero(GraphIndex(capture(module, (torch.zeros(8, 8),))), target)
 
@@ -81,9 +88,10 @@ def test_it_is_told_with_the_launches_that_it_saves_and_the_copies_that_it_takes
         (zero(Alone()), "fewer than 2 launches"),
         (zero(Given()), "gives x itself or several views of it"),
         (zero(Twice()), "itself or several views of it"),
+        (zero(Expanded()), "elements of expand share memory"),
         (moves.apply(zero(Chain()), LAUNCH), "already"),
     ],
-    ids=["processor", "one launch", "an input", "one memory", "twice"],
+    ids=["processor", "one launch", "an input", "one memory", "one element", "twice"],
 )
 def test_where_a_graph_is_of_no_use_or_would_change_the_results_it_is_refused(plan: Plan, reason: str) -> None:
     with pytest.raises(IllegalMove, match=reason):

@@ -40,6 +40,7 @@ def pool() -> object:
 
 
 def assert_nothing_is_left_of_a_capture() -> None:
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.manual_seed(3)
     first = torch.randn(4, device="cuda")
     torch.manual_seed(3)
@@ -100,3 +101,17 @@ def test_an_export_runs_step_by_step_what_cannot_be_captured() -> None:
         assert torch.equal(graphs([x])[0], torch.full((4,), 4.0, device="cuda"))
     assert not graphs._captures
     assert_nothing_is_left_of_a_capture()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_export_has_graphs_of_its_own_on_each_gpu() -> None:
+    def stream_of(index: int) -> int:
+        return torch.cuda.current_stream(index).cuda_stream
+
+    graphs = _WsGraphs(lambda tensors, _: (2 * tensors[0],), stream_of)
+    for index in range(2):
+        with torch.cuda.device(index):
+            x = torch.ones(4, device="cuda")
+            for number in range(4):
+                assert torch.equal(graphs([x.fill_(number)])[0], torch.full_like(x, 2.0 * number))
+    assert graphs._captures == 2

@@ -22,30 +22,41 @@ class Device:
         self.stream = 7
         self.refuses = False
         self._thread = threading.local()
+        self.current: object = "the caller's"
         self._static: list[tuple[torch.Tensor, torch.Tensor]] = []
         device = self
 
         class Graph:
+            held: Any = None
+
+            def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
+                assert (pool, capture_error_mode, device.current) == ("pool", "thread_local", ("stream", -1))
+                device.is_capturing = True
+
+            def capture_end(self) -> None:
+                device.is_capturing = False
+                if device.refuses:
+                    raise RuntimeError("operation failed due to a previous error during capture")
+                self.held = device._static.pop()
+
             def replay(self) -> None:
                 device.done.append("replay")
                 x, y = self.held
                 y.copy_(2 * x)
 
-            held: Any = None
-
         @contextlib.contextmanager
-        def graph(made: Graph, *, pool: object, capture_error_mode: str) -> Iterator[None]:
-            assert (pool, capture_error_mode) == ("pool", "thread_local")
-            device.is_capturing = True
+        def stream(wanted: object) -> Iterator[None]:
+            before, device.current = device.current, wanted
             try:
                 yield
             finally:
-                device.is_capturing = False
-            made.held = device._static.pop()
+                device.current = before
 
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(torch.cuda, "stream", stream)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda index: ("stream", index))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         self.graphs = _WsGraphs(self.steps, lambda _: self.stream)
 
@@ -119,6 +130,19 @@ def test_the_least_recently_used_graph_goes(device: Device) -> None:
     assert device.taken() == ["replay", "steps"]
 
 
+def test_memory_that_no_graph_has_any_more_is_not_used_again(device: Device) -> None:
+    x, others = torch.zeros(3), [torch.full((3,), float(number)) for number in range(_WsGraphs.MOST)]
+    device.call(x), device.call(x)
+    device.stream = 8
+    for other in others:
+        for _ in range(10):
+            device.call(other)
+    assert list(device.graphs._places) == [(-1, 8)]
+    device.stream = 7
+    device.call(x), device.call(x)
+    assert device.taken()[-2:] == ["capture for 7", "replay"]
+
+
 def test_where_graphs_are_hardly_replayed_no_more_are_captured(device: Device) -> None:
     tensors = [torch.full((3,), float(number)) for number in range(_WsGraphs.MOST + 4)]
     for _ in range(6):
@@ -142,7 +166,8 @@ def test_what_cannot_be_captured_runs_step_by_step_for_good(device: Device, monk
     for _ in range(4):
         device.call(x)
     assert device.taken() == ["steps", "capture for 7", "steps", "steps", "steps"]
-    assert taken_back == [(-1, "pool")]
+    assert taken_back == [("pool",)]
+    assert device.current == "the caller's", "what the caller does next is in order with what it did before"
 
 
 def test_within_a_capture_of_the_callers_the_steps_become_part_of_it(device: Device) -> None:

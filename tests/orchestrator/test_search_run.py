@@ -13,7 +13,7 @@ from orchestrator import counsel, finalists, testing
 from orchestrator.prepare import prepare
 from orchestrator.search import Proposal, Search, SearchState
 from orchestrator.search.beam import Beam
-from orchestrator.search.evolution import Evolution, _crossed
+from orchestrator.search.evolution import Evolution
 from orchestrator.search.exhaustive import Exhaustive
 from orchestrator.search.random import Random
 from orchestrator.search_run import SearchRun
@@ -446,17 +446,6 @@ def test_an_exhaustive_search_walks_every_plan_once_and_ends() -> None:
     search_run(testing.World(), notebook, search=Exhaustive()).execute()
     plans = {frozenset(map(testing.name_of, trial.candidate.moves)) for trial in notebook.trials}
     assert len(plans) == len(notebook.trials) == 8  # every subset of three moves
-
-
-def test_evolution_crosses_plans_that_decided_different_things() -> None:
-    first, second = trial_pb2.Trial(number=1), trial_pb2.Trial(number=2)
-    first.hypothesis.moves.extend([testing.move("author"), testing.move("set", "reduce=cluster")])
-    second.hypothesis.moves.extend([testing.move("set", "reduce=warp"), testing.move("set", "vectors=4")])
-    crossed = _crossed(first, second)
-    assert crossed is not None
-    choices = [move.choice for move in crossed.hypothesis.moves]
-    assert choices == ["", "reduce=cluster", "vectors=4"]
-    assert _crossed(first, first) is None
 
 
 def test_an_unspecified_target_becomes_the_machines() -> None:

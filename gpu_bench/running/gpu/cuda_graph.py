@@ -7,6 +7,8 @@ one launch of the graph, then copies of its results, whose own memory the next r
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +29,7 @@ class GraphCall:
             ProgramFault: a step cannot be captured, or fails.
             OutOfMemoryError: as torch raises it.
         """
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             call()  # libraries set themselves up outside the capture
@@ -52,20 +54,39 @@ class GraphCall:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Captures what is done within; where that fails, PyTorch goes on as if nothing had been captured.
+    """Captures what is done within, on a stream of its own.
 
-    It forgets to take back two things itself (seen with torch 2.11): random numbers would be refused outside of a
-    capture, and the cache of memory could not be emptied.
+    Where a capture cannot be ended, PyTorch leaves two things as they are within one (seen with torch 2.11): random
+    numbers are refused, and the cache of memory cannot be emptied. They are taken back.
     """
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            yield
-    except BaseException:
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        generator.graphsafe_set_state(generator.clone_state())
-        with contextlib.suppress(RuntimeError):  # where it was taken back
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-        raise
+    torch.cuda.synchronize()
+    gc.collect()
+    is_open = True
+    with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+                is_open = False
+        finally:
+            if is_open:
+                _take_back(pool)
+
+
+def _take_back(pool: Any) -> None:
+    index = torch.cuda.current_device()
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
+    with contextlib.suppress(RuntimeError):  # where it was taken back
+        torch._C._cuda_endAllocateToPool(index, pool)
+
+
+@functools.cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    """One for all captures: libraries keep memory for each stream that they work on."""
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
 
 
 def _copied(result: torch.Tensor) -> torch.Tensor:

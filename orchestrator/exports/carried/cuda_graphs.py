@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import gc
 import threading
 
 import torch
@@ -26,7 +27,7 @@ class _WsGraphs:
         self._stream_of = stream_of
         self._graphs = collections.OrderedDict()
         self._seen = collections.OrderedDict()
-        self._pools = {}
+        self._places = {}
         self._captures = self._replays = 0
         self._may_capture = True
         self._lock = threading.Lock()
@@ -63,25 +64,50 @@ class _WsGraphs:
 
     def _captured(self, key, tensors):
         """The graph of a call that was made once already, so that libraries are set up; None where there is none."""
-        index, stream = key[:2]
-        pool = self._pools.setdefault((index, stream), torch.cuda.graph_pool_handle())
+        index, stream = place = key[:2]
+        if place not in self._places:
+            self._places[place] = torch.cuda.graph_pool_handle(), torch.cuda.Stream(index)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                results = self._run(tensors, stream)
+            pool, side = self._places[place]
+            results = _ws_captured(graph, pool, side, lambda: self._run(tensors, stream))
         except RuntimeError:  # a library step that waits for the device: step by step, then
             self._may_capture = False
-            _ws_take_back(index, pool)
             return None
         self._captures += 1
         self._graphs[key] = graph, results
         if len(self._graphs) > self.MOST:
-            self._graphs.popitem(last=False)
+            gone, _ = self._graphs.popitem(last=False)
+            if all(kept[:2] != gone[:2] for kept in self._graphs):  # memory that no graph has cannot be used again
+                del self._places[gone[:2]]
         return graph, results
 
 
-def _ws_take_back(index, pool):
-    """What PyTorch leaves as it was within a capture that failed: where random numbers and memory come from."""
+def _ws_captured(graph, pool, side, act):
+    """What `act()` gives, captured on a stream of its own: PyTorch's for captures is one for all threads and GPUs.
+
+    Where a capture cannot be ended, PyTorch leaves two things as they are within one, which are taken back: where
+    random numbers come from, and where memory does.
+    """
+    torch.cuda.synchronize()
+    gc.collect()
+    is_open = True
+    with torch.cuda.stream(side):
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                results = act()
+            finally:
+                graph.capture_end()
+                is_open = False
+        finally:
+            if is_open:
+                _ws_take_back(pool)
+    return results
+
+
+def _ws_take_back(pool):
+    index = torch.cuda.current_device()
     generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
     with contextlib.suppress(RuntimeError, AttributeError):  # where it has taken it back itself
