@@ -22,7 +22,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.arena import Arena, using
-from gpu_bench.running.executor import LoadedProgram, ProgramFault
+from gpu_bench.running.executor import LoadedProgram, ProgramFault, TorchMemory
 from gpu_bench.running.gpu.cuda_graph import GraphCall
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing import floor
@@ -274,8 +274,9 @@ class TimedTask:
         return lambda index: calls[index]()
 
     def _stepwise(self, program: LoadedProgram) -> Callable[[], Any]:
-        sources = self.loaded.sources(self.bench.baselines.inputs[0])
-        return program.bind(sources, None, self.bench.clock.stamp)
+        sources, device = self.loaded.sources(self.bench.baselines.inputs[0]), self.loaded.device
+        workspaces = TorchMemory(device) if device.type == "cuda" else None
+        return program.bind(sources, None, self.bench.clock.stamp, workspaces)
 
     @staticmethod
     def _guarded(calls: Sequence[Callable[[], Any]]) -> Callable[[int], Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gpu_bench.running.elsewhere import Elsewhere
-from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, TorchMemory, straighten
+from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
 from gpu_bench.running.gpu.tensor_maps import PlacedTensorMap
 from gpu_bench.running.gpu.workspace_plan import PlannedMemory, WorkspacePlan
 from warpsmith.hardware import STATIC_SHARED_BYTES
@@ -255,9 +255,10 @@ class CudaProgram:
         after_step: Callable[[], object] | None = None,
         workspaces: Memory | None = None,
     ) -> Call:
-        """As `LoadedProgram.bind`."""
-        if memory is None:
-            workspaces = PlannedMemory(self._workspace_plan, workspaces or TorchMemory(self.device))
+        """As `LoadedProgram.bind`; with `workspaces` those that are not needed at once share memory. Where a tool looks
+        at a program's memory, each has its own."""
+        if workspaces is not None:
+            workspaces = PlannedMemory(self._workspace_plan, workspaces)
         return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces)
 
     def _pack(self, launch: candidate_pb2.Launch) -> LaunchCode:
