@@ -124,7 +124,7 @@ def test_a_module_is_captured_once_however_many_ask() -> None:
 
 def test_a_move_that_does_not_apply_is_named() -> None:
     synthesizer = BuiltInSynthesizer(capture_task)
-    with pytest.raises(IllegalMove, match=r"move 2 \(author nothing \): the plan has no group 'nothing'"):
+    with pytest.raises(IllegalMove, match=r"move 2 \(author nothing\): the plan has no group 'nothing'"):
         synthesizer.analyze(task_of(), [move("author", "softmax"), move("author", "nothing")])
 
 

@@ -160,19 +160,19 @@ MEMORY_CASES = [
     Hostile(
         "memory", "race on a sum", ("WRONG_NONDETERMINISTIC", "WRONG_PRECISION", *VALUE), """
     volatile float* total = s;
-    volatile int arrived = 0;
     total[0] = 0;
-    #pragma omp parallel for
-    for (long i = 0; i < SIZE; ++i) {
-        y[i] = x[i] < 0 ? 0.0f : x[i];
+    #pragma omp parallel
+    {
+        // All threads read before one of them writes, however busy the machine is.
         const float before = total[0];
-        // Threads meet between reading and writing: a busy machine may run one wholly after the other.
-        if (i % 65536 == 0) {
-            #pragma omp atomic
-            ++arrived;
-            for (long looks = 0; looks < 20000000 && arrived % 2; ++looks) {}
+        #pragma omp barrier
+        float part = 0;
+        #pragma omp for nowait
+        for (long i = 0; i < SIZE; ++i) {
+            y[i] = x[i] < 0 ? 0.0f : x[i];
+            part += x[i];
         }
-        total[0] = before + x[i];
+        total[0] = before + part;
     }""",
         module=M, tier=QUICK,
     ),
