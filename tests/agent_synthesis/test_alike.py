@@ -58,6 +58,10 @@ def test_groups_that_compute_the_same_in_the_same_way_are_alike() -> None:
     assert found["layer_norm_3"] == ["layer_norm_3"]
     one = moves.apply(zero(), Move(kind=AUTHOR, group="layer_norm_1"))
     assert alike.classes(one)["layer_norm"] == ["layer_norm", "layer_norm_2"], "another engine is another way"
+    change = settings(authored())[0].move
+    del change.also[:]
+    changed = moves.apply(authored(), change)
+    assert alike.classes(changed)["layer_norm"] == ["layer_norm"], "and so are other settings"
 
 
 def test_a_move_on_all_of_them_is_as_one_on_each() -> None:
@@ -112,7 +116,10 @@ def test_what_joins_groups_is_not_done_to_several_at_once() -> None:
 
 
 def test_it_is_told_in_words_and_has_a_digest_of_its_own() -> None:
-    every, one = Move(kind=AUTHOR, group=NORMS[0], choice="x", also=NORMS[1:]), Move(kind=AUTHOR, group=NORMS[0])
+    every, one = (
+        Move(kind=AUTHOR, group=NORMS[0], choice="x", also=NORMS[1:]),
+        Move(kind=AUTHOR, group=NORMS[0], choice="x"),
+    )
     assert words.move(every) == "author layer_norm and 2 alike x"
     assert digest.of_moves([every]) != digest.of_moves([one])
 

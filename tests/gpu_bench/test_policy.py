@@ -41,7 +41,16 @@ def _shared(program: candidate_pb2.Program) -> None:
     _launch(program).shared_bytes = 1 << 20
 
 
+def _in_graph(program: candidate_pb2.Program, *outputs: str) -> None:
+    _on_cuda(program)
+    program.cuda_graph = True
+    program.outputs.extend(outputs)
+
+
 CASES: list[tuple[str, Spoil]] = [
+    ("only a program for a GPU is launched as a CUDA graph", lambda p: setattr(p, "cuda_graph", True)),
+    ("its results are copies", lambda p: _in_graph(p, p.buffers[0].name)),
+    ("its results are copies", lambda p: _in_graph(p, p.outputs[0])),
     ("no target", lambda p: p.ClearField("target")),
     ("no output", lambda p: p.ClearField("outputs")),
     ("is no buffer of the program", lambda p: p.outputs.append("z")),

@@ -88,6 +88,21 @@ def test_a_gain_without_a_kernel_of_ours_is_the_hosts_time() -> None:
     assert report.gain_text(run) == "the module's own library calls: what is gained is the host's time between them"
 
 
+def test_a_launch_as_one_graph_is_part_of_where_a_gain_comes_from() -> None:
+    run = faster_run()
+    assert "CUDA graph" not in report.gain_text(run)
+    run.best.candidate.program.cuda_graph = True
+    assert report.gain_text(run).endswith("; launched as one CUDA graph")
+
+
+def test_baselines_of_an_earlier_run_are_a_label_where_no_final_timed_them() -> None:
+    run = faster_run()
+    run.reference.is_kept = True
+    assert report.KEPT not in report.labels_of(run)
+    run.ClearField("best")
+    assert report.KEPT in report.labels_of(run)
+
+
 def test_what_inspected_the_kernels_is_told_and_what_could_not_says_why() -> None:
     run = faster_run()
     assert report.inspection_text(run) == ""
