@@ -74,6 +74,16 @@ def test_a_tool_that_found_no_memory_is_asked_once_more(tmp_path: Path, monkeypa
 
 
 @needs_namespaces
+def test_what_a_tool_says_of_itself_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ("Error: Device not supported. Please refer to", "Target application returned an error")
+    own = "; ".join(f"echo '========= {line}'" for line in lines)
+    lost = said(f"{own}; exit 77", tmp_path, monkeypatch)
+    assert (lost.finding, lost.skipped) == ("", "it does not run here: Error: Device not supported. Please refer to")
+    both = said(f"echo '========= Race at run0+0x10'; {own}; exit 77", tmp_path, monkeypatch)
+    assert both.finding.startswith("Race at run0+0x10")
+
+
+@needs_namespaces
 def test_a_tool_that_does_not_end_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer, "DEADLINE_SECONDS", 0.5)
     monkeypatch.setattr(sanitizer, "LEAST_SECONDS", 0.0)
