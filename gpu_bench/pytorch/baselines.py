@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +103,20 @@ class Baselines:
         if REDUCE_OVERHEAD in self._prepared and self._prepared[REDUCE_OVERHEAD].arm is None:
             release_graphs()
 
+    def give_back_graphs(self) -> None:
+        """Drops the eager graphs with their memory where another baseline is faster; a final builds them again."""
+        if EAGER_GRAPH in self._prepared and self._fastest_known(self._prepared) != EAGER_GRAPH:
+            del self._prepared[EAGER_GRAPH]
+
+    def give_up_graphs(self) -> bool:
+        """As `give_back_graphs`, all graphs and for good: a candidate found no memory beside them. Whether any ran."""
+        held = [name for name in (EAGER_GRAPH, REDUCE_OVERHEAD) if (known := self._prepared.get(name)) and known.arm]
+        for name in held:
+            self._prepared[name] = Prepared(name, None, "no memory for it beside the candidate")
+        if REDUCE_OVERHEAD in held:
+            release_graphs()
+        return bool(held)
+
     def prepare_reference(self) -> list[Prepared]:
         """The baselines that a reference is reported with: all but those that are left to finals."""
         return [self._get(name) for name in self.reference_names()]
@@ -128,9 +142,11 @@ class Baselines:
 
     def _screening_names(self) -> list[str]:
         running = {name for name, prepared in self._prepared.items() if prepared.arm is not None}
-        known = [name for name in self.medians_ns if name in running]
-        fastest = min(known, key=lambda name: self.medians_ns[name], default=EAGER)
+        fastest = self._fastest_known(running)
         return [EAGER] if fastest == EAGER else [EAGER, fastest]
+
+    def _fastest_known(self, names: Collection[str]) -> str:
+        return min(self.medians_ns.keys() & {*names}, key=lambda name: self.medians_ns[name], default=EAGER)
 
     def _get(self, name: str) -> Prepared:
         if name not in self._prepared:

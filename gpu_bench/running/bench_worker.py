@@ -78,7 +78,15 @@ class Bench:
     program: LoadedProgram | None = None
     timed: TimedTask | None = None
     """Baselines and buffer sets; made by the first measurement and kept with what they compiled."""
-    shortages: Shortages = field(default_factory=Shortages)
+    shortages: Shortages = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shortages = Shortages(self.give_back)
+
+    def give_back(self) -> None:
+        """Drops what later calls can do without."""
+        if self.timed is not None:
+            self.timed.bench.baselines.give_back_graphs()
 
     def load(self, request: judging_pb2.LoadRequest) -> None:
         """Checks and loads a program. Raises ProgramFault; OutOfMemoryError where memory is short the first time."""
@@ -333,8 +341,9 @@ def _load(request: judging_pb2.LoadRequest) -> judging_pb2.Execution:
 
 
 def _give_back(request: judging_pb2.GiveBackRequest) -> judging_pb2.Done:
-    """Gives back memory that nothing lies in."""
+    """Gives back memory that nothing lies in, and graphs of baselines."""
     del request
+    _benches[0].give_back()
     if _benches[0].loaded.device.type == "cuda":
         torch.cuda.empty_cache()
     return judging_pb2.Done()

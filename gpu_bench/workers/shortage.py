@@ -30,8 +30,10 @@ class TruthTooLarge(Exception):
 class Shortages:
     """What met want of memory. The first time others are asked to give some back, and then it is tried once more."""
 
-    def __init__(self) -> None:
+    def __init__(self, give_back: Callable[[], object] = lambda: None) -> None:
+        """`give_back`: drops what this process itself can do without."""
         self._met: set[tuple[object, ...]] = set()
+        self._give_back = give_back
 
     def is_first(self, *question: object) -> bool:
         """Whether the question meets it for the first time."""
@@ -44,6 +46,7 @@ class Shortages:
         if not is_want_of_memory(error) or not self.is_first(*question):
             return
         traceback.clear_frames(error.__traceback__)
+        self._give_back()
         torch.cuda.empty_cache()
         raise torch.OutOfMemoryError(cause_of(error)) from error
 

@@ -12,6 +12,7 @@ from torch import nn
 from gpu_bench.pytorch import baselines, compiling
 from gpu_bench.pytorch.baselines import Baselines, aa_copy, preserved_state
 from gpu_bench.pytorch.benchmark_mode import BenchmarkMode
+from gpu_bench.timing.clocks import Arm
 from warpsmith.v1 import task_pb2, timing_pb2
 
 
@@ -165,6 +166,38 @@ def test_what_is_compiled_for_channels_last_is_given_weights_and_inputs_of_that_
     assert given[-1][0] is not found.module.weight
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in given[-1])
     assert {"mode": None, "dynamic": False} in given
+
+
+def test_graphs_are_given_back_where_another_baseline_is_faster_and_built_again_when_needed(monkeypatch):
+    found = on_a_gpu(nn.ReLU(), torch.rand(4))
+    built = []
+    monkeypatch.setattr(found, "_graphed", lambda: built.append("graph") or Arm("eager_graph", found.eager().call))
+    found._get("eager_graph")
+    found.medians_ns.update({"eager": 3.0, "eager_graph": 1.0, "compile": 2.0})
+    found.give_back_graphs()
+    assert "eager_graph" in found._prepared, "a screening is against it"
+    found._prepared["compile"] = found._get("eager")
+    found.medians_ns["compile"] = 0.5
+    found.give_back_graphs()
+    assert "eager_graph" not in found._prepared
+    assert found._get("eager_graph").arm
+    assert len(built) == 2
+
+
+def test_graphs_that_are_given_up_are_not_built_again_and_say_why(monkeypatch):
+    found = on_a_gpu(nn.ReLU(), torch.rand(4))
+    monkeypatch.setattr(found, "_graphed", lambda: Arm("eager_graph", found.eager().call))
+    released = []
+    monkeypatch.setattr(baselines, "release_graphs", lambda: released.append(True))
+    found._get("eager_graph")
+    assert found.give_up_graphs()
+    assert found._get("eager_graph").failure == "no memory for it beside the candidate"
+    assert not found.give_up_graphs()
+    assert not released, "torch.compile recorded none"
+    found._prepared["compile_reduce_overhead"] = found._get("eager")
+    assert found.give_up_graphs()
+    assert released
+    assert not found._get("compile_reduce_overhead").arm
 
 
 def test_each_call_of_recorded_graphs_is_a_step_of_its_own(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 import pytest
@@ -110,6 +111,15 @@ def test_what_was_made_up_to_the_want_of_memory_is_gone_when_it_is_told() -> Non
     with pytest.raises(torch.OutOfMemoryError):
         Shortages().ask(met.value, "a program")
     assert made[0]() is None
+
+
+def test_what_this_process_can_do_without_is_dropped_before_others_are_asked() -> None:
+    dropped: list[str] = []
+    shortages = Shortages(lambda: dropped.append("graphs"))
+    for _ in range(2):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            shortages.ask(MemoryError(), "a program")
+    assert dropped == ["graphs"]
 
 
 def test_memory_is_kept_while_it_is_little_or_much_is_free_beside_small_tensors() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.limits import Limits
+from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running import watchdog
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.session import Session
@@ -116,6 +117,18 @@ def test_a_program_that_runs_short_of_memory_is_timed_again_and_only_then_to_bla
     again = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
     kind = verdict_pb2.FAILURE_KIND_RESOURCE if times > 1 else verdict_pb2.FAILURE_KIND_UNSPECIFIED
     assert (again.fault.kind, again.HasField("timing")) == (kind, times == 1)
+
+
+def test_a_program_gets_the_memory_of_graphs_before_it_is_to_blame(timed, small, monkeypatch):
+    program = small.kernel_program(small.softmax)
+    artifact = small.compiled(program)
+    loaded = Short(timed.loaded.load_program(program, artifact), 2)
+    given_up = []
+    monkeypatch.setattr(Baselines, "give_up_graphs", lambda _: given_up.append(True) or True)
+    with pytest.raises(torch.OutOfMemoryError):
+        timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
+    assert timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).HasField("timing")
+    assert given_up == [True]
 
 
 def test_no_program_is_to_blame_for_a_baseline_that_runs_short_of_memory(timed, small, monkeypatch):
