@@ -28,6 +28,8 @@ COUNT = 3
 BASELINE_WAS_FASTER = timing_pb2.FLAG_BASELINE_WAS_FASTER
 STEADY = 0.9
 """Part of its time in a final that a baseline took before, from which on the two are one on a GPU."""
+HOPELESS = 0.95
+"""Upper end of a screening's interval below which, on a GPU, no final is made: it has these baselines and more."""
 _NOT_BASELINES = frozenset({timing_pb2.ARM_KIND_CANDIDATE, timing_pb2.ARM_KIND_REWRITTEN, timing_pb2.ARM_KIND_AA_COPY})
 
 
@@ -43,11 +45,13 @@ def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_
 
 def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[trial_pb2.Trial]:
     """Finalists as judged again, up to the first that is right and faster; those that a fault kept from judgement
-    are left out.
+    are left out. Where none can be faster any more, the best as it was screened.
 
     Raises:
         Infrastructure: there were finalists and none could be judged.
     """
+    if finalists and pipeline.task.target == task_pb2.TARGET_CUDA and _is_hopeless(finalists[0].timing):
+        return [finalists[0]]
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
     for finalist, promised_ns in _ranked_again(pipeline, finalists):
@@ -66,6 +70,10 @@ def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tria
     if finalists and not judged:
         raise Infrastructure(f"no finalist could be judged: {faults[0]}")
     return judged
+
+
+def _is_hopeless(timing: timing_pb2.Timing) -> bool:
+    return 0.0 < timing.speedup_fastest.high < HOPELESS
 
 
 def hold_to(timing: timing_pb2.Timing, before: timing_pb2.Timing) -> None:

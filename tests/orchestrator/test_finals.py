@@ -198,6 +198,19 @@ def test_a_baseline_of_a_final_that_was_faster_than_a_finalist_spares_its_final_
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
 
 
+@pytest.mark.parametrize(("target", "finals"), [(task_pb2.TARGET_CUDA, 0), (task_pb2.TARGET_CPU, 1)])
+def test_what_no_final_could_make_faster_on_a_gpu_is_told_as_it_was_screened(
+    target: task_pb2.Target.ValueType, finals: int
+) -> None:
+    notebook, world = Notebook(), testing.World(gains={"author": 0.8})
+    run = executed(world, notebook, target)
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    best = max(trial.timing.speedup_fastest.median for trial in notebook.trials if trial.candidate.moves)
+    assert run.message == f"no faster kernel found: the best reaches {best:.2f}x"
+    assert run.best.timing.speedup_fastest.median == best < finalists.HOPELESS
+    assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
+
+
 class NoRewrittenReference(testing.World):
     """Synthesis fails whenever algebra is asked for in library calls alone."""
 
