@@ -221,10 +221,12 @@ def bindings(program: candidate_pb2.Program, names: Names, input_count: int, own
     return lines
 
 
-def _allocation(buffer: candidate_pb2.Buffer, name: str) -> str:
+def _allocation(buffer: candidate_pb2.Buffer, name: str, target: task_pb2.Target.ValueType) -> str:
     spec = buffer.spec
-    kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, dtype={dtype(spec.dtype)}"
-    return f"{name} = torch.empty_strided({kind}, device=device)"
+    layout = f"{tuple(spec.shape)}, {tuple(spec.strides)}"
+    if target == task_pb2.TARGET_CPU:
+        return f"{name} = _ws_result({layout}, {dtype(spec.dtype)})"
+    return f"{name} = torch.empty_strided({layout}, dtype={dtype(spec.dtype)}, device=device)"
 
 
 def body_of(program: candidate_pb2.Program, names: Names, steps: Iterable[Sequence[str]]) -> list[str]:
@@ -240,7 +242,7 @@ def body_of(program: candidate_pb2.Program, names: Names, steps: Iterable[Sequen
     dying = {at: [name for name in gone if name not in kept] for at, gone in last_uses(program, *roles).items()}
     for position, (step, statements) in enumerate(zip(program.steps, steps, strict=True)):
         needed = dict.fromkeys(name for name in buffers_of(step) if name in unmade)
-        lines += [_allocation(unmade.pop(name), names[name]) for name in needed]
+        lines += [_allocation(unmade.pop(name), names[name], program.target) for name in needed]
         lines += statements
         if gone := dying.get(position):
             lines.append(f"del {', '.join(names[name] for name in gone)}")

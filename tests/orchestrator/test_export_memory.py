@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 
 import torch
 
@@ -67,7 +68,7 @@ def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_time
         "first = _ws_workspace('first', (4, 8), (8, 1), torch.float32, stream)",
         "launch('twice', x, first)",
         "t_lambda = torch.ops.aten.relu.default(first)",
-        "last = torch.empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device)",
+        "last = _ws_result((4, 8), (8, 1), torch.float32)",
         "launch('twice', t_lambda, last)",
         "del t_lambda",
         "return last",
@@ -114,6 +115,30 @@ def test_each_thread_has_workspaces_of_its_own_and_keeps_them() -> None:
     assert mine is cpu_runtime._ws_workspace("w", *kind, cpu_runtime._ws_thread())
     assert mine.data_ptr() != theirs.data_ptr()
     assert mine is not cpu_runtime._ws_workspace("v", *kind, cpu_runtime._ws_thread())
+
+
+def test_a_large_result_that_is_gone_leaves_its_memory_to_the_next_and_views_keep_it() -> None:
+    make = functools.partial(cpu_runtime._WsResults().empty, (512, 1024), (1, 512), torch.float32)
+    first = make().fill_(1.0)
+    place, row = first.data_ptr(), first[3]
+    assert first.stride() == (1, 512)
+    del first
+    assert make().data_ptr() != place, "a view of it is held"
+    assert row.sum() == 1024
+    del row
+    taken = {make().data_ptr() for _ in range(8)}
+    assert len(taken) <= 2
+    assert place in taken
+
+
+def test_small_and_empty_results_are_pytorchs_and_no_more_memory_waits_than_its_bound() -> None:
+    results = cpu_runtime._WsResults()
+    assert results.empty((4,), (1,), torch.int64).untyped_storage().resizable()
+    assert results.empty((0, 1 << 20), (1 << 20, 1), torch.float32).numel() == 0
+    results._MOST = 3 << 20
+    held = [results.empty((1 << 20,), (1,), torch.uint8) for _ in range(5)]
+    del held
+    assert sum(map(len, results._idle.values())) == 3
 
 
 def test_a_kernel_of_an_export_reads_a_librarys_result_in_the_layout_that_it_relies_on() -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import weakref
 
 import torch
 
@@ -84,3 +86,39 @@ def _ws_workspace(name, shape, strides, dtype, thread):
     """Memory that holds anything; each thread has its own, and keeps it."""
     del name, thread
     return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+class _WsResults:
+    """Memory of large results: that of one that is gone serves the next of its size.
+
+    The C library may give it back to the system, which then makes its pages anew in each call: on two processors a
+    result of 16 MB took 5.0 ms in place of 2.0 in two of three processes.
+    """
+
+    _LEAST, _MOST = 1 << 20, 1 << 30  # bytes of one, and of all that wait
+
+    def __init__(self):
+        self._idle = {}
+
+    def empty(self, shape, strides, dtype):
+        """A tensor that holds anything."""
+        span = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+        size = span * dtype.itemsize
+        if size < self._LEAST or 0 in shape:
+            return torch.empty_strided(shape, strides, dtype=dtype)
+        idle = self._idle.setdefault(size, [])
+        try:
+            memory = idle.pop()
+        except IndexError:  # none, or another thread took it
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = (ctypes.c_char * size).from_buffer(memory)
+        weakref.finalize(pages, self._give_back, memory, size).atexit = False
+        return torch.frombuffer(pages, dtype=dtype).as_strided(shape, strides)
+
+    def _give_back(self, memory, size):
+        waiting = sum(each * len(idle) for each, idle in list(self._idle.items()))
+        if waiting + size <= self._MOST:
+            self._idle[size].append(memory)
+
+
+_ws_result = _WsResults().empty
