@@ -25,7 +25,7 @@ from gpu_bench.values.keys import Key
 from warpsmith import arguments as launch_arguments
 from warpsmith import digest
 from warpsmith.graphs import aten, dtypes
-from warpsmith.program_steps import buffers_of, last_uses, tensor_names
+from warpsmith.program_steps import buffers_of, last_uses, relies_on_layout, tensor_names
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 Call = Callable[[], tuple[torch.Tensor, ...]]
@@ -251,7 +251,7 @@ def straighten(
     dying = last_uses(program)
     stamp = writer.keep("h", after_step) if after_step is not None else ""
     launches = [step for step in program.steps if step.WhichOneof("kind") == "launch"]
-    launched = frozenset(name for step in launches for name in buffers_of(step))
+    laid = frozenset(name for step in program.steps if relies_on_layout(step) for name in buffers_of(step))
     flush = f"{writer.keep('q', queue.flush)}()" if queue is not None and launches else ""
     is_queued = True  # perhaps by the call before, in a batch
     for position, step in enumerate(program.steps):
@@ -268,7 +268,7 @@ def straighten(
                 _write_launch(writer, step.launch, fixed, tensors, pack, specs)
             case "library":
                 _write_library(writer, step.library, memory, device, specs)
-                _write_layouts(writer, step.library, launched, specs)
+                _write_layouts(writer, step.library, laid, specs)
             case "memset":
                 fill = writer.keep("f", _fill(specs[step.memset.buffer].spec, step.memset.byte))
                 writer.lines.append(f"{fill}({writer.variable(step.memset.buffer)})")
@@ -410,14 +410,14 @@ def _write_library(
 def _write_layouts(
     writer: _Writer,
     call: candidate_pb2.LibraryCall,
-    launched: frozenset[str],
+    laid: frozenset[str],
     buffers: Mapping[str, candidate_pb2.Buffer],
 ) -> None:
-    """A kernel relies on strides; a few operations (copysign) give others than PyTorch's own meta kernels say."""
-    for name in launched.intersection(call.results):
-        variable, laid = writer.variable(name), writer.keep("f", in_layout)
+    """Results in the layout that later steps rely on (`relies_on_layout`)."""
+    for name in filter(laid.__contains__, call.results):
+        variable, copied = writer.variable(name), writer.keep("f", in_layout)
         strides = writer.keep("s", tuple(map(int, buffers[name].spec.strides)))
-        writer.lines.append(f"if {variable}.stride() != {strides}: {variable} = {laid}({variable}, {strides})")
+        writer.lines.append(f"if {variable}.stride() != {strides}: {variable} = {copied}({variable}, {strides})")
 
 
 def in_layout(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from warpsmith import arguments as launch_arguments
 from warpsmith import hardware, printable
 from warpsmith.contract import words
 from warpsmith.errors import BadInput, NotFound
-from warpsmith.program_steps import buffers_of, last_uses
+from warpsmith.program_steps import buffers_of, last_uses, relies_on_layout
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
@@ -168,6 +168,11 @@ class Names:
         self._taken.add(name)
         return name
 
+    def laid_out(self, buffer: candidate_pb2.Buffer) -> str:
+        """The statement that brings a library's result into the layout that was planned."""
+        name = self._names[buffer.name]
+        return f"{name} = _ws_laid_out({name}, {tuple(buffer.spec.strides)})"
+
     def placed(self, launch: candidate_pb2.Launch) -> tuple[list[str], list[str], list[str]]:
         """Statements before a launch, its buffers' names in order, and statements after it: a library's result may lie
         anywhere, and in another layout than a kernel relies on."""
@@ -179,7 +184,7 @@ class Names:
             buffer = self.buffers[seen]
             name = self._names[buffer.name]
             if buffer.role == candidate_pb2.ROLE_LIBRARY:
-                before.append(f"{name} = _ws_laid_out({name}, {tuple(buffer.spec.strides)})")
+                before.append(self.laid_out(buffer))
             if buffer.role == candidate_pb2.ROLE_LIBRARY and buffer.alignment_bytes > 1:
                 copy = self._free(f"{name}_placed")
                 before.append(f"{copy} = _ws_aligned({name}, {buffer.alignment_bytes})")
@@ -249,15 +254,17 @@ def body_of(program: candidate_pb2.Program, names: Names, steps: Iterable[Sequen
     return lines
 
 
-def library_call(call: candidate_pb2.LibraryCall, names: Names) -> str:
-    """The statement of one library step."""
+def library_call(step: candidate_pb2.Step, names: Names) -> list[str]:
+    """The statements of one library step."""
+    call, lines = step.library, []
+    if relies_on_layout(step):
+        read = [names.buffers[name] for name in buffers_of(step) if name not in call.results]
+        lines = [names.laid_out(buffer) for buffer in read if buffer.role == candidate_pb2.ROLE_LIBRARY]
     arguments = [_value(value, names) for value in call.args]
     arguments += [f"{item.name}={_value(item.value, names)}" for item in call.kwargs]
     text = f"torch.ops.{call.target}({', '.join(arguments)})"
     results = [names[name] if name else "_" for name in call.results]
-    if not results:
-        return text
-    return f"{', '.join(results)} = {text}"
+    return [*lines, f"{', '.join(results)} = {text}" if results else text]
 
 
 def fill(step: candidate_pb2.Memset, names: Names) -> str:

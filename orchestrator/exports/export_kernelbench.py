@@ -126,7 +126,7 @@ class KernelBenchExporter:
                     addresses = ", ".join(["stream", *(f"{name}.data_ptr()" for name in buffers)])
                     steps.append([*before, f"_ws_extension.launch_{number}({addresses})", *after])
                 case "library":
-                    steps.append([export.library_call(step.library, names)])
+                    steps.append(export.library_call(step, names))
                 case "memset":
                     steps.append([export.fill(step.memset, names)])
         random = any(_RANDOM.search(step.library.target) for step in program.steps)

@@ -34,7 +34,7 @@ class ModuleExporter:
                     launch = f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"
                     steps.append([*before, launch, *after])
                 case "library":
-                    steps.append([export.library_call(step.library, names)])
+                    steps.append(export.library_call(step, names))
                 case "memset":
                     steps.append([export.fill(step.memset, names)])
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
+from typing import Final
 
 from warpsmith import arguments
 from warpsmith.v1 import candidate_pb2, tensor_pb2
+
+# Operations that fail, or give other elements, where a tensor lies otherwise than planned.
+_BY_LAYOUT: Final = frozenset({
+    "aten.view.default", "aten.view.dtype", "aten._unsafe_view.default", "aten.as_strided.default",
+    "aten.view_as_complex.default", "aten.view_as_real.default",
+})  # fmt: skip
 
 
 def tensor_names(values: Iterable[tensor_pb2.Value]) -> list[str]:
@@ -31,6 +38,18 @@ def buffers_of(step: candidate_pb2.Step) -> list[str]:
         case "memset":
             return [step.memset.buffer]
     return []
+
+
+def relies_on_layout(step: candidate_pb2.Step) -> bool:
+    """Whether a step reads or writes by the strides that were planned, not by those that a tensor has.
+
+    A few operations (copysign, attention) give other strides than PyTorch's own meta kernels say, and capture leaves
+    out the copies that those make needless: whoever runs such a step looks first. Of operations outside ATen nothing is
+    known, so they are taken to.
+    """
+    if step.WhichOneof("kind") != "library":
+        return True
+    return step.library.target in _BY_LAYOUT or not step.library.target.startswith("aten.")
 
 
 def last_uses(program: candidate_pb2.Program, *roles: candidate_pb2.Role.ValueType) -> dict[int, list[str]]:

@@ -141,6 +141,18 @@ def test_small_and_empty_results_are_pytorchs_and_no_more_memory_waits_than_its_
     assert sum(map(len, results._idle.values())) == 3
 
 
+def test_a_step_of_pytorchs_that_goes_by_layout_finds_the_planned_one_in_an_export() -> None:
+    run = a_run()
+    program = run.best.candidate.program
+    view = program.steps.add().library
+    view.target, view.results[:] = "aten.view.default", ["seen"]
+    view.args.add(tensor="lambda")
+    view.args.add().list.values.add(integer=32)
+    program.buffers.add(name="seen", role=candidate_pb2.ROLE_LIBRARY, spec=SPEC)
+    text = ModuleExporter().export(run).text
+    assert "t_lambda = _ws_laid_out(t_lambda, (8, 1))\n    seen = torch.ops.aten.view.default(t_lambda, [32])" in text
+
+
 def test_a_kernel_of_an_export_reads_a_librarys_result_in_the_layout_that_it_relies_on() -> None:
     run = a_run()
     (result,) = (buffer for buffer in run.best.candidate.program.buffers if buffer.name == "lambda")
