@@ -96,7 +96,7 @@ class Cases:
         floors: Sequence[float],
     ) -> None:
         """Finds out what the results on `args` (outputs, then what is written) depend on, if memory allows."""
-        base = dependence.Base(eager, truth, floors)
+        base = dependence.Base(eager, truth, floors, len(eager) - len(written))
         loaded, seed = self._loaded, secrets.randbits(62)
         user = loaded.user
         leaves = user.tensor_leaves(args)

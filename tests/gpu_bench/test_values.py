@@ -295,6 +295,34 @@ def test_what_a_reference_does_not_depend_on_is_found_by_trying(
     assert ([words.flag(flag) for flag in report.flags], list(report.unused)) == (flags, unused)
 
 
+@pytest.mark.parametrize(("offset", "is_constant"), [(40.0, True), (0.0, False)])
+def test_state_that_is_the_same_to_the_bit_whatever_the_task_draws_is_constant(
+    references: MakeDesk, offset: float, is_constant: bool
+) -> None:
+    body = f"self.s.copy_(torch.sigmoid(x + {offset})); return x * 2"
+    report = references(source("self.register_buffer('s', torch.zeros(8, 8))", body, "[torch.rand(8, 8)]")).report
+    assert (headline.OUTPUT_CONSTANT in report.flags) is is_constant
+
+
+def test_state_that_moves_by_less_than_pytorchs_own_error_is_not() -> None:
+    drawn, wide = [torch.rand(4)], [10 * torch.rand(4)]
+
+    def run(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        # A mean that PyTorch computes in TF32: two draws are as near to each other as each is to the truth.
+        return [leaves[0] * 2, 1 + 1e-3 * leaves[0] + (1.0 if float(leaves[0].max()) > 1 else 0.0)]
+
+    eager = run([torch.rand(4)])
+    truth = [eager[0].double(), eager[1].double() - 1e-3]
+    found = {
+        count: dependence.find(
+            dependence.Base(eager, truth, [0.0, 0.0], count), [torch.rand(4)],
+            lambda family, _: drawn if family == verdict_pb2.VALUE_FAMILY_FRESH else wide, run,
+        ).flags
+        for count in (1, 2)
+    }  # fmt: skip
+    assert found == {1: [], 2: [headline.OUTPUT_CONSTANT]}
+
+
 def test_parameters_and_state_without_influence_are_named(references: MakeDesk) -> None:
     text = source("self.l = torch.nn.Linear(32, 8); self.n = torch.nn.BatchNorm1d(8)", "return self.n(self.l(x))")
     assert list(references(text).report.unused) == []  # the norm takes the bias out, but its running mean does not
