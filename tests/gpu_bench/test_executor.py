@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_bench.judging import guard
 from gpu_bench.judging.guard import GuardedMemory, same_bits
 from gpu_bench.judging.loaded import executor_of
+from gpu_bench.running import bindings
 from gpu_bench.running.executor import ProgramFault, Sources, aligned_copy
 from gpu_bench.running.gpu import cuda
 from gpu_bench.running.host import HostExecutor
@@ -52,6 +54,24 @@ def test_what_goes_by_layout_finds_the_planned_one_where_pytorch_gives_another(s
     program.outputs[:] = ["flat"]
     (flat,) = HostExecutor().load(program, small.compiled(program), CPU).bind(given)()
     assert torch.equal(flat, given.inputs[0].t().flatten())
+
+
+def test_an_operation_of_many_calls_is_called_as_it_is_without_trying_each() -> None:
+    module, calls = torch.nn.GRU(4, 4, 1), 0
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal calls
+            calls += 1
+            return func(*args, **(kwargs or {}))
+
+    weights = [weight.detach().to("meta") for weight in module.parameters()]
+    meta = torch.empty(500, 2, 4, device="meta"), torch.empty(1, 2, 4, device="meta")
+    arguments = [*meta, weights, True, 1, 0.0, False, False, False]
+    with Counting():
+        found = bindings.fastest(torch.ops.aten.gru.input, arguments, {}, "a GRU of 500 steps")
+    assert found is torch.ops.aten.gru.input
+    assert calls <= bindings._MOST_CALLS + len(weights) + 2, "copies of its arguments, and no more"
 
 
 class OtherHost(HostExecutor):

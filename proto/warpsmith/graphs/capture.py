@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from warpsmith import digest
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, autocast, dtypes
+from warpsmith.graphs import aten, autocast, dtypes, recurrent
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20
@@ -94,7 +94,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
         warnings.simplefilter("ignore")  # torch.export's advice on attributes is not for our users
         members = _member_names(module)
         try:
-            with autocast.traced_for(device_type):
+            with autocast.traced_for(device_type), recurrent.shapes_alone():
                 exported = torch.export.export(module, tuple(args), strict=False)
         except Exception as error:
             raise _refusal(module, args, error) from error
@@ -286,7 +286,8 @@ class _Recorder:
             named = node.kwargs.add(name=keyword)
             named.value.CopyFrom(aten.encode(value, self._name_of))
         node.mutates.extend(self._mutated(overload, args, kwargs))
-        returned = overload(*args, **kwargs)
+        call: Callable[..., Any] = recurrent.SHAPES.get(overload, overload)
+        returned = call(*args, **kwargs)
         flat = aten.flatten_results(returned)
         given = {_storage(t): self._names[id(t)] for t in reversed(_tensors((args, kwargs)))}
         single = isinstance(returned, torch.Tensor)

@@ -1,0 +1,52 @@
+"""Recurrent networks in capture: results whose shapes are known without a step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from warpsmith.graphs import capture, recurrent
+from warpsmith.v1 import graph_pb2
+
+FORMS = list(itertools.product((nn.LSTM, nn.GRU, nn.RNN), (False, True), (False, True), (1, 3)))
+
+
+def captured_by_pytorch(module: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> graph_pb2.Graph:
+    """As captured where PyTorch runs every step on fake tensors."""
+    with monkeypatch.context() as changed:
+        changed.setattr(recurrent, "SHAPES", {})
+        return capture.capture(module, (x,))
+
+
+@pytest.mark.parametrize(("kind", "is_batch_first", "is_bidirectional", "layers"), FORMS)
+def test_the_graph_is_the_same(
+    kind: type[nn.Module], is_batch_first: bool, is_bidirectional: bool, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = kind(5, 6, layers, batch_first=is_batch_first, bidirectional=is_bidirectional)
+    for x in (torch.rand(3, 7, 5), torch.rand(7, 5)):
+        assert capture.capture(module, (x,)) == captured_by_pytorch(module, x, monkeypatch)
+
+
+def test_so_it_is_with_projections_in_half_precision_and_with_a_state_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = nn.LSTM(5, 6, 2, proj_size=4, bidirectional=True, dtype=torch.bfloat16)
+    x = torch.rand(3, 7, 5, dtype=torch.bfloat16)
+    assert capture.capture(module, (x,)) == captured_by_pytorch(module, x, monkeypatch)
+    state = (torch.rand(4, 7, 4, dtype=torch.bfloat16), torch.rand(4, 7, 6, dtype=torch.bfloat16))
+    names = [result.name for result in capture.capture(module, (x, state)).nodes[0].results]
+    assert len(names) == 3
+
+
+def test_no_step_is_run_and_afterwards_pytorch_answers_itself() -> None:
+    module, x = nn.GRU(5, 6, 2), torch.rand(2000, 2, 5)
+    begin = time.process_time()
+    capture.capture(module, (x,))
+    assert time.process_time() - begin < 5.0, "25 s step by step"
+    meta = nn.GRU(5, 6, 1, device="meta")
+    assert meta(torch.empty(3, 2, 5, device="meta"))[0].shape == (3, 2, 6)
+    assert torch.equal(module(x[:3])[0], module(x[:3])[0])
