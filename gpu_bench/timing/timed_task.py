@@ -160,8 +160,7 @@ class TimedTask:
         workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
         calls = self._bound(program, workspaces)
         if program.program.cuda_graph:
-            with watchdog.expecting():
-                calls = self._captured(calls, workspaces)
+            calls = self._captured(calls, workspaces, watchdog)
         call = self._guarded(calls)
         # A process that was timed may know it, and go on as it did then: what is judged runs in one that never was.
         apart = Arena()
@@ -244,7 +243,7 @@ class TimedTask:
         ]
 
     def _captured(
-        self, calls: Sequence[Callable[[], Any]], workspaces: Sequence[Workspaces | KernelMemory]
+        self, calls: Sequence[Callable[[], Any]], workspaces: Sequence[Workspaces | KernelMemory], watchdog: Watchdog
     ) -> list[Callable[[], Any]]:
         """The calls as graphs, which keep their results: those are forgotten as workspaces are."""
         sets = self.bench.baselines.inputs
@@ -252,7 +251,8 @@ class TimedTask:
         pool, found = torch.cuda.graph_pool_handle(), list[Callable[[], Any]]()
         for call, memory in zip(calls, workspaces, strict=True):
             assert isinstance(memory, Workspaces)
-            captured = GraphCall(call, pool)
+            with watchdog.expecting():  # of each anew: what is captured takes its time on the host
+                captured = GraphCall(call, pool)
             for result in captured.results:
                 memory.keep(result)
             found.append(captured)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,7 +59,6 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     numbers are refused, and the cache of memory cannot be emptied. They are taken back.
     """
     torch.cuda.synchronize()
-    gc.collect()
     is_open = True
     with torch.cuda.stream(_side_stream(torch.cuda.current_device())):
         try:
