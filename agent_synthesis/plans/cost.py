@@ -21,6 +21,8 @@ from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, tensor_pb2
 
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
 
 def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
     """Work of a group as the plan runs it."""
@@ -85,8 +87,19 @@ def of_call(index: GraphIndex, name: str) -> analysis_pb2.Cost:
         write_bytes=sum(map(byte_count, written)),
         operation_count=operations,
         product_flop_count=flops,
-        launch_count=1,
+        launch_count=_launches(index, node),
     )
+
+
+def _launches(index: GraphIndex, node: graph_pb2.Node) -> int:
+    """Kernels of one library call, as far as they matter: a recurrent network multiplies and applies its gates in
+    every step, layer and direction."""
+    if aten.operation(node.target) not in _RECURRENT:
+        return 1
+    values, *others = (index.spec(name).shape for name in tensor_names(aten.arguments_of(node)))
+    is_batch_first = node.args[-1].boolean
+    matrices = sum(len(shape) == 2 for shape in others)  # two for each layer and direction
+    return values[1 if is_batch_first else 0] * matrices
 
 
 def of_nest(nest: Nest) -> analysis_pb2.Cost:
@@ -172,7 +185,7 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
     if kind == "scaled_dot_product_attention":
         query, key, value = shapes[:3]
         return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-    if kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    if kind in _RECURRENT:
         steps = math.prod(shapes[0][:-1])
         return 2 * steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape != shapes[0])
     if kind == "einsum":

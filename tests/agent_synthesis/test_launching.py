@@ -83,6 +83,19 @@ def test_it_is_told_with_the_launches_that_it_saves_and_the_copies_that_it_takes
     assert told.after.read_bytes == told.after.write_bytes == 8 * 8 * 4
 
 
+@pytest.mark.parametrize("is_batch_first", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_network_is_many_launches_and_a_graph_of_it_is_worth_a_trial(
+    kind: type[nn.Module], is_batch_first: bool
+) -> None:
+    module = kind(8, 8, 3, bidirectional=True, batch_first=is_batch_first)
+    plan = plan_zero(GraphIndex(capture(module, (torch.randn(7, 5, 8),))), task_pb2.TARGET_CUDA)
+    (told,) = legal(plan)
+    first_states = len(plan.groups) - 1
+    assert told.before.launch_count == (5 if is_batch_first else 7) * 3 * 2 * 2 + first_states
+    assert generate(moves.apply(plan, LAUNCH)).cuda_graph
+
+
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
