@@ -114,7 +114,7 @@ class Session:
                     fault = self._compare_case(case, program, prepared, response)
             finally:
                 if any(case.group for case in cases):
-                    self._workers.begin_outbox(prepared)  # which groups do without
+                    self._workers.let_go(prepared)
                 self._workers.drop_damaged()
             if fault is not None:
                 response.fault.CopyFrom(fault)
@@ -182,7 +182,7 @@ class Session:
         )
         if found.unjudged:
             return verdict_pb2.Comparison(family=case.family, seed=case.seed, group=case.group, unjudged=found.unjudged)
-        self._workers.keep_to_file(found.total_bytes)
+        self._workers.hold(found.total_bytes)
         asked = judging_pb2.ExecuteGroupRequest(family=case.family, seed=case.seed, group=case.group)
         asked.regions.extend(found.regions)
         return asked

@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +137,20 @@ def _make(channel: int, size: int) -> None:
 
 
 class _Bytes:
-    """GPU memory at an address, as torch takes it over."""
+    """GPU memory at an address, as torch takes it over; unmapped when torch lets go of it."""
 
-    def __init__(self, address: int, size: int) -> None:
+    def __init__(self, address: int, size: int, length: int) -> None:
+        weakref.finalize(self, _unmap, address, length).atexit = False
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3,
         }  # fmt: skip
+
+
+def _unmap(address: int, length: int) -> None:
+    with contextlib.suppress(OutboxFault):  # where a kernel has failed the process is at its end, and its memory too
+        _checked("cuCtxSynchronize")
+        _checked("cuMemUnmap", ctypes.c_ulonglong(address), ctypes.c_size_t(length))
+        _checked("cuMemAddressFree", ctypes.c_ulonglong(address), ctypes.c_size_t(length))
 
 
 def last_sent(passage: socket.socket) -> int:
@@ -168,7 +177,7 @@ def last_sent(passage: socket.socket) -> int:
 
 
 def received(size: int) -> torch.Tensor:
-    """The outbox whose descriptor was sent last, as uint8 [size] on the current GPU; mapped as long as we live.
+    """The outbox whose descriptor was sent last, as uint8 [size] on the current GPU; mapped while a view lives.
 
     Raises:
         OutboxFault: none was sent, or the driver does not map it.
@@ -192,7 +201,7 @@ def received(size: int) -> torch.Tensor:
     _checked("cuMemRelease", handle)  # the mapping keeps it
     _checked("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
     assert address.value is not None
-    return torch.as_tensor(_Bytes(address.value, size), device="cuda")
+    return torch.as_tensor(_Bytes(address.value, size, length.value), device="cuda")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ file. It moves no output itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -25,6 +26,8 @@ class Parcels:
         self._outbox: Outbox | None = None
         self._moved: list[Worker] = []
         """Workers that know it."""
+        self._refused_bytes: float = math.inf
+        """There was no memory for an outbox of this size."""
 
     def begin(self, size: int) -> None:
         """Makes memory of the GPU for large outputs while other things are prepared."""
@@ -51,6 +54,21 @@ class Parcels:
                 self.give_up()
                 return
             self._moved.append(worker)
+
+    def hold(self, size: int) -> bool:
+        """Whether there is an outbox of at least so many bytes, made anew where it was smaller; none for a few bytes.
+
+        Sizes are rounded up to powers of two, so that not every group of a network has its memory made anew.
+        """
+        self._receive()
+        rounded = 1 << (size - 1).bit_length()
+        if self._outbox is None or self._outbox.size < size:
+            self.give_up()
+            if LEAST_BYTES <= rounded < self._refused_bytes:
+                self.begin(rounded)
+                self._receive()
+                self._refused_bytes = self._refused_bytes if self._outbox else rounded
+        return self._outbox is not None
 
     def give_up(self) -> None:
         """Has everybody use the file."""

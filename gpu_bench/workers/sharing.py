@@ -13,6 +13,7 @@ import functools
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ class SharedMemory:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._map: mmap.mmap | None = None
+        self._is_pinned = False
         self._on_gpu: torch.Tensor | None = None
 
     @staticmethod
@@ -65,8 +67,10 @@ class SharedMemory:
             return [_part(self._on_gpu, region) for region in regions]
         size = os.fstat(self._descriptor).st_size
         if self._map is None or len(self._map) != size:
+            if self._is_pinned and self._map is not None:
+                _unpin(self._map)
             self._map = mmap.mmap(self._descriptor, size)
-            _pin(self._map)
+            self._is_pinned = _pin(self._map)
         return [self._tensor(self._map, region) for region in regions]
 
     def move(self, size: int) -> int:
@@ -114,8 +118,27 @@ def _part(memory: torch.Tensor, region: judging_pb2.Region) -> torch.Tensor:
     return flat.as_strided(shape, list(region.spec.strides)) if size else flat.view(shape)
 
 
-def _pin(memory: mmap.mmap) -> None:
+def _pin(memory: mmap.mmap) -> bool:
     """Lets the GPU copy to and from the memory at full speed. Where it cannot, copies are slower and no less right."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return _accepted(torch.cuda.cudart().cudaHostRegister(_address(memory), len(memory), 0))  # type: ignore[no-untyped-call]
+
+
+def _unpin(memory: mmap.mmap) -> None:
+    """Before its pages go: to the driver they would stay pinned, and what is mapped there next could not be."""
+    torch.cuda.synchronize()
+    _accepted(torch.cuda.cudart().cudaHostUnregister(_address(memory)))  # type: ignore[no-untyped-call]
+
+
+def _address(memory: mmap.mmap) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
+def _accepted(code: Any) -> bool:
+    """Whether the runtime did it. What it refused it would tell again, to whoever launches a kernel next."""
+    if int(code) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
+    return False

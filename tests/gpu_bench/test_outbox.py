@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from gpu_bench.values.keys import Key
 from gpu_bench.workers import outbox, parcels
 from gpu_bench.workers.outbox import Outbox, Passage
 from gpu_bench.workers.sharing import SharedMemory, lay_out
-from warpsmith.v1 import benchmark_service_pb2, task_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, verdict_pb2
 
 
 @pytest.fixture
@@ -79,6 +80,66 @@ def _as_on_a_gpu(made: Session, begin: Any, prepared: Any) -> None:
     made.task.target = task_pb2.TARGET_CUDA
     begin(prepared)
     made.task.target = task_pb2.TARGET_CPU
+
+
+class Moving:
+    """A worker that maps whatever is sent to it."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def call(self, method: str, request: judging_pb2.MoveRequest, *_: Any, **__: Any) -> judging_pb2.Moved:
+        assert method == "move"
+        self.sizes.append(request.total_bytes)
+        return judging_pb2.Moved(total_bytes=request.total_bytes)
+
+
+def test_an_outbox_is_made_anew_where_more_is_needed_and_no_size_that_was_refused_is_tried_again(
+    passage: Passage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def make(size: int) -> Outbox | None:
+        asked.append(size)
+        return Outbox(os.memfd_create("memory"), size) if size < 4 << 30 else None
+
+    monkeypatch.setattr(Outbox, "make", staticmethod(make))
+    workers: list[Any] = [Moving(), Moving()]
+    held = parcels.Parcels(passage, 1.0)
+    sizes = [1 << 30, 1 << 28, 2 << 30, 4 << 30, 8 << 30]
+    found = []
+    for size in sizes:
+        found.append(held.hold(size))
+        held.share(lambda: workers)
+    assert found == [True, True, True, False, False]
+    assert asked == [1 << 30, 2 << 30, 4 << 30]
+    assert workers[0].sizes == workers[1].sizes == [1 << 30, 0, 2 << 30, 0], "each leaves the old one first"
+    assert held.hold(1 << 28), "less than what was refused"
+    held.give_up()
+
+
+def test_what_was_pinned_is_let_go_before_its_pages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor, calls = os.memfd_create("outputs"), list[tuple[str, int]]()
+    shared = SharedMemory(descriptor)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, _: calls.append(("pin", address)) or int(size > 8192),
+        cudaHostUnregister=lambda address: calls.append(("unpin", address)) or 0,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    told = []
+    real = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, **options: told.append(options) or real(*size))
+    for size in (4096, 8192, 16384, 32768):
+        os.ftruncate(descriptor, size)
+        shared.tensors([])
+    assert [what for what, _ in calls] == ["pin", "unpin", "pin", "unpin", "pin", "pin"]
+    assert calls[0] == ("pin", calls[1][1])
+    assert told == [{"device": "cuda"}] * 2, "the error of a refusal is taken out of the runtime"
+    os.close(descriptor)
 
 
 def test_where_there_is_no_gpu_none_is_made() -> None:
