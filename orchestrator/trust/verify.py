@@ -25,7 +25,6 @@ from warpsmith.v1 import (
     run_pb2,
     synthesis_service_pb2,
     task_pb2,
-    timing_pb2,
     trial_pb2,
     verdict_pb2,
 )
@@ -68,12 +67,10 @@ def verify(agents: Agents, gate: DeviceGate, run: run_pb2.Run, contradictions: l
     found = Verification(run, trial_pb2.Trial(), list(contradictions))
     candidate = _rebuilt(pipeline, run, found)
     device = describe_device(gate, run.task.target)
-    found.trial.candidate.CopyFrom(candidate)
-    outcome = pipeline.walk(
-        found.trial, timing_pb2.TIER_FINAL, finalists.rewritten_reference(pipeline, run.best.candidate)
-    )
+    outcome = finalists.final(pipeline, trial_pb2.Trial(candidate=candidate))
     if not isinstance(outcome, Judged):
         raise Infrastructure(f"the record could not be judged: {getattr(outcome, 'reason', 'interrupted')}")
+    found.trial = outcome.trial
     _compare_verdicts(found)
     if found.trial.HasField("timing"):
         _compare_times(found, device.name)
@@ -175,6 +172,8 @@ def as_json(found: Verification) -> dict[str, Any]:
 def _result_json(trial: trial_pb2.Trial) -> dict[str, Any]:
     return {
         "verdict": _named(trial.verdict),
+        "faster": trial.timing.faster,
+        "labels": [words.flag(flag) for flag in trial.timing.raised],
         "program": trial.candidate.program.digest,
         "speedup_fastest": report.speedup_json(trial.timing.speedup_fastest) if trial.HasField("timing") else None,
         "speedup_eager": report.speedup_json(trial.timing.speedup_eager) if trial.HasField("timing") else None,

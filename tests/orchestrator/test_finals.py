@@ -139,7 +139,7 @@ def test_a_best_time_that_no_audit_cleared_is_not_quoted() -> None:
         (
             (1.68, 1.6, 1.7),
             timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES,
-            "seems 1.68x as fast as compile, but first calls",
+            "seems 1.68x as fast as compile, but first calls on new values do not show it, looked at twice",
         ),
         ((1.68, 1.6, 1.7), timing_pb2.FLAG_FLOOR_SUSPECT, "less time than the machine allows"),
         ((1.10, 0.95, 1.3), timing_pb2.FLAG_FEW_BLOCKS, "reaches 1.10x [0.95, 1.30], too little to be told from none"),
@@ -196,6 +196,62 @@ def test_a_baseline_of_a_final_that_was_faster_than_a_finalist_spares_its_final_
     run = executed(world, notebook, target)
     assert run.state == run_pb2.RUN_STATE_NO_FASTER
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
+
+
+class Doubtful(testing.World):
+    """So many finals are not beyond doubt: first calls on new values did not show the gain, or its interval is wide."""
+
+    def __init__(self, doubts: int, is_wide: bool) -> None:
+        super().__init__(gains={"author": 2.0})
+        self._doubts, self._is_wide = doubts, is_wide
+
+    def MeasureArtifact(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """As the world's, but for that."""
+        response = super().MeasureArtifact(request, timeout)
+        if request.tier == timing_pb2.TIER_FINAL and self._doubts:
+            self._doubts -= 1
+            response.timing.faster = False
+            if self._is_wide:
+                response.timing.speedup_fastest.low = 0.9
+            else:
+                response.timing.raised.append(timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES)
+        return response
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize(
+    ("doubts", "finals", "state"),
+    [(1, 2, run_pb2.RUN_STATE_FASTER), (9, 2, run_pb2.RUN_STATE_NO_FASTER), (0, 1, run_pb2.RUN_STATE_FASTER)],
+)
+def test_a_final_that_is_not_beyond_doubt_is_made_once_more(
+    doubts: int, finals: int, state: run_pb2.RunState.ValueType, is_wide: bool
+) -> None:
+    world, notebook = Doubtful(doubts, is_wide), Notebook()
+    run = executed(world, notebook)
+    assert run.state == state
+    assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
+
+
+def test_what_is_slower_or_wrong_or_too_good_is_not_in_doubt() -> None:
+    def of(ns: float, low: float, *flags: timing_pb2.Flag.ValueType) -> trial_pb2.Trial:
+        made = trial_pb2.Trial(verdict=verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS))
+        made.timing.CopyFrom(timing(10_000.0, ns))
+        made.timing.faster, made.timing.speedup_fastest.low = False, low
+        made.timing.raised.extend(flags)
+        return made
+
+    fresh, suspect = timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES, timing_pb2.FLAG_FLOOR_SUSPECT
+    assert finalists.is_doubtful(of(5_000.0, 1.9, fresh))
+    assert finalists.is_doubtful(of(5_000.0, 0.9))
+    assert not finalists.is_doubtful(of(9_900.0, 0.9)), "too little to be looked for"
+    assert not finalists.is_doubtful(of(12_000.0, 0.8, fresh))
+    assert not finalists.is_doubtful(of(5_000.0, 1.9, fresh, suspect))
+    assert not finalists.is_doubtful(of(5_000.0, 1.9)), "something else speaks against it"
+    wrong = of(5_000.0, 0.9)
+    wrong.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+    assert not finalists.is_doubtful(wrong)
 
 
 @pytest.mark.parametrize(("target", "finals"), [(task_pb2.TARGET_CUDA, 0), (task_pb2.TARGET_CPU, 1)])
