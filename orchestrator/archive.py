@@ -76,6 +76,15 @@ _events = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
+_groups = sa.Table(
+    "groups",
+    _tables,
+    sa.Column("run_id", sa.String(40), sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("form", sa.String(64), primary_key=True, index=True),
+    sa.Column("device", sa.Text, nullable=False),
+    sa.Column("median_ns", sa.Float, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
 
 # Made once, with the values beside them: to make a statement anew costs more than to carry it out.
 _REPLACE_RUN = sa.update(_runs).where(_runs.c.id == sa.bindparam("which"))
@@ -167,6 +176,9 @@ class Archive:
         with self._writing() as connection:
             if not connection.execute(_REPLACE_RUN, {**row, "which": run.id}).rowcount:
                 connection.execute(_ADD_RUN, row)
+            if run.learned:
+                connection.execute(sa.delete(_groups).where(_groups.c.run_id == run.id))
+                connection.execute(sa.insert(_groups), [_group_row(run, group) for group in run.learned])
             _add_event(connection, run.id, event)
 
     def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
@@ -253,6 +265,13 @@ class Archive:
                 return found
         return None
 
+    def known_groups(self, device: str, forms: Sequence[str]) -> dict[str, analysis_pb2.KnownGroup]:
+        """By form, what runs on such a device found best for groups: of each form the fastest."""
+        here = (_groups.c.device == device) & _groups.c.form.in_(sorted({*forms}))
+        query = sa.select(_groups.c.message).where(here).order_by(_groups.c.median_ns.desc())
+        found = [_kept(analysis_pb2.KnownGroup, row) for row in self._rows(query)]
+        return {group.form: group for group in found}
+
     def _best_moves(
         self, condition: sa.ColumnElement[bool], device: str, limit: int
     ) -> dict[str, list[analysis_pb2.Move]]:
@@ -296,6 +315,11 @@ def _require_plain(place: Path) -> None:
     """Looks at every file that SQLite may open, since SQLite follows links: another user may have made the folder."""
     for companion in ("", "-wal", "-shm", "-journal"):
         private_files.require_plain(place / f"{FILE_NAME}{companion}")
+
+
+def _group_row(run: run_pb2.Run, group: analysis_pb2.KnownGroup) -> dict[str, object]:
+    kept = {"form": group.form, "median_ns": group.median_ns, "message": group.SerializeToString()}
+    return {"run_id": run.id, "device": run.device.name, **kept}
 
 
 def _add_columns(connection: sa.Connection) -> None:

@@ -7,9 +7,10 @@ nothing beyond the run: `Observer` hears of every change.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -24,17 +25,16 @@ from orchestrator.pipeline import (
     without_bulk,
 )
 from orchestrator.prepare import (
-    KnownReference,
     Prepared,
     analyze,
     at_floor,
     describe_device,
     has_algebra,
     look_ahead,
-    nothing_known,
     prepare,
 )
 from orchestrator.search import PLAN_ZERO, Proposal, Search
+from orchestrator.search.memory import NOTHING_KNOWN, Memory, first_hypotheses, learned
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort, Walks
 from warpsmith.digest import of_shape, of_task
@@ -66,7 +66,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SearchRun:
-    """One run, executed once. `known`: lists of moves that earlier runs of the task found best."""
+    """One run, executed once. `memory`: what earlier runs found."""
 
     def __init__(
         self,
@@ -75,14 +75,12 @@ class SearchRun:
         gate: DeviceGate,
         search: Search,
         observer: Observer,
-        known: Callable[[run_pb2.Run], Sequence[Sequence[analysis_pb2.Move]]] = lambda _: (),
+        memory: Memory = NOTHING_KNOWN,
         effort: Effort | None = None,
-        known_reference: KnownReference = nothing_known,
     ) -> None:
         self.run = run
-        self._known_reference = known_reference
         self._agents, self._gate, self._search = agents, gate, search
-        self._observer, self._known = observer, known
+        self._observer, self._memory = observer, memory
         self._chosen_effort = effort
         self._cancelled = threading.Event()
         self._stop_walks = threading.Event()
@@ -171,7 +169,7 @@ class SearchRun:
             self._gate,
             task,
             go_on=lambda: not self._cancelled.is_set(),
-            known=self._known_reference,
+            known=self._memory.reference,
         )
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
@@ -180,6 +178,7 @@ class SearchRun:
             self._ledger.may_pass_floor = has_algebra(prepared.analysis) or is_of_products(
                 prepared.analysis.minimum, prepared.device, prepared.reference.floor_ns
             )
+            self._plan_zero = prepared.analysis
             self._counsel = Counsel(
                 self.run,
                 self._search,
@@ -224,17 +223,13 @@ class SearchRun:
         zero = hypothesis_pb2.Hypothesis(
             predicted_speedup=1.0, rationale="the module as library calls", source="plan zero"
         )
-        proposals = [Proposal(PLAN_ZERO, zero)]
-        for moves in self._known(self.run):
-            hypothesis = hypothesis_pb2.Hypothesis(
-                moves=moves,
-                new_move_count=len(moves),
-                predicted_speedup=1.0,
-                rationale="an earlier run found it best",
-                source="archive",
-            )
-            proposals.append(Proposal(PLAN_ZERO, hypothesis))
-        return proposals
+        known = first_hypotheses(
+            self._memory,
+            self.run,
+            self._plan_zero,
+            lambda moves: analyze(self._agents, self._gate, self.run.task, list(moves)),
+        )
+        return [Proposal(PLAN_ZERO, each) for each in (zero, *known)]
 
     def _spent(self) -> bool:
         return self._cancelled.is_set() or time.monotonic() >= self._deadline or self._ledger.is_spent
@@ -266,6 +261,15 @@ class SearchRun:
         if best is not None:
             self.run.best_trial = best.number
             self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
+            if best.timing.faster:
+                self._learn(best)
+
+    def _learn(self, best: trial_pb2.Trial) -> None:
+        """Keeps what the winner's groups are set to."""
+        if any(move.kind == analysis_pb2.MOVE_KIND_SET for move in best.candidate.moves):
+            with contextlib.suppress(WarpsmithError):  # what could not be analysed is not kept
+                made = analyze(self._agents, self._gate, self.run.task, list(best.candidate.moves))
+                self.run.learned.extend(learned(best, made))
 
     def _conclude(self) -> run_pb2.Run:
         trivial = report.trivial(self.run)

@@ -12,6 +12,7 @@ from orchestrator.archive import Archive
 from orchestrator.exports.export import Exporter
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
+from orchestrator.search.memory import NOTHING_KNOWN, Memory
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate, most_ahead
 from orchestrator.serving.dialing import Devices, agents_of, endpoints
@@ -21,8 +22,8 @@ from warpsmith import plugins
 from warpsmith.errors import NotFound
 from warpsmith.sandbox import private_files
 from warpsmith.settings import Settings
-from warpsmith.v1 import analysis_pb2, optimization_service_pb2_grpc, run_pb2, task_pb2, timing_pb2
 from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
 
 DEFAULT_EXPORTER = "module"
 
@@ -106,12 +107,11 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
     devices = Devices(settings, dict(zip(found, agents.benchmarks, strict=True)), gate.renew)
 
     def make_run(run: run_pb2.Run, search: Search, story: Story, fresh: bool) -> SearchRun:
-        def known(begun: run_pb2.Run) -> list[list[analysis_pb2.Move]]:
-            return [] if fresh else archive.known_moves(begun)
-
-        def known_reference(task: task_pb2.Task, device: timing_pb2.Device) -> timing_pb2.ReferenceReport | None:
-            return None if fresh else archive.known_reference(task.digest, device.environment)
-
-        return SearchRun(run, agents, gate, search, story, known=known, known_reference=known_reference)
+        known = Memory(
+            archive.known_moves,
+            lambda task, device: archive.known_reference(task.digest, device.environment),
+            archive.known_groups,
+        )
+        return SearchRun(run, agents, gate, search, story, memory=NOTHING_KNOWN if fresh else known)
 
     return OptimizationServicer(RunHost(archive, make_run, at_once=1 + most_ahead(os.cpu_count() or 1)), devices)

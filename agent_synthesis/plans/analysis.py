@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent_synthesis.lowering.groups import form_key
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
@@ -33,6 +34,7 @@ def _describe_group(plan: Plan, group: Group) -> analysis_pb2.Group:
         cost=cost.of_group(plan, group),
         parameters=integers,
         choices=choices,
+        form=digest.digest(repr(form_key(plan.index, plan.all_nodes(group), plan.outputs(group)))),
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -143,3 +146,28 @@ def test_a_reasoner_counts_the_gain_of_all() -> None:
         return max(each.predicted_speedup for each in found if each.moves[-1].kind == analysis_pb2.MOVE_KIND_LIBRARY)
 
     assert best(authored()) > 1.5 * best(moves.apply(zero(), Move(kind=AUTHOR, group=NORMS[0])))
+
+
+def test_a_group_has_one_form_in_whatever_network_it_stands_and_another_for_another_shape() -> None:
+    def forms(module: nn.Module, x: torch.Tensor) -> dict[str, str]:
+        plan = plan_zero(GraphIndex(capture(module, (x,))), task_pb2.TARGET_CUDA)
+        return {group.name: group.form for group in analysis.describe(plan, with_legal_moves=False).groups}
+
+    first = forms(nn.Sequential(nn.LayerNorm(64), nn.GELU()), torch.randn(8, 64))
+    other = forms(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)), torch.randn(8, 64))
+    wider = forms(nn.Sequential(nn.LayerNorm(128), nn.GELU()), torch.randn(8, 128))
+    assert first["layer_norm"] == other["layer_norm"] != wider["layer_norm"]
+    assert first["gelu"] == other["gelu"] != first["layer_norm"]
+    # Kept in an archive, it has to be the same in another process too.
+    script = (
+        "import torch; from torch import nn\n"
+        "from agent_synthesis.graphs.graph_index import GraphIndex\n"
+        "from agent_synthesis.plans import analysis\n"
+        "from agent_synthesis.plans.plan import plan_zero\n"
+        "from warpsmith.graphs.capture import capture\n"
+        "graph = capture(nn.Sequential(nn.LayerNorm(64), nn.GELU()), (torch.randn(8, 64),))\n"
+        f"plan = plan_zero(GraphIndex(graph), {task_pb2.TARGET_CUDA})\n"
+        "print(analysis.describe(plan, with_legal_moves=False).groups[0].form)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == first["layer_norm"]

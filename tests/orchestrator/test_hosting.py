@@ -16,6 +16,7 @@ from orchestrator import testing
 from orchestrator.archive import Archive
 from orchestrator.commands import client
 from orchestrator.search import Search
+from orchestrator.search.memory import Memory
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving.device_gate import DeviceGate
@@ -40,7 +41,9 @@ def serving(archive: Archive, world: testing.World) -> Iterator[client.Optimizat
         def known(begun: run_pb2.Run) -> list[object]:
             return [] if fresh else archive.known_moves(begun)
 
-        return SearchRun(run, agents, gate, search, story, known=known, effort=Effort(retry_pause_seconds=0.0))
+        return SearchRun(
+            run, agents, gate, search, story, memory=Memory(moves=known), effort=Effort(retry_pause_seconds=0.0)
+        )
 
     servicer = OptimizationServicer(RunHost(archive, make_run))
     add = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server

@@ -9,6 +9,7 @@ import pytest
 from orchestrator import testing
 from orchestrator.prepare import KnownReference, at_floor, has_algebra, nothing_known
 from orchestrator.search.beam import Beam
+from orchestrator.search.memory import Memory
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort
@@ -65,7 +66,7 @@ def ended_run(world: testing.World, known: KnownReference = nothing_known) -> ru
     run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=20))
     effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
     gate = DeviceGate(agents.benchmarks)
-    return SearchRun(run, agents, gate, Beam(), Deaf(), effort=effort, known_reference=known).execute()
+    return SearchRun(run, agents, gate, Beam(), Deaf(), effort=effort, memory=Memory(reference=known)).execute()
 
 
 def test_a_run_at_the_floor_of_its_products_ends_faster_by_algebra() -> None:

@@ -15,6 +15,7 @@ from orchestrator.search import Proposal, Search, SearchState
 from orchestrator.search.beam import Beam
 from orchestrator.search.evolution import Evolution
 from orchestrator.search.exhaustive import Exhaustive
+from orchestrator.search.memory import Memory
 from orchestrator.search.random import Random
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
@@ -414,14 +415,14 @@ def test_a_reasoner_is_told_of_the_last_trials_and_of_the_family_of_the_parent(m
 def test_known_moves_are_the_first_hypotheses() -> None:
     notebook = Notebook()
     known = [[testing.move("vector"), testing.move("author")]]
-    search_run(testing.World(), notebook, known=lambda _: known).execute()
+    search_run(testing.World(), notebook, memory=Memory(moves=lambda _: known)).execute()
     first = [trial for trial in notebook.trials if trial.hypothesis.source == "archive"]
     assert len(first) == 1
     assert first[0].number <= 2
 
 
 def test_known_moves_that_no_longer_apply_are_dropped() -> None:
-    run = search_run(testing.World(), known=lambda _: [[testing.move("gone")]]).execute()
+    run = search_run(testing.World(), memory=Memory(moves=lambda _: [[testing.move("gone")]])).execute()
     assert run.state == run_pb2.RUN_STATE_FASTER
 
 
