@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form import compose as free_form
@@ -64,6 +65,8 @@ class _Generator:
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written
         self._texts: list[str] = []
+        self._emitted: dict[Hashable, tuple[Nest, Emission]] = {}
+        """By what makes a kernel, the first nest that it was made for."""
         self._written: list[str] = []  # kept apart and last: macros in them reach no text of ours
         self._headers: dict[str, None] = {}
         self._fresh = self._memory_of_outputs()
@@ -110,25 +113,37 @@ class _Generator:
     def _author(self, group: Group) -> None:
         nest = self._plan.nest(group)
         assert isinstance(nest, Nest), nest
-        emission = self._plan.schedule(group).emit(nest, group.settings)
+        # Groups that are alike launch one kernel: of a network's 67 twenty-three are compiled.
+        key = (id(nest.shape), group.schedule, group.settings)
+        if key not in self._emitted:
+            self._emitted[key] = nest, self._plan.schedule(group).emit(nest, group.settings)
+            self._texts.append(self._emitted[key][1].text)
+        first, emission = self._emitted[key]
         made = [buffer.name for buffer in nest.buffers if buffer.written and buffer.name not in self._index.sources]
-        self._launch(group, emission, [buffer.name for buffer in nest.buffers], made)
-        self._texts.append(emission.text)
+        names = {its.name: own.name for its, own in zip(first.buffers, nest.buffers, strict=True)}
+        self._launch(group, emission, [buffer.name for buffer in nest.buffers], made, names)
 
     def _write(self, group: Group) -> None:
         emission, outputs = free_form.emission(self._plan, group), self._plan.outputs(group)
         self._launch(group, emission, [*self._plan.reads(group), *outputs], outputs)
         self._written.append(emission.text)
 
-    def _launch(self, group: Group, emission: Emission, tensors: Iterable[str], made: Sequence[str]) -> None:
-        """Declares what an emission reads and makes, and appends its launches."""
+    def _launch(
+        self,
+        group: Group,
+        emission: Emission,
+        tensors: Iterable[str],
+        made: Sequence[str],
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Declares what an emission reads and makes, and appends its launches. `names`: other than the emission has."""
         for tensor in tensors:
             if tensor in made:
                 self._declare_written(tensor)
             else:
                 self._need([tensor], group.name)
                 self._buffers[tensor].alignment_bytes = _WIDEST_ACCESS.get(self._plan.target, 0)
-        names = self._workspaces(group.name, emission)
+        names = {**names, **self._workspaces(group.name, emission)}
         for launch in emission.launches:
             copy = candidate_pb2.Launch()
             copy.CopyFrom(launch)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
 from agent_reasoning.roofline_reasoner import RooflineReasoner
+from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import alike, analysis, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
+from gpu_bench.running.executor import Sources
 from warpsmith import digest
 from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200_MEASURED
+from warpsmith.program_steps import buffers_of
 from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2, trial_pb2
 
 Move, AUTHOR = analysis_pb2.Move, analysis_pb2.MOVE_KIND_AUTHOR
@@ -146,6 +151,41 @@ def test_a_reasoner_counts_the_gain_of_all() -> None:
         return max(each.predicted_speedup for each in found if each.moves[-1].kind == analysis_pb2.MOVE_KIND_LIBRARY)
 
     assert best(authored()) > 1.5 * best(moves.apply(zero(), Move(kind=AUTHOR, group=NORMS[0])))
+
+
+@pytest.mark.parametrize("target", [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA])
+def test_groups_that_are_alike_launch_one_kernel_on_tensors_of_their_own(target: task_pb2.Target.ValueType) -> None:
+    plan = plan_zero(GraphIndex(capture(Blocks(), (torch.zeros(48, 64),))), target)
+    plan = moves.apply(plan, Move(kind=AUTHOR, group=NORMS[0], also=[*NORMS[1:]]))
+    plan = moves.apply(plan, Move(kind=AUTHOR, group="layer_norm_3"))
+    program = generate(plan)
+    launches = [step.launch for step in program.steps if step.HasField("launch")]
+    entries = [launch.entry for launch in launches]
+    assert len(entries) == 4
+    assert len({*entries}) == 2, "the last has another width"
+    assert all(program.sources[0].text.count(f"{entry}(") == 1 for entry in {*entries})
+    written = [launch.writes[0] for launch in launches]
+    assert written == [*NORMS, "layer_norm_3"]
+    read = {name for step in program.steps if step.HasField("launch") for name in buffers_of(step)}
+    assert len([name for name in read if "weight" in name]) == 4
+    change = next(each.move for each in moves.legal(plan) if each.move.kind == analysis_pb2.MOVE_KIND_SET)
+    del change.also[:]
+    other = generate(moves.apply(plan, change))
+    assert len({step.launch.entry for step in other.steps if step.HasField("launch")}) == 3, "other settings"
+
+
+def test_a_program_whose_kernels_are_shared_gives_what_the_module_does(checking: ModuleType, tmp_path: Path) -> None:
+    module, x = Blocks(), torch.randn(48, 64)
+    for norm in (*module.norms, module.last):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    plan = plan_zero(GraphIndex(capture(module, (x,))), task_pb2.TARGET_CPU)
+    program = generate(moves.apply(plan, Move(kind=AUTHOR, group="*")))
+    (built,) = checking.compile_batch([program], tmp_path)
+    given = Sources([x], {name: tensor.detach() for name, tensor in module.named_parameters()})
+    (result,) = checking.loaded_from(built, program).bind(given)()
+    with torch.no_grad():
+        torch.testing.assert_close(result, module(x), rtol=1e-4, atol=1e-4)
 
 
 def test_a_group_has_one_form_in_whatever_network_it_stands_and_another_for_another_shape() -> None:
