@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from agent_synthesis.graphs import layouts
+from agent_synthesis.graphs.einsum import MOST_OPERANDS, Einsum, Order
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.attention import attention_of
@@ -76,6 +77,8 @@ def of_call(index: GraphIndex, name: str) -> analysis_pb2.Cost:
     written = [r.spec for r in node.results if r.name and not r.alias_of]
     written += [index.spec(tensor) for tensor in node.mutates]
     specs = [index.spec(tensor) for tensor in index.reads(name)]
+    if (einsum := _einsum_of(index, node)) is not None:
+        return _of_einsum(einsum, einsum.written_order(), byte_count(written[0]) // max(1, _elements(written[0])))
     flops = product_flops(index, node)
     operations = 0
     if not flops:
@@ -89,6 +92,33 @@ def of_call(index: GraphIndex, name: str) -> analysis_pb2.Cost:
         product_flop_count=flops,
         launch_count=_launches(index, node),
     )
+
+
+def _einsum_of(index: GraphIndex, node: graph_pb2.Node) -> Einsum | None:
+    if aten.operation(node.target) != "einsum":
+        return None
+    shapes = [index.spec(tensor).shape for tensor in tensor_names(aten.arguments_of(node))]
+    found = Einsum.of(node.args[0].text, shapes)
+    return found if found is not None and len(found.terms) > 1 else None
+
+
+def _orders(einsum: Einsum) -> list[Order]:
+    return [einsum.written_order(), *([einsum.best_order()] if len(einsum.terms) <= MOST_OPERANDS else [])]
+
+
+def _of_einsum(einsum: Einsum, order: Order, item: int = 1) -> analysis_pb2.Cost:
+    """Two operands after two, each result stored and read again. `item`: bytes of an element."""
+    cost = analysis_pb2.Cost()
+    for step in einsum.steps(order):
+        cost.read_bytes += item * (einsum.size(step.first) + einsum.size(step.second))
+        cost.write_bytes += item * einsum.size(step.made)
+        operations = einsum.size(step.united)
+        if len(step.united) > len(step.made):
+            cost.product_flop_count += 2 * operations
+        else:
+            cost.operation_count += operations
+        cost.launch_count += 1
+    return cost
 
 
 def _launches(index: GraphIndex, node: graph_pb2.Node) -> int:
@@ -189,7 +219,8 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
         steps = math.prod(shapes[0][:-1])
         return 2 * steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape != shapes[0])
     if kind == "einsum":
-        return 2 * math.prod(max(shapes, key=math.prod)) * min((s[-1] for s in shapes), default=1)
+        einsum = _einsum_of(index, node)
+        return 0 if einsum is None else min(_of_einsum(einsum, order).product_flop_count for order in _orders(einsum))
     return 0
 
 

@@ -97,7 +97,7 @@ class Draft:
         """Adds a call with one result of the same name. Raises BadInput, or what ATen raises on bad arguments."""
         encoded = [aten.encode(value, _name_of) for value in args]
         named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
-        result = aten.call(target, encoded, named, self._empty, torch.device("meta"))[0]
+        result = aten.call(target, encoded, named, self.meta, torch.device("meta"))[0]
         assert result is not None
         self._made[name] = result
         made = graph_pb2.NodeResult(name=name, spec=dtypes.spec_of(result))
@@ -110,7 +110,14 @@ class Draft:
         self.nodes[-1].results[0].alias_of = of.name
         return result
 
-    def _empty(self, name: str) -> torch.Tensor:
+    def name_last(self, name: str) -> None:
+        """Has the last call's result, which no other reads, be called so."""
+        last = self.nodes[-1]
+        self._made[name] = self._made.pop(last.name)
+        last.name = last.results[0].name = name
+
+    def meta(self, name: str) -> torch.Tensor:
+        """A tensor without data, as one of the graph or of this draft lies."""
         if name not in self._made:
             spec = self._index.spec(name)
             self._made[name] = torch.empty_strided(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from agent_synthesis.graphs.einsum import Einsum
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import moves
@@ -62,6 +65,27 @@ def _sum_beside_its_sum(_: Any, x: torch.Tensor) -> Any:
     return total, total.sum()
 
 
+EXTENTS = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6, "f": 7, "u": 1}
+EINSUMS = [
+    "ab,bc->ac", "ab,cb->ca", "ab,ab->ab", "ab,ab->a", "ab,ab->", "a,b->ab", "ab,c->b", "abc,acd->abd", "abc,abd->acd",
+    "abcd,abed->abce", "acbd,aebd->abce", "ab,bc,cd->ad", "ab,cb,cd,de->ae", "abc,bd,ce->ade", "abcd,cd->ab",
+    "au,ub->ba", "bclhn,bcshn,bhcls,bcshp->bclhp", "ab,ab,ab->b", "abcd,bcef->adef", "abe,ef,b->fa",
+]  # fmt: skip
+
+
+def _operands(equation: str) -> tuple[torch.Tensor, ...]:
+    terms = equation.partition("->")[0].split(",")
+    generator = torch.Generator().manual_seed(len(equation))
+    return tuple(
+        torch.randn([EXTENTS.get(letter, 2 + ord(letter) % 4) for letter in term], generator=generator)
+        for term in terms
+    )
+
+
+def _einsum(equation: str, _: Any, *operands: torch.Tensor) -> torch.Tensor:
+    return torch.einsum(equation, *operands)
+
+
 HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("linear_row_sum", lambda line, x: line(x).mean(1), (X,)),
     ("linear_row_sum", lambda line, x: line(x).sum(1), (X,)),
@@ -78,6 +102,7 @@ HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("linear_pool", lambda line, x: nn.functional.avg_pool1d(line(x), 4), (torch.randn(2, 3, 10),)),
     ("scale_into_weights", lambda line, x: line(x) * 0.5, (torch.randn(40, 10),)),
     ("scale_into_weights", lambda line, x: line(x) / 3, (torch.randn(40, 10),)),
+    *[("einsum_pairs", functools.partial(_einsum, equation), _operands(equation)) for equation in EINSUMS],
     ("identity", lambda _, x: (x * 1).exp(), (X,)),
     ("identity", lambda _, x: (x / 1).exp(), (X,)),
     ("identity", lambda _, x: (x - 0).exp(), (X,)),
@@ -115,6 +140,53 @@ def test_a_rule_that_holds_keeps_the_value(
     assert result.stride() == expected.stride() or result.numel() == 1
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_an_einsum_of_any_operands_is_what_its_pairs_are(seed: int) -> None:
+    draw = random.Random(seed)
+    letters = draw.sample("abcdef", draw.randint(2, 6))
+    terms = ["".join(draw.sample(letters, draw.randint(1, min(4, len(letters))))) for _ in range(draw.randint(2, 4))]
+    present = sorted({*"".join(terms)})
+    output = "".join(draw.sample(present, draw.randint(0, len(present))))
+    equation = f"{','.join(terms)}->{output}"
+    args = _operands(equation)
+    plan, module = planned(functools.partial(_einsum, equation), *args)
+    found = [move for move in offered(plan) if move.choice == "einsum_pairs"]
+    with torch.no_grad():
+        expected = module(*args)
+    for move in found:
+        (result,) = results(moves.apply(plan, move), module, args)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4, msg=equation)
+        assert result.stride() == expected.stride() or result.numel() <= 1, equation
+    assert found or not expected.is_contiguous(), equation
+
+
+def test_the_order_is_that_with_the_least_between() -> None:
+    def order(equation: str, extents: dict[str, int]) -> list[tuple[int, int]]:
+        shapes = [[extents[letter] for letter in term] for term in equation.partition("->")[0].split(",")]
+        found = Einsum.of(equation, shapes)
+        assert found is not None
+        return list(found.best_order())
+
+    extents = {"a": 10, "b": 1000, "c": 10, "d": 1000}
+    assert order("ab,bc,cd->ad", extents) == [(0, 1), (0, 1)]
+    assert order("ab,cd,bc->ad", extents) == [(0, 2), (0, 1)]
+    # Mamba-2: C with B, then the mask, then X.
+    sizes = {"b": 64, "c": 2, "l": 64, "h": 8, "n": 16, "s": 64, "p": 64}
+    assert order("bclhn,bcshn,bhcls,bcshp->bclhp", sizes) == [(0, 1), (0, 2), (0, 1)]
+
+
+def test_what_a_library_stores_between_counts_so_that_another_order_is_worth_a_trial() -> None:
+    equation = "bclhn,bcshn,bhcls,bcshp->bclhp"
+    sizes = {"b": 64, "c": 2, "l": 64, "h": 8, "n": 16, "s": 64, "p": 64}
+    args = [torch.empty([sizes[letter] for letter in term]) for term in equation.partition("->")[0].split(",")]
+    plan, _ = planned(functools.partial(_einsum, equation), *args)
+    (told,) = (each for each in moves.legal(plan) if each.move.choice == "einsum_pairs")
+    between = 4 * 64 * 2 * 8 * 64 * 64
+    assert told.before.write_bytes > 2 * between  # C with B, and that with the mask
+    assert told.before.product_flop_count == told.after.product_flop_count == 2 * 64 * 2 * 8 * 64 * 64 * (16 + 64)
+    assert told.before.launch_count == 3
+
+
 REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("the layer is read elsewhere", lambda line, x: (line(x) * 0.5, line(x).exp()), (X,)),
     ("the weights are not smaller", lambda line, x: line(x) * 0.5, (X,)),
@@ -135,6 +207,10 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("the inner sum is an output", _sum_beside_its_sum, (X,)),
     ("positions are asked for", lambda _, y: y.max(1), (Y,)),
     ("more than the expanded is reduced", lambda _, y: y.expand(6, 7).sum(), (Y,)),
+    ("a letter twice", lambda _, x: torch.einsum("aa,ab->b", x[:, :6], x), (X,)),
+    ("an ellipsis", lambda _, x: torch.einsum("...a,ab->...b", x, x.T), (X,)),
+    ("an extent of one that is repeated", lambda _, x, y: torch.einsum("ab,ac->bc", x, y), (X, torch.randn(1, 3))),
+    ("a single operand", lambda _, x: torch.einsum("ab->ba", x).exp(), (X,)),
     ("an infinite shift", lambda _, x: (x + float("inf")).softmax(1), (X,)),
     ("a shift that differs", lambda _, x: (x + x[:, :1] * x).softmax(1), (X,)),
 ]
