@@ -32,6 +32,8 @@ EVERY_GROUP = "*"
 _IN_ORDER = (analysis_pb2.MOVE_KIND_LAYOUT, analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_LAUNCH)
 """Kinds of such moves, in the order in which one leaves the next legal."""
 
+_FUSABLE = 1.02
+"""What algebra before kernels is thought to gain by what can be fused after it, which no roofline of the plan tells."""
 _MOST_SPEEDUP = 50.0
 """That is predicted of several such moves, whose savings may add up to more than there is."""
 
@@ -124,31 +126,43 @@ def _chains(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_
 
 def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
     """All rewrites at once, where there is more than one; single ones are single moves."""
+    if len(chosen := _all_rewrites(analysis)) > 1:
+        before, after = summed(item.before for item in chosen), summed(item.after for item in chosen)
+        speedup = predicted.rewrite_speedup(before, after)
+        saved = _saved_text(_named(chosen), before, after, speedup)
+        yield _Option(tuple(item.move for item in chosen), speedup, speedup, saved)
+
+
+def _all_rewrites(analysis: analysis_pb2.Analysis) -> list[analysis_pb2.LegalMove]:
+    """The first rewrite that each group offers."""
     legal = [item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
     first = {item.move.group: item for item in reversed(legal)}
-    chosen = [item for item in legal if first[item.move.group] is item]
-    if len(chosen) < 2:
-        return
-    before, after = summed(item.before for item in chosen), summed(item.after for item in chosen)
-    speedup = predicted.rewrite_speedup(before, after)
-    what = f"all rewrites, of {wording.names([item.move.group for item in chosen])}"
-    saved = _saved_text(what, before, after, speedup)
-    yield _Option(tuple(item.move for item in chosen), speedup, speedup, saved)
+    return [item for item in legal if first[item.move.group] is item]
+
+
+def _named(rewrites: Sequence[analysis_pb2.LegalMove]) -> str:
+    return f"all rewrites, of {wording.names([item.move.group for item in rewrites])}"
 
 
 def _whole_plans(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[_Option]:
     """A layout, and moves of the whole plan of different kinds at once: a network is not found one move at a time.
 
-    What each saves of the plan as it is adds up. Launches that one saves another saves no more.
+    What each saves of the plan as it is adds up. Launches that one saves another saves no more. Where kernels are made
+    of all that can be one, algebra may come first: what it leaves can be fused where its calls could not.
     """
+    rewrites = _all_rewrites(analysis)
     kinds: dict[analysis_pb2.MoveKind.ValueType, list[analysis_pb2.LegalMove]] = {}
     for legal in analysis.legal_moves:
         if legal.move.group == EVERY_GROUP:
             kinds.setdefault(legal.move.kind, []).append(legal)
     for chosen in itertools.product(*([None, *kinds[kind]] for kind in _IN_ORDER if kind in kinds)):
         taken = [legal for legal in chosen if legal is not None]
-        if len(taken) < 2 and not any(legal.move.kind == analysis_pb2.MOVE_KIND_LAYOUT for legal in taken):
-            continue  # a single move
+        kinds_taken = {legal.move.kind for legal in taken}
+        prefixes = [[], *([rewrites] if rewrites and analysis_pb2.MOVE_KIND_AUTHOR in kinds_taken else [])]
+        if len(taken) < 2 and analysis_pb2.MOVE_KIND_LAYOUT not in kinds_taken:
+            prefixes = prefixes[1:]  # a single move
+        if not prefixes:
+            continue
         costs = [_work(legal) for legal in taken]
         saved = sum(before.launch_count - after.launch_count for before, after in costs[:-1])
         if taken[-1].move.kind == analysis_pb2.MOVE_KIND_LAUNCH:
@@ -157,7 +171,14 @@ def _whole_plans(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Itera
         speedup = 1.0 / max(1.0 - sum(saved_shares), 1.0 / _MOST_SPEEDUP)
         before, after = summed(each[0] for each in costs), summed(each[1] for each in costs)
         what = "; then ".join(map(wording.effect, taken))
-        yield _Option(tuple(each.move for each in taken), speedup, speedup, _saved_text(what, before, after, speedup))
+        for prefix in prefixes:
+            gain = speedup
+            if prefix:
+                work = summed(each.before for each in prefix), summed(each.after for each in prefix)
+                gain *= _FUSABLE * predicted.rewrite_speedup(*work)
+            moves = tuple(each.move for each in (*prefix, *taken))
+            told = "; then ".join([_named(prefix), what] if prefix else [what])
+            yield _Option(moves, gain, gain, _saved_text(told, before, after, gain))
 
 
 def _work(legal: analysis_pb2.LegalMove) -> tuple[analysis_pb2.Cost, analysis_pb2.Cost]:
