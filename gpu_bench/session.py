@@ -113,9 +113,9 @@ class Session:
                         continue
                     fault = self._compare_case(case, program, prepared, response)
             finally:
+                self._workers.drop_damaged()
                 if any(case.group for case in cases):
                     self._workers.let_go(prepared)
-                self._workers.drop_damaged()
             if fault is not None:
                 response.fault.CopyFrom(fault)
             response.jail_rung = self.jail_rung

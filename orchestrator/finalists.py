@@ -1,8 +1,9 @@
-"""Judges the best candidates of a search again, from nothing and with all care. Only they are ever reported.
+"""Judges the best candidates of a search again, from nothing and with all care. Only they are ever called faster.
 
 The one idea: a screening result is a reason to look, never a claim, and the best of many is partly luck. So the
 best are timed once more, and in the order of that, each is compiled (from the cache), verified and timed against
-every arm in a fresh process, until one is right and faster beyond the noise. It does not search.
+every arm in a fresh process, until one is right and faster beyond the noise. What no final could make faster is told
+as it was screened. It does not search.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ BASELINE_WAS_FASTER = timing_pb2.FLAG_BASELINE_WAS_FASTER
 STEADY = 0.9
 """Part of its time in a final that a baseline took before, from which on the two are one on a GPU."""
 HOPELESS = 0.95
-"""Upper end of a screening's interval below which, on a GPU, no final is made: it has these baselines and more."""
+"""Upper end of a screening's interval below which, on a GPU, no final is made: it has these baselines and more. Where
+they are an earlier run's, scaled, one is made, which reads them."""
+_FINAL_WORDS = frozenset({
+    timing_pb2.FLAG_FLOOR_SUSPECT, timing_pb2.FLAG_FLOOR_REJECT, timing_pb2.FLAG_OUTPUT_CONSTANT,
+    timing_pb2.FLAG_OUTPUT_ZERO, timing_pb2.FLAG_INPUT_UNUSED,
+})  # fmt: skip
+"""Labels that a second look takes nothing from."""
 DOUBTFUL_FROM = 1.05
 """Least median of a speedup whose final is made once more where it was not beyond doubt."""
 _NOT_BASELINES = frozenset({timing_pb2.ARM_KIND_CANDIDATE, timing_pb2.ARM_KIND_REWRITTEN, timing_pb2.ARM_KIND_AA_COPY})
@@ -45,14 +52,17 @@ def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_
     return [trial for place, trial in enumerate(ranked[:count]) if place == 0 or score(trial) > 1.0]
 
 
-def judge(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[trial_pb2.Trial]:
+def judge(
+    pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial], *, has_kept_baselines: bool = False
+) -> list[trial_pb2.Trial]:
     """Finalists as judged again, up to the first that is right and faster; those that a fault kept from judgement
     are left out. Where none can be faster any more, the best as it was screened.
 
     Raises:
         Infrastructure: there were finalists and none could be judged.
     """
-    if finalists and pipeline.task.target == task_pb2.TARGET_CUDA and _is_hopeless(finalists[0].timing):
+    is_steady = pipeline.task.target == task_pb2.TARGET_CUDA and not has_kept_baselines
+    if finalists and is_steady and _is_hopeless(finalists[0].timing):
         return [finalists[0]]
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
@@ -78,6 +88,7 @@ def final(pipeline: Pipeline, finalist: trial_pb2.Trial) -> Outcome:
     if isinstance(outcome, Judged) and is_doubtful(outcome.trial):
         again = _once(pipeline, finalist, rewritten)
         if isinstance(again, Judged) and passed(again.trial) and again.trial.timing.faster:
+            again.trial.timing.raised.append(timing_pb2.FLAG_LOOKED_AT_TWICE)
             return again
     return outcome
 
@@ -94,7 +105,9 @@ def is_doubtful(trial: trial_pb2.Trial) -> bool:
     """Whether it may be faster all the same: by its median it is, but first calls on new values did not show it, or too
     wide an interval. On a busy machine both happen to kernels that are; they are looked at once more."""
     timing = trial.timing
-    if not passed(trial) or timing.faster or not is_credible(trial) or timing.speedup_fastest.median < DOUBTFUL_FROM:
+    if not passed(trial) or timing.faster or timing.speedup_fastest.median < DOUBTFUL_FROM:
+        return False
+    if not _FINAL_WORDS.isdisjoint(timing.raised):
         return False
     is_wide = timing.speedup_fastest.low <= max(1.01, 1.0 + 3.0 * timing.noise_floor)
     return is_wide or timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES in timing.raised
@@ -164,9 +177,10 @@ def shortfall(trial: trial_pb2.Trial) -> str:
     if not is_credible(trial):
         return "the best takes less time than the machine allows, as far as was measured"
     if timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES in timing.raised:
+        twice = ", looked at twice" if speedup.median >= DOUBTFUL_FROM else ""
         return (
-            f"the best seems {speedup.median:.2f}x as fast as {name}, but first calls on new values do not show it, "
-            "looked at twice; where the machine was busy, run it again"
+            f"the best seems {speedup.median:.2f}x as fast as {name}, but first calls on new values do not show "
+            f"it{twice}; where the machine was busy, run it again"
         )
     if speedup.median <= 1.0:
         return f"the best reaches {speedup.median:.2f}x"

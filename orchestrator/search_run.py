@@ -195,10 +195,11 @@ class SearchRun:
 
     def _search_all(self) -> None:
         """Searches until the strategy, a budget, the user or a fault ends it."""
+        first = self._first_proposals()
         self._deadline = time.monotonic() + (self.run.budget.wall_seconds or DEFAULT_WALL_SECONDS)
         walks = Walks(self._effort, self._pipeline, self._counsel, self._ledger, self._spent, self._waits)
         try:
-            walks.search(self._first_proposals())
+            walks.search(first)
             if self._ledger.is_near_floor:
                 reached = f"{self._ledger.floor_percent:.0f} % of the floor"
                 self._cut_short = f"; a kernel reaches {reached}, which ended the search"
@@ -254,7 +255,7 @@ class SearchRun:
             took=lambda stage, seconds: self._ledger.took(f"final {stage}", seconds),
         )
         selected = finalists.select(self._ledger.trials, count)
-        judged = finalists.judge(pipeline, selected)
+        judged = finalists.judge(pipeline, selected, has_kept_baselines=self.run.reference.is_kept)
         refused = [trial.verdict.detail for trial in judged if not passed(trial)]
         self._refusal = f": {refused[0]}" if refused else ""
         best = finalists.winner(judged)

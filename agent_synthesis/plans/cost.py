@@ -124,7 +124,7 @@ def _of_einsum(einsum: Einsum, order: Order, item: int = 1) -> analysis_pb2.Cost
 def _launches(index: GraphIndex, node: graph_pb2.Node) -> int:
     """Kernels of one library call, as far as they matter: a recurrent network multiplies and applies its gates in
     every step, layer and direction."""
-    if aten.operation(node.target) not in _RECURRENT:
+    if aten.operation(node.target) not in _RECURRENT or not node.target.endswith(".input"):
         return 1
     values, *others = (index.spec(name).shape for name in tensor_names(aten.arguments_of(node)))
     is_batch_first = node.args[-1].boolean

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernelbench.networks --kernelbench KernelBench/KernelBench --out level3 [--only recurrent 12 …]
     python -m benchmarks.kernelbench.networks --suite models --out models [--only convolution gpt2_block …]
-    python -m benchmarks.kernelbench.networks --table docs/results/level3_h100.jsonl
+    python -m benchmarks.kernelbench.networks --table level3/results.jsonl
 
 The first two run `warpsmith bench`, few candidates each, and print a table with what was refused and what is slower
 than PyTorch named first. They go on where they stopped. The third only prints.

@@ -1,7 +1,7 @@
 """Counts kernels that are faster and are refused all the same, while the machine is busy.
 
     python -m benchmarks.timing.honest_kernels --out honest [--count 50] [--load 4] [--budget 10s]
-    python -m benchmarks.timing.honest_kernels --table docs/results/honest_kernels.jsonl
+    python -m benchmarks.timing.honest_kernels --table honest/results.jsonl
 
 The modules of `cpu_examples` are optimised, and those of 1.2x to 2x kept with their records. Then processes that spin
 keep every processor busy, and the records are judged again, one after the other and over again, until so many were: by
@@ -81,8 +81,12 @@ def judged(record: Path, options: argparse.Namespace) -> Row:
     """What `warpsmith verify` says of a record now."""
     command = [*_WARPSMITH, "verify", str(record), "--json", "--runs", str(options.out / "runs")]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    told = json.loads(ran.stdout)
-    return {"name": told["name"], "load": options.load, "recorded": told["recorded"], **told["now"]}
+    about = {"name": record.name.removesuffix(".record.json"), "load": options.load, "recorded": _speedup(record)}
+    if not ran.stdout:
+        failed = {"verdict": f"exit code {ran.returncode}", "faster": False, "labels": [], "speedup_fastest": None}
+        return {**about, **failed}
+    (told,) = json.loads(ran.stdout)["tasks"]
+    return {**about, **told["now"]}
 
 
 def is_let_in(row: Row) -> bool:
@@ -106,8 +110,7 @@ def table(rows: Sequence[Row]) -> str:
         own = [row for row in rows if row["name"] == name]
         speedups = [row["speedup_fastest"]["median"] for row in own if row["speedup_fastest"]]
         reach = f"{min(speedups):.2f}x to {max(speedups):.2f}x" if speedups else "-"
-        recorded = own[0]["recorded"]["speedup_fastest"]["median"]
-        lines.append(f"| {name} | {recorded:.2f}x | {count} | {sum(map(is_let_in, own))} | {reach} |")
+        lines.append(f"| {name} | {own[0]['recorded']:.2f}x | {count} | {sum(map(is_let_in, own))} | {reach} |")
     for row in refused:
         told = row["speedup_fastest"] or {"median": 0.0, "low": 0.0, "high": 0.0}
         interval = f"{told['median']:.2f}x [{told['low']:.2f}, {told['high']:.2f}]"

@@ -105,7 +105,8 @@ class Baselines:
 
     def give_back_graphs(self) -> None:
         """Drops the eager graphs with their memory where another baseline is faster; a final builds them again."""
-        if EAGER_GRAPH in self._prepared and self._fastest_known(self._prepared) != EAGER_GRAPH:
+        held = self._prepared.get(EAGER_GRAPH)
+        if held is not None and held.arm is not None and self._fastest_known(self._prepared) != EAGER_GRAPH:
             del self._prepared[EAGER_GRAPH]
 
     def give_up_graphs(self) -> bool:

@@ -53,8 +53,8 @@ _PREFIX: Final = "compute-sanitizer "
 _FOUND, _RAN = 77, "the kernels ran"
 _SHORT = re.compile("out.of.memory|device not supported", re.IGNORECASE)
 """What a tool says that found no memory on the GPU: with too little for its context no device is known to it."""
-_OF_ITS_OWN = re.compile(r"device not supported|out.of.memory|internal (?:sanitizer )?error|unable to ", re.IGNORECASE)
-"""What a tool says of itself; no finding in a kernel has such words."""
+_OF_ITS_OWN = re.compile(r"(?:Error: )?(?:Device not supported|Out of memory|Internal (?:Sanitizer )?Error|Unable to )")
+"""How a line begins in which a tool speaks of itself. Findings hold names, which a kernel may choose."""
 _AND_SO = "Target application returned an error"
 """What follows either."""
 _LINE = re.compile(r"=+ +(.+)")
@@ -270,8 +270,9 @@ def _run(
     said = (ran.stdout + ran.stderr).decode(errors="replace")
     lines = [match.group(1).strip() for match in map(_LINE.match, said.splitlines()) if match]
     findings = [line for line in lines if not line.startswith(_TALK)]
-    complaints = [line for line in findings if _OF_ITS_OWN.search(line)]
-    if complaints and {*findings} <= {*complaints, _AND_SO}:
+    complaints = [line for line in findings if _OF_ITS_OWN.match(line)]
+    has_ended = _RAN in said and ran.exit.code != _FOUND
+    if complaints and not has_ended and {*findings} <= {*complaints, _AND_SO}:
         return _said(tool, skipped=f"it does not run here: {complaints[0][:200]}")
     if ran.exit.code == _FOUND and findings:
         return _said(tool, finding="; ".join(findings[:3])[:300])

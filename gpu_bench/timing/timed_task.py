@@ -116,11 +116,7 @@ class TimedTask:
         self.bench.baselines.prepare_with_room(tier)
         ends = [program.elsewhere.kill] if program.elsewhere is not None else []
         with Watchdog(patience, *ends) as watchdog:
-            answer = self._measured(program, artifact, tier, rewritten_reference, watchdog)
-            is_short = answer.fault.kind == verdict_pb2.FAILURE_KIND_RESOURCE
-            if is_short and self.bench.baselines.give_up_graphs():
-                answer = self._measured(program, artifact, tier, rewritten_reference, watchdog)
-            return answer
+            return self._measured(program, artifact, tier, rewritten_reference, watchdog)
 
     def _measured(
         self,
@@ -130,23 +126,29 @@ class TimedTask:
         rewritten_reference: candidate_pb2.Program | None,
         watchdog: Watchdog,
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        is_short = False
         try:
             timing = self._timing(program, artifact, tier, rewritten_reference, watchdog)
         except (ProgramFault, RuntimeError, MemoryError) as error:
             lost = self._lost_device()
             if lost is None and is_want_of_memory(error):
                 self._shortages.ask(error, program.program.digest, tier)
-                lost = ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, _line(error))
+                lost, is_short = ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, _line(error)), True
             fault = lost or error
             if not isinstance(fault, ProgramFault):
                 raise
-            return benchmark_service_pb2.MeasureArtifactResponse(
+            answer = benchmark_service_pb2.MeasureArtifactResponse(
                 fault=benchmark_service_pb2.ExecutionFault(kind=fault.kind, detail=fault.detail)
             )
+        else:
+            answer = benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
         finally:
             if self._lost_device() is None:
                 self.loaded.restore()
-        return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
+        # Only in a final, whose process is its own: screenings are ranked by one baseline.
+        if is_short and tier == timing_pb2.TIER_FINAL and self.bench.baselines.give_up_graphs():
+            return self._measured(program, artifact, tier, rewritten_reference, watchdog)
+        return answer
 
     def _timing(
         self,

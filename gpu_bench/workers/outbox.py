@@ -147,10 +147,12 @@ class _Bytes:
 
 
 def _unmap(address: int, length: int) -> None:
-    with contextlib.suppress(OutboxFault):  # where a kernel has failed the process is at its end, and its memory too
+    place = ctypes.c_ulonglong(address), ctypes.c_size_t(length)
+    with contextlib.suppress(OutboxFault):  # as in a thread without a context
         _checked("cuCtxSynchronize")
-        _checked("cuMemUnmap", ctypes.c_ulonglong(address), ctypes.c_size_t(length))
-        _checked("cuMemAddressFree", ctypes.c_ulonglong(address), ctypes.c_size_t(length))
+    for function in ("cuMemUnmap", "cuMemAddressFree"):
+        with contextlib.suppress(OutboxFault):  # where a kernel has failed the process is at its end, its memory too
+            _checked(function, *place)
 
 
 def last_sent(passage: socket.socket) -> int:

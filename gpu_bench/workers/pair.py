@@ -211,7 +211,7 @@ class Pair:
 
     def begin_outbox(self, prepared: judging_pb2.Preparation) -> None:
         """Begins to make memory of the GPU for large outputs."""
-        if self._may_have_outbox:
+        if self._with_outbox and self._task.target == task_pb2.TARGET_CUDA:
             self._parcels.begin(prepared.total_bytes)
 
     def share_outbox(self) -> None:
@@ -220,19 +220,20 @@ class Pair:
 
     def hold(self, size: int) -> None:
         """Has both share at least so many bytes: of the GPU where they are many and it has them, else of the file."""
-        if self._may_have_outbox and self._parcels.hold(size):
+        size = max(size, self.preparation().total_bytes)
+        if self._with_outbox and self._task.target == task_pb2.TARGET_CUDA and self._parcels.hold(size):
             self.share_outbox()
         if not self._parcels.is_there:
             shared_file.grow(self.descriptor, size)
 
     def let_go(self, prepared: judging_pb2.Preparation) -> None:
-        """Has both share no more than outputs take."""
-        self._parcels.give_up()
+        """Has both share no more than outputs take. Who cannot move back is ended."""
+        try:
+            self._parcels.give_up()
+        except WorkerFault:
+            self.drop_bench()
+            self.drop_judge()
         self.begin_outbox(prepared)
-
-    @property
-    def _may_have_outbox(self) -> bool:
-        return self._with_outbox and self._task.target == task_pb2.TARGET_CUDA
 
     # ---- the next final's ----------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ from gpu_bench.workers.outbox import LEAST_BYTES, Outbox, Passage
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import judging_pb2
 
+MOST_BYTES = 4 << 30
+"""Of an outbox for groups, beside which the GPU has to hold what it is filled from, and its truth."""
+
 
 class Parcels:
     """The outbox of a session, if any, and which of its workers know it."""
@@ -64,7 +67,7 @@ class Parcels:
         rounded = 1 << (size - 1).bit_length()
         if self._outbox is None or self._outbox.size < size:
             self.give_up()
-            if LEAST_BYTES <= rounded < self._refused_bytes:
+            if LEAST_BYTES <= rounded < self._refused_bytes and rounded <= MOST_BYTES:
                 self.begin(rounded)
                 self._receive()
                 self._refused_bytes = self._refused_bytes if self._outbox else rounded
@@ -73,11 +76,12 @@ class Parcels:
     def give_up(self) -> None:
         """Has everybody use the file."""
         self._receive()
-        for worker in (worker for worker in self._moved if worker.alive):
-            self._moves(worker, 0)
+        moved, self._moved = self._moved, []
         if self._outbox is not None:
             self._outbox.close()
-        self._outbox, self._moved = None, []
+            self._outbox = None
+        for worker in (worker for worker in moved if worker.alive):
+            self._moves(worker, 0)
 
     def forget(self, worker: Worker) -> None:
         """The worker is gone."""

@@ -109,7 +109,8 @@ def labels_of(run: run_pb2.Run) -> list[str]:
     if run.task.precision not in (task_pb2.PRECISION_UNSPECIFIED, task_pb2.PRECISION_FP32):
         labels.append(words.precision(run.task.precision))
     labels += map(words.flag, [*run.reference.raised, *run.best.timing.raised])
-    if run.reference.is_kept and not run.HasField("best"):
+    was_screened = run.best.timing.tier == timing_pb2.TIER_SCREENING
+    if run.reference.is_kept and (was_screened or not run.HasField("best")):
         labels.append(KEPT)
     if run.HasField("best") and not run.best.verdict.kernelbench_pass:
         labels.append("kernelbench_check_fails")

@@ -42,7 +42,7 @@ def first_hypotheses(
 ) -> list[hypothesis_pb2.Hypothesis]:
     """What a run begins with: what earlier ones found best, then the whole plan with what is known of its groups."""
     found = [_hypothesis(moves, "an earlier run found it best") for moves in memory.moves(run)]
-    if moves := whole_plan(plan_zero.legal_moves):
+    if memory is not NOTHING_KNOWN and (moves := whole_plan(plan_zero.legal_moves)):
         with contextlib.suppress(WarpsmithError):  # the moves do not go together
             groups = analyze(moves).groups
             known = memory.groups(run.device.name, [group.form for group in groups if group.schedule])

@@ -32,7 +32,7 @@ def text(run: run_pb2.Run) -> str:
     Raises:
         NotFound: the run judged no finalist, so there is nothing to verify.
     """
-    if not run.HasField("best") or not run.best.HasField("timing"):
+    if not run.best.HasField("timing") or run.best.timing.tier == timing_pb2.TIER_SCREENING:
         raise NotFound(f"run {run.id} has no result to record: {run.message}")
     content = MessageToDict(run, preserving_proto_field_name=True)
     return json.dumps({"format": FORMAT, "digest": _digest(content), "run": content}, indent=1) + "\n"

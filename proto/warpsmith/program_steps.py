@@ -12,7 +12,7 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 # Operations that fail, or give other elements, where a tensor lies otherwise than planned.
 _BY_LAYOUT: Final = frozenset({
     "aten.view.default", "aten.view.dtype", "aten._unsafe_view.default", "aten.as_strided.default",
-    "aten.view_as_complex.default", "aten.view_as_real.default",
+    "aten.view_as_complex.default", "aten.view_as_real.default", "aten.view_as.default",
 })  # fmt: skip
 
 

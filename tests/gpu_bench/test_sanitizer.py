@@ -81,6 +81,10 @@ def test_what_a_tool_says_of_itself_is_no_finding(tmp_path: Path, monkeypatch: p
     assert (lost.finding, lost.skipped) == ("", "it does not run here: Error: Device not supported. Please refer to")
     both = said(f"echo '========= Race at run0+0x10'; {own}; exit 77", tmp_path, monkeypatch)
     assert both.finding.startswith("Race at run0+0x10")
+    named = "echo '========= Race reported between Write access at out_of_memory+0x10'; exit 77"
+    assert "Race reported" in said(named, tmp_path, monkeypatch).finding, "a kernel may be called so"
+    warned = "echo '========= Unable to read some symbols'; echo 'the kernels ran'"
+    assert said(warned, tmp_path, monkeypatch).skipped == ""
 
 
 @needs_namespaces

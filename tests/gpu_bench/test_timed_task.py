@@ -126,9 +126,30 @@ def test_a_program_gets_the_memory_of_graphs_before_it_is_to_blame(timed, small,
     given_up = []
     monkeypatch.setattr(Baselines, "give_up_graphs", lambda _: given_up.append(True) or True)
     with pytest.raises(torch.OutOfMemoryError):
-        timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING)
-    assert timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).HasField("timing")
+        timed.measure(loaded, artifact, timing_pb2.TIER_FINAL)
+    assert timed.measure(loaded, artifact, timing_pb2.TIER_FINAL).HasField("timing")
     assert given_up == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "tier"),
+    [
+        (torch.OutOfMemoryError("tried to allocate 16.00 GiB"), timing_pb2.TIER_SCREENING),
+        (ProgramFault(verdict_pb2.FAILURE_KIND_RESOURCE, "300000 bytes of shared memory"), timing_pb2.TIER_FINAL),
+    ],
+)
+def test_no_baseline_is_given_up_in_a_screening_or_for_another_want(timed, small, monkeypatch, error, tier):
+    program = small.library_program()
+    artifact = small.compiled(program)
+    loaded = timed.loaded.load_program(program, artifact)
+    timed._shortages.is_first(program.digest, tier)  # others gave back already
+
+    def fail(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(timed, "_timing", fail)
+    monkeypatch.setattr(Baselines, "give_up_graphs", lambda _: pytest.fail("a baseline was given up"))
+    assert timed.measure(loaded, artifact, tier).fault.kind == verdict_pb2.FAILURE_KIND_RESOURCE
 
 
 def test_no_program_is_to_blame_for_a_baseline_that_runs_short_of_memory(timed, small, monkeypatch):

@@ -131,6 +131,18 @@ def test_a_large_result_that_is_gone_leaves_its_memory_to_the_next_and_views_kee
     assert place in taken
 
 
+def test_a_large_result_may_be_used_as_one_of_pytorchs() -> None:
+    with torch.no_grad():
+        made = cpu_runtime._WsResults().empty((512, 1024), (1024, 1), torch.float32).fill_(2.0)
+    assert not made._is_view()
+    weight = torch.ones(1024, requires_grad=True)
+    made.mul_(weight)
+    made.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1024.0] * 1024
+    made.detach_()
+
+
 def test_small_and_empty_results_are_pytorchs_and_no_more_memory_waits_than_its_bound() -> None:
     results = cpu_runtime._WsResults()
     assert results.empty((4,), (1,), torch.int64).untyped_storage().resizable()

@@ -99,6 +99,8 @@ def test_baselines_of_an_earlier_run_are_a_label_where_no_final_timed_them() -> 
     run = faster_run()
     run.reference.is_kept = True
     assert report.KEPT not in report.labels_of(run)
+    run.best.timing.tier = timing_pb2.TIER_SCREENING
+    assert report.KEPT in report.labels_of(run)
     run.ClearField("best")
     assert report.KEPT in report.labels_of(run)
 

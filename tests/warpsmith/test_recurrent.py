@@ -42,6 +42,17 @@ def test_so_it_is_with_projections_in_half_precision_and_with_a_state_that_is_gi
     assert len(names) == 3
 
 
+def test_pytorchs_own_kernels_come_back_whoever_leaves_first() -> None:
+    before = {overload: dict(overload.py_kernels) for overload in recurrent.SHAPES}
+    first, second = recurrent.shapes_alone(), recurrent.shapes_alone()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert any(dict(overload.py_kernels) != kernels for overload, kernels in before.items())
+    second.__exit__(None, None, None)
+    assert {overload: dict(overload.py_kernels) for overload in recurrent.SHAPES} == before
+
+
 def test_no_step_is_run_and_afterwards_pytorch_answers_itself() -> None:
     module, x = nn.GRU(5, 6, 2), torch.rand(2000, 2, 5)
     begin = time.process_time()

@@ -113,7 +113,9 @@ class _WsResults:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages = (ctypes.c_char * size).from_buffer(memory)
         weakref.finalize(pages, self._give_back, memory, size).atexit = False
-        return torch.frombuffer(pages, dtype=dtype).as_strided(shape, strides)
+        # A view of what `frombuffer` gives could not be written in place where gradients are kept.
+        storage = torch.frombuffer(pages, dtype=dtype).untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
     def _give_back(self, memory, size):
         waiting = sum(each * len(idle) for each, idle in list(self._idle.items()))

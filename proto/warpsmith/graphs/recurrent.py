@@ -6,10 +6,10 @@ operation: eight seconds for six layers and 512 steps, for each capture. Compute
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from torch._C import DispatchKey
@@ -49,20 +49,28 @@ SHAPES: Final[Mapping[OpOverload, Callable[..., tuple[torch.Tensor, ...]]]] = {
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd, DispatchKey.Meta)
 
 
+_lock = threading.Lock()
+_within: list[Mapping[tuple[OpOverload, DispatchKey], Any]] = []
+"""PyTorch's own, once for each that is within."""
+
+
 @contextmanager
 def shapes_alone() -> Iterator[None]:
-    """Within, the dispatcher answers with these on fake and meta tensors, in torch.export too."""
-    with ExitStack() as changed:
-        for overload, shapes in SHAPES.items():
-            changed.enter_context(_replaced(overload, dict.fromkeys(_KEYS, shapes)))
+    """Within, the dispatcher answers with these on fake and meta tensors, in torch.export too; in all threads."""
+    with _lock:
+        own = _within[0] if _within else {(each, key): each.py_kernels[key] for each in SHAPES for key in _KEYS}
+        _within.append(own)
+        _put({(each, key): shapes for each, shapes in SHAPES.items() for key in _KEYS})
+    try:
         yield
+    finally:
+        with _lock:
+            _within.pop()
+            if not _within:
+                _put(own)
 
 
-@contextmanager
-def _replaced(overload: OpOverload, kernels: dict[Any, Any]) -> Iterator[None]:
-    with mock.patch.dict(overload.py_kernels, kernels):
+def _put(kernels: Mapping[tuple[OpOverload, DispatchKey], Any]) -> None:
+    for (overload, key), kernel in kernels.items():
+        overload.py_kernels[key] = kernel
         overload._dispatch_cache.clear()
-        try:
-            yield
-        finally:
-            overload._dispatch_cache.clear()
