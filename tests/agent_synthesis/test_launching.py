@@ -9,7 +9,7 @@ from torch import nn
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.plans import analysis, moves, whole
+from agent_synthesis.plans import analysis, cost, moves, whole
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith import digest
 from warpsmith.errors import IllegalMove
@@ -118,6 +118,34 @@ def test_another_choice_is_refused_by_its_name() -> None:
     move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group="*", choice="stream")
     with pytest.raises(IllegalMove, match=r"\* cuda_graph, not as \* stream"):
         moves.apply(zero(Chain()), move)
+
+
+class Contraction(nn.Module):
+    """An einsum of three with a mask between, and what surrounds it."""
+
+    def forward(self, c: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        mask = (c.sum(-1, keepdim=True) - b.sum(-1).unsqueeze(-2)).exp().tril()
+        y = torch.einsum("hln,hsn,hls,hsp->hlp", c, b, mask, x)
+        return torch.sigmoid(y * 2) * y.tanh() + x.softmax(-1)
+
+
+def test_algebra_comes_before_the_kernels_of_a_whole_plan_and_leaves_them_less_to_store() -> None:
+    args = (torch.randn(64, 256, 16), torch.randn(64, 256, 16), torch.randn(64, 256, 64))
+    plan = plan_zero(GraphIndex(capture(Contraction(), args)), task_pb2.TARGET_CUDA)
+    described = analysis.describe(plan, with_legal_moves=True)
+    request = reasoning_service_pb2.ProposeHypothesesRequest(
+        task=task_pb2.Task(target=task_pb2.TARGET_CUDA), device=H200_MEASURED, analysis=described, limit=4
+    )
+    request.reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=4_000_000)
+    found = RooflineReasoner().propose(request).hypotheses
+    whole_plans = [each for each in found if any(move.group == "*" for move in each.moves)]
+    first = whole_plans[0]
+    assert first.moves[0].choice == "einsum_pairs"
+    assert first.rationale.startswith("all rewrites, of einsum; then ")
+    made = moves.apply_all(plan, first.moves)
+    plain = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*"))
+    stored = [cost.total(cost.of_group(each, group) for group in each.groups).write_bytes for each in (made, plain)]
+    assert stored[0] < stored[1]
 
 
 def test_of_a_module_of_small_steps_a_whole_plan_in_a_graph_is_tried_first() -> None:

@@ -232,6 +232,8 @@ def test_a_final_that_is_not_beyond_doubt_is_made_once_more(
     run = executed(world, notebook)
     assert run.state == state
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
+    is_second = doubts == 1
+    assert (timing_pb2.FLAG_LOOKED_AT_TWICE in run.best.timing.raised) is is_second
 
 
 def test_what_is_slower_or_wrong_or_too_good_is_not_in_doubt() -> None:
@@ -265,6 +267,25 @@ def test_what_no_final_could_make_faster_on_a_gpu_is_told_as_it_was_screened(
     assert run.message == f"no faster kernel found: the best reaches {best:.2f}x"
     assert run.best.timing.speedup_fastest.median == best < finalists.HOPELESS
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
+
+
+class Kept(testing.World):
+    """Its baselines are an earlier run's."""
+
+    def RunReference(
+        self, request: benchmark_service_pb2.RunReferenceRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.RunReferenceResponse:
+        """As the world's, but for that."""
+        response = super().RunReference(request, timeout)
+        response.report.is_kept = True
+        return response
+
+
+def test_a_final_is_made_where_the_baselines_of_screenings_are_an_earlier_runs() -> None:
+    notebook, world = Notebook(), Kept(gains={"author": 0.8})
+    run = executed(world, notebook, task_pb2.TARGET_CUDA)
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    assert world.calls["VerifyArtifact"] == len(notebook.trials) + 1
 
 
 class NoRewrittenReference(testing.World):
