@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.free_form import compose as free_form
+from agent_synthesis.lowering.groups import form_key
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
@@ -114,7 +115,8 @@ class _Generator:
         nest = self._plan.nest(group)
         assert isinstance(nest, Nest), nest
         # Groups that are alike launch one kernel: of a network's 67 twenty-three are compiled.
-        key = (id(nest.shape), group.schedule, group.settings)
+        form = form_key(self._index, self._plan.all_nodes(group), self._plan.outputs(group))
+        key = (form, group.schedule, group.settings)
         if key not in self._emitted:
             self._emitted[key] = nest, self._plan.schedule(group).emit(nest, group.settings)
             self._texts.append(self._emitted[key][1].text)
