@@ -69,7 +69,8 @@ def judge(
     for finalist, promised_ns in _ranked_again(pipeline, finalists):
         if promised_ns >= _beaten_ns(judged, pipeline.task.target):
             break
-        outcome = final(pipeline, finalist)
+        # One second look a run: on a machine so busy that all are in doubt, finals would be all that it does.
+        outcome = final(pipeline, finalist, may_repeat=not any(map(is_doubtful, judged)))
         if isinstance(outcome, Judged):
             judged.append(outcome.trial)
             if passed(outcome.trial) and outcome.trial.timing.faster:
@@ -81,11 +82,11 @@ def judge(
     return judged
 
 
-def final(pipeline: Pipeline, finalist: trial_pb2.Trial) -> Outcome:
-    """The finalist verified and timed against every arm; once more where that leaves it in doubt."""
+def final(pipeline: Pipeline, finalist: trial_pb2.Trial, *, may_repeat: bool = True) -> Outcome:
+    """The finalist verified and timed against every arm; if it `may_repeat`, once more where it is left in doubt."""
     rewritten = rewritten_reference(pipeline, finalist.candidate)
     outcome = _once(pipeline, finalist, rewritten)
-    if isinstance(outcome, Judged) and is_doubtful(outcome.trial):
+    if may_repeat and isinstance(outcome, Judged) and is_doubtful(outcome.trial):
         again = _once(pipeline, finalist, rewritten)
         if isinstance(again, Judged) and passed(again.trial) and again.trial.timing.faster:
             again.trial.timing.raised.append(timing_pb2.FLAG_LOOKED_AT_TWICE)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestrator import finalists, testing
 from orchestrator.commands import report
+from orchestrator.pipeline import Judged
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
@@ -234,6 +237,31 @@ def test_a_final_that_is_not_beyond_doubt_is_made_once_more(
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
     is_second = doubts == 1
     assert (timing_pb2.FLAG_LOOKED_AT_TWICE in run.best.timing.raised) is is_second
+
+
+class Slow:
+    """A pipeline whose finals take longer than was promised, and are all in doubt."""
+
+    def __init__(self) -> None:
+        self.task, self.finals = testing.task(), list[int]()
+
+    def time_again(self, trial: trial_pb2.Trial) -> trial_pb2.Trial:
+        trial.timing.CopyFrom(timing(30_000.0, 10_000.0))
+        return trial
+
+    def walk(self, trial: trial_pb2.Trial, *_: object) -> Judged:
+        self.finals.append(trial.number)
+        trial.verdict.state = verdict_pb2.VERDICT_STATE_PASS
+        trial.timing.CopyFrom(timing(30_000.0, 20_000.0))
+        trial.timing.faster, trial.timing.speedup_fastest.low = False, 0.9
+        return Judged(trial)
+
+
+def test_only_the_first_finalist_in_doubt_is_looked_at_again() -> None:
+    pipeline: Any = Slow()
+    selected = [trial_pb2.Trial(number=number) for number in (1, 2, 3)]
+    assert len(finalists.judge(pipeline, selected)) == 3
+    assert pipeline.finals == [1, 1, 2, 3]
 
 
 def test_what_is_slower_or_wrong_or_too_good_is_not_in_doubt() -> None:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 _BLOCK = re.compile(r"(?:^<!-- (\w+)(?:: (\S+))? -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SECONDS = 240
+SECONDS = 480
 """For one command; on a machine of two processors a run takes a minute, most of it services that start."""
 
 
@@ -38,7 +38,7 @@ def test_every_page_has_something_to_run() -> None:
 
 
 @pytest.mark.services
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
