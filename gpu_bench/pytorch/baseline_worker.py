@@ -21,6 +21,7 @@ from gpu_bench.timing.arms import EAGER
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.graphs.task_module import seed_generators
+from warpsmith.sandbox.processors import on_all_processors
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import judging_pb2, timing_pb2
 
@@ -72,7 +73,8 @@ _opened: list[Arms] = []
 
 
 def _open(request: judging_pb2.BaselinesRequest) -> judging_pb2.Baselines:
-    _opened[:] = [Arms(request, SharedMemory.inherited())]
+    with on_all_processors():  # compilers
+        _opened[:] = [Arms(request, SharedMemory.inherited())]
     return _opened[0].offer
 
 

@@ -31,6 +31,7 @@ from gpu_bench.workers.sharing import SharedMemory, move, settle_memory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import task_module
 from warpsmith.graphs.task_module import cause_of, seed_generators
+from warpsmith.sandbox.processors import on_all_processors
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import judging_pb2, task_pb2, verdict_pb2
 
@@ -330,7 +331,8 @@ def _open(request: judging_pb2.OpenSolutionRequest) -> judging_pb2.OpenedSolutio
         global _set_aside
         torch.zeros(1, device=device_of(request.task.target))  # makes the context that has such a limit
         _set_aside = integrity.set_aside_bytes()
-        _solutions.append(Solution(request, SharedMemory.inherited()))
+        with on_all_processors():  # it may compile an extension
+            _solutions.append(Solution(request, SharedMemory.inherited()))
         look_at_process()
         return judging_pb2.OpenedSolution()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,18 @@ def test_a_machine_without_control_groups_has_what_the_affinity_says(
 
 def test_this_machine_has_one_at_least() -> None:
     assert 1 <= processor_count() <= (os.cpu_count() or 1)
+
+
+def test_what_is_started_on_all_processors_is_not_bound_as_its_starter_is() -> None:
+    """OpenMP binds the thread that loads it, and processes inherit that."""
+    text = """
+import os, subprocess
+from warpsmith.sandbox import processors
+processors.note_allowed()
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+with processors.on_all_processors():
+    print(subprocess.check_output(["nproc"], text=True).strip())
+print(len(os.sched_getaffinity(0)))
+"""
+    told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert told.split() == [str(len(os.sched_getaffinity(0))), "1"]

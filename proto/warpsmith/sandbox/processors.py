@@ -1,13 +1,18 @@
-"""How many processors this process may keep busy, which in a container are fewer than the machine has.
+"""How many processors this process may keep busy, which in a container are fewer than the machine has; and the use of
+all of them where a library has bound a thread to one.
 
-The one idea: the least of what its affinity names and what its control groups (version 2) let it have. Binds nothing.
+The one idea: the least of what its affinity names and what its control groups (version 2) let it have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+_allowed: set[int] = set()
 
 
 def processor_count(root: Path = Path("/")) -> int:
@@ -31,3 +36,23 @@ def _quotas(root: Path) -> list[int]:
             if quota != "max":
                 found.append(math.ceil(int(quota) / int(period)))
     return found
+
+
+def note_allowed() -> None:
+    """Remembers which processors this thread may use now: before libraries are imported."""
+    _allowed.update(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def on_all_processors() -> Iterator[None]:
+    """This thread, and whatever it starts, may use all that were noted; afterwards those that it could use before.
+
+    With OMP_PROC_BIND, OpenMP binds the thread that imports torch to one processor, and compilers that it starts to the
+    same one: an extension of 71 s took more than 240.
+    """
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _allowed or bound)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)

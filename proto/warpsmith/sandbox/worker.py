@@ -32,7 +32,7 @@ from google.protobuf.message import DecodeError, Message
 
 from warpsmith import printable
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
-from warpsmith.sandbox import fork_server, jail, jail_init
+from warpsmith.sandbox import fork_server, jail, jail_init, processors
 
 Methods = Mapping[str, tuple[type[Message], Callable[[Any], Message]]]
 """What an entry point names: method name -> (request type, handler)."""
@@ -451,6 +451,7 @@ def serve(entry: str, request_fd: int, reply_fd: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    processors.note_allowed()
     if sys.argv[1] == "--fork":
         fork_server.main(int(sys.argv[2]), serve)
     serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

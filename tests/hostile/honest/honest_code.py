@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from honest_case import Honest
 
 _LINEAR = "self.linear = nn.Linear(128, 64)"
@@ -91,6 +93,12 @@ self.register_load_state_dict_pre_hook(rename)
 """,
     ),
     _other("an extension that is built on import", "return built.doubled(self.linear(x))", own_top=_INLINE),
+    _other(
+        "it wants every processor as it is imported, as its compilers would",
+        _FORWARD,
+        own_init=_LINEAR,
+        own_top=f"import os; assert len(os.sched_getaffinity(0)) == {len(os.sched_getaffinity(0))}",
+    ),
     _other(
         "torch.compile inside",
         "return self.compiled(self.linear(x))",
