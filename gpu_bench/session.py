@@ -193,11 +193,10 @@ class Session:
     def expect_final(self) -> None:
         """Has the process of a final measurement made while a finalist is verified.
 
-        Not on a GPU, where compiling means timing, and not for outputs so large that memory may not do for both.
-        Raises what `compare` raises.
+        Not for outputs so large that memory may not do for both. Raises what `compare` raises.
         """
         with self._lock:
-            if self.task.target != task_pb2.TARGET_CPU or self._workers.has_spare:
+            if self._workers.has_spare:
                 return
             if self._machine is not None and self._machine.known_ceilings(self.task.target) is None:
                 return  # they would be measured beside other work

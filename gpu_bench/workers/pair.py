@@ -244,7 +244,8 @@ class Pair:
 
     def begin_spare(self) -> None:
         """Begins to make the process of the next final measurement."""
-        self._spare = Spare(self._start_spare, self.open_bench, self._cache, _COMPILING * self._prepare_seconds)
+        seconds = _COMPILING * self._prepare_seconds
+        self._spare = Spare(self._start_spare, self.open_bench, self._cache, self._task.target, seconds)
 
     def settle(self) -> None:
         """Returns when what `begin_spare` began is done."""

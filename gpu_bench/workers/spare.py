@@ -1,7 +1,8 @@
 """The process of the next final measurement, made while its finalist is verified.
 
 The one idea: a final needs a process that has seen no candidate, with every baseline compiled, which takes ten seconds
-and disturbs nothing unless something is timed. It has a compiler's cache of its own, which no candidate can write.
+and disturbs nothing unless something is timed. On a GPU compiling itself times something: there the process is made and
+loads what it needs. It has a compiler's cache of its own, which no candidate can write.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from warpsmith.errors import WarpsmithError
 from warpsmith.sandbox.worker import Worker
-from warpsmith.v1 import judging_pb2
+from warpsmith.v1 import judging_pb2, task_pb2
 
 
 class Spare:
     """Begun when it is made: `start` makes a process that uses a cache, `open_bench` makes it ready for the task;
-    then it prepares the baselines of a final within `prepare_seconds`.
+    then it prepares what it can of a final within `prepare_seconds`: on a processor its baselines.
 
     `known`: the cache that its own begins with.
     """
@@ -27,6 +28,7 @@ class Spare:
         start: Callable[[CompilerCache], Worker],
         open_bench: Callable[[Worker], None],
         known: CompilerCache | None,
+        target: task_pb2.Target.ValueType,
         prepare_seconds: float,
     ) -> None:
         self.cache = CompilerCache(known)
@@ -36,8 +38,11 @@ class Spare:
         def make() -> None:
             self._worker = start(self.cache)
             open_bench(self._worker)
-            request = judging_pb2.PrepareBaselinesRequest()
-            self._worker.call("prepare_baselines", request, judging_pb2.Done, deadline_s=prepare_seconds)
+            if target == task_pb2.TARGET_CPU:
+                request = judging_pb2.PrepareBaselinesRequest()
+                self._worker.call("prepare_baselines", request, judging_pb2.Done, deadline_s=prepare_seconds)
+            else:
+                self._worker.call("warm_up", judging_pb2.WarmUpRequest(), judging_pb2.Done, deadline_s=prepare_seconds)
 
         making = ThreadPoolExecutor(1, thread_name_prefix="spare")
         self._made = making.submit(make)
