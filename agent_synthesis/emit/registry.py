@@ -24,11 +24,15 @@ from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduc
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
+from agent_synthesis.emit.cuda.recurrent import CudaRecurrent
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.product import multiplies_matrices
+from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.schedule import Offered, Schedule
 from agent_synthesis.settings import Settings
 from warpsmith import plugins
@@ -52,6 +56,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         Offered(CudaColumnReduction(card)), Offered(CudaRowReduction(card)), Offered(CudaStreamedProduct(card)),
         Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)), Offered(CudaSmallProduct(card)),
         Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
+        Offered(CudaRecurrent(card)),
     )  # fmt: skip
 
 
@@ -60,6 +65,8 @@ PRODUCTS = frozenset({
     "cuda_product_columns", "cuda_attention",
 })  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes."""
+RECURRENT = frozenset({"cuda_recurrent"})
+"""Schedules of recurrent networks, which have no loops for others to read."""
 
 
 @functools.cache
@@ -90,10 +97,13 @@ def _installed() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
     return tuple(plugins.find("schedule", name) for name in plugins.names("schedule"))
 
 
-def suits(schedule: Offered, *, multiplies: bool) -> bool:
-    """Whether a schedule is asked about a nest that multiplies matrices, or about one that does not; one of a plugin is
-    asked about both."""
-    return not type(schedule.made).__module__.startswith(__package__) or (schedule.name in PRODUCTS) == multiplies
+def suits(schedule: Offered, nest: Nest) -> bool:
+    """Whether a schedule is asked about a nest: about recurrent networks, about what multiplies matrices, or about what
+    does neither; one of a plugin is asked about the last two."""
+    if isinstance(nest, Recurrence) or schedule.name in RECURRENT:
+        return isinstance(nest, Recurrence) and schedule.name in RECURRENT
+    is_ours = type(schedule.made).__module__.startswith(__package__)
+    return not is_ours or (schedule.name in PRODUCTS) == multiplies_matrices(nest)
 
 
 def why_not(schedule: Offered) -> str:

@@ -36,6 +36,11 @@ WS_INLINE float approximate_exp2(float x) {
   asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+WS_INLINE float approximate_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 // NaN where either is.
 WS_INLINE float max_nan(float a, float b) {
   float result;
@@ -98,7 +103,21 @@ WS_INLINE void store_relaxed(unsigned long long* to, unsigned long long first, u
 WS_INLINE void load_relaxed(const unsigned long long* from, unsigned long long& first, unsigned long long& second) {
   asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
 }
-// Adds one, after all that the caller knows to be written; what was there before.
+// One word.
+WS_INLINE void store_relaxed(unsigned long long* to, unsigned long long word) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" :: "l"(to), "l"(word) : "memory");
+}
+// What was written before a counter came so far is there for the caller afterwards.
+WS_INLINE unsigned load_acquire(const unsigned* counter) {
+  unsigned count;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
+}
+// Adds one, after all that the caller knows to be written.
+WS_INLINE void count_release(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
+}
+// The same, and what others knew before they added is there for the caller; what was there before.
 WS_INLINE unsigned increment(unsigned* counter) {
   unsigned before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

@@ -24,7 +24,7 @@ from agent_synthesis.lowering import (
     windows_handlers,
 )
 from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
-from agent_synthesis.nests import attention, iteration
+from agent_synthesis.nests import attention, iteration, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Tracer, storage_type
@@ -131,6 +131,8 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
         if not index.is_pure(name) and not index.writes_back(name):
             return Refusal(f"{node.target} writes in place")
     try:
+        if any(recurrence.is_call(index.nodes[name]) for name in nodes):
+            return _recurrent(index, nodes, outputs)
         return _traced(index, nodes, outputs)
     except Refused as refused:
         return Refusal(str(refused))
@@ -189,6 +191,12 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
     operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
     nest = iteration.build(identifier((outputs or nodes)[-1]), stored, tracer, buffers, operations)
     return replace(nest, allows_tf32=index.allows_tf32 and multiplies_matrices(nest))
+
+
+def _recurrent(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:
+    if len(nodes) > 1:
+        raise Refused("a recurrent network is a kernel of its own")
+    return recurrence.traced(index, index.nodes[nodes[0]], outputs, identifier((outputs or nodes)[-1]))
 
 
 def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:

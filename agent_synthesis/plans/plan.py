@@ -14,7 +14,6 @@ from agent_synthesis.emit import registry
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans.partition import Group, Partition
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
@@ -123,8 +122,7 @@ def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Ha
 
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Offered, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
-    multiplies = multiplies_matrices(nest)
-    offered = [each for each in registry.schedules(target, hardware) if registry.suits(each, multiplies=multiplies)]
+    offered = [each for each in registry.schedules(target, hardware) if registry.suits(each, nest)]
     return tuple(each for each in offered if each.accepts(nest))
 
 

@@ -25,6 +25,7 @@ WS_INLINE float rounded_to_tf32(float value) {
   return (bits & 0x7f800000u) == 0x7f800000u ? value : simt::bits_as<float>((bits + 0x1000u) & 0xffffe000u);
 }
 WS_INLINE float approximate_exp2(float x) { return exp2f(x); }
+WS_INLINE float approximate_reciprocal(float x) { return 1.0f / x; }
 WS_INLINE float max_nan(float a, float b) { return a > b || a != a ? a : b; }
 WS_INLINE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 
@@ -53,6 +54,20 @@ WS_INLINE void load_relaxed(const unsigned long long* from, unsigned long long& 
   first = __atomic_load_n(from, __ATOMIC_RELAXED);
   simt::pause(false);
   second = __atomic_load_n(from + 1, __ATOMIC_RELAXED);
+}
+WS_INLINE void store_relaxed(unsigned long long* to, unsigned long long word) {
+  if (reinterpret_cast<uintptr_t>(to) % 8 != 0) simt::fail("misaligned", "a word that is not aligned to 8 bytes");
+  __atomic_store_n(to, word, __ATOMIC_RELAXED);
+  simt::pause(true);
+}
+WS_INLINE unsigned load_acquire(const unsigned* counter) {
+  const unsigned count = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+  simt::pause(false);
+  return count;
+}
+WS_INLINE void count_release(unsigned* counter) {
+  __atomic_fetch_add(counter, 1u, __ATOMIC_RELEASE);
+  simt::pause(true);
 }
 WS_INLINE unsigned increment(unsigned* counter) {
   const unsigned before = __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL);
