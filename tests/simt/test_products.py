@@ -162,7 +162,7 @@ def test_parts_and_roots_make_the_floats_again(executions: dict[str, Execution],
         for layer in range(layers):
             first = layer % slices * depth
             count = min(depth, k - first)
-            at = operand.offset + layer // slices * operand.batch_stride + first * operand.depth_stride
+            at = operand.offset + operand.layer_at(layer // slices) + first * operand.depth_stride
             truth = memory.as_strided((rows, count), (operand.row_stride, operand.depth_stride), at)
             torch.testing.assert_close(value[layer, :, :count], truth, rtol=2**-21, atol=0)
             assert not value[layer, :, count:].any()

@@ -63,7 +63,7 @@ class CudaSmallProduct(CudaSchedule):
         """The largest tile that still gives every other multiprocessor one; slices where none does."""
         product = product_of(nest)
         for side in reversed(SIDES):
-            if 2 * _tile_count(product, side, side) >= self.hardware.sm_count:
+            if 2 * product.tile_count(side, side) >= self.hardware.sm_count:
                 return SmallSettings(rows=side, columns=side)
         return SmallSettings(split_k=_slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1])
 
@@ -75,9 +75,8 @@ class CudaSmallProduct(CudaSchedule):
     def footprint(self, nest: Nest, settings: SmallSettings) -> Footprint:
         """Slices' sums are written and read."""
         product, slices = product_of(nest), settings.split_k
-        batch, m, n, _ = product.extents
-        tiles = _tile_count(product, settings.rows, settings.columns)
-        extra = 8 * batch * m * n * slices if slices > 1 else 0
+        tiles = product.tile_count(settings.rows, settings.columns)
+        extra = 8 * product.sum_count * slices if slices > 1 else 0
         return Footprint(extra_bytes=extra, parallel_count=tiles * slices, launch_count=1 + (slices > 1))
 
     def emit(self, nest: Nest, settings: SmallSettings) -> Emission:
@@ -86,7 +85,7 @@ class CudaSmallProduct(CudaSchedule):
         simple, product = iteration_space.simplified(nest), product_of(nest)
         tiling = Tiling(settings.columns, stages=1, cluster=1, raster=1, promote=1, split_k=settings.split_k)
         made = ProductText(self.hardware, simple, product, None, tiling, widest=settings.columns // 16)
-        blocks = _tile_count(product, settings.rows, settings.columns) * settings.split_k
+        blocks = product.tile_count(settings.rows, settings.columns) * settings.split_k
         kernel = _kernel(made, settings.rows, blocks)
         return made.emission(function_text.header(simple, self.name, settings), [kernel], _HEADERS)
 
@@ -112,21 +111,14 @@ def _require_slices(nest: Nest, settings: SmallSettings) -> None:
         IllegalMove: one is.
     """
     slices, depth = settings.split_k, product_of(nest).extents[3]
-    if slices > 1 and (slices - 1) * product_tiling.slice_depth(depth, slices) >= depth:
+    if product_tiling.without_empty(depth, slices) < slices:
         raise IllegalMove(f"{nest.name}: {slices} slices of a depth of {depth} leave one empty")
-
-
-def _tile_count(product: MatrixProduct, rows: int, columns: int) -> int:
-    batch, m, n, _ = product.extents
-    return batch * -(-m // rows) * -(-n // columns)
 
 
 def _slice_counts(hardware: Hardware, product: MatrixProduct, rows: int, columns: int) -> tuple[int, ...]:
     """Powers of two that leave slices deep enough and blocks few enough to run at once."""
-    tiles, depth = _tile_count(product, rows, columns), product.extents[3]
+    tiles, depth = product.tile_count(rows, columns), product.extents[3]
     counts = [1]
     while 2 * counts[-1] * tiles <= 2 * hardware.sm_count and depth // (2 * counts[-1]) >= LEAST_SLICE:
         counts.append(2 * counts[-1])
-    return tuple(
-        count for count in counts if count == 1 or (count - 1) * product_tiling.slice_depth(depth, count) < depth
-    )
+    return tuple(count for count in counts if product_tiling.without_empty(depth, count) == count)
