@@ -27,6 +27,8 @@ from warpsmith.hardware import Hardware
 
 MOST_FLOPS = 1 << 30
 """Operations above which a library's tiles, larger than these, win (20 us at cuBLAS's rate in f32)."""
+MOST_LAYER_FLOPS = 1 << 19
+"""Operations of one matrix of a batch up to which a library's tiles are no larger: 64 by 64 by 64, say."""
 SIDES = (32, 64, 128)
 """Rows and columns of a tile: each of 256 threads has 4, 16 or 64 sums of a square one."""
 LEAST_SLICE = 128
@@ -53,18 +55,20 @@ class CudaSmallProduct(CudaSchedule):
     settings = SmallSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """A product with any strides, up to `MOST_FLOPS`."""
+        """A product with any strides, up to `MOST_FLOPS`, or a batch of matrices of `MOST_LAYER_FLOPS`."""
         product = matrix_product(iteration_space.simplified(nest))
         if product is None or product.left.type is not product.right.type or product.left.type not in _TYPES:
             return False
-        return product.flop_count <= MOST_FLOPS and iteration_space.is_safe_in_place(nest)
+        most = max(MOST_FLOPS, MOST_LAYER_FLOPS * product.extents[0])
+        return product.flop_count <= most and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> SmallSettings:
-        """The largest tile that still gives every other multiprocessor one; slices where none does."""
+        """The largest tile, but for empty halves, that still gives every other multiprocessor one; else slices."""
         product = product_of(nest)
         for side in reversed(SIDES):
-            if 2 * product.tile_count(side, side) >= self.hardware.sm_count:
-                return SmallSettings(rows=side, columns=side)
+            rows, columns = (min([side, *(s for s in SIDES if s >= extent)]) for extent in product.extents[1:3])
+            if 2 * product.tile_count(rows, columns) >= self.hardware.sm_count:
+                return SmallSettings(rows=rows, columns=columns)
         return SmallSettings(split_k=_slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1])
 
     def alternatives(self, nest: Nest, current: SmallSettings) -> Sequence[SmallSettings]:
