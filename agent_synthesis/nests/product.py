@@ -26,6 +26,9 @@ from agent_synthesis.nests.ir import (
     Type,
 )
 
+MOST_LAYER_AXES = 8
+"""That a kernel takes the number of a layer apart into."""
+
 
 @dataclass(frozen=True)
 class LayerAxis:
@@ -230,7 +233,7 @@ def matrix_product(nest: Nest) -> MatrixProduct | None:
     for factor, own in ((left, rows), (right, columns)):
         layers = _layers(factor.index, batch)
         row, depth = (_stride(factor.index, axes) for axes in (own, nest.reduced))
-        if layers is None or row is None or depth is None:
+        if layers is None or row is None or depth is None or len(layers) > MOST_LAYER_AXES:
             return None
         storage = nest.buffer(factor.buffer).type
         operands.append(Operand(factor.buffer, storage, factor.index.offset, layers, row, depth))
