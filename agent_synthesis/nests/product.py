@@ -59,7 +59,7 @@ class Operand:
         return sum(batch // axis.inside % axis.extent * axis.stride for axis in self.layers)
 
     def walk(self) -> tuple[LayerAxis, ...]:
-        """The axes, and others of one layer where they are less than two."""
+        """The axes, and others of one layer where there are fewer than two."""
         return (*self.layers, LayerAxis(1, 1, 0), LayerAxis(1, 1, 0))[: max(2, len(self.layers))]
 
     @property
