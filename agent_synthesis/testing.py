@@ -6,6 +6,7 @@ it means.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
@@ -40,6 +41,40 @@ class Applied(torch.nn.Module):
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
         """What the function gives."""
         return self._function(*args)
+
+
+def batched_product(
+    seed: int, m: int, n: int, k: int, dtype: torch.dtype = torch.float32
+) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """A product with two to four batch axes, each of one operand or both, in any order of dimensions; and operands.
+
+    The last dimension in memory is the depth, or the rows or columns.
+    """
+    chosen = random.Random(seed)
+    batch = "abcd"[: chosen.randint(2, 4)]
+    extents = {**{axis: chosen.randint(2, 3) for axis in batch}, "m": m, "n": n, "k": k}
+    knows = [chosen.choice(("both", "both", "left", "right")) for _ in batch]
+    views, tensors = [], []
+    for side, last, matrix in (("left", "m", "mk"), ("right", "n", "kn")):
+        own = [axis for axis, who in zip(batch, knows, strict=True) if who in ("both", side)]
+        inner = chosen.choice((last, "k"))
+        order = [*own, *(axis for axis in matrix if axis != inner)]
+        chosen.shuffle(order)
+        order.append(inner)
+        views.append(
+            ([order.index(axis) for axis in (*own, *matrix)], [i for i, a in enumerate(batch) if a not in own])
+        )
+        tensors.append(torch.randn([extents[axis] for axis in order], dtype=dtype))
+
+    def function(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        placed = []
+        for tensor, (order, missing) in zip((left, right), views, strict=True):
+            placed.append(tensor.permute(order))
+            for place in missing:
+                placed[-1] = placed[-1].unsqueeze(place)
+        return placed[0] @ placed[1]
+
+    return function, (tensors[0], tensors[1])
 
 
 def at(offset: int = 0, **coefficients: int) -> Index:

@@ -63,8 +63,7 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
 def _attention(index: GraphIndex, node: str) -> Replacement | None:
     """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, for scores too many to keep, and for halves' overflow.
 
-    Heads that share keys are a dimension of queries alone. A row of -inf weighs nothing, as PyTorch has it. Layers
-    of batch and heads that no one stride leads through are copied, since products have one batch.
+    Heads that share keys are a dimension of queries alone. A row of -inf weighs nothing, as PyTorch has it.
     """
     given = arguments(index.nodes[node])
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
@@ -79,8 +78,6 @@ def _attention(index: GraphIndex, node: str) -> Replacement | None:
         return None
     scale = given["scale"] if given["scale"] is not None else of_queries[-1] ** -0.5
     draft = Draft(index)
-    layers = {"queries_copied": query, "keys_copied": key, "values_copied": value}
-    query, key, value = (_in_one_batch(index, draft, f"{node}_{name}", each) for name, each in layers.items())
     if is_grouped:
         if rank != 4 or not of_keys[-3] or of_queries[-3] % of_keys[-3]:
             return None
@@ -131,14 +128,6 @@ def _added(index: GraphIndex, draft: Draft, node: str, mask: Named | None, group
         if index.spec(mask.name).dtype != tensor_pb2.DTYPE_BOOL:
             return seen
     return draft.call(f"{node}_added", "aten.where.Scalar", seen, 0.0, -math.inf)
-
-
-def _in_one_batch(index: GraphIndex, draft: Draft, name: str, tensor: Named) -> Named:
-    """The tensor, or a copy of one whose two outer dimensions do not follow each other in memory."""
-    extents, strides = shape(index, tensor), index.spec(tensor.name).strides
-    if len(extents) != 4 or extents[0] == 1 or extents[1] == 1 or strides[0] == extents[1] * strides[1]:
-        return tensor
-    return draft.call(name, "aten.clone.default", tensor, memory_format=torch.contiguous_format)
 
 
 def _holds_probabilities(index: GraphIndex, target: Named) -> bool:

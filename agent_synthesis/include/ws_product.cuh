@@ -34,9 +34,27 @@ template <int kStages> struct RingPlace {
   }
 };
 
-// Copies `kRows` rows of all parts of an operand to `to`, where each part has `kPartRows`; to every block of the cluster
-// where there are several `kReceivers`.
-template <int kParts, Direction kDirection, int kRows, int kPartRows, int kReceivers, class Element>
+// Copies the box at these coordinates; to every block of the cluster where there are several `kReceivers`.
+template <int kReceivers, class... Coordinates>
+WS_INLINE void copy_to(const TensorMap& map, Barrier& filled, void* to, Coordinates... at) {
+  if constexpr (kReceivers == 1) copy_box(map, filled, to, at...);
+  else copy_box_to((1 << kReceivers) - 1, map, filled, to, at...);
+}
+
+// Copies the box at (x, y) of a part and layer, or of the layer where the map has its axes.
+template <LayerAxes kLayers, int kReceivers>
+WS_INLINE void copy_layer(const TensorMap& map, Barrier& filled, void* to, int x, int y, int part, int layer) {
+  if constexpr (kLayers.third.extent == 0) {
+    copy_to<kReceivers>(map, filled, to, x, y, part, layer);
+  } else {
+    const int z = kLayers.third.of(layer), w = kLayers.fourth.of(layer);
+    if constexpr (kLayers.fifth.extent > 1) copy_to<kReceivers>(map, filled, to, x, y, z, w, kLayers.fifth.of(layer));
+    else copy_to<kReceivers>(map, filled, to, x, y, z, w);
+  }
+}
+
+// Copies `kRows` rows of all parts of an operand to `to`, where each part has `kPartRows`.
+template <int kParts, Direction kDirection, LayerAxes kLayers, int kRows, int kPartRows, int kReceivers, class Element>
 WS_INLINE void copy_rows(const TensorMap& map, Barrier& filled, Element* to, int depth, int row, int layer) {
   constexpr int kBoxRows = kDirection == kAcross ? 64 : kRows, kRowElements = 128 / sizeof(Element);
   static_assert(kRows % kBoxRows == 0, "across, rows come in blocks of 64");
@@ -46,8 +64,7 @@ WS_INLINE void copy_rows(const TensorMap& map, Barrier& filled, Element* to, int
     for (int begin = 0; begin < kRows; begin += kBoxRows) {
       Element* place = to + (part * kPartRows + begin) * kRowElements;
       const int x = kDirection == kAcross ? row + begin : depth, y = kDirection == kAcross ? depth : row + begin;
-      if constexpr (kReceivers == 1) copy_box(map, filled, place, x, y, part, layer);
-      else copy_box_to((1 << kReceivers) - 1, map, filled, place, x, y, part, layer);
+      copy_layer<kLayers, kReceivers>(map, filled, place, x, y, part, layer);
     }
   }
 }
@@ -64,9 +81,9 @@ WS_INLINE void copy_operands(Ring<P>& shared, const TensorMap& left, const Tenso
       Barrier& filled = shared.filled[place.stage];
       shared.free[place.stage].wait(place.parity ^ 1);
       filled.expect(sizeof(Stage<P>));
-      copy_rows<P::kParts, P::kLeft, kTileRows, kTileRows, 1>(left, filled, stage.left[0], step * P::kStageDepth,
-                                                              tile.first_row(rank), tile.layer);
-      copy_rows<P::kParts, P::kRight, kShare, P::kTileColumns, P::kCluster>(
+      copy_rows<P::kParts, P::kLeft, P::kLeftLayers, kTileRows, kTileRows, 1>(
+          left, filled, stage.left[0], step * P::kStageDepth, tile.first_row(rank), tile.layer);
+      copy_rows<P::kParts, P::kRight, P::kRightLayers, kShare, P::kTileColumns, P::kCluster>(
           right, filled, stage.right[0] + rank * kShare * P::kStageDepth, step * P::kStageDepth,
           tile.first_column() + rank * kShare, tile.layer);
       place.advance();

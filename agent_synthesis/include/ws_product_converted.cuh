@@ -61,8 +61,8 @@ WS_INLINE void ask_for_columns(typename P::Shared& shared, const TensorMap& righ
   shared.read[place.stage].wait(place.parity ^ 1);
   shared.arrived[place.stage].expect(sizeof(shared.right[0]));
   const int depth = tile.layer % P::kSlices * P::kSlice + asked.step * kTileDepth;
-  copy_box(right, shared.arrived[place.stage], shared.right[place.stage], tile.first_column(), depth, 0,
-           tile.layer / P::kSlices);
+  copy_layer<P::kRightLayers, 1>(right, shared.arrived[place.stage], shared.right[place.stage], tile.first_column(), depth, 0,
+                                 tile.layer / P::kSlices);
   place.advance();
   asked.advance();
 }

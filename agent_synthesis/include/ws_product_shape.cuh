@@ -15,9 +15,16 @@ struct Extents {
 // Whether the elements of a row, or the rows of one depth, are neighbours in memory.
 enum Direction { kAlong, kAcross };
 
+// The third and further coordinates of a box: axes of a batch that the copy engine walks, or (unless there are any) the
+// part and the layer.
+struct LayerAxes {
+  LayerAxis third{1, 0}, fourth = {}, fifth = {};
+};
+
 // How the operands lie in memory, or their halves in a workspace.
 struct Directions {
   Direction left, right;
+  LayerAxes left_layers = {}, right_layers = {};
 };
 
 // The columns of row m whose sums are wanted: m + first to m + last. Others' sums count as zero.
@@ -40,6 +47,7 @@ struct MatrixProduct {
   static constexpr int kBatch = kExtents.batch, kSlices = kExtents.slices, kLayers = kBatch * kSlices;
   static constexpr int kSlice = slice_of(kK, kSlices);
   static constexpr Direction kLeft = kDirections.left, kRight = kDirections.right;
+  static constexpr LayerAxes kLeftLayers = kDirections.left_layers, kRightLayers = kDirections.right_layers;
   static constexpr int kTileColumns = kTiling.columns, kStages = kTiling.stages, kCluster = kTiling.cluster;
   static constexpr int kGroup = kTiling.group, kPromote = kTiling.promote;
   static constexpr int kRowTiles = (kM + kTileRows * kCluster - 1) / (kTileRows * kCluster);  // of a whole cluster

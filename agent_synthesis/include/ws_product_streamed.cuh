@@ -83,7 +83,7 @@ WS_INLINE void copy_held(typename P::Shared& shared, const TensorMap& held, int 
       Barrier& filled = shared.filled[place.stage];
       shared.free[place.stage].wait(place.parity ^ 1);
       filled.expect(sizeof(typename P::Stage));
-      copy_rows<2, kAlong, kShare, kMostHeld, P::kCluster>(held, filled, stage.held[0] + rank * kShare * kTileDepth,
+      copy_rows<2, kAlong, LayerAxes{}, kShare, kMostHeld, P::kCluster>(held, filled, stage.held[0] + rank * kShare * kTileDepth,
                                                            step * kTileDepth, rank * kShare, 0);
       place.advance();
     }

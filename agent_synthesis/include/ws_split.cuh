@@ -158,13 +158,23 @@ WS_INLINE void split_row(const float* __restrict__ row, int count, int padded, P
 
 // ---- operands ------------------------------------------------------------------------------------------
 
+// An axis of a batch: layer b is at b / inside % extent along it, `stride` elements apart.
+struct LayerAxis {
+  int inside = 1, extent = 1;
+  int64 stride = 0;
+
+  WS_INLINE constexpr int of(int layer) const { return layer / inside % extent; }
+};
+constexpr int kMostLayerAxes = 8;
+
 // An operand of a product: `rows` rows of `depth` elements in each layer of the batch, and steps between neighbours in
 // elements. Its depth is cut into `slices`, each split by a scale of its own; `wide`: neighbours that one access takes;
-// `chunk`: elements of depth that a block splits where rows are neighbours in memory.
+// `chunk`: elements of depth that a block splits where rows are neighbours in memory; `layers`: axes of the batch.
 struct Operand {
   int batch, rows, depth, slices;
-  int64 batch_stride, row_stride, depth_stride;
+  int64 row_stride, depth_stride;
   int wide, chunk;
+  LayerAxis layers[kMostLayerAxes] = {};
 };
 
 constexpr int kSplitThreads = 256;
@@ -203,7 +213,14 @@ template <Operand kOperand> struct Split {
 
   // A layer of batch and slice: where it begins, and the elements of depth it has.
   static WS_INLINE int64 layer_at(int layer) {
-    return layer / kOperand.slices * kOperand.batch_stride + layer % kOperand.slices * (kSlice * kOperand.depth_stride);
+    int64 at = layer % kOperand.slices * (kSlice * kOperand.depth_stride);
+#pragma unroll
+    for (int i = 0; i < kMostLayerAxes; ++i) {
+      const LayerAxis axis = kOperand.layers[i];
+      const int batch = layer / kOperand.slices;
+      at += (axis.inside * axis.extent == kOperand.batch ? batch / axis.inside : axis.of(batch)) * axis.stride;
+    }
+    return at;
   }
   static WS_INLINE int depth_of(int layer) { return min(kSlice, kOperand.depth - layer % kOperand.slices * kSlice); }
 

@@ -30,4 +30,21 @@ WS_INLINE void copy_box_to(unsigned short blocks, const TensorMap& map, Barrier&
       : "memory");
 }
 
+// The same of maps of five dimensions.
+WS_INLINE void copy_box(const TensorMap& map, Barrier& barrier, void* to, int x, int y, int z, int w, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+      : "memory");
+}
+
+WS_INLINE void copy_box_to(unsigned short blocks, const TensorMap& map, Barrier& barrier, void* to, int x, int y, int z,
+                           int w, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;"
+      ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(&barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "h"(blocks)
+      : "memory");
+}
+
 }  // namespace ws

@@ -8,6 +8,7 @@ elements are a product is one nest too: `Multiplied` is among its reductions, pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,18 +26,51 @@ from agent_synthesis.nests.ir import (
     Type,
 )
 
+MOST_LAYER_AXES = 8
+"""That a kernel takes the number of a layer apart into."""
+
+
+@dataclass(frozen=True)
+class LayerAxis:
+    """An axis along which an operand's layers lie: layer b of the batch is at `b // inside % extent * stride` of it."""
+
+    inside: int
+    """Layers of the batch between one step and the next."""
+    extent: int
+    stride: int
+    """In elements; not 0 where there are several."""
+
 
 @dataclass(frozen=True)
 class Operand:
-    """One factor: element (batch, row, depth) lies at `offset + batch * batch_stride + …`, in elements."""
+    """One factor: element (batch, row, depth) lies at `offset + layer_at(batch) + row * row_stride + …`."""
 
     buffer: str
     type: Type
     """Storage type."""
     offset: int
-    batch_stride: int
+    layers: tuple[LayerAxis, ...]
+    """Axes of the batch that it knows, fastest first; neighbours that one stride describes are one."""
     row_stride: int
     depth_stride: int
+
+    def layer_at(self, batch: int) -> int:
+        """Where a layer begins, from the first."""
+        return sum(batch // axis.inside % axis.extent * axis.stride for axis in self.layers)
+
+    def walk(self) -> tuple[LayerAxis, ...]:
+        """The axes, and others of one layer where there are fewer than two."""
+        return (*self.layers, LayerAxis(1, 1, 0), LayerAxis(1, 1, 0))[: max(2, len(self.layers))]
+
+    @property
+    def layer_strides(self) -> tuple[int, ...]:
+        """Those of all axes."""
+        return tuple(axis.stride for axis in self.layers)
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that differ: one where the batch shares a matrix."""
+        return math.prod(axis.extent for axis in self.layers)
 
 
 @dataclass(frozen=True)
@@ -58,7 +92,7 @@ class MatrixProduct:
     left: Operand
     right: Operand
     batch: tuple[Axis, ...]
-    """Axes that both operands know, or that no one stride of the rows describes; rows and columns likewise."""
+    """Axes that both operands know, or that no one stride of the rows or columns describes; in the nest's order."""
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
     depth: tuple[Axis, ...]
@@ -66,14 +100,24 @@ class MatrixProduct:
     @property
     def extents(self) -> tuple[int, int, int, int]:
         """(batch, m, n, k)."""
-        batch, m, n, k = (_count(axes) for axes in (self.batch, self.rows, self.columns, self.depth))
+        axes = (self.batch, self.rows, self.columns, self.depth)
+        batch, m, n, k = (math.prod(axis.extent for axis in group) for group in axes)
         return batch, m, n, k
+
+    @property
+    def sum_count(self) -> int:
+        """Sums of all layers."""
+        return self.tile_count(1, 1)
 
     @property
     def flop_count(self) -> int:
         """Floating-point operations, two for each multiply-add."""
-        batch, m, n, k = self.extents
-        return 2 * batch * m * n * k
+        return 2 * self.sum_count * self.extents[3]
+
+    def tile_count(self, rows: int, columns: int) -> int:
+        """Tiles of that size that cover all layers, each by tiles of its own."""
+        batch, m, n, _ = self.extents
+        return batch * -(-m // rows) * -(-n // columns)
 
 
 def multiplies_matrices(nest: Nest) -> bool:
@@ -178,23 +222,21 @@ def matrix_product(nest: Nest) -> MatrixProduct | None:
     innermost = nest.parallel[-1].name if nest.parallel else ""
     left, right = (second, first) if innermost in known[0] - known[1] else (first, second)
     left_axes, right_axes = left.index.axes(), right.index.axes()
-    batch = tuple(axis for axis in nest.parallel if axis.name in left_axes & right_axes)
     rows = tuple(axis for axis in nest.parallel if axis.name in left_axes - right_axes)
     columns = tuple(axis for axis in nest.parallel if axis.name in right_axes - left_axes)
     if not rows or not columns or innermost not in right_axes - left_axes:
         return None
     # Rows (or columns) that no one stride describes are a batch of which the other operand knows nothing.
-    while len(rows) > 1 and _stride(left.index, rows) is None:
-        batch, rows = (*batch, rows[0]), rows[1:]
-    while len(columns) > 1 and _stride(right.index, columns) is None:
-        batch, columns = (*batch, columns[0]), columns[1:]
+    rows, columns = _described(left.index, rows), _described(right.index, columns)
+    batch = tuple(axis for axis in nest.parallel if axis not in (*rows, *columns))
     operands = []
     for factor, own in ((left, rows), (right, columns)):
-        strides = [_stride(factor.index, axes) for axes in (batch, own, nest.reduced)]
-        if None in strides:
+        layers = _layers(factor.index, batch)
+        row, depth = (_stride(factor.index, axes) for axes in (own, nest.reduced))
+        if layers is None or row is None or depth is None or len(layers) > MOST_LAYER_AXES:
             return None
         storage = nest.buffer(factor.buffer).type
-        operands.append(Operand(factor.buffer, storage, factor.index.offset, *(stride or 0 for stride in strides)))
+        operands.append(Operand(factor.buffer, storage, factor.index.offset, layers, row, depth))
     return MatrixProduct(reduction.name, operands[0], operands[1], batch, rows, columns, nest.reduced)
 
 
@@ -226,13 +268,6 @@ def _axes(expression: Expression) -> set[str]:
     return found
 
 
-def _count(axes: Sequence[Axis]) -> int:
-    count = 1
-    for axis in axes:
-        count *= axis.extent
-    return count
-
-
 def _stride(index: Index, axes: Sequence[Axis]) -> int | None:
     """How far one step of the axes' row-major number moves; None where steps differ. 0 for no axes."""
     stride: int | None = None
@@ -244,3 +279,27 @@ def _stride(index: Index, axes: Sequence[Axis]) -> int | None:
         stride = coefficient if stride is None else stride
         reach = coefficient * axis.extent
     return stride or 0
+
+
+def _described(index: Index, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The innermost of the axes, as many as one stride describes; one at least."""
+    while len(axes) > 1 and _stride(index, axes) is None:
+        axes = axes[1:]
+    return axes
+
+
+def _layers(index: Index, batch: Sequence[Axis]) -> tuple[LayerAxis, ...] | None:
+    """The batch's axes as the index walks them; None where it has a quotient or a remainder of one."""
+    found: list[LayerAxis] = []
+    inside = 1
+    for axis in reversed(batch):
+        stride = index.coefficient(axis.name)
+        if stride is None:
+            return None
+        last = found[-1] if found else None
+        if last and inside == last.inside * last.extent and stride == last.extent * last.stride:
+            found[-1] = replace(last, extent=last.extent * axis.extent)
+        elif stride and axis.extent > 1:
+            found.append(LayerAxis(inside, axis.extent, stride))
+        inside *= axis.extent
+    return tuple(found)

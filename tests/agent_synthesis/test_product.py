@@ -23,7 +23,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.ir import Nest, Type
-from agent_synthesis.nests.product import MatrixProduct, matrix_product, multiplies_matrices
+from agent_synthesis.nests.product import LayerAxis, MatrixProduct, matrix_product, multiplies_matrices
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
 from agent_synthesis.schedule import Emission
@@ -293,8 +293,9 @@ def test_operands_are_described_by_their_strides() -> None:
     made = product_of(lambda a, b: torch.bmm(a[:, :, 3:].transpose(1, 2), b), R(2, 32, 70), R(2, 32, 65))
     assert made is not None
     assert made.extents == (2, 67, 65, 32)
-    assert (made.left.offset, made.left.batch_stride, made.left.row_stride, made.left.depth_stride) == (3, 2240, 1, 70)
-    assert (made.right.batch_stride, made.right.row_stride, made.right.depth_stride) == (2080, 1, 65)
+    assert (made.left.offset, made.left.layers) == (3, (LayerAxis(1, 2, 2240),))
+    assert (made.left.row_stride, made.left.depth_stride) == (1, 70)
+    assert (made.right.layers, made.right.row_stride, made.right.depth_stride) == ((LayerAxis(1, 2, 2080),), 1, 65)
     assert made.flop_count == 2 * 2 * 67 * 65 * 32
 
 

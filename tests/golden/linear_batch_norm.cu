@@ -13,9 +13,9 @@ using ws_relu_shape = ws::MatrixProduct<ws::half, 2,
     ws::Directions{ws::kAlong, ws::kAlong},
     ws::Tiling{.columns = 128, .stages = 3, .cluster = 1, .group = 8, .promote = 1, .warpgroups = 2}>;
 constexpr ws::Operand ws_relu_left{.batch = 1, .rows = 192, .depth = 64, .slices = 1,
-    .batch_stride = 0, .row_stride = 64, .depth_stride = 1, .wide = 4, .chunk = 64};
+    .row_stride = 64, .depth_stride = 1, .wide = 4, .chunk = 64};
 constexpr ws::Operand ws_relu_right{.batch = 1, .rows = 256, .depth = 64, .slices = 1,
-    .batch_stride = 0, .row_stride = 64, .depth_stride = 1, .wide = 4, .chunk = 64};
+    .row_stride = 64, .depth_stride = 1, .wide = 4, .chunk = 64};
 
 struct ws_relu_end {
   float* __restrict__ states;

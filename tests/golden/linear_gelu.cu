@@ -8,9 +8,9 @@ using ws_gelu_shape = ws::MatrixProduct<ws::half, 2,
     ws::Directions{ws::kAlong, ws::kAlong},
     ws::Tiling{.columns = 128, .stages = 3, .cluster = 1, .group = 8, .promote = 1, .warpgroups = 2}>;
 constexpr ws::Operand ws_gelu_left{.batch = 1, .rows = 1024, .depth = 4096, .slices = 1,
-    .batch_stride = 0, .row_stride = 4096, .depth_stride = 1, .wide = 4, .chunk = 64};
+    .row_stride = 4096, .depth_stride = 1, .wide = 4, .chunk = 64};
 constexpr ws::Operand ws_gelu_right{.batch = 1, .rows = 8192, .depth = 4096, .slices = 1,
-    .batch_stride = 0, .row_stride = 4096, .depth_stride = 1, .wide = 4, .chunk = 64};
+    .row_stride = 4096, .depth_stride = 1, .wide = 4, .chunk = 64};
 
 struct ws_gelu_end {
   const float* __restrict__ p_linear_bias;

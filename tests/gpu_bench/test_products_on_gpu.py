@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
-from agent_synthesis.testing import Applied
+from agent_synthesis.testing import Applied, batched_product
 from gpu_bench.running.executor import Sources
 from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.v1 import artifact_pb2, candidate_pb2
@@ -85,6 +85,17 @@ def ran(made: Program, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tor
     return first
 
 
+def heads(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A product for each head, which lie beside each other in both operands."""
+    return a.transpose(1, 2) @ b.transpose(1, 2)
+
+
+def batches(seed: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Several batch axes."""
+    function, args = batched_product(seed, 152, 136, 96, dtype)
+    return Applied(function), args
+
+
 R = torch.randn
 CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "weights by rows": (Ended(512, 384, lambda y, r: F.gelu(y) * 2 + r), (R(256, 512), R(256, 384))),
@@ -118,6 +129,14 @@ CASES: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
     "a logsumexp of rows": (Ended(512, 1032, lambda y: torch.logsumexp(y * 2, 1, keepdim=True)), (R(300, 512),)),
     "the greatest of a batch": (Applied(lambda a, b: torch.bmm(a, b).amax(2)), (R(2, 200, 320), R(2, 320, 512))),
     "fp16 batch": (Applied(torch.bmm), (R(3, 150, 96).half(), R(3, 96, 136).half())),
+    "batches in any order": batches(5),
+    "batches of another order": batches(13),
+    "parts in TF32, batches": batches(9),
+    "batches of heads read as they are": (Applied(heads), (R(64, 128, 4, 64), R(64, 64, 4, 128))),
+    "batches of small matrices": (Applied(heads), (R(256, 64, 8, 16), R(256, 16, 8, 64))),
+    "bf16 batches of three axes": batches(13, torch.bfloat16),
+    "bf16 batches in any order": batches(10, torch.bfloat16),
+    "fp16 batches, one matrix for an axis": batches(4, torch.float16),
 }
 
 

@@ -25,7 +25,7 @@ from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import matrix_product
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission
-from agent_synthesis.testing import Applied
+from agent_synthesis.testing import Applied, batched_product
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 from warpsmith.v1 import task_pb2
@@ -68,7 +68,19 @@ SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
         (R(7, 20).bfloat16(), R(20, 9).bfloat16()),
         {"rows": 32, "columns": 32, "split_k": 1},
     ),
+    "a batch backwards": (
+        lambda a, b: a.flip(0).transpose(0, 1) @ b.transpose(0, 1),
+        (R(2, 3, 17, 8), R(2, 3, 8, 6)),
+        {"rows": 32, "columns": 32, "split_k": 1},
+    ),
 }
+_BATCHES = ((2, torch.float32, 1), (7, torch.float32, 2), (13, torch.float32, 1), (15, torch.bfloat16, 1))
+"""Of several axes: seed, type, slices."""
+for _seed, _dtype, _slices in _BATCHES:
+    SMALL[f"batches {_seed}"] = (
+        *batched_product(_seed, 9, 12, 70 if _slices > 1 else 20, _dtype),
+        {"rows": 32, "columns": 64, "split_k": _slices},
+    )
 
 
 def small(name: str) -> tuple[Nest, Emission]:
@@ -127,6 +139,9 @@ SPLIT: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], in
     "TF32 and slices": (lambda a, b: a @ b.T, (R(3, 151), R(8, 151)), 2, "tf32x3"),
     "slices": (lambda a, b: a @ b, (R(3, 150), R(150, 8)), 2, "fp16x3"),
     "a batch": (torch.bmm, (R(2, 3, 33), R(2, 33, 12)), 1, "fp16x3"),
+    "batches in any order": (*batched_product(15, 4, 12, 33), 1, "fp16x3"),
+    "batches and slices": (*batched_product(2, 4, 12, 150), 2, "fp16x3"),
+    "batches of TF32": (*batched_product(9, 3, 12, 37), 1, "tf32x3"),
 }
 
 
@@ -162,7 +177,7 @@ def test_parts_and_roots_make_the_floats_again(executions: dict[str, Execution],
         for layer in range(layers):
             first = layer % slices * depth
             count = min(depth, k - first)
-            at = operand.offset + layer // slices * operand.batch_stride + first * operand.depth_stride
+            at = operand.offset + operand.layer_at(layer // slices) + first * operand.depth_stride
             truth = memory.as_strided((rows, count), (operand.row_stride, operand.depth_stride), at)
             torch.testing.assert_close(value[layer, :, :count], truth, rtol=2**-21, atol=0)
             assert not value[layer, :, count:].any()

@@ -177,7 +177,7 @@ class _AttentionText(ProductText):
 
     def __init__(self, hardware: Hardware, nest: Nest, made: Attention, settings: AttentionSettings) -> None:
         value = made.value
-        operand = Operand(value.buffer, made.type, value.offset, value.inner, value.column, value.row)
+        operand = Operand(value.buffer, made.type, value.offset, (), value.column, value.row)
         product = MatrixProduct(
             made.reduction.name, operand, operand, made.batch, (made.rows,), (made.columns,), (made.keys,)
         )

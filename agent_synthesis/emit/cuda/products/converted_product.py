@@ -15,9 +15,9 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products import tensor_core_product
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName, is_walked
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, ProductText, product_of
-from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth, without_empty
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.product_end import EVERYWHERE, band_of, end_of, three_axes
@@ -80,16 +80,15 @@ class CudaConvertedProduct(CudaSchedule):
         """Memory shared out otherwise, or half or twice the slices."""
         slices, k = current.split_k, product_of(nest).extents[3]
         found = [replace(each, split_k=slices) for each in _MEMORY]
-        found += [replace(current, split_k=_without_empty(k, count)) for count in (slices // 2, 2 * slices)]
+        found += [replace(current, split_k=without_empty(k, count)) for count in (slices // 2, 2 * slices)]
         return tuple(each for each in found if each != current)
 
     def footprint(self, nest: Nest, settings: ConvertedSettings) -> Footprint:
         """Sums of slices are written and read; nothing else moves twice."""
         product, slices = product_of(nest), settings.split_k
-        batch, m, n, _ = product.extents
         return Footprint(
-            extra_bytes=8 * batch * m * n * slices if slices > 1 else 0,
-            parallel_count=_tile_count(product, slices),
+            extra_bytes=8 * product.sum_count * slices if slices > 1 else 0,
+            parallel_count=slices * product.tile_count(TILE_ROWS, COLUMNS),
             launch_count=3 if slices > 1 else 2,
             tensor_flop_count=3 * product.flop_count,
         )
@@ -102,6 +101,7 @@ class CudaConvertedProduct(CudaSchedule):
         tiling = Tiling(COLUMNS, settings.halves, cluster=1, raster=8, promote=1, split_k=settings.split_k)
         made = _ConvertedText(self.hardware, simple, product_of(nest), ENGINES[settings.engine], tiling)
         made.operands.across = ()  # nothing is measured
+        made.operands.copied = made.operands.sides[1:]
         made.left_steps, made.right_steps = settings.left, settings.right
         heading = function_text.header(simple, self.name, settings)
         return made.emission(heading, [made.product(), made.repair()], _HEADERS)
@@ -135,20 +135,21 @@ class _ConvertedText(ProductText):
             f"                         marks, {self.end_value()});",
             "}",
         ]
-        outer = 4 * right.operand.depth_stride
+        o = right.operand
+        steps = [(self._k, o.depth_stride), *((axis.extent, axis.stride or o.depth_stride) for axis in o.walk())]
         columns = candidate_pb2.TensorMap(
-            buffer=right.operand.buffer,
+            buffer=o.buffer,
             dtype=tensor_pb2.DTYPE_FLOAT32,
-            extents=[self._n, self._k, 1, self._batch],
-            byte_strides=[outer, outer, 4 * right.operand.batch_stride if self._batch > 1 else outer],
-            box=[COLUMNS, TILE_DEPTH, 1, 1],
+            extents=[self._n, *(extent for extent, _ in steps)],
+            byte_strides=[4 * stride for _, stride in steps],
+            box=[COLUMNS, TILE_DEPTH, *(1 for _ in steps[1:])],
         )
         work = [self.operands.workspace(name) for name in ("left_roots", "right_roots", "marks")]
         passed = [
             candidate_pb2.LaunchArgument(tensor_map=columns),
             *map(address, (left.operand.buffer, *work, *self.ends())),
         ]
-        grid = min(_tile_count(self._product, self._tiling.split_k), self.hardware.sm_count)
+        grid = min(self._tiling.split_k * self._product.tile_count(TILE_ROWS, COLUMNS), self.hardware.sm_count)
         halves = self._tiling.stages
         # The scales of its columns, and barriers and what alignment takes.
         shared = STEP_BYTES * (self.left_steps + self.right_steps + halves) + 4 * COLUMNS * halves + 1280
@@ -164,7 +165,7 @@ class _ConvertedText(ProductText):
 def predicted_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
     """Time of the product's kernel and of adding slices, by waves of tiles."""
     k = product.extents[3]
-    waves = -(-_tile_count(product, slices) // hardware.sm_count)
+    waves = -(-slices * product.tile_count(TILE_ROWS, COLUMNS) // hardware.sm_count)
     steps = -(-slice_depth(k, slices) // TILE_DEPTH)
     costs = hardware.costs
     tile_ns = steps * costs.converted_step_ns + costs.tile_end_ns
@@ -173,31 +174,18 @@ def predicted_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> flo
 
 def _is_laid_out(product: MatrixProduct) -> bool:
     """Whether copies of 16 bytes and the copy engine find whole steps of both operands."""
-    batch, m, n, k = product.extents
+    _, m, n, k = product.extents
     left, right = product.left, product.right
     if left.type is not Type.F32 or right.type is not Type.F32 or k % TILE_DEPTH:
         return False
     if min(m, n) < tensor_core_product.LEAST_ROWS or left.depth_stride != 1 or left.row_stride < k:
         return False
-    if right.row_stride != 1 or right.depth_stride < n or right.offset or (batch > 1 and right.batch_stride <= 0):
+    if right.row_stride != 1 or right.depth_stride < n or not is_walked(right, right.depth_stride, 4):
         return False
-    steps = (left.row_stride, left.batch_stride, left.offset, right.depth_stride, right.batch_stride)
-    return all(step >= 0 and step % 4 == 0 for step in steps)
-
-
-def _tile_count(product: MatrixProduct, slices: int) -> int:
-    batch, m, n, _ = product.extents
-    return batch * slices * -(-m // TILE_ROWS) * -(-n // COLUMNS)
+    return all(step >= 0 and step % 4 == 0 for step in (left.row_stride, left.offset, *left.layer_strides))
 
 
 def _slices(hardware: Hardware, product: MatrixProduct) -> int:
     """Slices that fill the multiprocessors."""
-    k = product.extents[3]
-    return _without_empty(k, min(hardware.sm_count // _tile_count(product, 1), k // tensor_core_product.LEAST_SLICE))
-
-
-def _without_empty(depth: int, slices: int) -> int:
-    """As many slices, or fewer where the last would be empty; at least one."""
-    while slices > 1 and (slices - 1) * slice_depth(depth, slices) >= depth:
-        slices -= 1
-    return max(1, slices)
+    k, tiles = product.extents[3], product.tile_count(TILE_ROWS, COLUMNS)
+    return without_empty(k, min(hardware.sm_count // tiles, k // tensor_core_product.LEAST_SLICE))

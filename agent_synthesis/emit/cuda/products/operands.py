@@ -73,6 +73,8 @@ class Operands:
         self.sides = (Side("left", product.left, m), Side("right", product.right, n))
         self.across = tuple(side for side in self.sides if side.is_across)
         """Those that are measured."""
+        self.copied: Sequence[Side] = self.sides if self.parts == 1 and engine else ()
+        """Those that copies find as they lie in memory."""
 
     def name(self, side: Side) -> str:
         """The name of an operand's description."""
@@ -87,13 +89,22 @@ class Operands:
         lines = []
         for side in self.sides if self.parts > 1 or not self._engine else ():
             o = side.operand
+            axes = ", ".join(f"{{{axis.inside}, {axis.extent}, {axis.stride}}}" for axis in o.layers)
             lines += [
                 f"constexpr ws::Operand {self.name(side)}{{.batch = {self._batch}, .rows = {side.rows}, "
                 f".depth = {self._k}, .slices = {self._tiling.split_k},",
-                f"    .batch_stride = {o.batch_stride}, .row_stride = {o.row_stride}, "
-                f".depth_stride = {o.depth_stride}, .wide = {self._wide(side)}, .chunk = {self._chunk(side)}}};",
+                f"    .row_stride = {o.row_stride}, .depth_stride = {o.depth_stride}, .wide = {self._wide(side)}, "
+                f".chunk = {self._chunk(side)}{f', .layers = {{{axes}}}' if axes else ''}}};",
             ]
         return lines
+
+    def directions(self) -> str:
+        """How kernels' copies find both, as `ws::Directions` has it."""
+        found = [f"ws::{'kAcross' if side.is_across else 'kAlong'}" for side in self.sides]
+        if self._batch > 1 and self.copied:
+            walks = [side.operand.walk() if side in self.copied else () for side in self.sides]
+            found += [f"{{{', '.join(f'{{{axis.inside}, {axis.extent}}}' for axis in walk)}}}" for walk in walks]
+        return ", ".join(found)
 
     # -- kernels that split
 
@@ -154,7 +165,7 @@ class Operands:
         """Neighbouring operands that every access can take at once."""
         o = side.operand
         inner, outer = (side.rows, o.depth_stride) if side.is_across else (self._k, o.row_stride)
-        return 1 if any(size % 4 for size in (inner, outer, o.batch_stride, o.offset)) else 4
+        return 1 if any(size % 4 for size in (inner, outer, *o.layer_strides, o.offset)) else 4
 
     def _groups(self, side: Side) -> int:
         wide = self._wide(side)
@@ -195,18 +206,19 @@ class Operands:
         return [*found, _cleared(self.workspace("marks"), [1])]
 
     def map(self, side: Side) -> candidate_pb2.LaunchArgument:
-        """The operand's parts as (depth, row, part, layer); across as (row, depth, part, layer)."""
+        """The operand's parts as (depth, row, part, layer), across (row, depth, …); what is not split by its axes."""
         assert self._engine
         o, wide, depth = side.operand, self._engine.element_bytes, padded(self._slice)
         if self.parts > 1:
             buffer = self.workspace(f"{side.name}_halves")
             inner = padded(side.rows) if side.is_across else depth
             part = (self._slice if side.is_across else side.rows) * inner
-            layer = self.parts * part
+            others = [(self.parts, part), (self.layers, self.parts * part)]
         else:
             buffer, depth, inner = o.buffer, self._slice, o.depth_stride if side.is_across else o.row_stride
-            layer = self._slice * o.depth_stride if self._tiling.split_k > 1 else o.batch_stride
-            part = layer = layer or inner
+            others = [(axis.extent, axis.stride or inner) for axis in o.walk()]
+            if self._tiling.split_k > 1:
+                others[1] = self.layers, self._slice * o.depth_stride
         rows = TILE_ROWS if side.name == "left" else self._tiling.columns // self._tiling.cluster
         extents = [side.rows, self._slice] if side.is_across else [depth, side.rows]
         steps = self._engine.stage_depth
@@ -215,9 +227,9 @@ class Operands:
             tensor_map=candidate_pb2.TensorMap(
                 buffer=buffer,
                 dtype=self._engine.dtype,
-                extents=[*extents, self.parts, self.layers],
-                byte_strides=[wide * inner, wide * part, wide * layer],
-                box=[*box, 1, 1],
+                extents=[*extents, *(extent for extent, _ in others)],
+                byte_strides=[wide * inner, *(wide * stride for _, stride in others)],
+                box=[*box, *(1 for _ in others)],
                 swizzle_bytes=128,
                 rounds_to_tf32=self.parts == 1 and self._engine.dtype == tensor_pb2.DTYPE_FLOAT32,
             )

@@ -17,6 +17,7 @@ from warpsmith.v1 import tensor_pb2
 
 NEEDS = frozenset({Feature.BULK_COPIES, Feature.WARPGROUP_PRODUCTS, Feature.CLUSTERS})
 """What a card must have for any of them."""
+TENSOR_MAP_DIMENSIONS = 5
 _ROW_BYTES = 128
 """Bytes of an operand's row in a stage: the swizzle's width."""
 
@@ -78,13 +79,14 @@ def engines(nest: Nest, product: MatrixProduct) -> Sequence[EngineName]:
         case Type.F32:
             sides = (product.left, product.right)
             is_along = all(side.depth_stride == 1 for side in sides)
-            is_copied = is_along and all(_is_copied(side, product.extents[0]) for side in sides)
+            is_copied = is_along and all(is_walked(side, side.row_stride, 4) for side in sides)
             plain = (EngineName.TF32,) if nest.allows_tf32 and is_copied else ()
             return (*plain, EngineName.FP16X3, *((EngineName.TF32X3,) if is_along else ()))
     return ()
 
 
-def _is_copied(operand: Operand, batch: int) -> bool:
-    """Whether the copy engine walks the operand's own floats."""
-    steps = (operand.row_stride, operand.batch_stride) if batch > 1 else (operand.row_stride,)
-    return operand.offset == 0 and all(step > 0 and step % 4 == 0 for step in steps)
+def is_walked(operand: Operand, outer: int, whole: int) -> bool:
+    """Whether the copy engine walks the operand itself: `outer` apart, and by so many elements that have 16 bytes."""
+    steps = (outer, *operand.layer_strides)
+    is_shallow = len(steps) < TENSOR_MAP_DIMENSIONS and operand.offset == 0
+    return is_shallow and all(step > 0 and step % whole == 0 for step in steps)

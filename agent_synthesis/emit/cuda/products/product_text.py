@@ -94,13 +94,12 @@ class ProductText:
     def shape(self) -> list[str]:
         """The product's type, and what is split."""
         t, wide = self._tiling, max(2, self._width)
-        directions = ", ".join(f"ws::{'kAcross' if side.is_across else 'kAlong'}" for side in self.operands.sides)
         band = band_of(self._end)
         lines = [
             f"using {self.entry}_shape = ws::MatrixProduct<{self.operands.element}, {self.operands.parts},",
             f"    ws::Extents{{.batch = {self._batch}, .m = {self._m}, .n = {self._n}, .k = {self._k}, "
             f".slices = {t.split_k}, .pack = {wide}}},",
-            f"    ws::Directions{{{directions}}},",
+            f"    ws::Directions{{{self.operands.directions()}}},",
             f"    ws::Tiling{{.columns = {t.columns}, .stages = {t.stages}, .cluster = {t.cluster}, "
             f".group = {t.raster}, .promote = {t.promote}, .warpgroups = {t.warpgroups}}}",
         ]
@@ -174,7 +173,7 @@ class ProductText:
             "}",
         ]
         maps, tiling = [self.operands.map(side) for side in self.operands.sides], self._tiling
-        clusters = self.operands.layers * -(-self._m // (TILE_ROWS * tiling.cluster)) * -(-self._n // tiling.columns)
+        clusters = tiling.split_k * self._product.tile_count(TILE_ROWS * tiling.cluster, tiling.columns)
         grid = min(clusters, self.hardware.resident_clusters(tiling.cluster)) * tiling.cluster
         record = geometry.record(
             f"{self.entry}_product", grid, WARPGROUP_THREADS * (1 + tiling.warpgroups), [*maps, *self.ending()],

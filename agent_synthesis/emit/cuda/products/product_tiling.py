@@ -68,6 +68,13 @@ def slice_depth(depth: int, slices: int) -> int:
     return depth if slices == 1 else geometry.round_up(-(-depth // slices), TILE_DEPTH)
 
 
+def without_empty(depth: int, slices: int) -> int:
+    """As many slices, or fewer where the last would be empty; at least one."""
+    while slices > 1 and (slices - 1) * slice_depth(depth, slices) >= depth:
+        slices -= 1
+    return max(1, slices)
+
+
 def padded(count: int) -> int:
     """Halves from one row (or depth) to the next, as the kernels have it."""
     return 32 if count <= 32 else geometry.round_up(count, 64)

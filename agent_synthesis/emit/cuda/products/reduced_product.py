@@ -55,8 +55,7 @@ class CudaReducedProduct(CudaStatesProduct):
     def footprint(self, nest: Nest, settings: ProductSettings) -> Footprint:
         """Halves as those of the product, and states."""
         product, reduced = CudaProduct(self.hardware).footprint(product_alone(nest), settings), _reduced(nest)
-        batch, m, n, _ = reduced.product.extents
-        states = batch * m * -(-n // settings.columns)
+        states = reduced.product.tile_count(1, settings.columns)
         return replace(
             product,
             extra_bytes=product.extra_bytes + 2 * states * reduced.stage.state_bytes(),
@@ -144,7 +143,7 @@ class ReducedText(StatesText):
 
     def workspaces(self) -> tuple[candidate_pb2.Buffer, ...]:
         """Those of every product, and the states."""
-        states = self._batch * self._m * -(-self._n // self._tiling.columns)
+        states = self._product.tile_count(1, self._tiling.columns)
         words = -(-states * self._stage.state_bytes() // 8)
         return (*super().workspaces(), geometry.workspace(self._nest, "partials", words))
 

@@ -27,6 +27,8 @@ from warpsmith.hardware import Hardware
 
 MOST_FLOPS = 1 << 30
 """Operations above which a library's tiles, larger than these, win (20 us at cuBLAS's rate in f32)."""
+MOST_LAYER_FLOPS = 1 << 19
+"""Operations of one matrix of a batch up to which a library's tiles are no larger: 64 by 64 by 64, say."""
 SIDES = (32, 64, 128)
 """Rows and columns of a tile: each of 256 threads has 4, 16 or 64 sums of a square one."""
 LEAST_SLICE = 128
@@ -53,18 +55,20 @@ class CudaSmallProduct(CudaSchedule):
     settings = SmallSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """A product with any strides, up to `MOST_FLOPS`."""
+        """A product with any strides, up to `MOST_FLOPS`, or a batch of matrices of `MOST_LAYER_FLOPS`."""
         product = matrix_product(iteration_space.simplified(nest))
         if product is None or product.left.type is not product.right.type or product.left.type not in _TYPES:
             return False
-        return product.flop_count <= MOST_FLOPS and iteration_space.is_safe_in_place(nest)
+        most = max(MOST_FLOPS, MOST_LAYER_FLOPS * product.extents[0])
+        return product.flop_count <= most and iteration_space.is_safe_in_place(nest)
 
     def defaults(self, nest: Nest) -> SmallSettings:
-        """The largest tile that still gives every other multiprocessor one; slices where none does."""
+        """The largest tile, but for empty halves, that still gives every other multiprocessor one; else slices."""
         product = product_of(nest)
         for side in reversed(SIDES):
-            if 2 * _tile_count(product, side, side) >= self.hardware.sm_count:
-                return SmallSettings(rows=side, columns=side)
+            rows, columns = (min([side, *(s for s in SIDES if s >= extent)]) for extent in product.extents[1:3])
+            if 2 * product.tile_count(rows, columns) >= self.hardware.sm_count:
+                return SmallSettings(rows=rows, columns=columns)
         return SmallSettings(split_k=_slice_counts(self.hardware, product, SIDES[0], SIDES[0])[-1])
 
     def alternatives(self, nest: Nest, current: SmallSettings) -> Sequence[SmallSettings]:
@@ -75,9 +79,8 @@ class CudaSmallProduct(CudaSchedule):
     def footprint(self, nest: Nest, settings: SmallSettings) -> Footprint:
         """Slices' sums are written and read."""
         product, slices = product_of(nest), settings.split_k
-        batch, m, n, _ = product.extents
-        tiles = _tile_count(product, settings.rows, settings.columns)
-        extra = 8 * batch * m * n * slices if slices > 1 else 0
+        tiles = product.tile_count(settings.rows, settings.columns)
+        extra = 8 * product.sum_count * slices if slices > 1 else 0
         return Footprint(extra_bytes=extra, parallel_count=tiles * slices, launch_count=1 + (slices > 1))
 
     def emit(self, nest: Nest, settings: SmallSettings) -> Emission:
@@ -86,7 +89,7 @@ class CudaSmallProduct(CudaSchedule):
         simple, product = iteration_space.simplified(nest), product_of(nest)
         tiling = Tiling(settings.columns, stages=1, cluster=1, raster=1, promote=1, split_k=settings.split_k)
         made = ProductText(self.hardware, simple, product, None, tiling, widest=settings.columns // 16)
-        blocks = _tile_count(product, settings.rows, settings.columns) * settings.split_k
+        blocks = product.tile_count(settings.rows, settings.columns) * settings.split_k
         kernel = _kernel(made, settings.rows, blocks)
         return made.emission(function_text.header(simple, self.name, settings), [kernel], _HEADERS)
 
@@ -112,21 +115,14 @@ def _require_slices(nest: Nest, settings: SmallSettings) -> None:
         IllegalMove: one is.
     """
     slices, depth = settings.split_k, product_of(nest).extents[3]
-    if slices > 1 and (slices - 1) * product_tiling.slice_depth(depth, slices) >= depth:
+    if product_tiling.without_empty(depth, slices) < slices:
         raise IllegalMove(f"{nest.name}: {slices} slices of a depth of {depth} leave one empty")
-
-
-def _tile_count(product: MatrixProduct, rows: int, columns: int) -> int:
-    batch, m, n, _ = product.extents
-    return batch * -(-m // rows) * -(-n // columns)
 
 
 def _slice_counts(hardware: Hardware, product: MatrixProduct, rows: int, columns: int) -> tuple[int, ...]:
     """Powers of two that leave slices deep enough and blocks few enough to run at once."""
-    tiles, depth = _tile_count(product, rows, columns), product.extents[3]
+    tiles, depth = product.tile_count(rows, columns), product.extents[3]
     counts = [1]
     while 2 * counts[-1] * tiles <= 2 * hardware.sm_count and depth // (2 * counts[-1]) >= LEAST_SLICE:
         counts.append(2 * counts[-1])
-    return tuple(
-        count for count in counts if count == 1 or (count - 1) * product_tiling.slice_depth(depth, count) < depth
-    )
+    return tuple(count for count in counts if product_tiling.without_empty(depth, count) == count)

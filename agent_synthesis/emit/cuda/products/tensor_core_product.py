@@ -13,7 +13,7 @@ from dataclasses import replace
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products import product_text, product_tiling
-from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName, engines
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName, engines, is_walked
 from agent_synthesis.emit.cuda.products.product_text import product_of
 from agent_synthesis.emit.cuda.products.product_tiling import Epilogue, ProductSettings, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
@@ -71,10 +71,10 @@ class CudaProduct(CudaSchedule):
             return False
         if product.left.type is Type.F32 and iteration_space.reads_what_it_writes(nest):
             return False  # tiles whose rows no scale fits are computed again
-        batch, m, n, k = product.extents
+        _, m, n, k = product.extents
         if min(m, n) < LEAST_ROWS or k < LEAST_DEPTH or not iteration_space.is_safe_in_place(nest):
             return False
-        return all(_suits(operand, batch) for operand in (product.left, product.right))
+        return _suits(product.left) and _suits(product.right)
 
     def defaults(self, nest: Nest) -> ProductSettings:
         """Of a few tilings that measured well at 4096 and 8192 of everything, the fastest by a model of waves."""
@@ -100,7 +100,7 @@ class CudaProduct(CudaSchedule):
             extra += batch * k * (4 * engine.element_bytes * (m + n) + 4 * sum(across))
             launches += 3 if across else 2
         if tiling.split_k > 1:
-            extra += 8 * batch * m * n * tiling.split_k
+            extra += 8 * product.sum_count * tiling.split_k
             launches += 1
         return Footprint(
             extra_bytes=extra,
@@ -157,7 +157,7 @@ def require_fits(hardware: Hardware, nest: Nest, settings: ProductSettings) -> N
 def _require_slices(name: str, product: MatrixProduct, slices: int, *, is_split: bool) -> None:
     """Checks that no slice is empty, and that the copy engine finds slices of what is not split."""
     batch, _, _, k = product.extents
-    if (slices - 1) * product_tiling.slice_depth(k, slices) >= k:
+    if product_tiling.without_empty(k, slices) < slices:
         raise IllegalMove(f"{name}: {slices} slices of a depth of {k} leave one empty")
     if not is_split and (batch > 1 or k % (slices * product_tiling.TILE_DEPTH)):
         raise IllegalMove(f"{name}: operands that are not split are sliced without a batch, and into whole stages")
@@ -178,9 +178,8 @@ def predicted_ns(hardware: Hardware, product: MatrixProduct, settings: ProductSe
 
 def adding_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
     """Time of writing and adding up slices' sums."""
-    batch, m, n, _ = product.extents
     costs = hardware.costs
-    return costs.slices_ns + 8 * batch * m * n * slices / costs.bytes_per_ns if slices > 1 else 0.0
+    return costs.slices_ns + 8 * product.sum_count * slices / costs.bytes_per_ns if slices > 1 else 0.0
 
 
 def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct) -> float:
@@ -189,17 +188,15 @@ def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct)
     settings, moved = CudaProduct(hardware).defaults(nest), 0
     is_held = product_tiling.slice_depth(k, settings.split_k) <= MOST_SLICE
     for rows, operand in ((m, product.left), (n, product.right)):
-        layers = batch if operand.batch_stride else 1
         reads = 1 if is_held and operand.depth_stride == 1 else 2
-        moved += 4 * rows * k * (layers * reads + batch)
+        moved += 4 * rows * k * (operand.layer_count * reads + batch)
     return predicted_ns(hardware, product, settings) + moved / hardware.costs.bytes_per_ns
 
 
 def _tile_count(product: MatrixProduct, tiling: Tiling) -> int:
     """Blocks' tiles, whole clusters of them."""
-    batch, m, n, _ = product.extents
-    clusters = -(-m // (product_tiling.TILE_ROWS * tiling.cluster))
-    return batch * tiling.split_k * tiling.cluster * clusters * -(-n // tiling.columns)
+    clusters = product.tile_count(product_tiling.TILE_ROWS * tiling.cluster, tiling.columns)
+    return tiling.split_k * tiling.cluster * clusters
 
 
 def _fastest(hardware: Hardware, nest: Nest, names: Sequence[EngineName]) -> ProductSettings:
@@ -225,8 +222,8 @@ def _beginnings(hardware: Hardware, product: MatrixProduct, engine: EngineName) 
 
 def _slice_counts(hardware: Hardware, product: MatrixProduct, columns: int) -> tuple[int, ...]:
     """Slices that fill one, two … waves of multiprocessors, where one slice leaves most of them idle."""
-    batch, m, n, k = product.extents
-    tiles = batch * -(-m // product_tiling.TILE_ROWS) * -(-n // columns)
+    k = product.extents[3]
+    tiles = product.tile_count(product_tiling.TILE_ROWS, columns)
     if 2 * tiles > hardware.sm_count:
         return (1,)
     whole = max(1, hardware.sm_count // tiles)
@@ -243,12 +240,10 @@ def _holds(nest: Nest, tiling: Tiling) -> bool:
     return tiling.split_k == 1 and 2 * vectors <= steps and can_hold(iteration_space.simplified(nest), product)
 
 
-def _suits(operand: Operand, batch: int) -> bool:
+def _suits(operand: Operand) -> bool:
     """Whether the splitting kernel (f32) or the copy engine (16 bits) can walk the operand."""
     if 1 not in (operand.depth_stride, operand.row_stride) or min(operand.depth_stride, operand.row_stride) <= 0:
         return False
     if operand.type is Type.F32:
-        return operand.batch_stride >= 0
-    outer = operand.row_stride if operand.depth_stride == 1 else operand.depth_stride
-    steps = (outer, operand.batch_stride) if batch > 1 else (outer,)
-    return operand.offset == 0 and all(step > 0 and step % 8 == 0 for step in steps)
+        return min(operand.layer_strides, default=0) >= 0
+    return is_walked(operand, operand.row_stride if operand.depth_stride == 1 else operand.depth_stride, 8)
