@@ -171,6 +171,14 @@ def is_credible(trial: trial_pb2.Trial) -> bool:
     return timing_pb2.FLAG_FLOOR_SUSPECT not in trial.timing.raised
 
 
+_NOT_COMPUTED = {
+    timing_pb2.FLAG_OUTPUT_ZERO: "the module gives nothing but zeros on such values",
+    timing_pb2.FLAG_OUTPUT_CONSTANT: "the module gives the same on all such values",
+    timing_pb2.FLAG_INPUT_UNUSED: "an input of the module does not influence what it gives",
+}
+"""Labels of a reference that nothing is faster than."""
+
+
 def shortfall(trial: trial_pb2.Trial) -> str:
     """Why the best is not called faster, as the end of a sentence."""
     timing = trial.timing
@@ -185,10 +193,10 @@ def shortfall(trial: trial_pb2.Trial) -> str:
         )
     if speedup.median <= 1.0:
         return f"the best reaches {speedup.median:.2f}x"
-    return (
-        f"the best reaches {speedup.median:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}], too little to be told from "
-        f"none where equals differ by {100 * timing.noise_floor:.1f} %"
-    )
+    reached = f"the best reaches {speedup.median:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}], "
+    if (found := next(filter(_NOT_COMPUTED.__contains__, timing.raised), None)) is not None:
+        return f"{reached}but {_NOT_COMPUTED[found]}: its answer can be had without computing all of it"
+    return f"{reached}too little to be told from none where equals differ by {100 * timing.noise_floor:.1f} %"
 
 
 def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:

@@ -37,6 +37,9 @@ from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2
 
 Move = analysis_pb2.Move
+MOST_SIBLINGS = 4
+"""Of a group, the last before it, that are offered: each step of a network that is written as a loop reads the same
+weights, and those further away are siblings of what comes of the nearer ones."""
 
 
 def apply(plan: Plan, move: Move) -> Plan:
@@ -142,7 +145,7 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
         for producer in plan.producers(group):
             effect = f"computes {_words(plan, plan.group(producer))} and {what} in one kernel"
             yield Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group.name, choice=producer), effect
-        for sibling in plan.siblings(group):
+        for sibling in plan.siblings(group)[-MOST_SIBLINGS:]:
             effect = f"computes {_words(plan, plan.group(sibling))} and {what} in one kernel, which reads once"
             yield Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=group.name, choice=sibling), effect
         if group.engine != "library":

@@ -98,6 +98,21 @@ def test_siblings_that_read_one_tensor_become_one_kernel_that_reads_it_once(targ
         torch.testing.assert_close(got, wanted)
 
 
+def _loop(x: torch.Tensor) -> torch.Tensor:
+    weight, state = torch.eye(40), x[0]
+    for step in range(24):
+        state = torch.tanh((x[step % 6] + state) @ weight)
+    return state
+
+
+def test_a_network_written_as_a_loop_has_moves_in_proportion_to_its_steps() -> None:
+    plan = zero(Applied(_loop), task_pb2.TARGET_CUDA)
+    products = [group.name for group in plan.groups if "matmul" in group.name]
+    assert len(plan.siblings(plan.group(products[-1]))) > moves.MOST_SIBLINGS
+    offered = [each for each, _ in moves._candidates(plan) if each.group == products[-1] and each.choice in products]
+    assert [each.choice for each in offered] == products[-1 - moves.MOST_SIBLINGS : -1]
+
+
 SEPARATE = {
     "nothing in common": (lambda x, y, _: (x.relu(), y.exp()), "nothing large"),
     "only something small": (lambda x, y, z: (x * z, y + z), "nothing large"),
