@@ -19,18 +19,10 @@ from agent_compile.toolchains.jailed_compiler import JailedCompiler
 from agent_compile.toolchains.toolchain import Compiled, Limits, Outcome
 from warpsmith import digest
 from warpsmith.errors import Infrastructure
+from warpsmith.processor_flags import FLAGS
 from warpsmith.v1 import candidate_pb2, task_pb2
 
-FLAGS = (
-    "-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC",
-    # None of these changes a value: products may fuse with sums (as on the GPU), and no kernel reads errno or traps.
-    # -ffast-math is absent: it would drop NaN, infinities and the order of sums.
-    "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    # Nothing throws: the tables of exceptions would bring a writable word along.
-    "-fno-exceptions",
-    "-w",
-)  # fmt: skip
-"""Time is headers, not optimisation: -O0 saves 15 ms of 250, leaving out <algorithm> saves 85 (g++ 12, a softmax)."""
+# Time is headers, not optimisation: -O0 saves 15 ms of 250, leaving out <algorithm> saves 85 (g++ 12, a softmax).
 
 
 class Gxx:

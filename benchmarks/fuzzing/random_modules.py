@@ -30,7 +30,6 @@ from typing import Any
 import torch
 
 from agent_compile import policy
-from agent_compile.toolchains.gxx import FLAGS
 from agent_correctness.judge import Judge as Verifier
 from agent_synthesis import generator
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
@@ -48,6 +47,7 @@ from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove
 from warpsmith.graphs.capture import CaptureRefused
 from warpsmith.graphs.task_module import TaskModule
+from warpsmith.processor_flags import FLAGS
 from warpsmith.v1 import (
     analysis_pb2,
     artifact_pb2,

@@ -8,6 +8,7 @@ from orchestrator.exports import export
 from orchestrator.exports.export import Exported, Names
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
+from warpsmith.processor_flags import FLAGS
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
 _FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f"}
@@ -38,7 +39,7 @@ class ModuleExporter:
                 case "memset":
                     steps.append([export.fill(step.memset, names)])
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
-        built = ["_WS_SOURCES", *([repr(hardware.architecture(program))] if on_gpu else [])]
+        built = ["_WS_SOURCES", repr(hardware.architecture(program) if on_gpu else list(FLAGS))]
         runtime = ["cuda_runtime" if on_gpu else "cpu_runtime", *(["cuda_graphs"] if program.cuda_graph else [])]
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),

@@ -12,7 +12,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from agent_compile.toolchains.gxx import FLAGS
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import BufferRef, Nest, Type
@@ -21,6 +20,7 @@ from agent_synthesis.schedule import Emission, Schedule
 from agent_synthesis.settings import Settings
 from warpsmith.graphs import dtypes
 from warpsmith.hardware import H200
+from warpsmith.processor_flags import FLAGS
 
 Job = tuple[Nest, Schedule, Settings | None]
 Kernel = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]

@@ -19,6 +19,7 @@ from orchestrator.exports.carried import gradient, guard
 from orchestrator.exports.export_kernelbench import KernelBenchExporter, inline_headers, refusals
 from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.errors import BadInput, NotFound
+from warpsmith.processor_flags import FLAGS
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2
 
 MODULE = '''
@@ -151,6 +152,11 @@ def test_the_exported_module_gives_the_modules_results_and_falls_back(tmp_path: 
     environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     check = CHECK.format(directory=str(tmp_path), module="scale_warpsmith", device="cpu", calls=4)
     subprocess.run([sys.executable, "-c", check], check=True, env=environment)
+
+
+def test_an_exported_kernel_is_compiled_as_the_one_that_was_measured() -> None:
+    text = ModuleExporter().export(_run(task_pb2.TARGET_CPU, KERNEL)).text
+    assert f"_WsKernels(_WS_SOURCES, {list(FLAGS)!r})" in text
 
 
 @pytest.mark.gpu

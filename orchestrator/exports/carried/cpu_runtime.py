@@ -17,10 +17,10 @@ import torch
 
 
 class _WsKernels:
-    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled."""
+    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled, with `flags`."""
 
-    def __init__(self, sources):
-        self._sources = sources
+    def __init__(self, sources, flags):
+        self._sources, self._flags = sources, flags
         self._library = None
 
     def launch(self, entry, *tensors):
@@ -40,8 +40,7 @@ class _WsKernels:
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             raise RuntimeError("this kernel needs a C++ compiler: install g++, or set CXX")
-        flags = ["-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
-        parts = [compiler, _ws_processor(), *flags, *self._sources, *self._sources.values()]
+        parts = [compiler, _ws_processor(), *self._flags, *self._sources, *self._sources.values()]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "warpsmith"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +51,7 @@ class _WsKernels:
             with tempfile.TemporaryDirectory(dir=cache) as directory:
                 for name, text in self._sources.items():
                     (pathlib.Path(directory) / name).write_text(text)
-                command = [compiler, *flags, "-c", next(iter(self._sources)), "-o", "kernel.o"]
+                command = [compiler, *self._flags, "-c", next(iter(self._sources)), "-o", "kernel.o"]
                 subprocess.run(command, cwd=directory, check=True)
                 # Linked without libgomp on purpose: see _load.
                 link = [compiler, "-shared", "kernel.o", "-o", "kernel.so"]
