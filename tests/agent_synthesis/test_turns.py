@@ -21,9 +21,9 @@ from agent_synthesis.emit.registry import schedules
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.analysis.transposition import turn
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.nests.transposition import turn
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.schedule import Emission, Offered

@@ -16,8 +16,8 @@ from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.cpu_settings import Loop, PointwiseSettings
 from agent_synthesis.emit.cpu.cpu_struct import CpuStruct
 from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.transposition import Turn, turn
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.nests.transposition import Turn, turn
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove

@@ -14,8 +14,8 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeSettings, TransposeText
 from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.analysis.transposition import Turn, turn
 from agent_synthesis.nests.ir import Load, Nest
-from agent_synthesis.nests.transposition import Turn, turn
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES, Hardware

@@ -12,8 +12,8 @@ from enum import StrEnum
 from agent_synthesis.emit.cuda import generated_struct, kernel_text
 from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH
 from agent_synthesis.emit.expression import Scope
+from agent_synthesis.nests.analysis.transposition import Turn
 from agent_synthesis.nests.ir import Load, Store
-from agent_synthesis.nests.transposition import Turn
 from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 
 _MEMBERS = (
