@@ -84,6 +84,7 @@ class Bench:
 
     def session(self, module: tasks.Module) -> Session:
         """The session of a module; the one before is closed. That of the honest job stays."""
+        self._begin()
         if module.name == kernels.WIDE.name:
             self._staying = self._staying or Session(kernels.task(module), machine=self.machine)
             return self._staying
@@ -111,6 +112,13 @@ class Bench:
 
     def settle(self) -> None:
         """Makes everything that stays, and remembers what there is then."""
+        self._begin()
+        if self._idle is None:
+            self.usual(kernels.WIDE)
+            self._idle = self.traces.now()
+
+    def _begin(self) -> None:
+        """Makes what stays beside sessions, and remembers what there is before the first of those."""
         if self._begun is None:
             assert not isinstance(
                 self.compiler.compile(kernels.program(kernels.honest(kernels.WIDE))).outcome, Rejected
@@ -118,9 +126,6 @@ class Bench:
             self.machine.describe(task_pb2.TARGET_CUDA)
             self.machine.compiled(task_pb2.TARGET_CUDA)
             self._begun = self.traces.now(), free_bytes()
-        if self._idle is None:
-            self.usual(kernels.WIDE)
-            self._idle = self.traces.now()
 
     def assert_idle(self) -> None:
         """Ends the session that does not stay, and fails where more is left than there was before the first such."""
