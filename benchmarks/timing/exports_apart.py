@@ -37,6 +37,7 @@ EXAMPLES = {
         "self.conv = nn.Conv2d(64, 64, 3, padding=1); self.norm = nn.GroupNorm(8, 64)",
         "F.silu(self.norm(self.conv(x))) + x", _BLOCK),
     "pointwise_conv_gelu": ("self.conv = nn.Conv2d(64, 128, 1)", "F.gelu(self.conv(x)) * 0.5", _BLOCK),
+    "conv_channel_softmax": ("self.conv = nn.Conv2d(64, 64, 1)", "torch.softmax(self.conv(x), 1)", _BLOCK),
     "small_softmax": ("pass", "torch.softmax(x, 1)", "torch.randn(64, 512)"),
     **{name: cpu_examples.EXAMPLES[name] for name in (
         "softmax", "gelu_bias_scale", "layer_norm", "group_norm_relu", "sum_of_rows", "causal_softmax", "masked_choice",
