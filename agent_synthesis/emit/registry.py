@@ -97,13 +97,14 @@ def _installed() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
     return tuple(plugins.find("schedule", name) for name in plugins.names("schedule"))
 
 
-def suits(schedule: Offered, nest: Nest) -> bool:
-    """Whether a schedule is asked about a nest: about recurrent networks, about what multiplies matrices, or about what
-    does neither; one of a plugin is asked about the last two."""
-    if isinstance(nest, Recurrence) or schedule.name in RECURRENT:
-        return isinstance(nest, Recurrence) and schedule.name in RECURRENT
-    is_ours = type(schedule.made).__module__.startswith(__package__)
-    return not is_ours or (schedule.name in PRODUCTS) == multiplies_matrices(nest)
+def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:
+    """The schedules of a target that are asked about a nest: those of recurrent networks, of what multiplies matrices,
+    or of what does neither; one of a plugin is asked about both of the last two."""
+    offered = schedules(target, hardware)
+    if isinstance(nest, Recurrence):
+        return [each for each in offered if each.name in RECURRENT]
+    others = PRODUCTS if multiplies_matrices(nest) else {each.name for each in offered} - PRODUCTS - RECURRENT
+    return [each for each in offered if each.name in others or not type(each.made).__module__.startswith(__package__)]
 
 
 def why_not(schedule: Offered) -> str:

@@ -122,8 +122,7 @@ def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Ha
 
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Offered, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
-    offered = [each for each in registry.schedules(target, hardware) if registry.suits(each, nest)]
-    return tuple(each for each in offered if each.accepts(nest))
+    return tuple(each for each in registry.asked_about(nest, target, hardware) if each.accepts(nest))
 
 
 def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardware = H200) -> Offered:

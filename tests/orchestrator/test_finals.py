@@ -146,8 +146,16 @@ def test_a_best_time_that_no_audit_cleared_is_not_quoted() -> None:
         ),
         ((1.68, 1.6, 1.7), timing_pb2.FLAG_FLOOR_SUSPECT, "less time than the machine allows"),
         ((1.10, 0.95, 1.3), timing_pb2.FLAG_FEW_BLOCKS, "reaches 1.10x [0.95, 1.30], too little to be told from none"),
-        ((3.04, 3.03, 3.05), timing_pb2.FLAG_INPUT_UNUSED, "reaches 3.04x [3.03, 3.05], but an input of the module does"),
-        ((9.10, 9.0, 9.2), timing_pb2.FLAG_OUTPUT_CONSTANT, "reaches 9.10x [9.00, 9.20], but the module gives the same"),
+        (
+            (3.04, 3.03, 3.05),
+            timing_pb2.FLAG_INPUT_UNUSED,
+            "reaches 3.04x [3.03, 3.05], but an input of the module does",
+        ),
+        (
+            (9.10, 9.0, 9.2),
+            timing_pb2.FLAG_OUTPUT_CONSTANT,
+            "reaches 9.10x [9.00, 9.20], but the module gives the same",
+        ),
         ((0.86, 0.84, 0.88), timing_pb2.FLAG_FEW_BLOCKS, "the best reaches 0.86x"),
     ],
 )

@@ -1,0 +1,83 @@
+"""Recurrent networks in one kernel through plan, NVRTC and executor on a GPU: against fp64, call after call."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agent_compile.testing import cubin_of
+from gpu_bench.running.executor import Sources
+from gpu_bench.running.gpu.cuda import CudaExecutor
+
+pytestmark = pytest.mark.gpu
+
+
+class Whole(nn.Module):
+    """A network from given states, whose results are all read."""
+
+    def __init__(self, network: nn.RNNBase) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sequence, last = self.network(x, states if len(states) > 1 else states[0])
+        return (sequence, *last) if isinstance(last, tuple) else (sequence, last)
+
+
+CASES = {
+    "lstm": (nn.LSTM(128, 256, 6, batch_first=True), 10, 64, {}),
+    "lstm in both directions": (nn.LSTM(100, 200, 3, bidirectional=True), 7, 33, {}),
+    "lstm, one layer after another": (nn.LSTM(64, 96, 4), 5, 40, {"layers": 1}),
+    "lstm, a wide batch": (nn.LSTM(32, 48, 2), 70, 12, {}),
+    "lstm of 512 threads": (nn.LSTM(128, 256, 6), 10, 64, {"threads": 512}),
+    "gru": (nn.GRU(128, 256, 6), 10, 64, {}),
+    "gru in both directions": (nn.GRU(128, 256, 2, bidirectional=True), 10, 50, {}),
+    "gru of halves": (nn.GRU(128, 256, 3).half(), 9, 50, {}),
+    "lstm of bfloat16": (nn.LSTM(128, 256, 3).bfloat16(), 9, 50, {}),
+    "tanh": (nn.RNN(50, 77, 2), 3, 30, {}),
+    "relu, no biases": (nn.RNN(50, 77, 2, nonlinearity="relu", bias=False), 3, 30, {}),
+    "one step": (nn.GRU(16, 24, 3), 2, 1, {}),
+}
+
+
+def program_of(module: nn.Module, args: tuple[torch.Tensor, ...], setting: dict[str, int]) -> Any:
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import fusion, moves
+    from agent_synthesis.plans.plan import plan_zero
+    from warpsmith.graphs.capture import capture
+    from warpsmith.v1 import analysis_pb2, task_pb2
+
+    plan = plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+    (group,) = plan.groups
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name))
+    assert plan.groups[0].schedule == "cuda_recurrent"
+    return generator.generate(fusion.with_settings(plan, group.name, plan.groups[0].settings.changed(setting)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_network_is_what_it_is_in_float64_and_the_same_in_each_call(name: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    network, batch, steps, setting = CASES[name]
+    device, dtype = torch.device("cuda", 0), next(network.parameters()).dtype
+    cells = network.num_layers * (1 + network.bidirectional)
+    sizes = (batch, steps) if network.batch_first else (steps, batch)
+    states = [(cells, batch, network.hidden_size)] * (1 + isinstance(network, nn.LSTM))
+    args = tuple(torch.randn(shape).to(dtype) for shape in ((*sizes, network.input_size), *states))
+    program = program_of(Whole(network), args, setting)
+    with torch.no_grad():
+        truth = Whole(copy.deepcopy(network).double())(*(each.double() for each in args))
+    parameters = {key: each.detach().to(device) for key, each in Whole(network).named_parameters()}
+    sources = Sources([each.to(device) for each in args], parameters, {})
+    call = CudaExecutor().load(program, cubin_of(program), device).bind(sources)
+    results = [call() for _ in range(5)]
+    torch.cuda.synchronize()
+    bound = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}[dtype]
+    for outputs in results:
+        for output, first, wanted in zip(outputs, results[0], truth, strict=True):
+            assert torch.equal(output, first)
+            assert float((output.double().cpu() - wanted).abs().max()) < bound
