@@ -43,6 +43,19 @@ class Applied(torch.nn.Module):
         return self._function(*args)
 
 
+class Recurrent(torch.nn.Module):
+    """A recurrent network from given states, whose results are all read: the sequence, then the last states."""
+
+    def __init__(self, network: torch.nn.RNNBase) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the network gives, in one tuple."""
+        sequence, last = self.network(x, states if len(states) > 1 else states[0])
+        return (sequence, *last) if isinstance(last, tuple) else (sequence, last)
+
+
 def batched_product(
     seed: int, m: int, n: int, k: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:

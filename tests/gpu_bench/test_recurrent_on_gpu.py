@@ -10,22 +10,11 @@ import torch
 from torch import nn
 
 from agent_compile.testing import cubin_of
+from agent_synthesis.testing import Recurrent
 from gpu_bench.running.executor import Sources
 from gpu_bench.running.gpu.cuda import CudaExecutor
 
 pytestmark = pytest.mark.gpu
-
-
-class Whole(nn.Module):
-    """A network from given states, whose results are all read."""
-
-    def __init__(self, network: nn.RNNBase) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        sequence, last = self.network(x, states if len(states) > 1 else states[0])
-        return (sequence, *last) if isinstance(last, tuple) else (sequence, last)
 
 
 CASES = {
@@ -68,10 +57,10 @@ def test_a_network_is_what_it_is_in_float64_and_the_same_in_each_call(name: str)
     sizes = (batch, steps) if network.batch_first else (steps, batch)
     states = [(cells, batch, network.hidden_size)] * (1 + isinstance(network, nn.LSTM))
     args = tuple(torch.randn(shape).to(dtype) for shape in ((*sizes, network.input_size), *states))
-    program = program_of(Whole(network), args, setting)
+    program = program_of(Recurrent(network), args, setting)
     with torch.no_grad():
-        truth = Whole(copy.deepcopy(network).double())(*(each.double() for each in args))
-    parameters = {key: each.detach().to(device) for key, each in Whole(network).named_parameters()}
+        truth = Recurrent(copy.deepcopy(network).double())(*(each.double() for each in args))
+    parameters = {key: each.detach().to(device) for key, each in Recurrent(network).named_parameters()}
     sources = Sources([each.to(device) for each in args], parameters, {})
     call = CudaExecutor().load(program, cubin_of(program), device).bind(sources)
     results = [call() for _ in range(5)]

@@ -6,7 +6,6 @@ A slice of every strategy and every class of shape; `make test-simt ALL=1` runs 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from simulated import Subject, simulation, wrong_values
@@ -20,15 +19,6 @@ from warpsmith.v1 import task_pb2
 pytestmark = [pytest.mark.simt, pytest.mark.timeout(1800)]  # the first test of each sanitizer compiles and runs all
 
 SLICE = a_slice()
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    made = Simulator()
-    if made.missing():
-        pytest.skip(made.missing())
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

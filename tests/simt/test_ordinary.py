@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from simulated import program_of
@@ -28,15 +26,6 @@ from warpsmith.hardware import H200
 
 pytestmark = pytest.mark.simt
 ROWS, COLUMNS = 512, 128
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    made = Simulator()
-    if made.missing():
-        pytest.skip(made.missing())
-    yield made
-    made.close()
 
 
 def computed(simulator: Simulator, nest: Nest, x: torch.Tensor) -> torch.Tensor:

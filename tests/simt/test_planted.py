@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,15 +12,6 @@ from agent_correctness.simulation.simt import Execution, Sanitizer, Simulation, 
 from agent_correctness.simulation.simt_findings import Finding, Kind
 
 pytestmark = pytest.mark.simt
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    made = Simulator()
-    if made.missing():
-        pytest.skip(made.missing())
-    yield made
-    made.close()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,15 +26,6 @@ from warpsmith.v1 import task_pb2
 
 pytestmark = pytest.mark.simt
 ROWS, DEPTH, COLUMNS = 133, 40, 37
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    made = Simulator()
-    if made.missing():
-        pytest.skip(made.missing())
-    yield made
-    made.close()
 
 
 def normed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,15 +32,6 @@ from warpsmith.v1 import task_pb2
 
 pytestmark = pytest.mark.simt
 R = torch.randn
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    made = Simulator()
-    if made.missing():
-        pytest.skip(made.missing())
-    yield made
-    made.close()
 
 
 def nest_of(name: str, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> Nest:

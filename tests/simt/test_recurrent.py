@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from agent_synthesis.emit.cuda.recurrent import CudaRecurrent, RecurrentSettings
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.recurrence import Recurrence
+from agent_synthesis.testing import Recurrent
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 
@@ -42,18 +42,6 @@ class Case:
         sizes = (self.batch, self.steps) if network.batch_first else (self.steps, self.batch)
         shapes = [(*sizes, network.input_size)] + [(cells, self.batch, network.hidden_size)] * (1 + _is_lstm(network))
         return tuple(torch.randn(shape, generator=generator).to(self.dtype) for shape in shapes)
-
-
-class Whole(torch.nn.Module):
-    """A network whose results are all read."""
-
-    def __init__(self, network: torch.nn.RNNBase) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        sequence, last = self.network(x, states if len(states) > 1 else states[0])
-        return (sequence, *last) if isinstance(last, tuple) else (sequence, last)
 
 
 def _is_lstm(network: torch.nn.RNNBase) -> bool:
@@ -85,19 +73,10 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    made = Simulator()
-    if made.missing():
-        pytest.skip(made.missing())
-    yield made
-    made.close()
-
-
 def nest_of(case: Case) -> tuple[Recurrence, dict[str, torch.Tensor]]:
     """The case's nest, of a name of its own, and the values of what it reads."""
     inputs = case.inputs()
-    index = GraphIndex(capture(Whole(case.network), inputs))
+    index = GraphIndex(capture(Recurrent(case.network), inputs))
     (node,) = (name for name in index.nodes if not index.is_view(name))
     nest = lower(index, (node,), tuple(index.results(node)))
     assert isinstance(nest, Recurrence), nest
@@ -114,7 +93,7 @@ def expected(case: Case) -> list[torch.Tensor]:
     """PyTorch's results in float64."""
     network, inputs = case.network, [each.double() for each in case.inputs()]
     with torch.no_grad():
-        return list(Whole(copy.deepcopy(network).double())(*inputs))
+        return list(Recurrent(copy.deepcopy(network).double())(*inputs))
 
 
 @pytest.mark.parametrize("sanitizer", [Sanitizer.ADDRESS, Sanitizer.THREAD])
