@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from warpsmith import arguments
-from warpsmith.hardware import CARDS
+from warpsmith.hardware import CARDS, TENSOR_MAP_DIMENSIONS
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 MOST_STEPS = 4096
@@ -30,7 +30,6 @@ CLUSTER_BLOCKS = 16
 SHARED_BYTES = max(card.shared_bytes for card in CARDS.values())
 
 # CUDA driver API, cuTensorMapEncodeTiled.
-TENSOR_MAP_DIMENSIONS = 5
 TENSOR_MAP_EXTENT = 2**32
 TENSOR_MAP_STRIDE = 2**40
 TENSOR_MAP_BOX = 256

@@ -193,7 +193,8 @@ class Session:
     def expect_final(self) -> None:
         """Has the process of a final measurement made while a finalist is verified.
 
-        Not for outputs so large that memory may not do for both. Raises what `compare` raises.
+        Not for outputs so large that memory may not do for both, and not where one waits already. Raises what `compare`
+        raises.
         """
         with self._lock:
             if self._workers.has_spare:

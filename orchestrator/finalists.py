@@ -32,10 +32,13 @@ STEADY = 0.9
 HOPELESS = 0.95
 """Upper end of a screening's interval below which, on a GPU, no final is made: it has these baselines and more. Where
 they are an earlier run's, scaled, one is made, which reads them."""
-_FINAL_WORDS = frozenset({
-    timing_pb2.FLAG_FLOOR_SUSPECT, timing_pb2.FLAG_FLOOR_REJECT, timing_pb2.FLAG_OUTPUT_CONSTANT,
-    timing_pb2.FLAG_OUTPUT_ZERO, timing_pb2.FLAG_INPUT_UNUSED,
-})  # fmt: skip
+_NOT_COMPUTED = {
+    timing_pb2.FLAG_OUTPUT_ZERO: "the module gives nothing but zeros on such values",
+    timing_pb2.FLAG_OUTPUT_CONSTANT: "the module gives the same on all such values",
+    timing_pb2.FLAG_INPUT_UNUSED: "an input of the module does not influence what it gives",
+}
+"""Labels of a reference that nothing is faster than."""
+_FINAL_WORDS = frozenset({timing_pb2.FLAG_FLOOR_SUSPECT, timing_pb2.FLAG_FLOOR_REJECT, *_NOT_COMPUTED})
 """Labels that a second look takes nothing from."""
 DOUBTFUL_FROM = 1.05
 """Least median of a speedup whose final is made once more where it was not beyond doubt."""
@@ -169,14 +172,6 @@ def _beaten_ns(judged: Sequence[trial_pb2.Trial], target: task_pb2.Target.ValueT
 def is_credible(trial: trial_pb2.Trial) -> bool:
     """Whether its time was not too good to be true."""
     return timing_pb2.FLAG_FLOOR_SUSPECT not in trial.timing.raised
-
-
-_NOT_COMPUTED = {
-    timing_pb2.FLAG_OUTPUT_ZERO: "the module gives nothing but zeros on such values",
-    timing_pb2.FLAG_OUTPUT_CONSTANT: "the module gives the same on all such values",
-    timing_pb2.FLAG_INPUT_UNUSED: "an input of the module does not influence what it gives",
-}
-"""Labels of a reference that nothing is faster than."""
 
 
 def shortfall(trial: trial_pb2.Trial) -> str:

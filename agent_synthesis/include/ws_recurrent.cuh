@@ -54,8 +54,10 @@ template <class T, Cell kCell_, RecurrentSizes kSizes, RecurrentTiling kTiling> 
   static constexpr int64 kCountersAt = 2 * kPositions * kSetWords, kWords = kCountersAt + (kCells + 1) * kCounterWords;
   static constexpr int kSequences = kLayers == 1 ? 1 : kLayers - 1 < kAtOnce + 1 ? kLayers - 1 : kAtOnce + 1;  // between layers
   static constexpr int64 kSequence = int64(kSteps) * kBatch * kBelow;                     // elements of one
-  // Steps that a CTA tells the layer above of at once: to do so it waits for its own writes. Of two directions all.
+  // Steps that a CTA tells the layer above of at once, counted from the last; of two directions all. To tell, it waits for its own
+  // writes. And no CTA may be a telling ahead of another, since they are counted together: two steps ahead none can be.
   static constexpr int kTold = kDirections == 1 ? 2 : kSteps, kTellings = (kSteps + kTold - 1) / kTold;
+  static constexpr int kFirstTold = (kSteps - 1) % kTold;
   static constexpr int kLoads = (kBatch * kMostInputs + kThreads - 1) / kThreads;  // a thread's, of a step's input
   static constexpr bool kAhead = kLoads <= 24;                                     // as many as registers hold
 };
@@ -194,7 +196,7 @@ template <class R, class Net> struct RecurrentCell {
       advance(step);
       if (goes_on) put_input(step + 1);
       __syncthreads();
-      if (threadIdx.x == 0 && (!goes_on || (step + 1) % R::kTold == 0)) ptx::count_release(counter(cell()));
+      if (threadIdx.x == 0 && step % R::kTold == R::kFirstTold) ptx::count_release(counter(cell()));
       if (goes_on) multiply<R, R::kInputVectors>(input_weight, memory.input, memory.input_sum);
     }
   }
@@ -230,7 +232,7 @@ template <class R, class Net> struct RecurrentCell {
     if (layer == 0) return;
 #pragma unroll
     for (int below = 0; below < R::kDirections; ++below) {
-      const unsigned tellings = R::kDirections == 1 ? (at + R::kTold) / R::kTold : 1;
+      const unsigned tellings = R::kDirections == 1 ? (at - R::kFirstTold + 2 * R::kTold - 1) / R::kTold : 1;
       if (known[below] < R::kCtas * tellings)
         known[below] = wait_for(counter((layer - 1) * R::kDirections + below), R::kCtas * tellings);
     }

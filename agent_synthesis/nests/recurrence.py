@@ -90,7 +90,8 @@ def traced(index: GraphIndex, node: graph_pb2.Node, outputs: Sequence[str], name
     """The node as a nest that makes `outputs`.
 
     Raises:
-        Refused: it is of another type than floats, projects its hidden states, or a parameter is not in rows.
+        Refused: it is of another type than floats, projects its hidden states, a parameter is not in rows, or a tensor
+            is empty.
     """
     values, states, parameters, has_biases, layers, _, _, bidirectional, batch_first = node.args
     spec, reads = index.spec(values.tensor), _names(states)

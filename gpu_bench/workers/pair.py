@@ -239,8 +239,8 @@ class Pair:
 
     @property
     def has_spare(self) -> bool:
-        """Whether the process of the next final measurement was begun."""
-        return self._spare is not None
+        """Whether the process of the next final measurement was begun, or waits in the lot."""
+        return self._spare is not None or self._lot is not None
 
     def begin_spare(self) -> None:
         """Begins to make the process of the next final measurement."""
@@ -255,9 +255,9 @@ class Pair:
     def use_spare(self) -> None:
         """Has it for the candidate's process, with its cache, where it was begun; the old one was dropped."""
         spare, self._spare = self._spare, None
-        if spare is None:
+        if spare is None or (worker := spare.taken()) is None:
             return
-        self._bench, self._saw_damage = spare.worker(), False
+        self._bench, self._saw_damage = worker, False
         if self._cache is not None:
             self._cache.close()
         self._cache, self._saw_candidate = spare.cache, False

@@ -1,12 +1,14 @@
 """The process of the next final measurement, made while its finalist is verified.
 
 The one idea: a final needs a process that has seen no candidate, with every baseline compiled, which takes ten seconds
-and disturbs nothing unless something is timed. On a GPU compiling itself times something: there the process is made and
-loads what it needs. It has a compiler's cache of its own, which no candidate can write.
+and disturbs nothing unless something is timed. On a GPU compiling itself times something, and memory may be short: the
+process is made, loads what it needs and touches no GPU. It has a compiler's cache of its own, which no candidate can
+write.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,8 +19,8 @@ from warpsmith.v1 import judging_pb2, task_pb2
 
 
 class Spare:
-    """Begun when it is made: `start` makes a process that uses a cache, `open_bench` makes it ready for the task;
-    then it prepares what it can of a final within `prepare_seconds`: on a processor its baselines.
+    """Begun when it is made: `start` makes a process that uses a cache. On a processor `open_bench` makes it ready for
+    the task, and it prepares the baselines of a final within `prepare_seconds`.
 
     `known`: the cache that its own begins with.
     """
@@ -34,11 +36,15 @@ class Spare:
         self.cache = CompilerCache(known)
         self.cache.renew()
         self._worker: Worker | None = None
+        self._open_later = open_bench if target != task_pb2.TARGET_CPU else lambda _: None
+        self._is_closed = False
 
         def make() -> None:
             self._worker = start(self.cache)
-            open_bench(self._worker)
+            if self._is_closed:
+                return
             if target == task_pb2.TARGET_CPU:
+                open_bench(self._worker)
                 request = judging_pb2.PrepareBaselinesRequest()
                 self._worker.call("prepare_baselines", request, judging_pb2.Done, deadline_s=prepare_seconds)
             else:
@@ -58,8 +64,19 @@ class Spare:
             return None
         return self._worker
 
+    def taken(self) -> Worker | None:
+        """The process, with the task open; None where that failed, and then nothing is left of either."""
+        worker = self.worker()
+        with contextlib.suppress(WarpsmithError, OSError):  # another process will say why
+            if worker is not None:
+                self._open_later(worker)
+                return worker
+        self.close()
+        return None
+
     def close(self) -> None:
         """Ends the process, ready or not, and removes its cache."""
+        self._is_closed = True
         if self._worker is not None:
             self._worker.close()
         if (worker := self.worker()) is not None:

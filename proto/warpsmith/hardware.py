@@ -16,6 +16,8 @@ from warpsmith.v1 import candidate_pb2, task_pb2, timing_pb2
 
 STATIC_SHARED_BYTES: Final = 48 << 10
 """Shared memory that a block has without asking for more, on any card: what may be declared with a constant size."""
+TENSOR_MAP_DIMENSIONS: Final = 5
+"""At most (CUDA driver API, cuTensorMapEncodeTiled)."""
 
 
 class Feature(enum.Enum):

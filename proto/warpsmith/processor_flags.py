@@ -17,3 +17,4 @@ FLAGS: Final = (
     "-fno-exceptions",
     "-w",
 )  # fmt: skip
+"""Time is headers, not optimisation: -O0 saves 15 ms of 250, leaving out <algorithm> saves 85 (g++ 12, a softmax)."""

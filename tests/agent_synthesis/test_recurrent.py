@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,3 +154,22 @@ def test_two_equal_networks_have_one_kernel() -> None:
     program = generate(plan)
     assert len({step.launch.entry for step in program.steps if step.HasField("launch")}) == 1
     assert next(source.text for source in program.sources if source.name == "kernel.cu").count("__global__") == 1
+
+
+@pytest.mark.parametrize("setting", [{"layers": 0}, {"layers": 4}, {"threads": 0}, {"threads": 16}, {"threads": 100}])
+def test_settings_that_cannot_be_are_refused_by_name(setting: dict[str, int]) -> None:
+    plan, nest = authored(Last(nn.LSTM(8, 16, 3)), X)
+    group = plan.group(recurrent(plan))
+    with pytest.raises(IllegalMove, match=r"layers|threads"):
+        plan.schedule(group).emit(nest, group.settings.changed(setting))
+
+
+@pytest.mark.parametrize(("count", "is_wide"), [(1 << 20, False), (1 << 31, True)])
+def test_offsets_are_wide_where_a_tensor_is(count: int, is_wide: bool) -> None:
+    plan, nest = authored(Last(nn.LSTM(8, 16, batch_first=True)), X)
+    group = plan.group(recurrent(plan))
+    assert nest.network is not None
+    buffers = list(nest.buffers)
+    buffers[nest.network.values.buffer] = replace(buffers[nest.network.values.buffer], element_count=count)
+    text = plan.schedule(group).emit(replace(nest, buffers=tuple(buffers)), group.settings).text
+    assert ("ws::int64(row)" in text) == is_wide

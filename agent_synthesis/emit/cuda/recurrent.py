@@ -15,7 +15,7 @@ from agent_synthesis.emit.cuda.kernel_text import wrapped
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Names
 from agent_synthesis.emit.spelling import CUDA
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.ir import Nest, needs_int64
 from agent_synthesis.nests.recurrence import Network, Tensor, network_of
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
@@ -27,8 +27,9 @@ _LANES, _VECTOR = 32, 128
 """Sums that a warp adds up at a time; columns that its lanes have in one vector each."""
 _MOST_CHUNK = 16
 """Rows of the batch beyond which values that a warp loads ahead spill registers."""
-_OTHER_REGISTERS = 64
-"""Of a thread, beside its weights: a sum for each lane, values, addresses."""
+_MOST_AHEAD, _OTHER_REGISTERS = 24, 64
+"""Loads of a thread that are on their way for a step; registers beside those and its weights: a sum for each lane,
+values, addresses."""
 _COUNTER_WORDS = 16
 _OWN_NAMES = (
     "T", "x_at", "hidden_at", "memory_at", "input_weight", "hidden_weight", "input_bias", "hidden_bias",
@@ -44,7 +45,7 @@ busy with them; to read 128 bytes of shared memory (H100)."""
 class RecurrentSettings(Settings):
     """Of `cuda_recurrent`."""
 
-    layers: int = setting(1, "layers that run at once, each a step behind the one below")
+    layers: int = setting(1, "layers that run at once, each a step or two behind the one below")
     threads: int = setting(256, "threads of a block", (256, 512))
 
 
@@ -62,7 +63,9 @@ class _Tiling:
     @staticmethod
     def of(hardware: Hardware, network: Network, settings: RecurrentSettings) -> _Tiling:
         """Raises IllegalMove where the layers do not fit on the card at once, each cell with an SM at least."""
-        most = hardware.sm_count // (settings.layers * network.directions)
+        if settings.threads < 32:
+            raise IllegalMove(f"{settings.threads} threads a block, which has whole warps")
+        most = hardware.sm_count // max(1, settings.layers * network.directions)
         if not 1 <= settings.layers <= network.layers or most < 1:
             raise IllegalMove(f"{settings.layers} layers at once, of {network.layers}, on {hardware.sm_count} SMs")
         units = -(-network.hidden // most)
@@ -81,13 +84,19 @@ class _Tiling:
     @property
     def pitches(self) -> tuple[int, int]:
         """Columns of the two matrices, in whole vectors of a warp."""
-        network = self.network
-        most = max(network.inputs, network.directions * network.hidden if network.layers > 1 else 0)
-        return geometry.round_up(most, _VECTOR), geometry.round_up(network.hidden, _VECTOR)
+        return geometry.round_up(self.most_inputs, _VECTOR), geometry.round_up(self.network.hidden, _VECTOR)
 
     @property
-    def weight_registers(self) -> int:
-        return self.warp_rows * sum(self.pitches) // 32
+    def most_inputs(self) -> int:
+        """Columns of what a layer reads, of the layer that reads most."""
+        network = self.network
+        return max(network.inputs, network.directions * network.hidden if network.layers > 1 else 0)
+
+    @property
+    def held_registers(self) -> int:
+        """Of a thread: its weights, and the input of the next step on its way."""
+        loads = -(-self.network.batch * self.most_inputs // self.settings.threads)
+        return self.warp_rows * sum(self.pitches) // 32 + (loads if loads <= _MOST_AHEAD else 0)
 
     @property
     def shared_bytes(self) -> int:
@@ -192,7 +201,7 @@ class CudaRecurrent(CudaSchedule):
             raise IllegalMove(f"{nest.name}: more steps than can be counted")
         geometry.require_block(
             self.hardware, nest, threads=settings.threads, shared_bytes=tiling.shared_bytes,
-            held_registers=tiling.weight_registers + _OTHER_REGISTERS - geometry.KERNEL_OVERHEAD_REGISTERS,
+            held_registers=tiling.held_registers + _OTHER_REGISTERS - geometry.KERNEL_OVERHEAD_REGISTERS,
         )  # fmt: skip
 
 
@@ -226,7 +235,7 @@ class _Text:
         for name, first, result in zip(
             ("keep_sequence", "keep_hidden", "keep_memory"), ("step", "cell", "cell"), network.results, strict=False
         ):
-            stored = f"{self._names[result.buffer]}[{_place(result, first)}] = value; " if result else ""
+            stored = f"{self._names[result.buffer]}[{self._place(result, first)}] = value; " if result else ""
             lines.append(f"  WS_INLINE void {name}(int {first}, int row, int column, T value) const {{ {stored}}}")
         return [*lines, "};", ""]
 
@@ -239,8 +248,16 @@ class _Text:
         ]
 
     def _reads(self, name: str, first: str, tensor: Tensor) -> str:
-        place = f"{self._names[tensor.buffer]}[{_place(tensor, first)}]"
+        place = f"{self._names[tensor.buffer]}[{self._place(tensor, first)}]"
         return f"  WS_INLINE T {name}(int {first}, int row, int column) const {{ return {place}; }}"
+
+    def _place(self, tensor: Tensor, first: str) -> str:
+        """The offset of an element, as text."""
+        is_far = needs_int64(self._nest.buffers[tensor.buffer])
+        names = (f"ws::int64({name})" if is_far else name for name in (first, "row", "column"))
+        return " + ".join(
+            name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, tensor.strides, strict=True)
+        )
 
     def _chosen(self, name: str, buffers: Sequence[int | None]) -> list[str]:
         """A function from a cell's number to a pointer."""
@@ -274,9 +291,3 @@ class _Text:
 
 def _named(names: Sequence[str], values: Sequence[int]) -> str:
     return ", ".join(f".{name} = {value}" for name, value in zip(names, values, strict=True))
-
-
-def _place(tensor: Tensor, first: str) -> str:
-    """The offset of an element, as text."""
-    terms = zip((f"ws::int64({first})", "row", "column"), tensor.strides, strict=True)
-    return " + ".join(name if stride == 1 else f"{name} * {stride}" for name, stride in terms)

@@ -12,12 +12,11 @@ from enum import StrEnum
 
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
-from warpsmith.hardware import Feature
+from warpsmith.hardware import TENSOR_MAP_DIMENSIONS, Feature
 from warpsmith.v1 import tensor_pb2
 
 NEEDS = frozenset({Feature.BULK_COPIES, Feature.WARPGROUP_PRODUCTS, Feature.CLUSTERS})
 """What a card must have for any of them."""
-TENSOR_MAP_DIMENSIONS = 5
 _ROW_BYTES = 128
 """Bytes of an operand's row in a stage: the swizzle's width."""
 
