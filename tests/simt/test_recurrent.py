@@ -19,7 +19,7 @@ from agent_synthesis.testing import Recurrent
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 
-pytestmark = pytest.mark.simt
+pytestmark = [pytest.mark.simt, pytest.mark.timeout(1800)]  # each test compiles and runs all
 
 
 @dataclass(frozen=True)
