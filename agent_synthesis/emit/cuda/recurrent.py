@@ -174,10 +174,10 @@ class CudaRecurrent(CudaSchedule):
         return Emission("\n".join(lines), _HEADERS, (launch,), (*between, words))
 
     def _layers(self, nest: Nest) -> Sequence[int]:
-        """How many may run at once: where there are two directions, a layer needs all of the one below."""
+        """How many might run at once."""
         network = network_of(nest)
         assert network is not None
-        return range(1, network.layers + 1) if network.directions == 1 else (1,)
+        return range(1, network.layers + 1)
 
     def _legal(self, nest: Nest) -> list[RecurrentSettings]:
         threads = RecurrentSettings.declared()["threads"].values
