@@ -112,6 +112,21 @@ def test_a_block_that_waits_for_a_later_one_gets_it(simulator: Simulator) -> Non
     assert integers(run(simulator, made, Sanitizer.THREAD)) == [7, 1]
 
 
+@pytest.mark.parametrize(("places", "is_right"), [(1, False), (2, True)])
+def test_blocks_do_not_keep_step(simulator: Simulator, places: int, is_right: bool) -> None:
+    """Two blocks tell each other the number of a step, in `places` places in turn: who is held back misses one of one."""
+    text = body(
+        "for (int step = 1; step <= 200; ++step) {"
+        f"  int* words = y + step % {places} * 2; atomicExch(words + blockIdx.x, step);"
+        "  while (atomicAdd(words + 1 - blockIdx.x, 0) != step) ; }"
+    )
+    made = program(text, "kernel", 4, grid=2, threads=1)
+    made.steps[0].launch.cooperative = True
+    made.buffers[1].role = candidate_pb2.ROLE_WORKSPACE
+    findings = run(simulator, made).findings
+    assert [finding.kind for finding in findings] == ([] if is_right else [Kind.DEADLOCK])
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [

@@ -3,6 +3,8 @@
 // The one idea: each pass over the threads runs every one that can run, in an order that the seed chose, up to its next
 // wait. Blocks begin one after another (a cluster's, and a cooperative grid's, together); when all that have begun wait
 // for memory, the next one begins, as on a GPU with room. When there is no next one, no thread can go on: a deadlock.
+// Now and then a block is held back until no other can go on without it, so that what is right only while blocks keep step
+// shows.
 #pragma once
 #include <stdio.h>
 #include <string.h>
@@ -125,6 +127,9 @@ class Machine {
       moved_ = ran_ = false;
       pass();
       retire();
+      const bool was_held = held_ != nullptr;
+      hold();
+      if (was_held && !moved_) continue;
       idle = moved_ ? 0 : idle + 1;
       if (next_ < waiting_.size() && (blocks_.empty() || !ran_ || idle > kIdlePasses)) {
         begin_cluster(clusters);
@@ -235,6 +240,7 @@ class Machine {
 
  private:
   static constexpr int kIdlePasses = 32;  // in which nothing moved but threads that look at memory
+  static constexpr unsigned kHoldOneIn = 16, kMostHeld = 4096;  // passes: how often a block is held back, and how long
   static constexpr unsigned kMostThreads = 6000;  // at once; ThreadSanitizer knows 8192
 
   // -- blocks
@@ -325,6 +331,7 @@ class Machine {
 
   void pass() {
     for (size_t b = 0; b < blocks_.size(); ++b) {
+      if (blocks_[b].get() == held_) continue;
       for (unsigned number : blocks_[b]->order) {
         Thread& thread = *blocks_[b]->threads[number];
         if (thread.state != State::kReady && thread.state != State::kPolling) continue;
@@ -335,6 +342,16 @@ class Machine {
         moved_ |= thread.state != State::kPolling;
         me_ = nullptr;
       }
+    }
+  }
+
+  // Chooses whom the next pass holds back: the same block for as long as others move, and at most so many passes.
+  void hold() {
+    if (held_ != nullptr) {
+      if (!moved_ || --held_passes_ == 0) held_ = nullptr;
+    } else if (shuffled_ && blocks_.size() > 1 && draw_.below(kHoldOneIn) == 0) {
+      held_ = blocks_[draw_.below(static_cast<unsigned>(blocks_.size()))].get();
+      held_passes_ = kMostHeld;
     }
   }
 
@@ -443,6 +460,8 @@ class Machine {
   size_t next_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_, ended_;
   Thread* me_ = nullptr;
+  const Block* held_ = nullptr;
+  unsigned held_passes_ = 0;
   bool moved_ = false, ran_ = false;
 };
 
