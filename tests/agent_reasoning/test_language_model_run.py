@@ -43,12 +43,13 @@ def warpsmith(directory: Path, url: str, *arguments: str) -> subprocess.Complete
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
 
 
 @pytest.mark.services
+@pytest.mark.timeout(600)
 def test_a_run_whose_moves_a_model_chooses_ends_with_a_right_kernel(tmp_path: Path) -> None:
     assert "vllm" in plugins.names("reasoner"), "install again: the entry point is new"
     (tmp_path / "chain.py").write_text(MODULE)
