@@ -15,8 +15,9 @@ import torch
 
 from gpu_bench.running.arena import arena
 from gpu_bench.running.elsewhere import Elsewhere, Queue
-from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
+from gpu_bench.running.executor import Call, Memory, ProgramFault, Sources
 from gpu_bench.running.runner import Runner
+from gpu_bench.running.straight_line import LaunchCode, straighten
 from gpu_bench.timing.clocks import aside
 from warpsmith import arguments as launch_arguments
 from warpsmith.graphs import dtypes

@@ -16,9 +16,10 @@ from gpu_bench.judging import guard
 from gpu_bench.judging.guard import GuardedMemory, same_bits
 from gpu_bench.judging.loaded import executor_of
 from gpu_bench.running import bindings
-from gpu_bench.running.executor import ProgramFault, Sources, aligned_copy
+from gpu_bench.running.executor import ProgramFault, Sources
 from gpu_bench.running.gpu import cuda
 from gpu_bench.running.host import HostExecutor
+from gpu_bench.running.straight_line import aligned_copy
 from gpu_bench.values import inputs
 from warpsmith import digest, plugins
 from warpsmith.errors import UnknownPlugin

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from gpu_bench.running.executor import Sources, source_tensors
+from gpu_bench.running.executor import Sources
 from gpu_bench.running.host_scalars import host_scalars
+from gpu_bench.running.straight_line import source_tensors
 from warpsmith.v1 import candidate_pb2, graph_pb2, tensor_pb2
 
 NUMBER = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32)

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from gpu_bench.running.elsewhere import Elsewhere
-from gpu_bench.running.executor import Call, LaunchCode, Memory, ProgramFault, Sources, straighten
+from gpu_bench.running.executor import Call, Memory, ProgramFault, Sources
 from gpu_bench.running.gpu.tensor_maps import PlacedTensorMap
 from gpu_bench.running.gpu.workspace_plan import PlannedMemory, WorkspacePlan
+from gpu_bench.running.straight_line import LaunchCode, straighten
 from warpsmith.hardware import STATIC_SHARED_BYTES
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
