@@ -24,6 +24,7 @@ from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest, plugins
 from warpsmith.contract import words
 from warpsmith.errors import IllegalMove
+from warpsmith.program_steps import kept_steps, made_by
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
 _INCLUDE = re.compile(r'^\s*#include "([\w.]+)"', re.MULTILINE)
@@ -83,6 +84,9 @@ class _Generator:
         self._need(self._index.graph.outputs, self._plan.groups[-1].name if self._plan.groups else "outputs")
         self._program.outputs.extend(self._index.graph.outputs)
         self._program.buffers.extend(self._buffers.values())
+        if self._plan.prepared:
+            for position in kept_steps(self._program, self._may_be_kept):
+                self._program.steps[position].prepared = True
         self._program.sources.extend(self._sources())
         self._program.digest = digest.of_program(self._program)
         return self._program
@@ -169,6 +173,13 @@ class _Generator:
 
     def _taken(self) -> set[str]:
         return {*self._buffers, *self._index.root}
+
+    def _may_be_kept(self, step: candidate_pb2.Step) -> bool:
+        """Whether the results of a step may be kept if what it reads is: kernels of ours draw nothing at random."""
+        if not step.HasField("library"):
+            return True
+        made = [self._index.producer(name) for name in made_by(step)]
+        return bool(made) and made[0] in self._index.kept_calls
 
     # -- buffers
 

@@ -156,7 +156,7 @@ class BuiltInSynthesizer:
             BadInput: the module cannot be captured, or no kernels are made for the task's GPU.
             IllegalMove: a move does not apply; says which.
         """
-        plan = plan_zero(self._graph(task), task.target, hardware.of(task.hardware))
+        plan = plan_zero(self._graph(task), task.target, hardware.of(task.hardware), prepared=task.prepared)
         for number, move in enumerate(wanted, 1):
             try:
                 plan = moves.apply(plan, move)

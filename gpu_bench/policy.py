@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from warpsmith import arguments
 from warpsmith.hardware import CARDS, TENSOR_MAP_DIMENSIONS
+from warpsmith.program_steps import kept_steps
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 MOST_STEPS = 4096
@@ -151,6 +152,9 @@ def _of_steps(program: candidate_pb2.Program, is_allowed: Callable[[str], bool])
                 written.add(step.memset.buffer)
             case _:
                 yield f"{where} does nothing"
+    prepared = {number for number, step in enumerate(program.steps) if step.prepared}
+    if prepared - kept_steps(program, lambda step: step.prepared):
+        yield "a prepared step reads an input, or another step writes what it reads or makes"
     for name in program.outputs:
         if name not in written:
             yield f"output {name!r} is never written"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs import aten, dtypes, kept
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
@@ -110,6 +110,11 @@ class GraphIndex:
             return False
         others = {name for root in written for name in self._names.get(root, ())} - written
         return others <= set(shown)
+
+    @functools.cached_property
+    def kept_calls(self) -> frozenset[str]:
+        """Calls that depend on parameters, state and constants alone."""
+        return kept.kept_calls(self.graph)
 
     def is_overwritten(self, node: str) -> bool:
         """Whether a call writes in place to memory that the node makes, in a way that later reads must see."""

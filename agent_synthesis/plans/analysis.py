@@ -18,7 +18,7 @@ def describe(plan: Plan, *, with_legal_moves: bool) -> analysis_pb2.Analysis:
         moves=plan.moves,
         groups=groups,
         legal_moves=moves.legal(plan) if with_legal_moves else [],
-        minimum=cost.minimum(plan.index),
+        minimum=cost.minimum(plan),
         features=_features(plan),
     )
 
@@ -42,6 +42,7 @@ def _plan_digest(plan: Plan) -> str:
     """Equal for equal plans, whatever moves led there."""
     parts: list[str | bytes | int] = ["plan", plan.index.digest, plan.target]
     parts += ["cuda_graph"] if plan.cuda_graph else []
+    parts += ["prepared"] if plan.prepared else []
     for group in plan.groups:
         parts += [group.name, group.engine, group.schedule, ",".join(group.nodes), ",".join(group.recomputed)]
         parts += [group.text] if group.text else []

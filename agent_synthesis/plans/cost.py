@@ -27,7 +27,9 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
-    """Work of a group as the plan runs it."""
+    """Work of a group in a call of the plan: none where it is kept from call to call."""
+    if plan.is_kept(group):
+        return analysis_pb2.Cost()
     if group.engine == "authored":
         nest = plan.nest(group)
         assert isinstance(nest, Nest), nest
@@ -182,17 +184,21 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
     )
 
 
-def minimum(index: GraphIndex) -> analysis_pb2.Cost:
+def minimum(plan: Plan) -> analysis_pb2.Cost:
     """Least work of any plan: sources read once, outputs and state written once, matrix products as they
-    stand."""
-    used = {tensor for name in index.nodes for tensor in index.reads(name)} | index.outputs
+    stand. Where something is kept, without parameters, for how small they can be made is not known."""
+    index = plan.index
+    calls = [name for name in index.nodes if not (plan.prepared and name in index.kept_calls)]
+    used = {tensor for name in calls for tensor in index.reads(name)} | index.outputs
+    if plan.prepared:
+        used -= {name for name, source in index.sources.items() if source.origin != graph_pb2.ORIGIN_INPUT}
     written = {index.root[tensor] for tensor in index.outputs if index.root[tensor] not in index.sources}
     written |= set(aten.written_sources(index.graph))
     return analysis_pb2.Cost(
         read_bytes=sum(byte_count(index.spec(name)) for name in index.sources if name in used),
         write_bytes=sum(byte_count(index.spec(name)) for name in written),
         operation_count=sum(_elements(index.spec(name)) for name in written),
-        product_flop_count=sum(product_flops(index, node) for node in index.nodes.values()),
+        product_flop_count=sum(product_flops(index, index.nodes[name]) for name in calls),
         launch_count=1,
     )
 

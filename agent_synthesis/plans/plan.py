@@ -38,6 +38,8 @@ class Plan:
     """Algebraic rules that were used, in order."""
     cuda_graph: bool = False
     """Whether its steps are launched at once, as a CUDA graph."""
+    prepared: bool = False
+    """Whether what depends on parameters, state and constants alone is computed once and kept."""
 
     @property
     def index(self) -> GraphIndex:
@@ -59,6 +61,10 @@ class Plan:
         if group is None:
             raise IllegalMove(f"the plan has no group {name!r}")
         return group
+
+    def is_kept(self, group: Group) -> bool:
+        """Whether the group is computed once and kept, so that a call does not make it."""
+        return self.prepared and self.index.kept_calls.issuperset(self.all_nodes(group))
 
     def all_nodes(self, group: Group) -> tuple[str, ...]:
         """As `Partition.all_nodes`."""
@@ -114,10 +120,12 @@ class Plan:
         return replace(self, partition=self.partition.ordered())
 
 
-def plan_zero(index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> Plan:
+def plan_zero(
+    index: GraphIndex, target: task_pb2.Target.ValueType, hardware: Hardware = H200, *, prepared: bool = False
+) -> Plan:
     """Every call a library group of its own, in the order of the module."""
     groups = tuple(Group(node.name, (node.name,)) for node in index.graph.nodes if not index.is_view(node.name))
-    return Plan(Partition(index, groups), target, hardware)
+    return Plan(Partition(index, groups), target, hardware, prepared=prepared)
 
 
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Offered, ...]:

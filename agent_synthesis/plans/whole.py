@@ -39,7 +39,8 @@ def authored(plan: Plan, choice: str) -> Plan:
         raise IllegalMove(f"a whole plan may be {', '.join(map(repr, CHOICES))}, not {choice!r}")
 
     def may_join(plan: Plan, group: Group) -> bool:
-        return group.engine != "written" and (choice == "" or not _multiplies(plan, group))
+        may_multiply = choice == "" or not _multiplies(plan, group)
+        return group.engine != "written" and not plan.is_kept(group) and may_multiply
 
     result = plan
     for name in [group.name for group in reversed(plan.groups)]:

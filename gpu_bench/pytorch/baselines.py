@@ -26,6 +26,7 @@ from gpu_bench.timing.arms import (
     CHANNELS_LAST,
     COMPILE,
     COMPILE_CHANNELS_LAST,
+    COMPILE_FROZEN,
     CUDNN_BENCHMARK,
     EAGER,
     EAGER_GRAPH,
@@ -40,7 +41,7 @@ from warpsmith.v1 import task_pb2, timing_pb2
 COMPILE_LIMIT_S = 180.0
 LATER_LIMIT_S = 120.0
 """Of each other way to compile: it finds in the cache those kernels that are the same."""
-LEFT_TO_FINALS = frozenset({MAX_AUTOTUNE, REDUCE_OVERHEAD, COMPILE_CHANNELS_LAST})
+LEFT_TO_FINALS = frozenset({MAX_AUTOTUNE, REDUCE_OVERHEAD, COMPILE_CHANNELS_LAST, COMPILE_FROZEN})
 """Baselines that compile once more what `COMPILE` has compiled: seconds for a small module, minutes for a large one."""
 _ROUNDS = 2
 """Calls after a first one until torch.compile replays a graph: that one runs as it is, the next is recorded."""
@@ -71,6 +72,8 @@ class Baselines:
     module: nn.Module
     inputs: Sequence[tuple[Any, ...]]
     target: task_pb2.Target.ValueType
+    prepared: bool = False
+    """Whether the task is on the prepared track, on which a user may freeze the parameters."""
     medians_ns: dict[str, float] = field(default_factory=dict)
     """What the reference measurement found, by name; filled by it, so that screening knows the fastest."""
     kept_shares: dict[str, float] = field(default_factory=dict)
@@ -138,6 +141,7 @@ class Baselines:
             REDUCE_OVERHEAD: is_cuda,
             COMPILE_CHANNELS_LAST: formats_matter,
             CUDNN_BENCHMARK: is_cuda and channels_last.convolves(self.module),
+            COMPILE_FROZEN: self.prepared,
         }
         return [name for name, does_apply in applies.items() if does_apply]
 
@@ -173,6 +177,7 @@ class Baselines:
             REDUCE_OVERHEAD: self._reduced_overhead,
             COMPILE_CHANNELS_LAST: self._compiled_channels_last,
             CUDNN_BENCHMARK: lambda: Arm(CUDNN_BENCHMARK, self._in_benchmark_mode(self._calling(self.module))),
+            COMPILE_FROZEN: self._frozen,
         }
 
     def _compiled(
@@ -249,6 +254,11 @@ class Baselines:
     def _compiled_channels_last(self) -> Arm:
         call = self._compiled_later(self._converted_copy(), None, channels_last.converted)
         return Arm(COMPILE_CHANNELS_LAST, self._in_benchmark_mode(call))
+
+    def _frozen(self) -> Arm:
+        """Compiled, with what depends on parameters alone computed then, and folded or packed as Inductor does."""
+        with torch._inductor.config.patch(freezing=True):  # it is read while it compiles
+            return Arm(COMPILE_FROZEN, self._compiled_later(self.module, None))
 
     def _converted_copy(self) -> nn.Module:
         if self._copy is None:

@@ -98,6 +98,8 @@ class Bench:
         reasons = policy.objections(program, artifact, aten.is_allowed)
         if program.target != self.loaded.task.target:
             reasons.append("the program is for another target than its task")
+        if any(step.prepared for step in program.steps) and not self.loaded.task.prepared:
+            reasons.append("steps of the program are prepared, and its task is not on the prepared track")
         if reasons:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, reasons[0])
         self.program = None

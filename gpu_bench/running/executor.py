@@ -74,6 +74,16 @@ class Memory(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What the prepared steps of a program have made, for calls that then run the other steps only."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """By buffer."""
+    renew: Callable[[], None]
+    """Makes them anew, where they lie: parameters have changed."""
+
+
 class LoadedProgram(Protocol):
     """A program with its binary loaded, on one device."""
 
@@ -88,13 +98,19 @@ class LoadedProgram(Protocol):
         memory: Memory | None = None,
         after_step: Callable[[], object] | None = None,
         workspaces: Memory | None = None,
+        kept: Kept | None = None,
     ) -> Call:
         """The call for one set of sources. Workspaces are allocated here, once; outputs in each call.
 
         With `memory` (judging) every tensor comes from it; without it (timing) from torch's own allocator.
         `after_step` is called after each step, to time them apart. With `workspaces` (timing) only those come from it.
+        With `kept` (timing on the prepared track) prepared steps are left out, else every call runs them.
         Raises ProgramFault: a source that the program names is missing or of another type.
         """
+        ...
+
+    def keep(self, sources: Sources) -> Kept:
+        """Runs the prepared steps. Raises as `bind`."""
         ...
 
 

@@ -15,9 +15,9 @@ import torch
 
 from gpu_bench.running.arena import arena
 from gpu_bench.running.elsewhere import Elsewhere, Queue
-from gpu_bench.running.executor import Call, Memory, ProgramFault, Sources
+from gpu_bench.running.executor import Call, Kept, Memory, ProgramFault, Sources
 from gpu_bench.running.runner import Runner
-from gpu_bench.running.straight_line import LaunchCode, straighten
+from gpu_bench.running.straight_line import LaunchCode, kept_of, rest_of, straighten
 from gpu_bench.timing.clocks import aside
 from warpsmith import arguments as launch_arguments
 from warpsmith.graphs import dtypes
@@ -78,6 +78,7 @@ class HostProgram:
         memory: Memory | None = None,
         after_step: Callable[[], object] | None = None,
         workspaces: Memory | None = None,
+        kept: Kept | None = None,
     ) -> Call:
         """As `LoadedProgram.bind`; with `workspaces` outputs come from it too, once: they are its to empty.
 
@@ -87,10 +88,18 @@ class HostProgram:
         queue = Queue(self.runner.flush, self.runner.settle) if self.runner is not None else None
         outputs = None if memory is not None else workspaces
         pack = functools.partial(self._pack, is_judged=memory is not None)
-        call = straighten(self.program, sources, memory, self.device, pack, after_step, workspaces, queue, outputs)
+        part = rest_of(self.program, kept)
+        call = straighten(
+            self.program, sources, memory, self.device, pack, after_step, workspaces, queue, outputs, part
+        )
         if self.runner is not None:
             self.runner.flush()  # maps what is there by now, so that no call waits for it
         return call
+
+    def keep(self, sources: Sources) -> Kept:
+        """As `LoadedProgram.keep`."""
+        queue = Queue(self.runner.flush, self.runner.settle) if self.runner is not None else None
+        return kept_of(self.program, sources, self.device, functools.partial(self._pack, is_judged=False), queue)
 
     def _pack(self, launch: candidate_pb2.Launch, *, is_judged: bool) -> LaunchCode:
         runner = self.runner

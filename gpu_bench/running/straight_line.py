@@ -8,7 +8,7 @@ call nothing is looked up, so plan zero costs what eager costs. It loads no bina
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from gpu_bench.running import bindings
 from gpu_bench.running.arena import arena
 from gpu_bench.running.elsewhere import Queue
-from gpu_bench.running.executor import Call, Memory, ProgramFault, Sources, TorchMemory
+from gpu_bench.running.executor import Call, Kept, Memory, ProgramFault, Sources, TorchMemory
 from gpu_bench.running.host_scalars import host_scalars
 from gpu_bench.values.keys import Key
 from warpsmith import arguments as launch_arguments
@@ -35,6 +35,17 @@ class LaunchCode:
 
     run: Callable[[], None]
     place: Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some steps of a program."""
+
+    positions: Sequence[int]
+    given: Mapping[str, torch.Tensor]
+    """What other steps have made, by buffer."""
+    returned: Sequence[str]
+    """Buffers that the call returns."""
 
 
 PackLaunch = Callable[[candidate_pb2.Launch], LaunchCode]
@@ -82,6 +93,59 @@ def _spec_text(spec: tensor_pb2.TensorSpec) -> str:
     return f"{name}{list(spec.shape)} with strides {list(spec.strides)}"
 
 
+class _Remembering:
+    """Memory that knows what it gave."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.given: dict[str, torch.Tensor] = {}
+
+    def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.empty`."""
+        return self.given.setdefault(name, self._memory.empty(name, spec))
+
+    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.zeros`."""
+        return self.given.setdefault(name, self._memory.zeros(name, spec))
+
+    def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """As `Memory.adopt`."""
+        return self._memory.adopt(name, tensor)
+
+
+def kept_of(
+    program: candidate_pb2.Program,
+    sources: Sources,
+    device: torch.device,
+    pack: PackLaunch,
+    queue: Queue | None = None,
+) -> Kept:
+    """Runs the prepared steps; what others read of theirs stays where it is."""
+    prepared = [number for number, step in enumerate(program.steps) if step.prepared]
+    wanted = {name for step in program.steps if not step.prepared for name in buffers_of(step)}
+    results = [name for number in prepared for name in program.steps[number].library.results if name in wanted]
+    memory = _Remembering(TorchMemory(device))
+    call = straighten(
+        program, sources, None, device, pack, workspaces=memory, queue=queue, part=Part(prepared, {}, results)
+    )
+    made = [arena().copy_of(tensor) if device.type == "cpu" else tensor for tensor in call()]
+
+    def renew() -> None:
+        for old, new in zip(made, call(), strict=True):
+            if old.data_ptr() != new.data_ptr():  # not another look at a parameter
+                old.copy_(new)
+
+    return Kept({**memory.given, **dict(zip(results, made, strict=True))}, renew)
+
+
+def rest_of(program: candidate_pb2.Program, kept: Kept | None) -> Part | None:
+    """The steps that are not prepared, where what those make is kept."""
+    if kept is None:
+        return None
+    positions = [number for number, step in enumerate(program.steps) if not step.prepared]
+    return Part(positions, kept.tensors, program.outputs)
+
+
 class _Writer:
     """Collects the text of the call and the objects that it names."""
 
@@ -109,15 +173,17 @@ def straighten(
     workspaces: Memory | None = None,
     queue: Queue | None = None,
     outputs: Memory | None = None,
+    part: Part | None = None,
 ) -> Call:
     """Compiles the program, bound to `sources`, into one straight-line Python function.
 
     Every name in its text is made here from a counter; the program's own strings never become code. `outputs`: where
-    outputs are allocated here, once, in place of in each call.
+    outputs are allocated here, once, in place of in each call. `part`: the steps that it runs, by default all.
     """
     writer = _Writer()
-    tensors = source_tensors(program, sources, device)
-    tensors |= _kept_tensors(program, workspaces or memory or TorchMemory(device), outputs)
+    part = part or Part(range(len(program.steps)), {}, program.outputs)
+    tensors = {**source_tensors(program, sources, device), **part.given}
+    tensors |= _kept_tensors(program, part, workspaces or memory or TorchMemory(device), outputs)
     specs = {buffer.name: buffer for buffer in program.buffers}
     fixed = frozenset(tensors)
     for name, tensor in tensors.items():
@@ -125,11 +191,12 @@ def straighten(
     unmade = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT} - fixed
     dying = last_uses(program)
     stamp = writer.keep("h", after_step) if after_step is not None else ""
-    launches = [step for step in program.steps if step.WhichOneof("kind") == "launch"]
+    launches = [position for position in part.positions if program.steps[position].HasField("launch")]
     laid = frozenset(name for step in program.steps if relies_on_layout(step) for name in buffers_of(step))
     flush = f"{writer.keep('q', queue.flush)}()" if queue is not None and launches else ""
     is_queued = True  # perhaps by the call before, in a batch
-    for position, step in enumerate(program.steps):
+    for position in part.positions:
+        step = program.steps[position]
         # An output is allocated when it is first written and a result is dropped after its last use, as eager's
         # memory comes and goes: otherwise the call would find its memory colder than eager does.
         for name in sorted(unmade & set(buffers_of(step))):
@@ -152,7 +219,7 @@ def straighten(
         writer.lines += [f"{writer.variable(name)} = None" for name in dying.get(position, ())]
     if queue is not None and launches:
         writer.lines.append(f"{writer.keep('q', queue.settle)}()")
-    return _compiled(writer, program.outputs)
+    return _compiled(writer, part.returned)
 
 
 def _compiled(writer: _Writer, outputs: Iterable[str]) -> Call:
@@ -173,10 +240,15 @@ def _code(text: str) -> CodeType:
     return compile(text, "<program>", "exec")
 
 
-def _kept_tensors(program: candidate_pb2.Program, memory: Memory, outputs: Memory | None) -> dict[str, torch.Tensor]:
+def _kept_tensors(
+    program: candidate_pb2.Program, part: Part, memory: Memory, outputs: Memory | None
+) -> dict[str, torch.Tensor]:
     """Workspaces, and outputs where one memory is kept for them, by name."""
     made = {}
+    needed = {name for position in part.positions for name in buffers_of(program.steps[position])} - {*part.given}
     for buffer in program.buffers:
+        if buffer.name not in needed:
+            continue
         if buffer.role == candidate_pb2.ROLE_WORKSPACE:
             make = memory.zeros if buffer.zero_between_calls else memory.empty
             made[buffer.name] = make(buffer.name, buffer.spec)

@@ -17,6 +17,7 @@ from gpu_bench.device import Ceilings
 from gpu_bench.timing import headline
 from gpu_bench.timing.second_sweeps import REGISTER_BYTES, Slices, slices_of
 from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.kept import kept_calls
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
 
@@ -89,11 +90,14 @@ class Work:
         return self.input_bytes + self.parameter_bytes + self.output_bytes
 
 
-def work_of(graph: graph_pb2.Graph, precision: task_pb2.Precision.ValueType) -> Work:
-    """Counts a captured graph."""
-    counter = _Counter(graph, tf32=precision == task_pb2.PRECISION_TF32)
+def work_of(graph: graph_pb2.Graph, precision: task_pb2.Precision.ValueType, *, prepared: bool = False) -> Work:
+    """Counts a captured graph. `prepared`: without what depends on parameters alone, and without reading parameters,
+    for how small they can be made beforehand is not known."""
+    counter = _Counter(graph, tf32=precision == task_pb2.PRECISION_TF32, prepared=prepared)
     inputs = parameters = 0
     for source in graph.sources:
+        if prepared and source.origin != graph_pb2.ORIGIN_INPUT:
+            continue
         needed = counter.read_bytes(source.name)
         if source.origin == graph_pb2.ORIGIN_INPUT:
             inputs += needed
@@ -217,9 +221,10 @@ def _memory_s(reads: int, writes: int, device: timing_pb2.Device) -> float:
 class _Counter:
     """Walks a graph backwards from what is needed."""
 
-    def __init__(self, graph: graph_pb2.Graph, *, tf32: bool) -> None:
+    def __init__(self, graph: graph_pb2.Graph, *, tf32: bool, prepared: bool) -> None:
         self._graph = graph
         self._tf32 = tf32
+        self._kept = kept_calls(graph) if prepared else frozenset[str]()
         self._specs: dict[str, tensor_pb2.TensorSpec] = {source.name: source.spec for source in graph.sources}
         self._consumers: dict[str, list[graph_pb2.Node]] = {}
         self._producer: dict[str, graph_pb2.Node] = {}
@@ -269,7 +274,8 @@ class _Counter:
             count = self._node_flops(node)
             executed += count
             key = _content_key(node)
-            if not count or id(node) not in self._live or key in seen or self._has_diagonal_factor(node):
+            is_needed = id(node) in self._live and node.name not in self._kept
+            if not count or not is_needed or key in seen or self._has_diagonal_factor(node):
                 continue
             seen.add(key)
             count = int(count * self._kept_part(node))

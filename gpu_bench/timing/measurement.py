@@ -166,10 +166,12 @@ class Candidate:
 
 
 def step_infos(program: candidate_pb2.Program) -> list[StepInfo]:
-    """What there is to say of each step of a program but its time."""
+    """What there is to say of each step of a program but its time; prepared ones are in no call."""
     sizes = {buffer.name: floor.spec_bytes(buffer.spec) for buffer in program.buffers}
     infos = []
     for step in program.steps:
+        if step.prepared:
+            continue
         kind = step.WhichOneof("kind")
         name = {"launch": step.launch.entry, "library": step.library.target}.get(kind or "", "memset")
         engine = analysis_pb2.ENGINE_LIBRARY if kind == "library" else analysis_pb2.ENGINE_AUTHORED

@@ -7,7 +7,7 @@ written yet, canaries beside it, and inputs that are looked at in secret places.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from gpu_bench.judging import guard
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.arena import arena, given
-from gpu_bench.running.executor import ProgramFault, TorchMemory
+from gpu_bench.running.executor import Kept, LoadedProgram, ProgramFault, Sources, TorchMemory
 from gpu_bench.values import inputs
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import KEPT_BYTES
@@ -78,10 +78,16 @@ class TimedInputs:
                 "an input or a parameter was changed while the program was timed, and not while it was judged",
             )
 
-    def renew(self, indices: Sequence[int]) -> bool:
-        """Draws the inputs of buffer sets anew, and moves the parameters, where they lie."""
+    def renew(self, indices: Sequence[int], prepare: Callable[[], object] = lambda: None) -> bool:
+        """Moves the parameters, then draws the inputs of buffer sets anew, where they lie. `prepare`, in between, sees
+        those that no call will get any more."""
         self.look(indices)
         sets, user = self._sets, self._loaded.user
+        if self._loaded.device.type == "cpu":
+            self._loaded.move_parameters(secrets.randbits(63))
+        self._held = self._held[0], self._taken_samples([])[1]
+        prepare()
+        self.look([])
         try:
             for index in indices:
                 seed = secrets.randbits(63)
@@ -91,11 +97,8 @@ class TimedInputs:
                     flat(leaf).copy_(flat(new))
         except torch.OutOfMemoryError:
             return False
-        if self._loaded.device.type == "cpu":
-            self._loaded.move_parameters(secrets.randbits(63))
-        held, _ = self._held
-        fresh, own = self._taken_samples(indices)
-        self._held = held | fresh, own
+        held, own = self._held
+        self._held = held | self._taken_samples(indices)[0], own
         return True
 
     def _taken_samples(self, indices: Sequence[int] | None = None) -> tuple[dict[int, InputSample], InputSample]:
@@ -107,6 +110,36 @@ class TimedInputs:
         }
         own = tensors_of(self._loaded.sources(sets[0]).by_key(), self._written, are_inputs=False)
         return {index: InputSample(tensors) for index, tensors in found.items()}, InputSample(own)
+
+
+class TimedKept:
+    """What a program's prepared steps have made: a timed call may read it and write none of it."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self._held = self._taken_sample()
+
+    @staticmethod
+    def of(program: LoadedProgram, sources: Sources) -> TimedKept | None:
+        """What the prepared steps of a program make; None where it has none."""
+        return TimedKept(program.keep(sources)) if any(step.prepared for step in program.program.steps) else None
+
+    def look(self) -> None:
+        """Raises ProgramFault where the program has written to it."""
+        if not self._held.is_unchanged():
+            raise ProgramFault(
+                verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
+                "what prepared steps had made was changed while the program was timed",
+            )
+
+    def renew(self) -> None:
+        """Makes it anew: parameters have changed."""
+        self.look()
+        self.kept.renew()
+        self._held = self._taken_sample()
+
+    def _taken_sample(self) -> InputSample:
+        return InputSample([tensor for tensor in self.kept.tensors.values() if dtypes.is_supported(tensor.dtype)])
 
 
 class Places:

@@ -8,6 +8,7 @@ jailed worker.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.arena import Arena, using
-from gpu_bench.running.executor import LoadedProgram, ProgramFault, TorchMemory
+from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
 from gpu_bench.running.gpu.cuda_graph import GraphCall
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing import floor
@@ -30,7 +31,7 @@ from gpu_bench.timing.inspection import Inspection, Subject
 from gpu_bench.timing.interleaving import buffer_set_count
 from gpu_bench.timing.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing.replay import Before
-from gpu_bench.timing.timed_memory import KernelMemory, Places, TimedInputs, Workspaces
+from gpu_bench.timing.timed_memory import KernelMemory, Places, TimedInputs, TimedKept, Workspaces
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import settle_memory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
@@ -89,8 +90,10 @@ class TimedTask:
         ceilings = ceilings or device.describe(target)
         count = buffer_set_count(_set_bytes(graph), ceilings.device.cache_bytes, free_bytes(target) // _MEMORY_SHARE)
         sets = list(map(places.moved, [first, *loaded.input_sets(count - 1, SEED + 1)]))
-        work = floor.work_of(graph, loaded.task.precision)
-        bench = Bench.of(target, Baselines(loaded.module, sets, target), work, ceilings, seed=SEED)
+        work = floor.work_of(graph, loaded.task.precision, prepared=loaded.task.prepared)
+        bench = Bench.of(
+            target, Baselines(loaded.module, sets, target, loaded.task.prepared), work, ceilings, seed=SEED
+        )
         bench.graph_digest = graph.digest
         is_pure = not any(node.mutates or node.random for node in graph.nodes)
         return TimedTask(loaded, bench, is_pure, written, places)
@@ -160,10 +163,11 @@ class TimedTask:
     ) -> timing_pb2.Timing:
         """Holds all that is made for the program: with its frame that goes, or the next program finds it in its way."""
         workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
-        calls = self._bound(program, workspaces)
+        own = TimedKept.of(program, self._first_sources())
+        calls = self._bound(program, own, workspaces)
         if program.program.cuda_graph:
             calls = self._captured(calls, workspaces, watchdog)
-        call = self._guarded(calls)
+        call = _guarded(calls)
         # A process that was timed may know it, and go on as it did then: what is judged runs in one that never was.
         apart = Arena()
         with using(apart):
@@ -175,15 +179,17 @@ class TimedTask:
             call=subject.call,
             before=inspection.get_ready,
             watch=watchdog.expecting,
-            renew=self.inputs.renew,
+            renew=functools.partial(self.inputs.renew, prepare=own.renew) if own else self.inputs.renew,
             rewritten=self._rewritten(rewritten_reference),
-            stepwise=self._stepwise(program) if tier == timing_pb2.TIER_FINAL else None,
+            stepwise=self._stepwise(program, own) if tier == timing_pb2.TIER_FINAL else None,
             steps=step_infos(program.program),
             toolkit=artifact.toolchain,
             elsewhere=program.elsewhere,
         )
         timing = measure_candidate(self.bench, candidate, tier, inspection.look)
         self.inputs.look(range(self.bench.set_count))
+        if own is not None:
+            own.look()
         if broken := sorted({name for memory in workspaces for name in memory.broken()} | set(self.places.broken())):
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_WRONG_OUT_OF_BOUNDS, f"memory beside {broken[0]} was written in a timed call"
@@ -235,13 +241,17 @@ class TimedTask:
         return forget
 
     def _bound(
-        self, program: LoadedProgram, workspaces: Sequence[Workspaces | KernelMemory] | None = None
+        self,
+        program: LoadedProgram,
+        own: TimedKept | None,
+        workspaces: Sequence[Workspaces | KernelMemory] | None = None,
     ) -> list[Callable[[], Any]]:
-        """One call for each buffer set."""
-        sets = self.bench.baselines.inputs
-        own: Sequence[Workspaces | KernelMemory | None] = workspaces or [None] * len(sets)
+        """One call for each buffer set, of the steps that are not kept."""
+        sets, kept = self.bench.baselines.inputs, own.kept if own is not None else None
+        memories: Sequence[Workspaces | KernelMemory | None] = workspaces or [None] * len(sets)
         return [
-            program.bind(self.loaded.sources(args), workspaces=memory) for args, memory in zip(sets, own, strict=True)
+            program.bind(self.loaded.sources(args), workspaces=memory, kept=kept)
+            for args, memory in zip(sets, memories, strict=True)
         ]
 
     def _captured(
@@ -274,30 +284,21 @@ class TimedTask:
         if policy.objections(program, bare, aten.is_allowed):
             return None
         try:
-            calls = self._bound(self.loaded.load_program(program, bare))
+            loaded = self.loaded.load_program(program, bare)
+            calls = self._bound(loaded, TimedKept.of(loaded, self._first_sources()))
         except Exception as error:
             self._shortages.ask(error, "rewritten", program.digest)
             return None
         return lambda index: calls[index]()
 
-    def _stepwise(self, program: LoadedProgram) -> Callable[[], Any]:
-        sources, device = self.loaded.sources(self.bench.baselines.inputs[0]), self.loaded.device
+    def _stepwise(self, program: LoadedProgram, own: TimedKept | None) -> Callable[[], Any]:
+        device, kept = self.loaded.device, own.kept if own is not None else None
         workspaces = TorchMemory(device) if device.type == "cuda" else None
-        return program.bind(sources, None, self.bench.clock.stamp, workspaces)
+        return program.bind(self._first_sources(), None, self.bench.clock.stamp, workspaces, kept)
 
-    @staticmethod
-    def _guarded(calls: Sequence[Callable[[], Any]]) -> Callable[[int], Any]:
-        """The candidate's call; what a step raises becomes a fault of the program."""
-
-        def call(index: int) -> Any:
-            try:
-                return calls[index]()
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                if is_want_of_memory(error):
-                    raise
-                raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, _line(error)) from error
-
-        return call
+    def _first_sources(self) -> Sources:
+        """Parameters in them are those of all buffer sets."""
+        return self.loaded.sources(self.bench.baselines.inputs[0])
 
 
 def free_bytes(target: task_pb2.Target.ValueType, meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -322,3 +323,17 @@ def _set_bytes(graph: graph_pb2.Graph) -> int:
 def _line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def _guarded(calls: Sequence[Callable[[], Any]]) -> Callable[[int], Any]:
+    """The candidate's call; what a step raises becomes a fault of the program."""
+
+    def call(index: int) -> Any:
+        try:
+            return calls[index]()
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if is_want_of_memory(error):
+                raise
+            raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, _line(error)) from error
+
+    return call

@@ -29,6 +29,7 @@ from orchestrator.commands.options import (
     Json,
     Precision,
     PrepareAhead,
+    Prepared,
     Reasoner,
     ResultsFile,
     RunId,
@@ -90,6 +91,7 @@ def optimize(
     class_name: Annotated[str, typer.Option("--class", help="The class in a file.")] = "Model",
     target: Target = "auto",
     precision: Precision = "auto",
+    prepared: Prepared = False,
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
@@ -103,7 +105,9 @@ def optimize(
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
     limits = _budget(budget, trials, device_time, tokens)
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), search, server, trust_input)
-    requests = [intake.Request(module, input_ or (), init or (), target, precision, class_name) for module in modules]
+    requests = [
+        intake.Request(module, input_ or (), init or (), target, precision, class_name, prepared) for module in modules
+    ]
     tasks = _all(partial(intake.read, request) for request in requests)
     progress = Progress()
     pool = ThreadPoolExecutor(INSPECTED_AT_ONCE)
@@ -180,6 +184,7 @@ def bench(
     prepare_ahead: PrepareAhead = -1,
     target: Target = "auto",
     precision: Precision = "auto",
+    prepared: Prepared = False,
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
@@ -199,21 +204,12 @@ def bench(
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
     agents = chosen.agents(plugin, reasoner, synthesizer)
     environment = chosen.environment(agents, search, server, trust_input)
-    options = {
-        "target": target,
-        "precision": precision,
-        directory_bench.BUDGET: limits.wall_seconds,
-        "trials": trials,
-        "device_time": limits.device_seconds,
-        "tokens": tokens,
-        "search": search,
-        "plugins": agents,
-    }
+    options = directory_bench.options(limits, target, precision, prepared, search, agents)
     directory_bench.read_results(file)  # what cannot be read is said before anything starts
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with client.searching(server, runs, environment) as orchestrator:
-        made = ModuleRuns(orchestrator, limits, target, precision, search, fresh, progress)
+        made = ModuleRuns(orchestrator, limits, target, precision, prepared, search, fresh, progress)
         found = directory_bench.bench(
             entries,
             file,

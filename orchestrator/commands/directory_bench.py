@@ -89,6 +89,23 @@ def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:
     return found[shard[0] :: shard[1]]
 
 
+def options(
+    limits: run_pb2.Budget, target: str, precision: str, prepared: bool, search: str, agents: Sequence[str]
+) -> dict[str, Any]:
+    """What a line says that it was made under; another word here, and a module is run again."""
+    return {
+        "target": target,
+        "precision": precision,
+        BUDGET: limits.wall_seconds,
+        "trials": limits.trial_count,
+        "device_time": limits.device_seconds,
+        "tokens": limits.model_tokens,
+        "search": search,
+        "plugins": list(agents),
+        "prepared": prepared,
+    }
+
+
 def read_results(file: Path) -> list[dict[str, Any]]:
     """The lines of a results file, none where there is no file; a line cut short by a crash is passed over.
 
@@ -191,10 +208,11 @@ def _known_and_waiting(
 
 
 def _is_known(line: Mapping[str, Any], source: str | None, options: Mapping[str, Any]) -> bool:
-    """Whether a line is the final result of this source; options that it does not tell are taken for the same."""
+    """Whether a line is the final result of this source; options that it does not tell are taken for the same, but for
+    the track: there was one."""
     if line.get("source") != source or not UNDONE.isdisjoint((line.get("verdict"), line.get("state"))):
         return False
-    made_under = line.get("options", {})
+    made_under = {"prepared": False, **line.get("options", {})}
     return all(made_under.get(name, value) == value for name, value in options.items())
 
 

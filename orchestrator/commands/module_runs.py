@@ -26,6 +26,7 @@ class ModuleRuns:
     """Of each run, but for the seconds of search, which `optimise` is told."""
     target: str
     precision: str
+    prepared: bool
     search: str
     fresh: bool
     progress: Progress
@@ -37,7 +38,7 @@ class ModuleRuns:
 
         Raises BadInput: the module cannot be read or its options are wrong; Infrastructure: a service is gone.
         """
-        request = intake.Request(str(path), target=self.target, precision=self.precision)
+        request = intake.Request(str(path), target=self.target, precision=self.precision, prepared=self.prepared)
         task = intake.inspect(intake.read(request))
         if self._stopping.is_set():
             return run_pb2.Run(task=task, state=run_pb2.RUN_STATE_CANCELLED, message="stopped before it began")

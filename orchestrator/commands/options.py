@@ -30,6 +30,14 @@ Strategy = Annotated[
 ]
 Target = Annotated[str, typer.Option("--target", help="auto, cpu or cuda.")]
 Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, tf32, fp16 or bf16.")]
+Prepared = Annotated[
+    bool,
+    typer.Option(
+        "--prepared",
+        help="What depends on parameters alone may be computed once and kept while they are unchanged, as for "
+        "inference. A track of its own: its results stand apart.",
+    ),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
 RunId = Annotated[str, typer.Argument(help="A run's identifier, its beginning, or `last`.")]
 Agent = Annotated[

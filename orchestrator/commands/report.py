@@ -108,6 +108,8 @@ def labels_of(run: run_pb2.Run) -> list[str]:
     labels = [f"algebra:{rule}" for rule in run.best.candidate.rewrites]
     if run.task.precision not in (task_pb2.PRECISION_UNSPECIFIED, task_pb2.PRECISION_FP32):
         labels.append(words.precision(run.task.precision))
+    if run.task.prepared:
+        labels.append("prepared")
     labels += map(words.flag, [*run.reference.raised, *run.best.timing.raised])
     was_screened = run.best.timing.tier == timing_pb2.TIER_SCREENING
     if run.reference.is_kept and (was_screened or not run.HasField("best")):

@@ -22,7 +22,7 @@ from warpsmith import arguments as launch_arguments
 from warpsmith import hardware, printable
 from warpsmith.contract import words
 from warpsmith.errors import BadInput, NotFound
-from warpsmith.program_steps import buffers_of, last_uses, relies_on_layout
+from warpsmith.program_steps import buffers_of, last_uses, made_by, relies_on_layout
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
@@ -31,6 +31,13 @@ OWN_CLASS = "warpsmith_task_module."
 READS_MODE = re.compile(r"""\.training\b|["']training["']|def (train|eval)\(self""")
 """Text of sources that look at train() or eval(). Of classes from elsewhere, the guard asks their code (see there)."""
 
+PREPARED = (
+    "What depends on parameters and buffers alone is computed once and kept; after a write to one of them it is "
+    "computed again, but not after a write by way of `.data`."
+)
+"""What the header of a winner on the prepared track says."""
+EACH_CALL = "What depends on parameters alone is computed in each call here, and was not while the program was timed."
+"""What it says where nothing is kept."""
 TF32 = "All library steps, ours and the baselines', were timed with torch.backends.cuda.matmul.allow_tf32 = True."
 """What the header of a winner on the tf32 track says: PyTorch's default is False, and then library steps are slower."""
 
@@ -201,12 +208,43 @@ def members(program: candidate_pb2.Program) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def bindings(program: candidate_pb2.Program, names: Names, input_count: int, owner: str) -> list[str]:
+@dataclass(frozen=True)
+class Part:
+    """Some steps of a program, which are one function: all, those that are prepared, or the others."""
+
+    program: candidate_pb2.Program
+    positions: Sequence[int]
+    prepared: bool = False
+
+    @property
+    def kept(self) -> list[str]:
+        """Buffers that prepared steps make and others read: given to those, as the last of the leaves."""
+        steps = self.program.steps
+        is_split = len(self.positions) < len(steps)
+        made = {name for step in steps if is_split and step.prepared for name in made_by(step)}
+        read = {name for step in steps if not step.prepared for name in buffers_of(step)}
+        return [buffer.name for buffer in self.program.buffers if buffer.name in made & read]
+
+    @property
+    def own(self) -> list[candidate_pb2.Buffer]:
+        """Buffers that it has to have, less those that are given to it: of all steps all, of some what they name."""
+        if len(self.positions) == len(self.program.steps):
+            return list(self.program.buffers)
+        named = {name for position in self.positions for name in buffers_of(self.program.steps[position])}
+        named = named if self.prepared else {*named, *self.program.outputs} - {*self.kept}
+        return [buffer for buffer in self.program.buffers if buffer.name in named]
+
+
+def bindings(part: Part, names: Names, input_count: int, owner: str) -> list[str]:
     """Statements that bind every source and what is kept from call to call; calls of one `owner` share memory that
     stays zero."""
-    places = {name: place for place, name in enumerate(members(program), start=input_count)}
+    program, members_read = part.program, members(part.program)
+    places = {name: place for place, name in enumerate(members_read, start=input_count)}
     lines = []
-    for buffer in program.buffers:
+    if not part.prepared:
+        first = input_count + len(members_read)
+        lines = [f"{names[name]} = leaves[{place}]" for place, name in enumerate(part.kept, start=first)]
+    for buffer in part.own:
         spec, name = buffer.spec, names[buffer.name]
         match buffer.role:
             case candidate_pb2.ROLE_SOURCE if buffer.source.origin == graph_pb2.ORIGIN_INPUT:
@@ -219,7 +257,7 @@ def bindings(program: candidate_pb2.Program, names: Names, input_count: int, own
             case candidate_pb2.ROLE_WORKSPACE if buffer.zero_between_calls:
                 kind = f"{tuple(spec.shape)}, {dtype(spec.dtype)}"
                 lines.append(f"{name} = _ws_zeros({buffer.name!r}, {kind}, device, {owner})")
-            case candidate_pb2.ROLE_WORKSPACE if program.target == task_pb2.TARGET_CPU:
+            case candidate_pb2.ROLE_WORKSPACE if program.target == task_pb2.TARGET_CPU and not part.prepared:
                 # Kept, as it was while the program was timed: the system would have to fetch its pages in each call.
                 kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)}"
                 lines.append(f"{name} = _ws_workspace({buffer.name!r}, {kind}, stream)")
@@ -234,21 +272,22 @@ def _allocation(buffer: candidate_pb2.Buffer, name: str, target: task_pb2.Target
     return f"{name} = torch.empty_strided({layout}, dtype={dtype(spec.dtype)}, device=device)"
 
 
-def body_of(program: candidate_pb2.Program, names: Names, steps: Iterable[Sequence[str]]) -> list[str]:
-    """The statements of all steps. Memory is allocated where it is first written and dropped after its last use, as
+def body_of(part: Part, names: Names, steps: Sequence[Sequence[str]]) -> list[str]:
+    """The statements of its steps. Memory is allocated where it is first written and dropped after its last use, as
     eager's comes and goes and as it was while the program was timed."""
+    program = part.program
     roles, made = [candidate_pb2.ROLE_LIBRARY], [candidate_pb2.ROLE_OUTPUT]
-    if program.target == task_pb2.TARGET_CUDA:
+    if program.target == task_pb2.TARGET_CUDA or part.prepared:
         roles.append(candidate_pb2.ROLE_WORKSPACE)
         made.append(candidate_pb2.ROLE_WORKSPACE)
-    kept = {buffer.name for buffer in program.buffers if buffer.zero_between_calls}
-    unmade = {buffer.name: buffer for buffer in program.buffers if buffer.role in made and buffer.name not in kept}
+    zero = {buffer.name for buffer in program.buffers if buffer.zero_between_calls}
+    unmade = {buffer.name: buffer for buffer in part.own if buffer.role in made and buffer.name not in zero}
     lines: list[str] = []
-    dying = {at: [name for name in gone if name not in kept] for at, gone in last_uses(program, *roles).items()}
-    for position, (step, statements) in enumerate(zip(program.steps, steps, strict=True)):
-        needed = dict.fromkeys(name for name in buffers_of(step) if name in unmade)
+    dying = {at: [name for name in gone if name not in zero] for at, gone in last_uses(program, *roles).items()}
+    for position in part.positions:
+        needed = dict.fromkeys(name for name in buffers_of(program.steps[position]) if name in unmade)
         lines += [_allocation(unmade.pop(name), names[name], program.target) for name in needed]
-        lines += statements
+        lines += steps[position]
         if gone := dying.get(position):
             lines.append(f"del {', '.join(names[name] for name in gone)}")
     return lines
@@ -333,29 +372,47 @@ def _kind(spec: tensor_pb2.TensorSpec) -> str:
     return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)})"
 
 
-def forward(run: run_pb2.Run, names: Names, steps: Iterable[Sequence[str]], *, in_graph: bool = True) -> str:
+def forward(
+    run: run_pb2.Run, names: Names, steps: Sequence[Sequence[str]], *, in_graph: bool = True, keeps: bool = True
+) -> str:
     """Python that defines `_ws_forward(leaves)` from the statements of each of its steps.
 
     `leaves` are the inputs and then the members. `in_graph`: a program that is launched as a CUDA graph is so here.
+    `keeps`: what prepared steps make is kept, else they run in each call.
     """
-    program = run.best.candidate.program
-    on_gpu, in_graph = program.target == task_pb2.TARGET_CUDA, in_graph and program.cuda_graph
+    program, input_count = run.best.candidate.program, len(run.task.inputs)
+    in_graph = in_graph and program.cuda_graph
+    prepared = [position for position, step in enumerate(program.steps) if keeps and step.prepared]
+    part = Part(program, [position for position in range(len(program.steps)) if position not in prepared])
+    stream = f"stream = {'_ws_stream(device.index)' if program.target == task_pb2.TARGET_CUDA else '_ws_thread()'}"
+    functions, given = [], []
+    if prepared:
+        first = Part(program, prepared, prepared=True)
+        made = "".join(f"{names[name]}, " for name in first.kept)
+        lines = [*bindings(first, names, input_count, "stream"), *body_of(first, names, steps), f"return ({made})"]
+        explained = '"""What depends on parameters and buffers alone."""'
+        functions.append(_function("_ws_prepare(leaves)", [explained, "device = leaves[0].device", stream, *lines]))
+        functions.append(f"_ws_kept = _WsKept(_ws_prepare, {input_count})")
+        given = ["leaves = [*leaves, *_ws_kept(leaves)]"]
     body = [
         '"""The verified program, step by step."""',
+        *([] if in_graph else given),
         "device = leaves[0].device",
-        f"stream = {'_ws_stream(device.index)' if on_gpu else '_ws_thread()'}",
+        stream,
         *(["owner = stream if owner is None else owner"] if in_graph else []),
-        *bindings(program, names, len(run.task.inputs), owner="owner" if in_graph else "stream"),
-        *body_of(program, names, steps),
+        *bindings(part, names, input_count, owner="owner" if in_graph else "stream"),
+        *body_of(part, names, steps),
     ]
     returned = f"return {outputs(program, names)}"
     if not in_graph:
-        return _function("_ws_forward(leaves)", [*body, returned])
+        return "\n\n\n".join([*functions, _function("_ws_forward(leaves)", [*body, returned])])
     tensors = "".join(f"{names[name]}, " for name in program.outputs)
+    called = [*given, "device = leaves[0].device", f"{tensors}= _ws_graphs(leaves)", returned]
     return "\n\n\n".join([
+        *functions,
         _function("_ws_run(leaves, owner)", [*body, f"return ({tensors})"]),
         "_ws_graphs = _WsGraphs(_ws_run, _ws_stream)",
-        _function("_ws_forward(leaves)", ["device = leaves[0].device", f"{tensors}= _ws_graphs(leaves)", returned]),
+        _function("_ws_forward(leaves)", called),
     ])  # fmt: skip
 
 

@@ -131,6 +131,7 @@ class KernelBenchExporter:
                     steps.append([export.fill(step.memset, names)])
         random = any(_RANDOM.search(step.library.target) for step in program.steps)
         remarks = [ONE_BY_ONE] if program.cuda_graph else []
+        remarks += [export.EACH_CALL] if any(step.prepared for step in program.steps) else []
         parts = [
             export.header(run, "torch 2.7 or newer with nvcc, g++ and ninja", *remarks),
             export.pasted(
@@ -140,7 +141,7 @@ class KernelBenchExporter:
             export.reference(_tolerated(run.task)).strip(),
             _build(program, hosts, declarations),
             export.guard(run),
-            export.forward(run, names, steps, in_graph=False),
+            export.forward(run, names, steps, in_graph=False, keeps=False),
             export.model() if random else export.model(_DIFFERENTIABLE),
         ]
         text = "\n\n\n".join(parts) + "\n"

@@ -40,9 +40,13 @@ class ModuleExporter:
                     steps.append([export.fill(step.memset, names)])
         sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
         built = ["_WS_SOURCES", repr(hardware.architecture(program) if on_gpu else list(FLAGS))]
-        runtime = ["cuda_runtime" if on_gpu else "cpu_runtime", *(["cuda_graphs"] if program.cuda_graph else [])]
+        keeps = any(step.prepared for step in program.steps)
+        runtime = ["cuda_runtime" if on_gpu else "cpu_runtime"]
+        runtime += [*(["cuda_graphs"] if program.cuda_graph else []), *(["kept"] if keeps else [])]
         parts = [
-            export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++"),
+            export.header(
+                run, "torch and cuda-bindings" if on_gpu else "torch and g++", *([export.PREPARED] if keeps else [])
+            ),
             export.pasted([*runtime, "guard", "reference"]),
             export.reference(run.task).strip(),
             "\n".join([f"_WS_SOURCES = {{\n{sources}}}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]),

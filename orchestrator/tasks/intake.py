@@ -65,6 +65,8 @@ class Request:
     """A key of `PRECISIONS`; `auto` goes by the floating-point inputs."""
     class_name: str = "Model"
     """Class in a `.py` file."""
+    prepared: bool = False
+    """Whether what depends on parameters alone may be kept from call to call."""
     needs_inputs: bool = True
     """Whether a `.py` file has to define get_inputs."""
 
@@ -79,6 +81,7 @@ def read(request: Request) -> task_pb2.Task:
         target=_choice("--target", request.target, TARGETS),
         precision=_choice("--precision", request.precision, PRECISIONS),
         class_name=request.class_name,
+        prepared=request.prepared,
     )
     if ":" in request.subject and not request.subject.endswith(".py"):
         _read_class(task, request)

@@ -32,21 +32,22 @@ def short(value: str) -> str:
 
 
 def of_task(task: task_pb2.Task) -> str:
-    """Digest of a task: sources, entry, class, target and precision; its name does not count."""
+    """Digest of a task: sources, entry, class, target, precision and track; its name does not count."""
     files = sorted((source.path, source.content) for source in task.sources)
     contents = [part for file in files for part in file]
-    return digest("task", task.entry_path, task.class_name, task.target, task.precision, *contents)
+    track = ["prepared"] if task.prepared else []
+    return digest("task", task.entry_path, task.class_name, task.target, task.precision, *contents, *track)
 
 
 def of_shape(task: task_pb2.Task, analysis: analysis_pb2.Analysis) -> str:
     """Digest of what kind of task this is, `analysis` being its plan zero: its moves may win others of its shape.
 
-    Counts target, precision, the types of inputs and outputs with the number of decimal digits of each extent, and of
-    each group its name, its operations and the groups that it reads, because moves name groups. Leaves out sources,
-    views, strides, parameters and their sizes, and the arguments of operations, such as which dimension is reduced:
-    where moves do not apply for one of these, that is found out before anything is compiled.
+    Counts target, precision, track, the types of inputs and outputs with the number of decimal digits of each extent,
+    and of each group its name, its operations and the groups that it reads, because moves name groups. Leaves out
+    sources, views, strides, parameters and their sizes, and the arguments of operations, such as which dimension is
+    reduced: where moves do not apply for one of these, that is found out before anything is compiled.
     """
-    parts: list[str | bytes | int] = ["shape", task.target, task.precision]
+    parts: list[str | bytes | int] = ["shape", task.target, task.precision, *(["prepared"] if task.prepared else [])]
     for specs in (task.inputs, task.outputs):
         parts.append(len(specs))
         for spec in specs:
@@ -87,6 +88,7 @@ def of_program(program: candidate_pb2.Program) -> str:
         ]
     for step in program.steps:
         parts += ["step", step.group, step.WhichOneof("kind") or "", *_step_parts(step)]
+        parts += ["prepared"] if step.prepared else []
     return digest(*parts)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from warpsmith import arguments
-from warpsmith.v1 import candidate_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, graph_pb2, tensor_pb2
 
 # Operations that fail, or give other elements, where a tensor lies otherwise than planned.
 _BY_LAYOUT: Final = frozenset({
@@ -38,6 +38,42 @@ def buffers_of(step: candidate_pb2.Step) -> list[str]:
         case "memset":
             return [step.memset.buffer]
     return []
+
+
+def made_by(step: candidate_pb2.Step) -> list[str]:
+    """Names of the buffers that a step writes or returns."""
+    match step.WhichOneof("kind"):
+        case "launch":
+            return list(step.launch.writes)
+        case "library":
+            return list(filter(None, step.library.results))
+        case "memset":
+            return [step.memset.buffer]
+    return []
+
+
+def kept_steps(program: candidate_pb2.Program, may_be_kept: Callable[[candidate_pb2.Step], bool]) -> frozenset[int]:
+    """Positions of the steps that `may_be_kept` and whose results depend on parameters, state and constants alone.
+
+    No other step writes what they read or make, and none of it is given to the caller.
+    """
+    varying = {*program.outputs}
+    for buffer in program.buffers:
+        is_input = buffer.role == candidate_pb2.ROLE_SOURCE and buffer.source.origin == graph_pb2.ORIGIN_INPUT
+        varying |= {buffer.name} if is_input or buffer.role == candidate_pb2.ROLE_OUTPUT else set()
+    sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
+    varying |= {name for step in program.steps for name in made_by(step) if name in sources}
+    found = {number for number, step in enumerate(program.steps) if may_be_kept(step)}
+    while True:
+        kept = set[int]()
+        for number, step in enumerate(program.steps):
+            if number in found and varying.isdisjoint(buffers_of(step)):
+                kept.add(number)
+            else:
+                varying.update(made_by(step))
+        if kept == found:
+            return frozenset(kept)
+        found = kept
 
 
 def relies_on_layout(step: candidate_pb2.Step) -> bool:

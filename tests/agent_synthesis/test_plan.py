@@ -340,7 +340,7 @@ def test_costs_count_bytes_and_products() -> None:
     linear = cost.of_group(plan, plan.group("linear"))
     assert linear.product_flop_count == 2 * 6 * 16 * 12
     assert linear.read_bytes == 4 * (6 * 12 + 16 * 12 + 16)
-    least = cost.minimum(plan.index)
+    least = cost.minimum(plan)
     assert least.read_bytes == 4 * (6 * 12 + 16 * 12 + 16 + 32)
     assert least.write_bytes == 4 * 6 * 16
     described = analysis.describe(plan, with_legal_moves=False)

@@ -208,12 +208,12 @@ def test_a_rewritten_reference_that_runs_short_of_memory_is_tried_again_and_then
     assert timed._rewritten(small.library_program()) is None
 
 
-def test_a_step_that_raises_is_a_fault_of_the_program(timed):
+def test_a_step_that_raises_is_a_fault_of_the_program():
     def fail() -> None:
         raise RuntimeError("expected a matrix\nmore")
 
     with pytest.raises(timed_task.ProgramFault, match="expected a matrix") as caught:
-        timed._guarded([fail])(0)
+        timed_task._guarded([fail])(0)
     assert caught.value.kind == verdict_pb2.FAILURE_KIND_LAUNCH_ERROR
 
 

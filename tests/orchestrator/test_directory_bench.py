@@ -62,7 +62,8 @@ def test_a_line_from_before_options_were_told_is_known_by_its_source(
     results = tmp_path / "results.jsonl"
     lines = [{"file": entry.name, "source": entry.digest, "verdict": "AT_FLOOR"} for entry in modules]
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert run_again(modules, results, OPTIONS) == []
+    assert run_again(modules, results, OPTIONS) == run_again(modules, results, {**OPTIONS, "prepared": False}) == []
+    assert run_again(modules, results, {**OPTIONS, "prepared": True}) == ["a", "b"]
     (tmp_path / "a.py").write_text("def get_inputs(): return 'another'\n")
     assert run_again(directory_bench.entries(tmp_path), results, OPTIONS) == ["a"]
 

@@ -114,7 +114,7 @@ def test_a_block_that_waits_for_a_later_one_gets_it(simulator: Simulator) -> Non
 
 @pytest.mark.parametrize(("places", "is_right"), [(1, False), (2, True)])
 def test_blocks_do_not_keep_step(simulator: Simulator, places: int, is_right: bool) -> None:
-    """Two blocks tell each other the number of a step, in `places` places in turn: who is held back misses one of one."""
+    """Two blocks tell each other a step's number, in `places` places in turn: who is held back misses one of one."""
     text = body(
         "for (int step = 1; step <= 200; ++step) {"
         f"  int* words = y + step % {places} * 2; atomicExch(words + blockIdx.x, step);"

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from gpu_bench.running.elsewhere import Elsewhere
-from gpu_bench.running.executor import Call, Memory, ProgramFault, Sources
+from gpu_bench.running.executor import Call, Kept, Memory, ProgramFault, Sources
 from gpu_bench.running.gpu.tensor_maps import PlacedTensorMap
 from gpu_bench.running.gpu.workspace_plan import PlannedMemory, WorkspacePlan
-from gpu_bench.running.straight_line import LaunchCode, straighten
+from gpu_bench.running.straight_line import LaunchCode, kept_of, rest_of, straighten
 from warpsmith.hardware import STATIC_SHARED_BYTES
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
 
@@ -222,16 +222,19 @@ def _extents(extent: candidate_pb2.Extent3) -> tuple[int, int, int]:
 
 
 def after_others(program: candidate_pb2.Program) -> candidate_pb2.Program:
-    """The program, its first launch told to wait for what precedes a call, which is not the program's own.
+    """The program, its first launch told to wait for what precedes a call, which is not the program's own; so is the
+    first that is not prepared.
 
     Calls of a group would run beside each other, each in the time of the one before.
     """
-    launches = [number for number, step in enumerate(program.steps) if step.WhichOneof("kind") == "launch"]
-    if not launches or not program.steps[launches[0]].launch.programmatic_dependent:
+    launches = [number for number, step in enumerate(program.steps) if step.HasField("launch")]
+    first = [*launches[:1], *[number for number in launches if not program.steps[number].prepared][:1]]
+    if not any(program.steps[number].launch.programmatic_dependent for number in first):
         return program
     waiting = candidate_pb2.Program()
     waiting.CopyFrom(program)
-    waiting.steps[launches[0]].launch.programmatic_dependent = False
+    for number in first:
+        waiting.steps[number].launch.programmatic_dependent = False
     return waiting
 
 
@@ -255,12 +258,18 @@ class CudaProgram:
         memory: Memory | None = None,
         after_step: Callable[[], object] | None = None,
         workspaces: Memory | None = None,
+        kept: Kept | None = None,
     ) -> Call:
         """As `LoadedProgram.bind`; with `workspaces` those that are not needed at once share memory. Where a tool looks
         at a program's memory, each has its own."""
         if workspaces is not None:
             workspaces = PlannedMemory(self._workspace_plan, workspaces)
-        return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces)
+        part = rest_of(self.program, kept)
+        return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces, part=part)
+
+    def keep(self, sources: Sources) -> Kept:
+        """As `LoadedProgram.keep`."""
+        return kept_of(self.program, sources, self.device, self._pack)
 
     def _pack(self, launch: candidate_pb2.Launch) -> LaunchCode:
         driver, launch_kernel = _driver(), _launch_function()

@@ -15,7 +15,7 @@ import torch
 
 from gpu_bench.running.executor import Memory
 from warpsmith.graphs import aten, dtypes
-from warpsmith.program_steps import lifetimes, tensor_names
+from warpsmith.program_steps import lifetimes, made_by, tensor_names
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 ALIGNMENT = 512
@@ -34,11 +34,12 @@ class WorkspacePlan:
 
     @staticmethod
     def of(program: candidate_pb2.Program) -> WorkspacePlan:
-        """The places of a program's workspaces."""
+        """The places of a program's workspaces, but for those that prepared steps write, which are kept."""
+        kept = {name for step in program.steps if step.prepared for name in made_by(step)}
         specs = {
             buffer.name: buffer.spec
             for buffer in program.buffers
-            if buffer.role == candidate_pb2.ROLE_WORKSPACE and not buffer.zero_between_calls
+            if buffer.role == candidate_pb2.ROLE_WORKSPACE and not buffer.zero_between_calls and buffer.name not in kept
         }
         lives = lifetimes(program, candidate_pb2.ROLE_WORKSPACE, inside=_inside(program, specs))
         sizes = {name: span_bytes(spec) for name, spec in specs.items()}
@@ -64,10 +65,10 @@ class PlannedMemory:
         self._block = memory.empty("workspaces", block) if plan.byte_count else None
 
     def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
-        """As `Memory.empty`: a part of the block."""
-        offset, dtype = self._plan.offsets[name], dtypes.to_torch(spec.dtype)
-        if self._block is None:
+        """As `Memory.empty`: a part of the block, where the plan has a place."""
+        if self._block is None or name not in self._plan.offsets:
             return self._memory.empty(name, spec)
+        offset, dtype = self._plan.offsets[name], dtypes.to_torch(spec.dtype)
         part = self._block[offset : offset + span_bytes(spec)]
         return part.view(dtype).as_strided(list(spec.shape), list(spec.strides))
 

@@ -1,0 +1,30 @@
+"""What of a graph may be computed once and kept: the calls that depend on parameters, state and constants alone.
+
+The one idea: on the prepared track a parameter may be split, packed or folded before the first call. That is decided by
+what a call reads, so nobody has to be believed.
+"""
+
+from __future__ import annotations
+
+from warpsmith.graphs import aten
+from warpsmith.program_steps import tensor_names
+from warpsmith.v1 import graph_pb2
+
+
+def kept_calls(graph: graph_pb2.Graph) -> frozenset[str]:
+    """Names of those calls, views among them.
+
+    Not: what is random or written in place, and what the module gives as a result, which is new in each call.
+    """
+    root = aten.roots(graph)
+    changing = {root[name] for node in graph.nodes for name in node.mutates} | {root[name] for name in graph.outputs}
+    inputs = {source.name for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT}
+    varying = changing | inputs
+    found = set()
+    for node in graph.nodes:
+        tensors = [*tensor_names(aten.arguments_of(node)), *(result.name for result in node.results if result.name)]
+        if node.random or node.mutates or any(name in varying or root[name] in varying for name in tensors):
+            varying.update(result.name for result in node.results if result.name)
+        else:
+            found.add(node.name)
+    return frozenset(found)

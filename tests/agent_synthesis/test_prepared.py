@@ -1,0 +1,170 @@
+"""The prepared track: which steps depend on parameters alone, what is kept of them, and what a call then runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from agent_synthesis.generator import generate
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import analysis, cost, moves
+from agent_synthesis.plans.plan import Plan, plan_zero
+from gpu_bench.policy import objections
+from gpu_bench.running.executor import Sources
+from gpu_bench.timing.floor import work_of
+from warpsmith.graphs.capture import capture
+from warpsmith.graphs.kept import kept_calls
+from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
+
+CPU = task_pb2.TARGET_CPU
+WHOLE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice="beside_products")
+
+
+class Normed(nn.Module):
+    """A layer whose weight is a direction and a length, and a gate that reads the bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(24, 16))
+        self.g, self.b = nn.Parameter(torch.rand(24, 1)), nn.Parameter(torch.randn(24))
+        self.register_buffer("scale", torch.tensor(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.v * (self.g / self.v.norm(dim=1, keepdim=True))
+        return torch.relu(functional.linear(x, weight, self.b) * self.scale) * torch.sigmoid(self.b)
+
+
+class Deep(nn.Module):
+    """Three of them, and norms between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Normed() for _ in range(3))
+        self.back = nn.Linear(24, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = functional.layer_norm(torch.tanh(self.back(layer(x))), (16,))
+        return x
+
+
+class Made(nn.Module):
+    """An expression of an input, a parameter and a buffer."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("s", torch.randn(4, 4))
+        self._forward = eval(f"lambda x, w, s: {text}", {"torch": torch})
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._forward(x, self.w, self.s)
+
+
+X = torch.randn(8, 16)
+
+
+def plan_of(module: nn.Module) -> Plan:
+    return plan_zero(GraphIndex(capture(module, (X,))), CPU, prepared=True)
+
+
+def kept_targets(program: candidate_pb2.Program) -> list[str]:
+    return [step.library.target.split(".")[1] or step.launch.entry for step in program.steps if step.prepared]
+
+
+def sources(module: nn.Module) -> Sources:
+    return Sources([X], {name: each.detach() for name, each in module.named_parameters()}, dict(module.named_buffers()))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("x @ (w * s + 1)", ["mul", "add"]),
+        ("x @ w.t()", ["t"]),
+        ("x + torch.arange(4) * 2", ["arange", "mul"]),
+        ("x @ torch.dropout(w, 0.5, True)", []),
+        ("x * s.add_(1) + s * 2", []),
+        ("(x + 1, w * 2)", []),
+        ("(x + 1, (w * 2).t())", []),
+        ("x + (w * 2).relu_()", []),
+        ("(x * w).sum() + (w * s).sum()", ["mul_1", "sum_2"]),
+    ],
+)  # fmt: skip
+def test_what_is_kept_depends_on_nothing_that_changes(text: str, kept: list[str]) -> None:
+    graph = capture(Made(text), (torch.randn(4, 4),))
+    assert [node.name for node in graph.nodes if node.name in kept_calls(graph)] == kept
+
+
+def test_steps_on_parameters_alone_are_marked_and_cost_nothing() -> None:
+    plan = plan_of(Normed())
+    program = generate(plan)
+    assert kept_targets(program) == ["linalg_vector_norm", "div", "mul", "sigmoid"]
+    assert not any(step.prepared for step in generate(plan_zero(plan.index, CPU)).steps)
+    plain = plan_zero(plan.index, CPU)
+    for group, own in zip(plan.groups, plain.groups, strict=True):
+        assert (cost.of_group(plan, group).launch_count == 0) == (group.name in plan.index.kept_calls)
+        assert cost.of_group(plain, own).launch_count == 1
+    parameters = 4 * (24 * 16 + 24 + 24 + 1)
+    assert cost.minimum(plain).read_bytes - cost.minimum(plan).read_bytes == parameters
+    one, other = (analysis.describe(each, with_legal_moves=False).plan_digest for each in (plan, plain))
+    assert one != other
+
+
+def test_a_whole_plan_leaves_to_once_what_is_made_once() -> None:
+    plan = moves.apply(plan_of(Deep()), WHOLE)
+    authored = [group for group in plan.groups if group.engine == "authored"]
+    assert authored
+    assert not any(plan.index.kept_calls & {*plan.all_nodes(group)} for group in authored)
+
+
+@pytest.mark.parametrize("module", [Normed(), Deep()], ids=["layer", "network"])
+def test_a_call_runs_the_other_steps_and_gives_the_same(
+    module: nn.Module, checking: ModuleType, tmp_path: Path
+) -> None:
+    plan = plan_of(module)
+    whole = moves.apply(plan, WHOLE) if isinstance(module, Deep) else plan
+    authored = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="mul", choice="")
+    programs = [generate(plan), generate(whole if whole is not plan else moves.apply(plan, authored))]
+    for program, built in zip(programs, checking.compile_batch(programs, tmp_path), strict=True):
+        loaded, steps = checking.loaded_from(built, program), list[None]()
+        kept = loaded.keep(sources(module))
+        call = loaded.bind(sources(module), after_step=lambda steps=steps: steps.append(None), kept=kept)
+        with torch.no_grad():
+            torch.testing.assert_close(call()[0], module(X), rtol=1e-4, atol=1e-5)
+            assert len(steps) == sum(not step.prepared for step in program.steps) < len(program.steps)
+            torch.testing.assert_close(loaded.bind(sources(module))()[0], module(X), rtol=1e-4, atol=1e-5)
+            before = call()[0].clone()
+            for parameter in module.parameters():
+                parameter.mul_(1.5)
+            kept.renew()
+            torch.testing.assert_close(call()[0], module(X), rtol=1e-4, atol=1e-5)
+            assert not torch.allclose(call()[0], before)
+
+
+def test_a_prepared_step_that_reads_an_input_is_refused() -> None:
+    program = generate(plan_of(Normed()))
+    assert objections(program, artifact_pb2.Artifact(), lambda _: True) == []
+    next(step for step in program.steps if not step.prepared).prepared = True
+    assert "a prepared step reads an input" in objections(program, artifact_pb2.Artifact(), lambda _: True)[0]
+
+
+def test_the_floor_leaves_out_parameters_and_products_of_them() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.a @ self.b)
+
+    graph = capture(Two(), (X,))
+    plain, prepared = (work_of(graph, task_pb2.PRECISION_FP32, prepared=prepared) for prepared in (False, True))
+    assert (plain.parameter_bytes, prepared.parameter_bytes) == (2 * 4 * 256, 0)
+    assert plain.needed_flops - prepared.needed_flops == 2 * 16**3
+    assert prepared.input_bytes == plain.input_bytes == 4 * X.numel()
