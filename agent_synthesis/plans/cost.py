@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from agent_synthesis.graphs import layouts
+from agent_synthesis.graphs import biases, layouts
 from agent_synthesis.graphs.einsum import MOST_OPERANDS, Einsum, Order
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
@@ -45,7 +45,8 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         return at_once(plan, group)
     cost = total(of_call(plan.index, node) for node in group.nodes)
     if plan.target == task_pb2.TARGET_CUDA:
-        cost.extra_bytes = sum(layouts.converted_bytes(plan.index, node) for node in group.nodes)
+        moved = (layouts.converted_bytes, biases.added_bytes)
+        cost.extra_bytes = sum(of(plan.index, node) for of in moved for node in group.nodes)
     return cost
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from agent_synthesis.graphs import splits
+from agent_synthesis.graphs import biases, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests.ir import Nest
@@ -24,6 +24,7 @@ from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
+from warpsmith.v1 import task_pb2
 
 _MOST_IN_VAIN = 8
 """Producers in a row that are computed again and stay: residual blocks would be followed back to the first."""
@@ -43,11 +44,19 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
     group = plan.group(name)
     nest = plan.nest(group)
     whole = isinstance(nest, Nest) and schedules_for(plan.target, nest, plan.hardware)
-    made = None if whole else splits.taken_apart(plan.index, name)
-    if made is not None and len(group.nodes) == 1 and not schedule:
-        return _authored_in_parts(plan, made)
+    if not whole and len(group.nodes) == 1 and not schedule:
+        if (made := splits.taken_apart(plan.index, name)) is not None:
+            return _authored_in_parts(plan, made)
+        if (made := bias_apart(plan, group)) is not None:
+            return authored(with_replacement(plan, made), name)
     trial = plan.replaced([name], [replace(group, engine="authored", text="")])
     return _set_by_default(_scheduled(trial, name, schedule), name)
+
+
+def bias_apart(plan: Plan, group: Group) -> Replacement | None:
+    """A library call's bias as an addition after it; None where the library adds it on its way."""
+    is_library_on_gpu = plan.target == task_pb2.TARGET_CUDA and group.engine == "library"
+    return biases.apart(plan.index, group.name) if is_library_on_gpu else None
 
 
 def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:

@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from agent_synthesis import rewrite
 from agent_synthesis.free_form import compose
-from agent_synthesis.graphs import splits
+from agent_synthesis.graphs import biases, splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import alike, cost, fusion, launching, layout, whole
@@ -172,6 +172,8 @@ def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]
         if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
             effect = f"computes {what} in kernels of our own, {splits.wording(plan.index, group.name)}"
             yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name), effect
+        elif fusion.bias_apart(plan, group) is not None:
+            yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name), biases.EFFECT
         return
     for schedule in taking:
         if (group.engine, group.schedule) != ("authored", schedule.name):

@@ -14,6 +14,7 @@ from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans import fusion
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
+from agent_synthesis.rewrite import with_replacement
 from warpsmith.errors import IllegalMove
 
 EVERY_GROUP = "*"
@@ -42,8 +43,9 @@ def authored(plan: Plan, choice: str) -> Plan:
         may_multiply = choice == "" or not _multiplies(plan, group)
         return group.engine != "written" and not plan.is_kept(group) and may_multiply
 
-    result = plan
-    for name in [group.name for group in reversed(plan.groups)]:
+    apart = [made for group in plan.groups if (made := fusion.bias_apart(plan, group)) is not None]
+    result = with_replacement(plan, *apart) if apart else plan
+    for name in [group.name for group in reversed(result.groups)]:
         group = result.partition.by_name.get(name)
         if group is not None and group.engine == "library" and may_join(result, group):
             with contextlib.suppress(IllegalMove):

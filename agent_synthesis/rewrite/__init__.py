@@ -7,6 +7,7 @@ checked before use. Rounding may differ, never the meaning; reports label what w
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Protocol
 
@@ -67,17 +68,19 @@ def rewritten(plan: Plan, name: str, rule_name: str) -> Plan:
     return replace(after, rewrites=(*plan.rewrites, rule.name))
 
 
-def with_replacement(plan: Plan, made: Replacement) -> Plan:
-    """The plan over the graph after a replacement.
+def with_replacement(plan: Plan, *made: Replacement) -> Plan:
+    """The plan over the graph after a replacement, or several of different calls.
 
     Raises:
         IllegalMove: its groups have no order.
     """
-    graph = replaced(plan.index.graph, made)
+    graph = functools.reduce(replaced, made, plan.index.graph)
     graph.digest = digest.of_graph(graph)
     index = GraphIndex(graph, allows_tf32=plan.index.allows_tf32)
-    kept = [group for group in plan.groups if not set(group.nodes) & set(made.removed)]
-    new = [Group(node.name, (node.name,)) for node in made.added if not index.is_view(node.name)]
+    removed = {name for each in made for name in each.removed}
+    kept = [group for group in plan.groups if removed.isdisjoint(group.nodes)]
+    added = (node.name for each in made for node in each.added)
+    new = [Group(name, (name,)) for name in added if not index.is_view(name)]
     return replace(plan, partition=Partition(index, (*kept, *new), is_ordered=False).ordered())
 
 

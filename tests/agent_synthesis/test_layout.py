@@ -327,7 +327,9 @@ def test_random_calls_draw_in_the_order_of_the_old_layout() -> None:
 
 
 def test_a_search_of_a_convolutional_network_begins_with_a_layout() -> None:
-    module = nn.Sequential(*[part for _ in range(3) for part in (conv(64, 64), nn.BatchNorm2d(64), nn.ReLU())])
+    module = nn.Sequential(
+        *[part for _ in range(3) for part in (conv(64, 64, bias=False), nn.BatchNorm2d(64), nn.ReLU())]
+    )
     described = analysis.describe(zero(module.eval(), [torch.empty(32, 64, 56, 56)]), with_legal_moves=True)
     (legal,) = (legal for legal in described.legal_moves if legal.move == LAYOUT)
     assert legal.before.extra_bytes > 0
