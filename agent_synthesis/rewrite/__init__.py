@@ -8,13 +8,14 @@ checked before use. Rounding may differ, never the meaning; reports label what w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans.partition import Group, Partition
 from agent_synthesis.plans.plan import Plan
-from agent_synthesis.rewrite import einsum, identities, linear, reductions
+from agent_synthesis.rewrite import einsum, identities, linear, norms, reductions
 from agent_synthesis.rewrite.calls import Replacement, replaced
 from warpsmith import digest
 from warpsmith.errors import IllegalMove
@@ -35,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     linear.LinearRowSum(),
     linear.LinearPool(),
     linear.ScaleIntoWeights(),
+    norms.NormIntoWeights(),
     einsum.EinsumPairs(),
     identities.Identity(),
     identities.Involution(),
@@ -45,11 +47,14 @@ RULES: tuple[Rule, ...] = (
     reductions.SoftmaxShift(),
 )
 """Every rule, in the order in which they are proposed."""
+_OFFERED: Mapping[str, Callable[[Plan, str], bool]] = {norms.NormIntoWeights.name: norms.is_worth_folding}
+"""Where a rule is proposed of those places where it holds; by default everywhere."""
 
 
 def matching(plan: Plan, group: Group) -> list[Rule]:
-    """Rules whose condition holds at a group."""
-    return [rule for rule in RULES if _applicable(plan, group, rule) is not None]
+    """Rules whose condition holds at a group, and that may gain something there."""
+    holding = (rule for rule in RULES if _applicable(plan, group, rule) is not None)
+    return [rule for rule in holding if rule.name not in _OFFERED or _OFFERED[rule.name](plan, group.nodes[-1])]
 
 
 def rewritten(plan: Plan, name: str, rule_name: str) -> Plan:
