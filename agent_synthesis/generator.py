@@ -84,9 +84,8 @@ class _Generator:
         self._need(self._index.graph.outputs, self._plan.groups[-1].name if self._plan.groups else "outputs")
         self._program.outputs.extend(self._index.graph.outputs)
         self._program.buffers.extend(self._buffers.values())
-        if self._plan.prepared:
-            for position in kept_steps(self._program, self._may_be_kept):
-                self._program.steps[position].prepared = True
+        for position in kept_steps(self._program, self._may_be_kept, prepared=self._plan.prepared):
+            self._program.steps[position].prepared = True
         self._program.sources.extend(self._sources())
         self._program.digest = digest.of_program(self._program)
         return self._program
@@ -177,9 +176,9 @@ class _Generator:
     def _may_be_kept(self, step: candidate_pb2.Step) -> bool:
         """Whether the results of a step may be kept if what it reads is: kernels of ours draw nothing at random."""
         if not step.HasField("library"):
-            return True
+            return self._plan.prepared
         made = [self._index.producer(name) for name in made_by(step)]
-        return bool(made) and made[0] in self._index.kept_calls
+        return bool(made) and made[0] in self._plan.kept_calls
 
     # -- buffers
 

@@ -63,6 +63,22 @@ def objections(
     return found or list(_of_steps(program, is_allowed))
 
 
+def objections_to_kept(program: candidate_pb2.Program, *, prepared: bool) -> list[str]:
+    """Why what a program marks as made once is not; empty where it is. `prepared`: as its task is.
+
+    Without that track only PyTorch's own calls on constants are, so no code of the program's runs that is not timed.
+    """
+    marked = {number for number, step in enumerate(program.steps) if step.prepared}
+
+    def may_be_kept(step: candidate_pb2.Step) -> bool:
+        return step.prepared and (prepared or step.HasField("library"))
+
+    if stray := marked - kept_steps(program, may_be_kept, prepared=prepared):
+        what = "an input" if prepared else "an input, a parameter or state, or is a kernel"
+        return [f"step {min(stray)} is prepared and reads {what}, or another step writes what it reads or makes"]
+    return []
+
+
 def _of_whole(program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -> Iterator[str]:
     names = [buffer.name for buffer in program.buffers]
     if program.target not in (task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA):
@@ -152,9 +168,6 @@ def _of_steps(program: candidate_pb2.Program, is_allowed: Callable[[str], bool])
                 written.add(step.memset.buffer)
             case _:
                 yield f"{where} does nothing"
-    prepared = {number for number, step in enumerate(program.steps) if step.prepared}
-    if prepared - kept_steps(program, lambda step: step.prepared):
-        yield "a prepared step reads an input, or another step writes what it reads or makes"
     for name in program.outputs:
         if name not in written:
             yield f"output {name!r} is never written"

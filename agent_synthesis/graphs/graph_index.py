@@ -114,7 +114,12 @@ class GraphIndex:
     @functools.cached_property
     def kept_calls(self) -> frozenset[str]:
         """Calls that depend on parameters, state and constants alone."""
-        return kept.kept_calls(self.graph)
+        return kept.kept_calls(self.graph, prepared=True)
+
+    @functools.cached_property
+    def constant_calls(self) -> frozenset[str]:
+        """Calls that depend on constants alone."""
+        return kept.kept_calls(self.graph, prepared=False)
 
     def is_overwritten(self, node: str) -> bool:
         """Whether a call writes in place to memory that the node makes, in a way that later reads must see."""

@@ -19,7 +19,7 @@ from agent_synthesis.nests.product import elements_and_rows, matrix_product
 from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
-from warpsmith.graphs import aten
+from warpsmith.graphs import aten, kept
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -187,12 +187,13 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
 
 def minimum(plan: Plan) -> analysis_pb2.Cost:
     """Least work of any plan: sources read once, outputs and state written once, matrix products as they
-    stand. Where something is kept, without parameters, for how small they can be made is not known."""
+    stand. Without what never changes (on the prepared track parameters too), for how small that can be made is
+    not known."""
     index = plan.index
-    calls = [name for name in index.nodes if not (plan.prepared and name in index.kept_calls)]
+    calls = [name for name in index.nodes if name not in plan.kept_calls]
     used = {tensor for name in calls for tensor in index.reads(name)} | index.outputs
-    if plan.prepared:
-        used -= {name for name, source in index.sources.items() if source.origin != graph_pb2.ORIGIN_INPUT}
+    varying = kept.varying_origins(plan.prepared)
+    used -= {name for name, source in index.sources.items() if source.origin not in varying}
     written = {index.root[tensor] for tensor in index.outputs if index.root[tensor] not in index.sources}
     written |= set(aten.written_sources(index.graph))
     return analysis_pb2.Cost(

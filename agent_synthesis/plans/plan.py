@@ -62,9 +62,15 @@ class Plan:
             raise IllegalMove(f"the plan has no group {name!r}")
         return group
 
+    @property
+    def kept_calls(self) -> frozenset[str]:
+        """Calls of the graph whose results may be kept from call to call."""
+        return self.index.kept_calls if self.prepared else self.index.constant_calls
+
     def is_kept(self, group: Group) -> bool:
-        """Whether the group is computed once and kept, so that a call does not make it."""
-        return self.prepared and self.index.kept_calls.issuperset(self.all_nodes(group))
+        """Whether the group is computed once and kept, so that a call does not make it: off the prepared track only
+        where PyTorch computes it, so that no kernel runs that a bench does not time."""
+        return (self.prepared or group.engine == "library") and self.kept_calls.issuperset(self.all_nodes(group))
 
     def all_nodes(self, group: Group) -> tuple[str, ...]:
         """As `Partition.all_nodes`."""

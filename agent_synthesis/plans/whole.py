@@ -40,14 +40,16 @@ def authored(plan: Plan, choice: str) -> Plan:
         raise IllegalMove(f"a whole plan may be {', '.join(map(repr, CHOICES))}, not {choice!r}")
 
     def may_join(plan: Plan, group: Group) -> bool:
-        may_multiply = choice == "" or not _multiplies(plan, group)
-        return group.engine != "written" and not plan.is_kept(group) and may_multiply
+        is_kept = plan.prepared and plan.is_kept(group)  # constants are often as cheap to make as to read
+        return group.engine != "written" and not is_kept and (choice == "" or not _multiplies(plan, group))
 
     apart = [made for group in plan.groups if (made := fusion.bias_apart(plan, group)) is not None]
     result = with_replacement(plan, *apart) if apart else plan
     for name in [group.name for group in reversed(result.groups)]:
         group = result.partition.by_name.get(name)
-        if group is not None and group.engine == "library" and may_join(result, group):
+        if group is None or group.engine != "library" or result.is_kept(group):
+            continue
+        if may_join(result, group):
             with contextlib.suppress(IllegalMove):
                 result = fusion.authored(result, name)
                 result = fusion.fused_with_all(result, name, ["moved"], may_join)

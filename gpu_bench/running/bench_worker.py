@@ -98,8 +98,7 @@ class Bench:
         reasons = policy.objections(program, artifact, aten.is_allowed)
         if program.target != self.loaded.task.target:
             reasons.append("the program is for another target than its task")
-        if any(step.prepared for step in program.steps) and not self.loaded.task.prepared:
-            reasons.append("steps of the program are prepared, and its task is not on the prepared track")
+        reasons += policy.objections_to_kept(program, prepared=self.loaded.task.prepared)
         if reasons:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, reasons[0])
         self.program = None

@@ -17,7 +17,7 @@ from gpu_bench.device import Ceilings
 from gpu_bench.timing import headline
 from gpu_bench.timing.second_sweeps import REGISTER_BYTES, Slices, slices_of
 from warpsmith.graphs import aten, dtypes
-from warpsmith.graphs.kept import kept_calls
+from warpsmith.graphs.kept import kept_calls, varying_origins
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
 
@@ -91,12 +91,12 @@ class Work:
 
 
 def work_of(graph: graph_pb2.Graph, precision: task_pb2.Precision.ValueType, *, prepared: bool = False) -> Work:
-    """Counts a captured graph. `prepared`: without what depends on parameters alone, and without reading parameters,
-    for how small they can be made beforehand is not known."""
+    """Counts a captured graph, without what depends on constants alone, and without reading them: how small they can
+    be made beforehand is not known. `prepared`: nor on parameters and state."""
     counter = _Counter(graph, tf32=precision == task_pb2.PRECISION_TF32, prepared=prepared)
     inputs = parameters = 0
     for source in graph.sources:
-        if prepared and source.origin != graph_pb2.ORIGIN_INPUT:
+        if source.origin not in varying_origins(prepared):
             continue
         needed = counter.read_bytes(source.name)
         if source.origin == graph_pb2.ORIGIN_INPUT:
@@ -224,7 +224,7 @@ class _Counter:
     def __init__(self, graph: graph_pb2.Graph, *, tf32: bool, prepared: bool) -> None:
         self._graph = graph
         self._tf32 = tf32
-        self._kept = kept_calls(graph) if prepared else frozenset[str]()
+        self._kept = kept_calls(graph, prepared=prepared)
         self._specs: dict[str, tensor_pb2.TensorSpec] = {source.name: source.spec for source in graph.sources}
         self._consumers: dict[str, list[graph_pb2.Node]] = {}
         self._producer: dict[str, graph_pb2.Node] = {}

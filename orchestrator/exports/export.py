@@ -36,7 +36,7 @@ PREPARED = (
     "computed again, but not after a write by way of `.data`."
 )
 """What the header of a winner on the prepared track says."""
-EACH_CALL = "What depends on parameters alone is computed in each call here, and was not while the program was timed."
+EACH_CALL = "What depends on parameters or constants alone is computed in each call here, and was not while timed."
 """What it says where nothing is kept."""
 TF32 = "All library steps, ours and the baselines', were timed with torch.backends.cuda.matmul.allow_tf32 = True."
 """What the header of a winner on the tf32 track says: PyTorch's default is False, and then library steps are slower."""

@@ -43,10 +43,9 @@ class ModuleExporter:
         keeps = any(step.prepared for step in program.steps)
         runtime = ["cuda_runtime" if on_gpu else "cpu_runtime"]
         runtime += [*(["cuda_graphs"] if program.cuda_graph else []), *(["kept"] if keeps else [])]
+        remarks = [export.PREPARED] if run.task.prepared else []
         parts = [
-            export.header(
-                run, "torch and cuda-bindings" if on_gpu else "torch and g++", *([export.PREPARED] if keeps else [])
-            ),
+            export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++", *remarks),
             export.pasted([*runtime, "guard", "reference"]),
             export.reference(run.task).strip(),
             "\n".join([f"_WS_SOURCES = {{\n{sources}}}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]),

@@ -52,16 +52,20 @@ def made_by(step: candidate_pb2.Step) -> list[str]:
     return []
 
 
-def kept_steps(program: candidate_pb2.Program, may_be_kept: Callable[[candidate_pb2.Step], bool]) -> frozenset[int]:
-    """Positions of the steps that `may_be_kept` and whose results depend on parameters, state and constants alone.
+def kept_steps(
+    program: candidate_pb2.Program, may_be_kept: Callable[[candidate_pb2.Step], bool], *, prepared: bool
+) -> frozenset[int]:
+    """Positions of the steps that `may_be_kept` and whose results depend on constants alone; where `prepared`, on
+    parameters and state too.
 
     No other step writes what they read or make, and none of it is given to the caller.
     """
+    origins = [graph_pb2.ORIGIN_CONSTANT, *((graph_pb2.ORIGIN_PARAMETER, graph_pb2.ORIGIN_STATE) if prepared else ())]
+    sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
     varying = {*program.outputs}
     for buffer in program.buffers:
-        is_input = buffer.role == candidate_pb2.ROLE_SOURCE and buffer.source.origin == graph_pb2.ORIGIN_INPUT
-        varying |= {buffer.name} if is_input or buffer.role == candidate_pb2.ROLE_OUTPUT else set()
-    sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
+        is_varying = buffer.name in sources and buffer.source.origin not in origins
+        varying |= {buffer.name} if is_varying or buffer.role == candidate_pb2.ROLE_OUTPUT else set()
     varying |= {name for step in program.steps for name in made_by(step) if name in sources}
     found = {number for number, step in enumerate(program.steps) if may_be_kept(step)}
     while True:

@@ -15,12 +15,13 @@ from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import analysis, cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero
-from gpu_bench.policy import objections
+from gpu_bench.policy import objections_to_kept
 from gpu_bench.running.executor import Sources
 from gpu_bench.timing.floor import work_of
 from warpsmith.graphs.capture import capture
 from warpsmith.graphs.kept import kept_calls
-from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
+from warpsmith.program_steps import buffers_of
+from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
 
 CPU = task_pb2.TARGET_CPU
 WHOLE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice="beside_products")
@@ -98,7 +99,7 @@ def sources(module: nn.Module) -> Sources:
 )  # fmt: skip
 def test_what_is_kept_depends_on_nothing_that_changes(text: str, kept: list[str]) -> None:
     graph = capture(Made(text), (torch.randn(4, 4),))
-    assert [node.name for node in graph.nodes if node.name in kept_calls(graph)] == kept
+    assert [node.name for node in graph.nodes if node.name in kept_calls(graph, prepared=True)] == kept
 
 
 def test_steps_on_parameters_alone_are_marked_and_cost_nothing() -> None:
@@ -149,9 +150,10 @@ def test_a_call_runs_the_other_steps_and_gives_the_same(
 
 def test_a_prepared_step_that_reads_an_input_is_refused() -> None:
     program = generate(plan_of(Normed()))
-    assert objections(program, artifact_pb2.Artifact(), lambda _: True) == []
+    assert objections_to_kept(program, prepared=True) == []
+    assert "a parameter or state, or is a kernel" in objections_to_kept(program, prepared=False)[0]
     next(step for step in program.steps if not step.prepared).prepared = True
-    assert "a prepared step reads an input" in objections(program, artifact_pb2.Artifact(), lambda _: True)[0]
+    assert "is prepared and reads an input" in objections_to_kept(program, prepared=True)[0]
 
 
 def test_the_floor_leaves_out_parameters_and_products_of_them() -> None:
@@ -168,3 +170,47 @@ def test_the_floor_leaves_out_parameters_and_products_of_them() -> None:
     assert (plain.parameter_bytes, prepared.parameter_bytes) == (2 * 4 * 256, 0)
     assert plain.needed_flops - prepared.needed_flops == 2 * 16**3
     assert prepared.input_bytes == plain.input_bytes == 4 * X.numel()
+
+
+class Masked(nn.Module):
+    """A causal mask and a table of angles, made of constants in each call, beside a parameter and an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.tril(torch.ones(16, 16)) > 0
+        angles = torch.arange(16) * torch.arange(1, 3).reshape(2, 1) * 0.5
+        scores = (x[:, :, None] * x[:, None, :]).masked_fill(~seen, -1e9).softmax(-1)
+        return (scores @ (torch.sin(angles).sum(0) * self.w)[:, None])[..., 0]
+
+
+def test_off_that_track_what_depends_on_constants_alone_is_kept(checking: ModuleType, tmp_path: Path) -> None:
+    module = Masked()
+    plan = plan_zero(GraphIndex(capture(module, (X,))), CPU)
+    fused = [analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="softmax")]
+    fused.append(analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="softmax", choice="*"))
+    programs = [generate(plan), generate(moves.apply_all(plan, fused))]
+    assert {"tril", "gt", "bitwise_not", "sin", "sum"} <= {*kept_targets(programs[0])}
+    for program, built in zip(programs, checking.compile_batch(programs, tmp_path), strict=True):
+        assert objections_to_kept(program, prepared=False) == []
+        assert not any(step.prepared and step.HasField("launch") for step in program.steps)
+        reads = {name for step in program.steps if step.prepared for name in buffers_of(step)}
+        assert "p_w" not in reads
+        assert any(step.prepared for step in program.steps)
+        loaded = checking.loaded_from(built, program)
+        call = loaded.bind(sources(module), kept=loaded.keep(sources(module)))
+        with torch.no_grad():
+            torch.testing.assert_close(call()[0], module(X), rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_on_constants_runs_in_each_call_where_nothing_else_is_prepared() -> None:
+    plan = plan_zero(GraphIndex(capture(Masked(), (X,))), CPU)
+    authored = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="sin"))
+    assert cost.of_group(plan, plan.group("sin")).launch_count == 0
+    assert cost.of_group(authored, authored.group("sin")).launch_count == 1
+    program = generate(authored)
+    assert not any(step.prepared for step in program.steps if step.group in ("sin", "sum_1"))
+    next(step for step in program.steps if step.group == "sin").prepared = True
+    assert objections_to_kept(program, prepared=False)

@@ -136,7 +136,7 @@ def test_steps_are_prepared_on_that_track_alone(small):
     program = a_program(small)
     request = judging_pb2.LoadRequest(program=program, artifact=small.compiled(program))
     Bench(LoadedTask.load(a_task(small))).load(request)
-    with pytest.raises(ProgramFault, match="not on the prepared track"):
+    with pytest.raises(ProgramFault, match="is prepared and reads an input, a parameter or state"):
         Bench(LoadedTask.load(a_task(small, prepared=False))).load(request)
 
 

@@ -1,4 +1,4 @@
-"""Keeps what depends on a module's parameters and buffers alone, for as long as they are the same and unchanged."""
+"""Keeps what depends on constants, parameters and buffers alone, for as long as these are the same and unchanged."""
 
 import threading
 import weakref
@@ -25,7 +25,7 @@ class _WsKept:
         is_cuda = tensors[0].is_cuda
         if any(map(torch.is_inference, own)) or (is_cuda and torch.cuda.is_current_stream_capturing()):
             return self._prepare(tensors)  # writes are not counted, or what is made belongs to the caller's graph
-        key = tuple([tensor.data_ptr() for tensor in own])
+        key = (tensors[0].get_device(), *[tensor.data_ptr() for tensor in own])
         versions = [tensor._version for tensor in own]
         with self._lock:
             found = self._kept.get(key)

@@ -1,7 +1,7 @@
-"""What of a graph may be computed once and kept: the calls that depend on parameters, state and constants alone.
+"""What of a graph may be computed once and kept: the calls that depend on nothing that changes between two calls.
 
-The one idea: on the prepared track a parameter may be split, packed or folded before the first call. That is decided by
-what a call reads, so nobody has to be believed.
+The one idea: constants never change; on the prepared track parameters and state are taken not to, so that they may be
+split, packed or folded before the first call. That is decided by what a call reads, so nobody has to be believed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2
 
 
-def kept_calls(graph: graph_pb2.Graph) -> frozenset[str]:
-    """Names of those calls, views among them.
+def varying_origins(prepared: bool) -> frozenset[graph_pb2.Origin.ValueType]:
+    """Where tensors come from that two calls may have others of."""
+    members = () if prepared else (graph_pb2.ORIGIN_PARAMETER, graph_pb2.ORIGIN_STATE)
+    return frozenset({graph_pb2.ORIGIN_INPUT, *members})
+
+
+def kept_calls(graph: graph_pb2.Graph, *, prepared: bool) -> frozenset[str]:
+    """Names of those calls, views among them. `prepared`: whether parameters and state are among what stays.
 
     Not: what is random or written in place, and what the module gives as a result, which is new in each call.
     """
     root = aten.roots(graph)
     changing = {root[name] for node in graph.nodes for name in node.mutates} | {root[name] for name in graph.outputs}
-    inputs = {source.name for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT}
-    varying = changing | inputs
+    varying = changing | {source.name for source in graph.sources if source.origin in varying_origins(prepared)}
     found = set()
     for node in graph.nodes:
         tensors = [*tensor_names(aten.arguments_of(node)), *(result.name for result in node.results if result.name)]
