@@ -17,8 +17,8 @@ _TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose
 class NormIntoWeights:
     """`norm(W * x + b) = (s W) * x + s (b - mean) + shift`, where s = scale / sqrt(variance + eps) of each channel.
 
-    Holds where a batch norm by its running statistics alone reads a convolution, transposed or not, or a linear layer.
-    The products round s W, and not the sum before it is scaled. Offered where `is_worth_folding` says so.
+    Holds where only a batch norm with running statistics reads a convolution, transposed or not, or a linear layer. The
+    products round s W, and not the sum before it is scaled. Offered where `is_worth_folding` says so.
     """
 
     name = "norm_into_weights"
