@@ -84,8 +84,7 @@ class _Generator:
         self._need(self._index.graph.outputs, self._plan.groups[-1].name if self._plan.groups else "outputs")
         self._program.outputs.extend(self._index.graph.outputs)
         self._program.buffers.extend(self._buffers.values())
-        for position in kept_steps(self._program, self._may_be_kept, prepared=self._plan.prepared):
-            self._program.steps[position].prepared = True
+        self._prepare()
         self._program.sources.extend(self._sources())
         self._program.digest = digest.of_program(self._program)
         return self._program
@@ -173,12 +172,21 @@ class _Generator:
     def _taken(self) -> set[str]:
         return {*self._buffers, *self._index.root}
 
+    def _prepare(self) -> None:
+        """Marks the steps whose results are kept, and has them come first."""
+        steps = self._program.steps
+        for position in kept_steps(self._program, self._may_be_kept, prepared=self._plan.prepared):
+            steps[position].prepared = True
+        ordered = sorted(steps, key=lambda step: not step.prepared)
+        del steps[:]
+        steps.extend(ordered)
+
     def _may_be_kept(self, step: candidate_pb2.Step) -> bool:
         """Whether the results of a step may be kept if what it reads is: kernels of ours draw nothing at random."""
-        if not step.HasField("library"):
-            return self._plan.prepared
-        made = [self._index.producer(name) for name in made_by(step)]
-        return bool(made) and made[0] in self._plan.kept_calls
+        makers = {self._index.producer(name) for name in made_by(step) if name in self._index.root}
+        if step.HasField("library"):
+            return bool(makers) and self._plan.kept_calls.issuperset(makers)
+        return self._plan.prepared and self._plan.kept_calls.issuperset(makers)
 
     # -- buffers
 

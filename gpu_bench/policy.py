@@ -63,19 +63,27 @@ def objections(
     return found or list(_of_steps(program, is_allowed))
 
 
-def objections_to_kept(program: candidate_pb2.Program, *, prepared: bool) -> list[str]:
+def objections_to_kept(
+    program: candidate_pb2.Program, is_function: Callable[[str], bool], *, prepared: bool
+) -> list[str]:
     """Why what a program marks as made once is not; empty where it is. `prepared`: as its task is.
 
     Without that track only PyTorch's own calls on constants are, so no code of the program's runs that is not timed.
+    `is_function` says whether an operation writes nothing and draws nothing.
     """
     marked = {number for number, step in enumerate(program.steps) if step.prepared}
 
     def may_be_kept(step: candidate_pb2.Step) -> bool:
-        return step.prepared and (prepared or step.HasField("library"))
+        return step.prepared and (is_function(step.library.target) if step.HasField("library") else prepared)
 
     if stray := marked - kept_steps(program, may_be_kept, prepared=prepared):
         what = "an input" if prepared else "an input, a parameter or state, or is a kernel"
-        return [f"step {min(stray)} is prepared and reads {what}, or another step writes what it reads or makes"]
+        return [
+            f"step {min(stray)} is prepared and reads {what}, or is no function of what it reads, or another step "
+            "writes what it reads or makes"
+        ]
+    if marked != {*range(len(marked))}:  # a judged call would run it between others, and a timed one before them
+        return ["a prepared step stands behind one that is not"]
     return []
 
 

@@ -28,10 +28,12 @@ def apart(index: GraphIndex, node: str) -> Replacement | None:
     if given is None or not index.is_pure(node):
         return None
     draft, spec = Draft(index), index.spec(node)
-    product = draft.call(f"{node}_unbiased", call.target, *{**given, "bias": None}.values())
+    product = draft.call(draft.free(f"{node}_unbiased"), call.target, *{**given, "bias": None}.values())
     draft.nodes[-1].results[0].spec.CopyFrom(spec)  # it may be laid out otherwise than a call without data says
     (channels,) = shape(index, given["bias"])
-    bias = draft.view(f"{node}_bias", "aten.view.default", given["bias"], [channels, *[1] * _SPATIAL[operation(call)]])
+    bias = draft.view(
+        draft.free(f"{node}_bias"), "aten.view.default", given["bias"], [channels, *[1] * _SPATIAL[operation(call)]]
+    )
     draft.call(node, "aten.add.Tensor", product, bias)
     draft.nodes[-1].results[0].spec.CopyFrom(spec)
     return Replacement((node,), tuple(draft.nodes))

@@ -70,7 +70,11 @@ class Plan:
     def is_kept(self, group: Group) -> bool:
         """Whether the group is computed once and kept, so that a call does not make it: off the prepared track only
         where PyTorch computes it, so that no kernel runs that a bench does not time."""
-        return (self.prepared or group.engine == "library") and self.kept_calls.issuperset(self.all_nodes(group))
+        if not self.kept_calls.issuperset(self.all_nodes(group)):
+            return False
+        return self.prepared or (
+            group.engine == "library" and all(self.is_kept(self.group(name)) for name in self.producers(group))
+        )
 
     def all_nodes(self, group: Group) -> tuple[str, ...]:
         """As `Partition.all_nodes`."""

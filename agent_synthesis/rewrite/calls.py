@@ -110,6 +110,12 @@ class Draft:
         self.nodes[-1].results[0].alias_of = of.name
         return result
 
+    def free(self, name: str) -> str:
+        """The name, or one like it that nothing in the graph or the draft has."""
+        while name in self._index.root or name in self._index.nodes or name in self._made:
+            name += "_"
+        return name
+
     def name_last(self, name: str) -> None:
         """Has the last call's result, which no other reads, be called so."""
         last = self.nodes[-1]

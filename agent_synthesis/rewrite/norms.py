@@ -36,21 +36,21 @@ class NormIntoWeights:
         if of is None or not _has_one_type(index, of, given, node):
             return None
         draft = Draft(index)
-        factor = draft.call(f"{node}_variance", "aten.add.Scalar", given["running_var"], given["eps"])
-        factor = draft.call(f"{node}_factor", "aten.rsqrt.default", factor)
+        factor = draft.call(draft.free(f"{node}_variance"), "aten.add.Scalar", given["running_var"], given["eps"])
+        factor = draft.call(draft.free(f"{node}_factor"), "aten.rsqrt.default", factor)
         if given["weight"] is not None:
-            factor = draft.call(f"{node}_scale", "aten.mul.Tensor", factor, given["weight"])
+            factor = draft.call(draft.free(f"{node}_scale"), "aten.mul.Tensor", factor, given["weight"])
         extents = [1] * len(shape(index, of["weight"]))
         extents[1 if operation(layer) in _TRANSPOSED else 0] = -1
-        wide = draft.view(f"{node}_wide", "aten.view.default", factor, extents)
-        weight = draft.call(f"{node}_weight", "aten.mul.Tensor", of["weight"], wide)
+        wide = draft.view(draft.free(f"{node}_wide"), "aten.view.default", factor, extents)
+        weight = draft.call(draft.free(f"{node}_weight"), "aten.mul.Tensor", of["weight"], wide)
         bias, mean = of["bias"], given["running_mean"]
-        centred = draft.call(f"{node}_centred", "aten.neg.default", mean)
+        centred = draft.call(draft.free(f"{node}_centred"), "aten.neg.default", mean)
         if bias is not None:
-            centred = draft.call(f"{node}_biased", "aten.add.Tensor", centred, bias)
-        shift = draft.call(f"{node}_shift", "aten.mul.Tensor", centred, factor)
+            centred = draft.call(draft.free(f"{node}_biased"), "aten.add.Tensor", centred, bias)
+        shift = draft.call(draft.free(f"{node}_shift"), "aten.mul.Tensor", centred, factor)
         if given["bias"] is not None:
-            shift = draft.call(f"{node}_bias", "aten.add.Tensor", shift, given["bias"])
+            shift = draft.call(draft.free(f"{node}_bias"), "aten.add.Tensor", shift, given["bias"])
         draft.call(node, layer.target, *{**of, "weight": weight, "bias": shift}.values())
         draft.nodes[-1].results[0].spec.CopyFrom(index.spec(node))
         return Replacement((layer.name, node), tuple(draft.nodes))

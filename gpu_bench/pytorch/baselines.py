@@ -181,13 +181,19 @@ class Baselines:
         }
 
     def _compiled(
-        self, module: nn.Module, mode: str | None, limit_s: float, convert: Callable[[Any], Any] = lambda args: args
+        self,
+        module: nn.Module,
+        mode: str | None,
+        limit_s: float,
+        convert: Callable[[Any], Any] = lambda args: args,
+        options: Mapping[str, Any] | None = None,
     ) -> Callable[[int], Any]:
         """Compiled for the static shapes of the task; dynamo keeps the modes apart by their backend.
 
         `convert`: what a call does with its arguments first.
         """
-        call = self._calling(torch.compile(module, mode=mode, dynamic=False), convert)
+        chosen: dict[str, Any] = {"mode": mode} if options is None else {"options": dict(options)}
+        call = self._calling(torch.compile(module, dynamic=False, **chosen), convert)
         with compiling_here(self.target):
             with time_limit(limit_s):
                 call(0)
@@ -196,13 +202,17 @@ class Baselines:
         return call
 
     def _compiled_later(
-        self, module: nn.Module, mode: str | None, convert: Callable[[Any], Any] = lambda args: args
+        self,
+        module: nn.Module,
+        mode: str | None,
+        convert: Callable[[Any], Any] = lambda args: args,
+        options: Mapping[str, Any] | None = None,
     ) -> Callable[[int], Any]:
         """As `_compiled`, but for a module that took too long when it was compiled first. Raises TooLong."""
         first = self._get(COMPILE)
         if first.failure and first.seconds >= COMPILE_LIMIT_S:
             raise TooLong(f"not tried, for {COMPILE} took longer than {COMPILE_LIMIT_S:.0f} s")
-        return self._compiled(module, mode, LATER_LIMIT_S, convert)
+        return self._compiled(module, mode, LATER_LIMIT_S, convert, options)
 
     def _reduced_overhead(self) -> Arm:
         """Compiled, in CUDA graphs that PyTorch records.
@@ -257,8 +267,9 @@ class Baselines:
 
     def _frozen(self) -> Arm:
         """Compiled, with what depends on parameters alone computed then, and folded or packed as Inductor does."""
-        with torch._inductor.config.patch(freezing=True):  # it is read while it compiles
-            return Arm(COMPILE_FROZEN, self._compiled_later(self.module, None))
+        frozen = {"freezing": True}  # as an option too, for dynamo takes one compiler's code for another's equal
+        with torch._inductor.config.patch(frozen):  # it is read while it compiles
+            return Arm(COMPILE_FROZEN, self._compiled_later(self.module, None, options=frozen))
 
     def _converted_copy(self) -> nn.Module:
         if self._copy is None:

@@ -19,6 +19,7 @@ from gpu_bench.judging import alone, guard
 from gpu_bench.judging.guard import GuardedMemory, Seeds
 from gpu_bench.judging.loaded import Args, LoadedTask, release_surplus
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
+from gpu_bench.timing.timed_memory import KeptContent
 from gpu_bench.timing.timed_task import TimedTask
 from gpu_bench.values import seeds
 from gpu_bench.values.keys import Key
@@ -26,6 +27,7 @@ from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, capture, dtypes
+from warpsmith.graphs.kept import is_function
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
@@ -98,7 +100,7 @@ class Bench:
         reasons = policy.objections(program, artifact, aten.is_allowed)
         if program.target != self.loaded.task.target:
             reasons.append("the program is for another target than its task")
-        reasons += policy.objections_to_kept(program, prepared=self.loaded.task.prepared)
+        reasons += policy.objections_to_kept(program, is_function, prepared=self.loaded.task.prepared)
         if reasons:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, reasons[0])
         self.program = None
@@ -212,12 +214,17 @@ class Bench:
         question = (self.program.program.digest, request.family, request.seed, group)
         copies = {key: memory.copy_of(str(key), t) for key, t in self.loaded.sources(args).by_key().items()}
         try:
-            call = self.program.bind(Sources.from_keys(copies), memory, after_step)
-            seed_generators(seeds.of_generators(request.seed))
+            sources, kept = Sources.from_keys(copies), None
             if after_step is not None:
                 after_step()
+            if any(step.prepared for step in self.program.program.steps):
+                kept = KeptContent(self.program.keep(sources, memory, after_step))
+            call = self.program.bind(sources, memory, after_step, kept=kept.kept if kept is not None else None)
+            seed_generators(seeds.of_generators(request.seed))
             outputs = call()
             self.loaded.executor.synchronize()
+            if kept is not None:
+                kept.look()
         except ProgramFault as fault:
             self.shortages.ask(fault, *question)
             raise

@@ -109,8 +109,10 @@ class LoadedProgram(Protocol):
         """
         ...
 
-    def keep(self, sources: Sources) -> Kept:
-        """Runs the prepared steps. Raises as `bind`."""
+    def keep(
+        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+    ) -> Kept:
+        """Runs the prepared steps, which come first. As `bind`."""
         ...
 
 

@@ -96,10 +96,13 @@ class HostProgram:
             self.runner.flush()  # maps what is there by now, so that no call waits for it
         return call
 
-    def keep(self, sources: Sources) -> Kept:
+    def keep(
+        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+    ) -> Kept:
         """As `LoadedProgram.keep`."""
         queue = Queue(self.runner.flush, self.runner.settle) if self.runner is not None else None
-        return kept_of(self.program, sources, self.device, functools.partial(self._pack, is_judged=False), queue)
+        pack = functools.partial(self._pack, is_judged=memory is not None)
+        return kept_of(self.program, sources, self.device, pack, queue, memory, after_step)
 
     def _pack(self, launch: candidate_pb2.Launch, *, is_judged: bool) -> LaunchCode:
         runner = self.runner

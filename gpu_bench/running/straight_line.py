@@ -119,23 +119,32 @@ def kept_of(
     device: torch.device,
     pack: PackLaunch,
     queue: Queue | None = None,
+    memory: Memory | None = None,
+    after_step: Callable[[], object] | None = None,
 ) -> Kept:
     """Runs the prepared steps; what others read of theirs stays where it is."""
     prepared = [number for number, step in enumerate(program.steps) if step.prepared]
     wanted = {name for step in program.steps if not step.prepared for name in buffers_of(step)}
     results = [name for number in prepared for name in program.steps[number].library.results if name in wanted]
-    memory = _Remembering(TorchMemory(device))
-    call = straighten(
-        program, sources, None, device, pack, workspaces=memory, queue=queue, part=Part(prepared, {}, results)
-    )
-    made = [arena().copy_of(tensor) if device.type == "cpu" else tensor for tensor in call()]
+    workspaces = _Remembering(memory or TorchMemory(device))
+    part = Part(prepared, {}, results)
+    call = straighten(program, sources, memory, device, pack, after_step, workspaces, queue, part=part)
+    is_foreign = memory is None and device.type == "cpu"  # where kernels cannot see it
+    made = [arena().copy_of(tensor) if is_foreign else tensor for tensor in call()]
 
     def renew() -> None:
         for old, new in zip(made, call(), strict=True):
             if old.data_ptr() != new.data_ptr():  # not another look at a parameter
-                old.copy_(new)
+                row(old).copy_(row(new))
 
-    return Kept({**memory.given, **dict(zip(results, made, strict=True))}, renew)
+    return Kept({**workspaces.given, **dict(zip(results, made, strict=True))}, renew)
+
+
+def row(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from a tensor's first element to its last, gaps included; elements that share it are there once."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((extent - 1) * stride for extent, stride in pairs) if tensor.numel() else 0
+    return tensor.detach().as_strided((span,), (1,))
 
 
 def rest_of(program: candidate_pb2.Program, kept: Kept | None) -> Part | None:

@@ -16,6 +16,7 @@ from gpu_bench.judging import guard
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.arena import arena, given
 from gpu_bench.running.executor import Kept, LoadedProgram, ProgramFault, Sources, TorchMemory
+from gpu_bench.running.straight_line import row
 from gpu_bench.values import inputs
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import KEPT_BYTES
@@ -34,9 +35,9 @@ class InputSample:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._places = [
-            (row, torch.tensor([secrets.randbelow(row.numel()) for _ in range(SAMPLED)], device=row.device))
-            for row in map(flat, tensors)
-            if row.numel()
+            (memory, torch.tensor([secrets.randbelow(memory.numel()) for _ in range(SAMPLED)], device=memory.device))
+            for memory in map(row, tensors)
+            if memory.numel()
         ]
         self._held = self._read()
 
@@ -45,12 +46,7 @@ class InputSample:
         return all(torch.equal(now, held) for now, held in zip(self._read(), self._held, strict=True))
 
     def _read(self) -> list[torch.Tensor]:
-        return [guard.bits(row[places]).cpu() for row, places in self._places]
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, gaps included, as one row."""
-    return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
+        return [guard.bits(memory[places]).cpu() for memory, places in self._places]
 
 
 def tensors_of(held: Mapping[Key, torch.Tensor], written: Sequence[Key], *, are_inputs: bool) -> list[torch.Tensor]:
@@ -94,7 +90,7 @@ class TimedInputs:
                 drawn = user.tensor_leaves(user.inputs(seed, self._loaded.device))
                 drawn = inputs.replaced(drawn, verdict_pb2.VALUE_FAMILY_FRESH, seed, self._loaded.learned)
                 for leaf, new in zip(user.tensor_leaves(sets[index]), drawn, strict=True):
-                    flat(leaf).copy_(flat(new))
+                    row(leaf).copy_(row(new))
         except torch.OutOfMemoryError:
             return False
         held, own = self._held
@@ -112,34 +108,36 @@ class TimedInputs:
         return {index: InputSample(tensors) for index, tensors in found.items()}, InputSample(own)
 
 
-class TimedKept:
-    """What a program's prepared steps have made: a timed call may read it and write none of it."""
+class KeptContent:
+    """What a program's prepared steps have made: a call may read it and write none of it."""
 
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
-        self._held = self._taken_sample()
+        self._held = self._read()
 
     @staticmethod
-    def of(program: LoadedProgram, sources: Sources) -> TimedKept | None:
+    def of(program: LoadedProgram, sources: Sources) -> KeptContent | None:
         """What the prepared steps of a program make; None where it has none."""
-        return TimedKept(program.keep(sources)) if any(step.prepared for step in program.program.steps) else None
+        return KeptContent(program.keep(sources)) if any(step.prepared for step in program.program.steps) else None
 
     def look(self) -> None:
-        """Raises ProgramFault where the program has written to it."""
-        if not self._held.is_unchanged():
+        """Raises ProgramFault where the program has written to any of it."""
+        if not all(torch.equal(now, held) for now, held in zip(self._bytes(), self._held, strict=True)):
             raise ProgramFault(
-                verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED,
-                "what prepared steps had made was changed while the program was timed",
+                verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED, "a call wrote to what prepared steps had made"
             )
 
     def renew(self) -> None:
         """Makes it anew: parameters have changed."""
         self.look()
         self.kept.renew()
-        self._held = self._taken_sample()
+        self._held = self._read()
 
-    def _taken_sample(self) -> InputSample:
-        return InputSample([tensor for tensor in self.kept.tensors.values() if dtypes.is_supported(tensor.dtype)])
+    def _read(self) -> list[torch.Tensor]:
+        return [each.clone() for each in self._bytes()]
+
+    def _bytes(self) -> list[torch.Tensor]:
+        return [row(tensor).view(torch.uint8) for tensor in self.kept.tensors.values()]
 
 
 class Places:
@@ -202,7 +200,7 @@ class Workspaces(TorchMemory):
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Has `forget` fill another tensor, too."""
-        self._kept.append((flat(tensor).view(torch.uint8), False))
+        self._kept.append((row(tensor).view(torch.uint8), False))
 
     def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
         """As `Memory.zeros`."""

@@ -31,7 +31,7 @@ from gpu_bench.timing.inspection import Inspection, Subject
 from gpu_bench.timing.interleaving import buffer_set_count
 from gpu_bench.timing.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing.replay import Before
-from gpu_bench.timing.timed_memory import KernelMemory, Places, TimedInputs, TimedKept, Workspaces
+from gpu_bench.timing.timed_memory import KeptContent, KernelMemory, Places, TimedInputs, Workspaces
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import settle_memory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
@@ -163,7 +163,7 @@ class TimedTask:
     ) -> timing_pb2.Timing:
         """Holds all that is made for the program: with its frame that goes, or the next program finds it in its way."""
         workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
-        own = TimedKept.of(program, self._first_sources())
+        own = self._kept(program, watchdog)
         calls = self._bound(program, own, workspaces)
         if program.program.cuda_graph:
             calls = self._captured(calls, workspaces, watchdog)
@@ -172,14 +172,16 @@ class TimedTask:
         apart = Arena()
         with using(apart):
             judged = program if program.elsewhere is None else self.loaded.load_program(program.program, artifact)
-        forget = self._forgetting(program.program, workspaces)
+        forget = _forgetting(self.loaded.device, program.program, workspaces)
         subject = Subject(program, judged, apart, call, forget, watchdog)
         inspection = Inspection(self.loaded, self.bench.baselines, self.is_pure, self.written, subject)
         candidate = Candidate(
             call=subject.call,
             before=inspection.get_ready,
             watch=watchdog.expecting,
-            renew=functools.partial(self.inputs.renew, prepare=own.renew) if own else self.inputs.renew,
+            renew=functools.partial(self.inputs.renew, prepare=functools.partial(_guarded([own.renew]), 0))
+            if own is not None
+            else self.inputs.renew,
             rewritten=self._rewritten(rewritten_reference),
             stepwise=self._stepwise(program, own) if tier == timing_pb2.TIER_FINAL else None,
             steps=step_infos(program.program),
@@ -220,30 +222,20 @@ class TimedTask:
             self.loaded.restore()
         return self._known_eager_seconds
 
-    def _forgetting(
-        self, program: candidate_pb2.Program, workspaces: Sequence[Workspaces | KernelMemory]
-    ) -> Callable[[Sequence[int]], object]:
-        """Takes the answer of an earlier call out of reach: from workspaces, and from memory that outputs may get."""
-        device = self.loaded.device
-        specs = [buffer.spec for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT]
+    def _kept(self, program: LoadedProgram, watchdog: Watchdog) -> KeptContent | None:
+        """What its prepared steps make of the parameters, which all buffer sets share."""
 
-        def forget(indices: Sequence[int]) -> None:
-            for index in indices:
-                workspaces[index].forget()
-            if device.type == "cpu":  # its outputs are among them
-                return
-            with contextlib.suppress(torch.OutOfMemoryError):
-                fresh = Workspaces(device)
-                for spec in specs * len(indices):  # all that a group will hold at once
-                    fresh.empty("", spec)
-                fresh.forget()
+        def make() -> KeptContent | None:
+            return KeptContent.of(program, self._first_sources())
 
-        return forget
+        with watchdog.expecting():
+            kept: KeptContent | None = _guarded([make])(0)
+        return kept
 
     def _bound(
         self,
         program: LoadedProgram,
-        own: TimedKept | None,
+        own: KeptContent | None,
         workspaces: Sequence[Workspaces | KernelMemory] | None = None,
     ) -> list[Callable[[], Any]]:
         """One call for each buffer set, of the steps that are not kept."""
@@ -281,17 +273,20 @@ class TimedTask:
         bare = artifact_pb2.Artifact(
             program_digest=program.digest, format=artifact_pb2.BINARY_FORMAT_NONE, toolchain="torch"
         )
-        if policy.objections(program, bare, aten.is_allowed):
+        plain = candidate_pb2.Program()
+        plain.CopyFrom(program)
+        for step in plain.steps:
+            step.prepared = False  # values that are kept would not follow parameters that move
+        if policy.objections(plain, bare, aten.is_allowed):
             return None
         try:
-            loaded = self.loaded.load_program(program, bare)
-            calls = self._bound(loaded, TimedKept.of(loaded, self._first_sources()))
+            calls = self._bound(self.loaded.load_program(plain, bare), None)
         except Exception as error:
             self._shortages.ask(error, "rewritten", program.digest)
             return None
         return lambda index: calls[index]()
 
-    def _stepwise(self, program: LoadedProgram, own: TimedKept | None) -> Callable[[], Any]:
+    def _stepwise(self, program: LoadedProgram, own: KeptContent | None) -> Callable[[], Any]:
         device, kept = self.loaded.device, own.kept if own is not None else None
         workspaces = TorchMemory(device) if device.type == "cuda" else None
         return program.bind(self._first_sources(), None, self.bench.clock.stamp, workspaces, kept)
@@ -323,6 +318,26 @@ def _set_bytes(graph: graph_pb2.Graph) -> int:
 def _line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def _forgetting(
+    device: torch.device, program: candidate_pb2.Program, workspaces: Sequence[Workspaces | KernelMemory]
+) -> Callable[[Sequence[int]], object]:
+    """Takes the answer of an earlier call out of reach: from workspaces, and from memory that outputs may get."""
+    specs = [buffer.spec for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT]
+
+    def forget(indices: Sequence[int]) -> None:
+        for index in indices:
+            workspaces[index].forget()
+        if device.type == "cpu":  # its outputs are among them
+            return
+        with contextlib.suppress(torch.OutOfMemoryError):
+            fresh = Workspaces(device)
+            for spec in specs * len(indices):  # all that a group will hold at once
+                fresh.empty("", spec)
+            fresh.forget()
+
+    return forget
 
 
 def _guarded(calls: Sequence[Callable[[], Any]]) -> Callable[[int], Any]:

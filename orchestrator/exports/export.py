@@ -392,7 +392,9 @@ def forward(
         lines = [*bindings(first, names, input_count, "stream"), *body_of(first, names, steps), f"return ({made})"]
         explained = '"""What depends on parameters and buffers alone."""'
         functions.append(_function("_ws_prepare(leaves)", [explained, "device = leaves[0].device", stream, *lines]))
-        functions.append(f"_ws_kept = _WsKept(_ws_prepare, {input_count})")
+        own = {buffer.source.qualified_name for buffer in first.own}
+        places = [place for place, name in enumerate(members(program), start=input_count) if name in own]
+        functions.append(f"_ws_kept = _WsKept(_ws_prepare, {places})")
         given = ["leaves = [*leaves, *_ws_kept(leaves)]"]
     body = [
         '"""The verified program, step by step."""',

@@ -18,10 +18,11 @@ from agent_synthesis.plans.plan import Plan, plan_zero
 from gpu_bench.policy import objections_to_kept
 from gpu_bench.running.executor import Sources
 from gpu_bench.timing.floor import work_of
+from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
-from warpsmith.graphs.kept import kept_calls
+from warpsmith.graphs.kept import is_function, kept_calls
 from warpsmith.program_steps import buffers_of
-from warpsmith.v1 import analysis_pb2, candidate_pb2, task_pb2
+from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 CPU = task_pb2.TARGET_CPU
 WHOLE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice="beside_products")
@@ -94,6 +95,8 @@ def sources(module: nn.Module) -> Sources:
         ("(x + 1, w * 2)", []),
         ("(x + 1, (w * 2).t())", []),
         ("x + (w * 2).relu_()", []),
+        ("torch.tanh((w * 2).index_put_((torch.tensor([0]),), x[0]))", []),
+        ("x + torch.rand(4) + torch.bernoulli(w.sigmoid())", ["sigmoid"]),
         ("(x * w).sum() + (w * s).sum()", ["mul_1", "sum_2"]),
     ],
 )  # fmt: skip
@@ -150,10 +153,10 @@ def test_a_call_runs_the_other_steps_and_gives_the_same(
 
 def test_a_prepared_step_that_reads_an_input_is_refused() -> None:
     program = generate(plan_of(Normed()))
-    assert objections_to_kept(program, prepared=True) == []
-    assert "a parameter or state, or is a kernel" in objections_to_kept(program, prepared=False)[0]
+    assert objections_to_kept(program, is_function, prepared=True) == []
+    assert "a parameter or state, or is a kernel" in objections_to_kept(program, is_function, prepared=False)[0]
     next(step for step in program.steps if not step.prepared).prepared = True
-    assert "is prepared and reads an input" in objections_to_kept(program, prepared=True)[0]
+    assert "is prepared and reads an input" in objections_to_kept(program, is_function, prepared=True)[0]
 
 
 def test_the_floor_leaves_out_parameters_and_products_of_them() -> None:
@@ -194,7 +197,7 @@ def test_off_that_track_what_depends_on_constants_alone_is_kept(checking: Module
     programs = [generate(plan), generate(moves.apply_all(plan, fused))]
     assert {"tril", "gt", "bitwise_not", "sin", "sum"} <= {*kept_targets(programs[0])}
     for program, built in zip(programs, checking.compile_batch(programs, tmp_path), strict=True):
-        assert objections_to_kept(program, prepared=False) == []
+        assert objections_to_kept(program, is_function, prepared=False) == []
         assert not any(step.prepared and step.HasField("launch") for step in program.steps)
         reads = {name for step in program.steps if step.prepared for name in buffers_of(step)}
         assert "p_w" not in reads
@@ -213,4 +216,65 @@ def test_a_kernel_on_constants_runs_in_each_call_where_nothing_else_is_prepared(
     program = generate(authored)
     assert not any(step.prepared for step in program.steps if step.group in ("sin", "sum_1"))
     next(step for step in program.steps if step.group == "sin").prepared = True
-    assert objections_to_kept(program, prepared=False)
+    assert objections_to_kept(program, is_function, prepared=False)
+
+
+class ReadTwice(nn.Module):
+    """Positions that are read before and by what is kept, and expanded ones."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(16)
+        y = x + places
+        wide = (places * 2).unsqueeze(0).expand(8, 16)
+        return torch.tanh(y * (places * 2)) + torch.cos(wide) + functional.one_hot(wide, 32).sum(-1)
+
+
+def test_what_is_kept_may_be_read_by_both_and_be_expanded(checking: ModuleType, tmp_path: Path) -> None:
+    module = ReadTwice()
+    program = generate(plan_zero(GraphIndex(capture(module, (X,))), CPU))
+    marks = [step.prepared for step in program.steps]
+    assert marks == sorted(marks, reverse=True)
+    (built,) = checking.compile_batch([program], tmp_path)
+    loaded = checking.loaded_from(built, program)
+    kept = loaded.keep(sources(module))
+    kept.renew()
+    for call in (loaded.bind(sources(module), kept=kept), loaded.bind(sources(module))):
+        torch.testing.assert_close(call()[0], module(X))
+
+
+def program_of(*calls: tuple[str, str, list[Any], bool]) -> candidate_pb2.Program:
+    """Library steps: operation, result, arguments (names of tensors, and numbers), and whether each is prepared."""
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4], strides=[1])
+    program = candidate_pb2.Program(target=CPU, outputs=["y"])
+    x = graph_pb2.Source(name="x", origin=graph_pb2.ORIGIN_INPUT, spec=spec)
+    program.buffers.add(name="x", role=candidate_pb2.ROLE_SOURCE, source=x, spec=spec)
+    for target, result, arguments, prepared in calls:
+        step = program.steps.add(group=result, prepared=prepared)
+        step.library.target = target
+        step.library.results.append(result)
+        for argument in arguments:
+            step.library.args.append(aten.encode(argument, lambda value: value if isinstance(value, str) else None))
+        if result not in {buffer.name for buffer in program.buffers}:
+            program.buffers.add(name=result, role=candidate_pb2.ROLE_LIBRARY, spec=spec)
+    return program
+
+
+ZEROS = ("aten.zeros.default", "k", [[4]], True)
+READ = ("aten.add.Tensor", "u", ["x", "k"], False)
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([ZEROS, READ, ("aten.fill_.Scalar", "f", ["k", 9.0], True)], "function"),
+        ([ZEROS, READ, ("aten.ones.default", "k2", [[4]], True)], "behind"),
+        ([ZEROS, ("aten.rand.default", "r", [[4]], True)], "function"),
+        ([ZEROS, ("aten.add.Tensor", "u", ["x", "k"], True)], "reads an input"),
+    ],
+)  # fmt: skip
+def test_a_timed_call_runs_what_a_judged_one_runs_in_the_same_order(calls: list[Any], why: str) -> None:
+    program = program_of(*calls, ("aten.mul.Tensor", "y", ["x", "k"], False))
+    for prepared in (False, True):
+        assert why in objections_to_kept(program, is_function, prepared=prepared)[0]
+    fine = program_of(ZEROS, ("aten.mul.Tensor", "y", ["x", "k"], False))
+    assert objections_to_kept(fine, is_function, prepared=False) == []

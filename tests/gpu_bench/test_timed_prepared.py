@@ -9,7 +9,7 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
-from gpu_bench.timing.timed_memory import TimedKept
+from gpu_bench.timing.timed_memory import KeptContent
 from gpu_bench.timing.timed_task import TimedTask
 from warpsmith import digest
 from warpsmith.contract import words
@@ -118,7 +118,7 @@ def test_what_is_kept_follows_parameters_that_are_moved_before_inputs_are_drawn(
 
 
 def test_what_would_not_follow_them_is_wrong(timed, small, monkeypatch):
-    monkeypatch.setattr(TimedKept, "renew", lambda _: None)
+    monkeypatch.setattr(KeptContent, "renew", lambda _: None)
     assert (
         measured(timed, small, a_program(small), timing_pb2.TIER_FINAL).fault.kind
         == verdict_pb2.FAILURE_KIND_WRONG_VALUE
@@ -130,6 +130,18 @@ def test_a_timed_call_that_writes_it_is_found_out(timed, small, tier):
     program = a_program(small, SPOILED.replace("w[0]", "for (long j = 0; j < COLUMNS; ++j) w[j]"))
     kinds = (verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED, verdict_pb2.FAILURE_KIND_WRONG_VALUE)
     assert measured(timed, small, program, tier).fault.kind in kinds
+
+
+def test_a_judged_call_that_writes_it_is_found_out(small):
+    """One element, of which a timed call would make a memory."""
+    bench = Bench(LoadedTask.load(a_task(small)))
+    program = a_program(small, SCALE + "w[7] += 0.0f; w[7] = std::nextafter(w[7], 9.0f);")
+    bench.load(judging_pb2.LoadRequest(program=program, artifact=small.compiled(program)))
+    request = judging_pb2.ExecuteRequest(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
+    args = bench.loaded.case(request.family, request.seed)
+    with pytest.raises(ProgramFault, match="wrote to what prepared steps had made") as caught:
+        bench._guarded(args, request, 3, 4)
+    assert caught.value.kind == verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED
 
 
 def test_steps_are_prepared_on_that_track_alone(small):

@@ -154,8 +154,46 @@ def test_of_tensors_whose_writes_are_not_counted_nothing_is_kept(made: Any) -> N
     assert made.times == 2
 
 
+def test_a_view_of_a_parameter_does_not_keep_it() -> None:
+    kept = _WsKept(lambda tensors: (tensors[1].t(), tensors[1] + 1), [1])
+    weight = torch.nn.Parameter(torch.rand(3, 4))
+    with torch.no_grad():
+        (turned, _) = kept([torch.rand(1), weight])
+        weight.mul_(2)
+        (again, _) = kept([torch.rand(1), weight])
+        assert torch.equal(again, weight.t())
+        assert again.data_ptr() == weight.data_ptr()
+    del weight, turned, again
+    gc.collect()
+    assert not kept._kept
+
+
+def test_memory_that_comes_back_at_the_same_address_is_other_memory() -> None:
+    times = []
+    kept = _WsKept(lambda tensors: (times.append(1), tensors[1] * 2)[1:], [1])
+    weight = torch.nn.Parameter(torch.zeros(1 << 16))
+    with torch.no_grad():
+        for number in range(1, 7):
+            weight.data = torch.full((1 << 16,), -1.0)
+            weight.data = torch.full((1 << 16,), float(number))
+            assert kept([torch.rand(1), weight])[0][0] == 2 * number
+    assert len(kept._kept) == 1
+
+
+def test_only_members_that_prepared_steps_read_have_it_made_anew() -> None:
+    run = a_run()
+    run.best.candidate.program.steps[2].library.args[0].tensor = "x"
+    assert "_ws_kept = _WsKept(_ws_prepare, [1])" in ModuleExporter().export(run).text
+    constant = a_run()
+    program = constant.best.candidate.program
+    program.steps[0].launch.arguments[0].buffer = "c"
+    four = graph_pb2.Source(name="c", origin=graph_pb2.ORIGIN_CONSTANT, content=bytes(32), spec=program.buffers[1].spec)
+    program.buffers.add(name="c", role=candidate_pb2.ROLE_SOURCE, source=four, spec=four.spec)
+    assert "_ws_kept = _WsKept(_ws_prepare, [])" in ModuleExporter().export(constant).text
+
+
 def test_so_many_are_kept_at_most() -> None:
-    kept = _WsKept(lambda tensors: (tensors[1] * 2,), 1)
+    kept = _WsKept(lambda tensors: (tensors[1] * 2,), [1])
     weights = [torch.full((1,), float(number)) for number in range(kept.MOST + 3)]
     for weight in weights:
         (result,) = kept([torch.rand(1), weight])

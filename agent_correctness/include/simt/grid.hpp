@@ -121,6 +121,7 @@ class Machine {
                              launch.grid.z / launch.cluster.z};
     waiting_ = draw_.permutation(clusters.count(), shuffled_);
     next_ = 0;
+    held_ = nullptr;
     do begin_cluster(clusters);
     while (launch.cooperative && next_ < waiting_.size());
     for (int idle = 0; !blocks_.empty();) {

@@ -267,9 +267,11 @@ class CudaProgram:
         part = rest_of(self.program, kept)
         return straighten(self.program, sources, memory, self.device, self._pack, after_step, workspaces, part=part)
 
-    def keep(self, sources: Sources) -> Kept:
+    def keep(
+        self, sources: Sources, memory: Memory | None = None, after_step: Callable[[], object] | None = None
+    ) -> Kept:
         """As `LoadedProgram.keep`."""
-        return kept_of(self.program, sources, self.device, self._pack)
+        return kept_of(self.program, sources, self.device, self._pack, None, memory, after_step)
 
     def _pack(self, launch: candidate_pb2.Launch) -> LaunchCode:
         driver, launch_kernel = _driver(), _launch_function()

@@ -29,6 +29,13 @@ _REFUSED: Final = frozenset({
     "_local_scalar_dense", "save", "_pin_memory", "pin_memory", "_resize_output_", "is_pinned", "data",
 })  # fmt: skip
 
+HIDDEN_WRITES: Final = {
+    "batch_norm": ("training", ("running_mean", "running_var")),
+    "native_batch_norm": ("training", ("running_mean", "running_var")),
+    "instance_norm": ("use_input_stats", ("running_mean", "running_var")),
+}
+"""Arguments that the schema does not mark as written, by operation: name of the flag, names of what is written."""
+
 # Bit patterns are reread as another type: widening the value would change them.
 _BITWISE: Final = frozenset({"aten.view.dtype"})
 

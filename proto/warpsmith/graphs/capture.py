@@ -46,14 +46,6 @@ _INITIALISED: Final = {
     "aten.new_empty.default": "aten.new_zeros.default",
 }
 
-# Arguments that the schema does not mark as written, by operation: name of the flag, names of what is
-# written.
-_HIDDEN_WRITES: Final = {
-    "batch_norm": ("training", ("running_mean", "running_var")),
-    "native_batch_norm": ("training", ("running_mean", "running_var")),
-    "instance_norm": ("use_input_stats", ("running_mean", "running_var")),
-}
-
 # Operations tagged random that are not when this argument has this value.
 _STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
 
@@ -309,7 +301,7 @@ class _Recorder:
         given = _by_name(overload, args, kwargs)
         schema = overload._schema
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        flag, hidden = _HIDDEN_WRITES.get(schema.name.removeprefix("aten::"), ("", ()))
+        flag, hidden = aten.HIDDEN_WRITES.get(schema.name.removeprefix("aten::"), ("", ()))
         if flag and given.get(flag):
             written += hidden
         names: list[str] = []

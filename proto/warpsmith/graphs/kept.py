@@ -6,6 +6,8 @@ split, packed or folded before the first call. That is decided by what a call re
 
 from __future__ import annotations
 
+import torch
+
 from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2
@@ -17,10 +19,20 @@ def varying_origins(prepared: bool) -> frozenset[graph_pb2.Origin.ValueType]:
     return frozenset({graph_pb2.ORIGIN_INPUT, *members})
 
 
+def is_function(target: str) -> bool:
+    """Whether what an operation gives depends on its arguments alone, of which it writes none: as far as is known."""
+    if aten.is_outside(target):
+        return False
+    overload = aten.resolve(target)
+    is_random = torch.Tag.nondeterministic_seeded in overload.tags
+    return not (is_random or overload._schema.is_mutable or aten.operation(target) in aten.HIDDEN_WRITES)
+
+
 def kept_calls(graph: graph_pb2.Graph, *, prepared: bool) -> frozenset[str]:
     """Names of those calls, views among them. `prepared`: whether parameters and state are among what stays.
 
-    Not: what is random or written in place, and what the module gives as a result, which is new in each call.
+    Not: what is random or written in place, whatever is done by operations of others, and what the module gives as a
+    result, which is new in each call.
     """
     root = aten.roots(graph)
     changing = {root[name] for node in graph.nodes for name in node.mutates} | {root[name] for name in graph.outputs}
@@ -28,7 +40,11 @@ def kept_calls(graph: graph_pb2.Graph, *, prepared: bool) -> frozenset[str]:
     found = set()
     for node in graph.nodes:
         tensors = [*tensor_names(aten.arguments_of(node)), *(result.name for result in node.results if result.name)]
-        if node.random or node.mutates or any(name in varying or root[name] in varying for name in tensors):
+        if (
+            node.mutates
+            or not is_function(node.target)
+            or any(name in varying or root[name] in varying for name in tensors)
+        ):
             varying.update(result.name for result in node.results if result.name)
         else:
             found.add(node.name)
