@@ -156,6 +156,15 @@ def test_the_tracks_are_two_tasks_of_two_shapes(small):
     assert a_task(small).digest != a_task(small, prepared=False).digest
 
 
+def test_frozen_parameters_are_compiled_on_their_own(small, monkeypatch):
+    """PyTorch takes the code of one compiler for another's where their options are equal."""
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda module, **options: given.append(options) or module)
+    timed = TimedTask.of(LoadedTask.load(a_task(small)))
+    timed.bench.baselines.prepare(timing_pb2.TIER_FINAL)
+    assert given == [{"dynamic": False, "mode": None}, {"dynamic": False, "options": {"freezing": True}}]
+
+
 def test_only_that_track_has_frozen_parameters_for_a_baseline(timed):
     plain = Baselines(timed.loaded.module, timed.bench.baselines.inputs, task_pb2.TARGET_CPU)
     assert {*timed.bench.baselines._final_names()} - {*plain._final_names()} == {"compile_frozen"}
