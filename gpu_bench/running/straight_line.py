@@ -252,11 +252,12 @@ def _code(text: str) -> CodeType:
 def _kept_tensors(
     program: candidate_pb2.Program, part: Part, memory: Memory, outputs: Memory | None
 ) -> dict[str, torch.Tensor]:
-    """Workspaces, and outputs where one memory is kept for them, by name."""
+    """Workspaces, and outputs where one memory is kept for them, by name: of all steps all, of some what they name."""
     made = {}
-    needed = {name for position in part.positions for name in buffers_of(program.steps[position])} - {*part.given}
+    named = {name for position in part.positions for name in buffers_of(program.steps[position])}
+    is_whole = len(part.positions) == len(program.steps)
     for buffer in program.buffers:
-        if buffer.name not in needed:
+        if buffer.name in part.given or not (is_whole or buffer.name in named):
             continue
         if buffer.role == candidate_pb2.ROLE_WORKSPACE:
             make = memory.zeros if buffer.zero_between_calls else memory.empty
@@ -390,7 +391,9 @@ def _binding(
     device: torch.device,
     buffers: Mapping[str, candidate_pb2.Buffer],
 ) -> Callable[..., Any]:
-    """The cheapest function that makes the call."""
+    """The cheapest function that makes the call; of an operation of others itself, which may be defined again."""
+    if aten.is_outside(call.target):
+        return overload
     key = [call.SerializeToString(deterministic=True)]
     meta: dict[str, torch.Tensor] = {}
     for name in tensor_names([*call.args, *(item.value for item in call.kwargs)]):

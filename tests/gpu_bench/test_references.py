@@ -359,10 +359,10 @@ def test_a_run_that_is_short_of_memory_is_made_again_before_its_program_is_to_bl
     assert made.bench.program is not None
     bind, left = made.bench.program.bind, [torch.OutOfMemoryError("tried to allocate 16.00 GiB")] * times
 
-    def short(*args: Any) -> Any:
+    def short(*args: Any, **given: Any) -> Any:
         if left:
             raise left.pop()
-        return bind(*args)
+        return bind(*args, **given)
 
     monkeypatch.setattr(made.bench.program, "bind", short)
     with pytest.raises(torch.OutOfMemoryError):
