@@ -213,10 +213,28 @@ def test_a_kernel_on_constants_runs_in_each_call_where_nothing_else_is_prepared(
     authored = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="sin"))
     assert cost.of_group(plan, plan.group("sin")).launch_count == 0
     assert cost.of_group(authored, authored.group("sin")).launch_count == 1
+    (reader,) = (group for group in authored.groups if "sin" in authored.producers(group))
+    assert cost.of_group(plan, plan.group(reader.name)).launch_count == 0
+    assert cost.of_group(authored, reader).launch_count == 1
     program = generate(authored)
     assert not any(step.prepared for step in program.steps if step.group in ("sin", "sum_1"))
     next(step for step in program.steps if step.group == "sin").prepared = True
     assert objections_to_kept(program, is_function, prepared=False)
+
+
+class Table(nn.Module):
+    """Three kernels, of which two read a table of constants."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = torch.sin(torch.arange(16) * 0.5)
+        y = functional.layer_norm(x * table, (16,))
+        return functional.layer_norm(functional.layer_norm(torch.tanh(y).t().contiguous(), (8,)).t() * table, (16,))
+
+
+def test_a_whole_plan_leaves_a_table_that_several_read_to_once() -> None:
+    plan = moves.apply(plan_zero(GraphIndex(capture(Table(), (X,))), CPU), WHOLE)
+    assert plan.group("sin").engine == "library"
+    assert "sin" in {step.group for step in generate(plan).steps if step.prepared}
 
 
 class ReadTwice(nn.Module):
@@ -225,8 +243,8 @@ class ReadTwice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         places = torch.arange(16)
         y = x + places
-        wide = (places * 2).unsqueeze(0).expand(8, 16)
-        return torch.tanh(y * (places * 2)) + torch.cos(wide) + functional.one_hot(wide, 32).sum(-1)
+        wide = (places * 2 % 16).unsqueeze(0).expand(8, 16)
+        return torch.tanh(y * (places * 2)) + torch.gather(x, 1, wide)
 
 
 def test_what_is_kept_may_be_read_by_both_and_be_expanded(checking: ModuleType, tmp_path: Path) -> None:
