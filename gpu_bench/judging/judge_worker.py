@@ -70,11 +70,13 @@ class Judge:
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
         self.reference = kind(loaded, args, self.give_back)
         self.graph = self.reference.graph
+        self._most_share = plausible.TF32_YARDSTICK if self.reference.rounds_to_tf32 else math.inf
         given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
         self.cases = Cases.learned(loaded, self.graph, self.reference.run, args)
         self.regions, self.total_bytes = self.reference.regions, self.reference.total_bytes
         answer = self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        self.cases.report.learned.eager_share = plausible.largest_share(answer.eager, answer.truth)
         self.cases.try_sources(args, list(self.reference.written), answer.eager, answer.truth, answer.floors)
 
     @property
@@ -183,7 +185,8 @@ class Judge:
                 continue
             off, size = plausible.off_and_size(eager, truth)
             least = 1e3 * torch.finfo(eager.dtype).smallest_normal
-            share = plausible.share([*self.reference.types, eager.dtype])
+            types = [*self.reference.types, eager.dtype]
+            share = plausible.share(types, rounds_to_tf32=self.reference.rounds_to_tf32)
             allowed = max(share * max(size, nothing), 16.0 * floor, least)
             if off > allowed:
                 found[position] = (
@@ -231,6 +234,7 @@ class Judge:
                 answer.eager[position],
                 answer.truth[position],
                 terms_floor=answer.floors[position],
+                most_share=self._most_share,
                 forgiveness=comparison.Forgiveness.of(observed.family),
             )
             may_be_open = observed.family not in comparison.ORDINARY and not candidate.is_complex()
@@ -277,7 +281,14 @@ class Judge:
                 raise
             return error
         forgiveness = comparison.Forgiveness.of(observed.family)
-        again = comparison.compare(judged, eager, truth, terms_floor=answer.floors[position], forgiveness=forgiveness)
+        again = comparison.compare(
+            judged,
+            eager,
+            truth,
+            terms_floor=answer.floors[position],
+            most_share=self._most_share,
+            forgiveness=forgiveness,
+        )
         again.kernelbench_close = error.kernelbench_close
         return again
 

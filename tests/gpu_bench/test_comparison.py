@@ -74,6 +74,17 @@ def test_where_one_element_of_a_block_is_not_cut_off_every_block_is_measured_by_
     assert max(alike.rms_ratio, alike.max_ratio, alike.block_ratio) <= 1.01
 
 
+def test_an_error_of_eager_that_is_no_yardstick_counts_as_much_as_is_allowed() -> None:
+    _, truth = sample()
+    eager, rms = (truth * 1.1).float(), float(truth.square().mean().sqrt())
+    assert compare(eager.clone(), eager, truth).rms_ratio == pytest.approx(1.0)
+    error = compare(eager.clone(), eager, truth, most_share=0.02)
+    assert [error.rms_ratio, error.max_ratio, error.block_ratio] == pytest.approx([5.0] * 3, rel=1e-3)
+    assert error.eager_rms_error == pytest.approx(0.1 * rms, rel=1e-3)
+    assert compare(eager.clone(), eager, truth, most_share=0.2).rms_ratio == pytest.approx(1.0)
+    assert compare(truth.float(), truth.float(), truth, most_share=0.02).rms_ratio <= 1.0
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_element_is_counted_and_found(value: float) -> None:
     eager, truth = sample()

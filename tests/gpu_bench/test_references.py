@@ -163,6 +163,59 @@ def test_another_rounding_of_such_a_module_is_wrong(desk: MakeDesk) -> None:
     assert error.rms_ratio > 1000
 
 
+@pytest.mark.parametrize("rounds_to_tf32", [False, True])
+def test_convolutions_of_tf32_may_be_farther_off_and_are_still_judged_by_the_truth(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, rounds_to_tf32: bool
+) -> None:
+    """Eager four hundredths off: fifty convolutions in a row are, on a GPU."""
+    interpret = aten.interpret
+
+    def exact(graph: Any, sources: Any, widen: bool = False) -> dict[str, torch.Tensor]:
+        found = interpret(graph, sources, widen)
+        return {name: t * 1.04 if widen and t.is_floating_point() else t for name, t in found.items()}
+
+    monkeypatch.setattr(judge_worker.aten, "interpret", exact)
+    monkeypatch.setattr(plausible, "may_round_to_tf32", lambda *_: rounds_to_tf32)
+    place = desk("self.m(x)", "[torch.rand(2, 3, 16, 16)]", "self.m = torch.nn.Conv2d(3, 4, 3)")
+    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    assert torch.equal(answer.truth[0], answer.eager[0].double()) is not rounds_to_tf32
+    assert place.judge.cases.report.learned.eager_share == pytest.approx(0.04 / 1.04 if rounds_to_tf32 else 0.0, 0.01)
+    if not rounds_to_tf32:
+        with pytest.raises(BadInput, match="eager differs"):
+            place.judge.answer(NORMAL, 3)
+        return
+    (error,) = place.compare(place.plan_zero(), NORMAL).outputs
+    assert 1.0 < error.rms_ratio < 2.5, "a yardstick of two hundredths"
+    program = place.plan_zero()
+    for step in program.steps:
+        step.library.args[2].Clear()
+    program.digest = "its bias left out"
+    (error,) = place.compare(program, NORMAL).outputs
+    assert error.rms_ratio > 4
+
+
+@pytest.fixture
+def settings() -> Iterator[tuple[Any, Any]]:
+    """PyTorch's for convolutions and for products, put back after the test."""
+    both = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [each.allow_tf32 for each in both]
+    yield both
+    for each, value in zip(both, before, strict=True):
+        each.allow_tf32 = value
+
+
+def test_whether_factors_may_be_rounded_to_tf32_is_a_matter_of_settings(settings: tuple[Any, Any]) -> None:
+    def graph(*targets: str) -> graph_pb2.Graph:
+        return graph_pb2.Graph(nodes=[graph_pb2.Node(target=target) for target in targets])
+
+    gpu, cases = torch.device("cuda", 0), (graph("aten.relu.default"), graph("aten.conv_transpose3d.input"), graph())
+    allowed = {(True, False): [False, True, True], (False, True): [True] * 3, (False, False): [False] * 3}
+    for (convolutions, products), expected in allowed.items():
+        settings[0].allow_tf32, settings[1].allow_tf32 = convolutions, products
+        assert [plausible.may_round_to_tf32(each, gpu) for each in cases] == expected
+        assert not any(plausible.may_round_to_tf32(each, torch.device("cpu")) for each in cases)
+
+
 def test_a_module_that_takes_another_path_on_other_values_says_nothing_there(desk: MakeDesk) -> None:
     place = desk("x * (2.0 if torch.compiler.is_exporting() or float(x.max()) <= 1.0 else 3.0)")
     with pytest.raises(BadInput, match="not what the module computes"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from gpu_bench.session import Session
 from gpu_bench.timing import inspection, timed_task
 from gpu_bench.timing.timed_task import TimedTask, free_bytes
 from warpsmith.contract import words
-from warpsmith.v1 import benchmark_service_pb2, task_pb2, timing_pb2, verdict_pb2
+from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
 
 @pytest.fixture
@@ -249,23 +251,40 @@ def test_one_element_that_is_off_is_seen_whichever_way_agreement_is_found(value:
     wanted[7] = reference
     got = wanted.clone()
     got[99_999] += value
-    assert inspection.agree(got, wanted) == torch.allclose(got, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+    assert inspection.agree(got, wanted, 1e-2) == torch.allclose(got, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
     wanted.zero_()
-    assert inspection.agree(wanted.clone(), wanted)
-    assert not inspection.agree(wanted + 1e-30, wanted)
+    assert inspection.agree(wanted.clone(), wanted, 1e-2)
+    assert not inspection.agree(wanted + 1e-30, wanted, 1e-2)
 
 
 def test_agreement_forgives_rounding_and_nothing_else():
     wanted = torch.randn(1000)
-    assert inspection.agree(wanted * 1.001, wanted)
-    assert not inspection.agree(wanted * 1.2, wanted)
+    assert inspection.agree(wanted * 1.001, wanted, 1e-2)
+    assert not inspection.agree(wanted * 1.2, wanted, 1e-2)
     half = wanted.bfloat16()
-    assert inspection.agree((wanted * 1.02).bfloat16(), half)
-    assert not inspection.agree((wanted * 1.5).bfloat16(), half)
-    assert not inspection.agree(wanted.double(), wanted)
+    assert inspection.agree((wanted * 1.02).bfloat16(), half, 0.125)
+    assert not inspection.agree((wanted * 1.5).bfloat16(), half, 0.125)
+    assert not inspection.agree(wanted.double(), wanted, 1e-2)
     indices = torch.arange(1000)
-    assert inspection.agree(indices, indices.clone())
-    assert not inspection.agree(indices + 1, indices)
+    assert inspection.agree(indices, indices.clone(), 1e-2)
+    assert not inspection.agree(indices + 1, indices, 1e-2)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.04])
+def test_two_right_results_may_differ_by_a_few_of_eagers_own_errors(share):
+    loaded = SimpleNamespace(learned=judging_pb2.Learned(eager_share=share))
+    step = candidate_pb2.Step(library=candidate_pb2.LibraryCall(target="aten.relu.default"))
+    subject = SimpleNamespace(program=SimpleNamespace(program=candidate_pb2.Program(steps=[step])))
+    made = inspection.Inspection(loaded, None, True, [], subject)
+    wanted = torch.randn(1000)
+    for other, hold in ((1.2, made._hold_against_eager), (1.1, partial(made._hold_against_judged, is_exact=True))):
+        if share:
+            hold([other * wanted], [wanted])
+        else:
+            with pytest.raises(ProgramFault):
+                hold([other * wanted], [wanted])
+        with pytest.raises(ProgramFault):
+            hold([2.0 * wanted], [wanted])
 
 
 def test_free_memory_is_read(tmp_path):
