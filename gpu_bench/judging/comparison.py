@@ -77,7 +77,7 @@ def compare(
     truth: torch.Tensor,
     *,
     terms_floor: float = 0.0,
-    most_share: float = math.inf,
+    most_error: float = math.inf,
     forgiveness: Forgiveness = Forgiveness(),
 ) -> verdict_pb2.OutputError:
     """Compares one output.
@@ -85,8 +85,8 @@ def compare(
     `candidate` and `eager` have the output's type, `truth` is float64 for float outputs (elements of complex ones are
     counted as two); all of one shape. `eager` and
     `truth` are on one device, which the candidate may still have to travel to. `terms_floor` is 4u·Σ|terms| of a
-    small output, else 0. Eager's error counts as no more than `most_share` of the truth's rms. The field `output` is
-    the caller's to set.
+    small output, else 0. Eager's rms error counts as no more than `most_error`. The field `output` is the caller's to
+    set.
     """
     candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
     if not eager.is_floating_point():
@@ -106,7 +106,7 @@ def compare(
             sums.add(*given, start)
             is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
         close = close and is_close
-    error = sums.finish(terms_floor, most_share, truth)
+    error = sums.finish(terms_floor, most_error, truth)
     if error.worst_index >= 0:
         error.worst_value = float(candidate[error.worst_index])
         error.worst_truth = float(truth[error.worst_index])
@@ -243,14 +243,14 @@ class _Sums:
             self._worst, self._worst_index = largest[0], element()
         self._largest = [max(pair) for pair in zip(self._largest, largest, strict=True)]
 
-    def finish(self, terms_floor: float, most_share: float, truth: torch.Tensor) -> verdict_pb2.OutputError:
+    def finish(self, terms_floor: float, most_error: float, truth: torch.Tensor) -> verdict_pb2.OutputError:
         blocks = torch.cat(self._blocks)
         total = blocks.sum(dim=0)
         rms, rms_own, rms_rounding = _rms(total[0], total[1]), _rms(total[2], total[3]), _rms(total[4], total[6])
         output_rms = float(_rms(total[5], total[6]))
         floor = max(2.0 * ulp(output_rms, self._dtype), terms_floor, least_yardstick(self._dtype))
         # Errors of eager count in this proportion.
-        part = min(1.0, most_share * output_rms / float(rms_own)) if rms_own else 1.0
+        part = min(1.0, most_error / float(rms_own)) if rms_own else 1.0
         local = torch.maximum(part * _rms(blocks[:, 2], blocks[:, 3]), _rms(blocks[:, 4], blocks[:, 6]))
         local = local.clamp(min=floor)
         if self._forgiveness.worst_block_for_all:

@@ -48,6 +48,11 @@ class Answer:
     """What the yardstick never falls below: 4u·Σ|terms| of small outputs, how far constant rows move them; else 0."""
     by_slices: bool = False
     """Whether the truth was computed some rows at a time, for want of memory."""
+    coarse_errors: Sequence[float] = ()
+    """rms of eager's error where only TF32 explains it, else 0."""
+    most_errors: Sequence[float] = ()
+    """What eager's rms error counts as at most: where only TF32 explains it, what it might be without. Four times the
+    whole would let pass what leaves out a bias."""
 
     @property
     def size_bytes(self) -> int:
@@ -70,13 +75,12 @@ class Judge:
         args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
         self.reference = kind(loaded, args, self.give_back)
         self.graph = self.reference.graph
-        self._most_share = plausible.TF32_YARDSTICK if self.reference.rounds_to_tf32 else math.inf
         given = [source.spec for source in self.graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
         self.cases = Cases.learned(loaded, self.graph, self.reference.run, args)
         self.regions, self.total_bytes = self.reference.regions, self.reference.total_bytes
         answer = self.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        self.cases.report.learned.eager_share = plausible.largest_share(answer.eager, answer.truth)
+        self.cases.report.learned.coarse_errors[:] = answer.coarse_errors[: len(self.graph.outputs)]
         self.cases.try_sources(args, list(self.reference.written), answer.eager, answer.truth, answer.floors)
 
     @property
@@ -143,7 +147,7 @@ class Judge:
         names = [str(Key.of(region)) for region in self.regions]
         if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
             raise BadInput(chaotic)
-        doubts = self._doubts(answer, family)
+        answer, doubts = self._doubted(answer, family)
         if not doubts:
             return answer
         if family != verdict_pb2.VALUE_FAMILY_TASK or not self.reference.repeats(eager, args, written, seed):
@@ -169,14 +173,16 @@ class Judge:
         self._known_floors[family] = list(map(min, floors, self._known_floors.get(family, floors)))
         return floors
 
-    def _doubts(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> dict[int, str]:
-        """Region → why its float64 value is no truth: a yardstick as long as the output itself would measure nothing.
+    def _doubted(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> tuple[Answer, dict[int, str]]:
+        """The answer with what eager's errors count as; and region → why its float64 value is no truth: a yardstick as
+        long as the output itself would measure nothing.
 
         On the task's own values an output may also be nothing but rounding: x − mean(x) of one element.
         Raises BadInput for another shape than eager's.
         """
         nothing = 1e-3 if family == verdict_pb2.VALUE_FAMILY_TASK else 0.0
         found: dict[int, str] = {}
+        coarse, most = [0.0] * len(answer.eager), [math.inf] * len(answer.eager)
         regions = zip(self.regions, answer.eager, answer.truth, answer.floors, strict=True)
         for position, (region, eager, truth, floor) in enumerate(regions):
             if eager.shape != truth.shape:
@@ -185,15 +191,17 @@ class Judge:
                 continue
             off, size = plausible.off_and_size(eager, truth)
             least = 1e3 * torch.finfo(eager.dtype).smallest_normal
-            types = [*self.reference.types, eager.dtype]
-            share = plausible.share(types, rounds_to_tf32=self.reference.rounds_to_tf32)
-            allowed = max(share * max(size, nothing), 16.0 * floor, least)
+            types, size = [*self.reference.types, eager.dtype], max(size, nothing)
+            without = max(plausible.share(types) * size, 16.0 * floor, least)
+            allowed = max(plausible.share(types, rounds_to_tf32=self.reference.rounds_to_tf32) * size, without)
+            if without < off <= allowed:
+                coarse[position], most[position] = off, without
             if off > allowed:
                 found[position] = (
                     f"{Key.of(region)}: what was captured is not what the module computes: eager differs from the "
                     f"graph in float64 by {off:.3g} rms, more than {allowed:.3g}"
                 )
-        return found
+        return replace(answer, coarse_errors=coarse, most_errors=most), found
 
     # ---- judging -------------------------------------------------------------------------------------------
 
@@ -234,7 +242,7 @@ class Judge:
                 answer.eager[position],
                 answer.truth[position],
                 terms_floor=answer.floors[position],
-                most_share=self._most_share,
+                most_error=answer.most_errors[position],
                 forgiveness=comparison.Forgiveness.of(observed.family),
             )
             may_be_open = observed.family not in comparison.ORDINARY and not candidate.is_complex()
@@ -286,7 +294,7 @@ class Judge:
             eager,
             truth,
             terms_floor=answer.floors[position],
-            most_share=self._most_share,
+            most_error=answer.most_errors[position],
             forgiveness=forgiveness,
         )
         again.kernelbench_close = error.kernelbench_close

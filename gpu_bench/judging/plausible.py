@@ -6,14 +6,14 @@ The one idea: rounding has a size. What is farther off is another computation, o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
 from gpu_bench.judging.comparison import parts_of
 from gpu_bench.judging.comparison_kernel import compare_blocks
 from warpsmith.graphs import aten
-from warpsmith.v1 import graph_pb2
+from warpsmith.v1 import graph_pb2, tensor_pb2
 
 CHUNK = 1 << 26
 """Elements looked at in float64 at once."""
@@ -24,9 +24,8 @@ _SHARE |= {torch.complex128: 1e-6, torch.complex64: 2e-2}
 """Largest rms error of eager relative to the truth's rms. TF32 products in a deep network stay below it."""
 _TF32_SHARE = 6e-2
 """The same where factors may be rounded to TF32: on an H200 eager's MobileNetV2, 52 convolutions, is 4.4e-2 off."""
-TF32_YARDSTICK = _SHARE[torch.float32]
-"""Share of the truth's rms that eager's error counts as at most where factors may be rounded to TF32: four times 6e-2
-would let pass what leaves out a bias."""
+_BY_CUDNN = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Calls that may round wherever convolutions may."""
 _UNDECIDED = 0.01
 """Share of an output's elements, finite in eager or in float64 but not in both, above which nothing defines it."""
 
@@ -36,14 +35,18 @@ def share(dtypes: Iterable[torch.dtype], *, rounds_to_tf32: bool = False) -> flo
     return max(_TF32_SHARE if rounds_to_tf32 else 0.0, *(_SHARE.get(dtype, 0.0) for dtype in dtypes), 0.0)
 
 
-def may_round_to_tf32(graph: graph_pb2.Graph, device: torch.device) -> bool:
-    """Whether PyTorch's settings let a library round factors in fp32 to TF32: by default those of convolutions.
+def may_round_to_tf32(graph: graph_pb2.Graph, types: Collection[torch.dtype], device: torch.device) -> bool:
+    """Whether PyTorch's settings let a library round factors in fp32 to TF32, and nothing on the way is coarser.
 
-    A graph without nodes, that of a module which cannot be traced, may have some.
+    By default it may where it convolves, or runs a recurrent network. A graph without nodes, that of a module which
+    cannot be traced, may do so. `types`: those on the way.
     """
-    convolves = not graph.nodes or any("conv" in aten.operation(node.target) for node in graph.nodes)
-    allowed = torch.backends.cuda.matmul.allow_tf32 or (convolves and torch.backends.cudnn.allow_tf32)
-    return device.type == "cuda" and allowed
+    if device.type != "cuda" or torch.float32 not in types or share(types) > _SHARE[torch.float32]:
+        return False
+    calls = [node for node in graph.nodes if any(r.spec.dtype == tensor_pb2.DTYPE_FLOAT32 for r in node.results)]
+    kinds = [aten.operation(node.target) for node in calls]
+    convolves = not graph.nodes or any("conv" in kind or kind in _BY_CUDNN for kind in kinds)
+    return torch.backends.cuda.matmul.allow_tf32 or (convolves and torch.backends.cudnn.allow_tf32)
 
 
 def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
@@ -62,13 +65,6 @@ def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float
         sizes += float(torch.where(valid, wide, 0.0).square().sum())
         count += int(valid.sum())
     return math.sqrt(squares / max(count, 1)), math.sqrt(sizes / max(count, 1))
-
-
-def largest_share(eager: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
-    """rms of eager's error over the truth's, of the output of which it is largest; 0 for exact ones."""
-    floats = [pair for pair in zip(eager, truth, strict=True) if pair[0].is_floating_point() or pair[0].is_complex()]
-    found = [off_and_size(own, wide) for own, wide in floats]
-    return max((off / size for off, size in found if size), default=0.0)
 
 
 def disagreement(names: Sequence[str], eager: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> str:

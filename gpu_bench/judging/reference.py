@@ -50,8 +50,8 @@ class Reference:
         specs += [result.spec for node in self.graph.nodes for result in node.results if result.name]
         self.types = {dtypes.to_torch(spec.dtype) for spec in specs}
         """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
-        self.rounds_to_tf32 = plausible.may_round_to_tf32(self.graph, loaded.device)
-        """Whether eager may round factors to TF32 on the way."""
+        self.rounds_to_tf32 = plausible.may_round_to_tf32(self.graph, self.types, loaded.device)
+        """Whether eager may round factors to TF32 on the way, and to nothing coarser."""
         begin = time.perf_counter()
         outputs, written = self.run(args, seed=0)
         self.eager_seconds = time.perf_counter() - begin

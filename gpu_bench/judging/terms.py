@@ -27,13 +27,15 @@ _PROBES = 8
 
 def terms_floor(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], output: str, truth: torch.Tensor) -> float:
     """4u·Σ|terms| of an output, or of a source that the graph writes (rms over probed elements); 0 for what is not
-    small, not float, or what autograd cannot follow. `sources` by the graph's names; they are left alone.
+    small, not float, or what autograd cannot follow. `sources` by the graph's names; they are left alone, and so are
+    generators: of a random graph the terms are those of some draw.
 
     Raises want of memory: a floor of 0 would call an honest sum imprecise.
     """
-    if not is_small(truth) or any(node.random for node in graph.nodes):
+    if not is_small(truth):
         return 0.0
-    return floor_of(lambda: _followed(graph, sources, output), sources)
+    with torch.random.fork_rng([truth.device] if truth.device.type == "cuda" else []):
+        return floor_of(lambda: _followed(graph, sources, output), sources)
 
 
 def is_small(truth: torch.Tensor) -> bool:

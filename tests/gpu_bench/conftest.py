@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from bench_desk import BenchDesk, MakeDesk
 from unusual_modules import Desk
 
 from warpsmith import digest
@@ -191,3 +194,16 @@ def references(small: SimpleNamespace) -> Iterator[Callable[[str], Desk]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def desk(small: Any) -> Iterator[MakeDesk]:
+    made: list[BenchDesk] = []
+
+    def make(expression: str, inputs: str = "[torch.rand(16, 32)]", setup: str = "pass") -> BenchDesk:
+        made.append(BenchDesk(small, expression, inputs, setup))
+        return made[-1]
+
+    yield make
+    for each in made:
+        os.close(each.descriptor)

@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from bench_desk import MakeDesk
 
 from gpu_bench.judging import conditioning, guard, judge_worker, near_ties, plausible, slices, terms, undecided
-from gpu_bench.judging.judge_worker import Judge
-from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.values.keys import Key
-from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 NORMAL = verdict_pb2.VALUE_FAMILY_NORMAL
 FAMILIES = [family for family in verdict_pb2.ValueFamily.values() if family]
-
-
-class Desk:
-    """Judge and bench of one module, without processes."""
-
-    def __init__(self, small: Any, expression: str, inputs: str, setup: str = "pass") -> None:
-        source = (
-            "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-            f"        {setup}\n    def forward(self, x, *rest):\n        return {expression}\n\n"
-            f"def get_inputs():\n    return {inputs}\n"
-        )
-        self.task = small.task(source)
-        self.descriptor = os.memfd_create("test")
-        shared = SharedMemory(self.descriptor)
-        self.judge = Judge(LoadedTask.load(self.task), shared)
-        os.ftruncate(self.descriptor, self.judge.total_bytes)
-        self.bench = Bench(LoadedTask.load(self.task))
-        self.shared = shared
-        self.small = small
-
-    def compare(self, program: candidate_pb2.Program, family: Any, seed: int = 3) -> verdict_pb2.Comparison:
-        artifact = self.small.compiled(program)
-        self.judge.answer(family, seed)  # as a session does: some references refuse some values
-        self.bench.load(judging_pb2.LoadRequest(program=program, artifact=artifact))
-        request = judging_pb2.ExecuteRequest(
-            family=family, seed=seed, regions=self.judge.regions, learned=self.judge.cases.report.learned
-        )
-        return self.judge.judge(self.bench.execute(request, self.shared))
-
-    def plan_zero(self) -> candidate_pb2.Program:
-        program: candidate_pb2.Program = self.small.plan_zero(self.judge.graph)
-        return program
-
-
-MakeDesk = Callable[..., Desk]
-
-
-@pytest.fixture
-def desk(small: Any) -> Iterator[MakeDesk]:
-    made: list[Desk] = []
-
-    def make(expression: str, inputs: str = "[torch.rand(16, 32)]", setup: str = "pass") -> Desk:
-        made.append(Desk(small, expression, inputs, setup))
-        return made[-1]
-
-    yield make
-    for each in made:
-        os.close(each.descriptor)
-
 
 MODULES = [
     ("self.m(x)", "[torch.rand(4, 3, 8, 8)]", "self.m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), "
@@ -163,59 +109,6 @@ def test_another_rounding_of_such_a_module_is_wrong(desk: MakeDesk) -> None:
     assert error.rms_ratio > 1000
 
 
-@pytest.mark.parametrize("rounds_to_tf32", [False, True])
-def test_convolutions_of_tf32_may_be_farther_off_and_are_still_judged_by_the_truth(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, rounds_to_tf32: bool
-) -> None:
-    """Eager four hundredths off: fifty convolutions in a row are, on a GPU."""
-    interpret = aten.interpret
-
-    def exact(graph: Any, sources: Any, widen: bool = False) -> dict[str, torch.Tensor]:
-        found = interpret(graph, sources, widen)
-        return {name: t * 1.04 if widen and t.is_floating_point() else t for name, t in found.items()}
-
-    monkeypatch.setattr(judge_worker.aten, "interpret", exact)
-    monkeypatch.setattr(plausible, "may_round_to_tf32", lambda *_: rounds_to_tf32)
-    place = desk("self.m(x)", "[torch.rand(2, 3, 16, 16)]", "self.m = torch.nn.Conv2d(3, 4, 3)")
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
-    assert torch.equal(answer.truth[0], answer.eager[0].double()) is not rounds_to_tf32
-    assert place.judge.cases.report.learned.eager_share == pytest.approx(0.04 / 1.04 if rounds_to_tf32 else 0.0, 0.01)
-    if not rounds_to_tf32:
-        with pytest.raises(BadInput, match="eager differs"):
-            place.judge.answer(NORMAL, 3)
-        return
-    (error,) = place.compare(place.plan_zero(), NORMAL).outputs
-    assert 1.0 < error.rms_ratio < 2.5, "a yardstick of two hundredths"
-    program = place.plan_zero()
-    for step in program.steps:
-        step.library.args[2].Clear()
-    program.digest = "its bias left out"
-    (error,) = place.compare(program, NORMAL).outputs
-    assert error.rms_ratio > 4
-
-
-@pytest.fixture
-def settings() -> Iterator[tuple[Any, Any]]:
-    """PyTorch's for convolutions and for products, put back after the test."""
-    both = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [each.allow_tf32 for each in both]
-    yield both
-    for each, value in zip(both, before, strict=True):
-        each.allow_tf32 = value
-
-
-def test_whether_factors_may_be_rounded_to_tf32_is_a_matter_of_settings(settings: tuple[Any, Any]) -> None:
-    def graph(*targets: str) -> graph_pb2.Graph:
-        return graph_pb2.Graph(nodes=[graph_pb2.Node(target=target) for target in targets])
-
-    gpu, cases = torch.device("cuda", 0), (graph("aten.relu.default"), graph("aten.conv_transpose3d.input"), graph())
-    allowed = {(True, False): [False, True, True], (False, True): [True] * 3, (False, False): [False] * 3}
-    for (convolutions, products), expected in allowed.items():
-        settings[0].allow_tf32, settings[1].allow_tf32 = convolutions, products
-        assert [plausible.may_round_to_tf32(each, gpu) for each in cases] == expected
-        assert not any(plausible.may_round_to_tf32(each, torch.device("cpu")) for each in cases)
-
-
 def test_a_module_that_takes_another_path_on_other_values_says_nothing_there(desk: MakeDesk) -> None:
     place = desk("x * (2.0 if torch.compiler.is_exporting() or float(x.max()) <= 1.0 else 3.0)")
     with pytest.raises(BadInput, match="not what the module computes"):
@@ -253,6 +146,18 @@ def test_statistics_that_a_batch_norm_updates_have_a_floor_of_their_terms(desk: 
     sizes = values.abs().mean(1)
     assert mean == pytest.approx(4 * 2**-24 * 0.25 * float(sizes.square().mean().sqrt()), rel=1e-3)
     assert variance > 4 * 2**-24 * 0.25 * float(values.var(1).mean())
+
+
+def test_a_network_with_dropout_has_floors_too_and_generators_are_left_alone(desk: MakeDesk) -> None:
+    setup = "self.norm, self.drop = torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)"
+    place = desk("self.drop(self.norm(x).relu_())", "[torch.rand(32, 3, 8) - 0.5]", setup)
+    args = place.judge.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 1)
+    sources, truth = place.judge.reference.graph_sources(args), [torch.ones(3).double()] * len(place.judge.regions)
+    before = torch.get_rng_state()
+    floors = place.judge.reference.terms_floors(sources, truth)
+    assert torch.equal(torch.get_rng_state(), before)
+    names = [str(Key.of(region)) for region in place.judge.regions]
+    assert all(floor > 0 for name, floor in zip(names, floors, strict=True) if name.endswith(("_mean", "_var")))
 
 
 CANCELLING = "torch.nn.functional.group_norm(x, 4).mean([1, 2])"

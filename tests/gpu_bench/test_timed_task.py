@@ -270,21 +270,24 @@ def test_agreement_forgives_rounding_and_nothing_else():
     assert not inspection.agree(indices + 1, indices, 1e-2)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.04])
-def test_two_right_results_may_differ_by_a_few_of_eagers_own_errors(share):
-    loaded = SimpleNamespace(learned=judging_pb2.Learned(eager_share=share))
+@pytest.mark.parametrize("coarse", [0.0, 0.06])
+def test_two_right_results_may_differ_by_a_few_of_eagers_own_errors_where_tf32_makes_them_coarse(coarse):
+    loaded = SimpleNamespace(learned=judging_pb2.Learned(coarse_errors=[coarse, 0.0]))
     step = candidate_pb2.Step(library=candidate_pb2.LibraryCall(target="aten.relu.default"))
     subject = SimpleNamespace(program=SimpleNamespace(program=candidate_pb2.Program(steps=[step])))
     made = inspection.Inspection(loaded, None, True, [], subject)
     wanted = torch.randn(1000)
-    for other, hold in ((1.2, made._hold_against_eager), (1.1, partial(made._hold_against_judged, is_exact=True))):
-        if share:
-            hold([other * wanted], [wanted])
+    within = torch.randn(1000).clamp(-2, 2)
+    for share, hold in ((0.2, made._hold_against_eager), (0.1, partial(made._hold_against_judged, is_exact=True))):
+        other = wanted + share * within
+        if coarse:
+            hold([other, wanted], [wanted, wanted])
         else:
             with pytest.raises(ProgramFault):
-                hold([other * wanted], [wanted])
-        with pytest.raises(ProgramFault):
-            hold([2.0 * wanted], [wanted])
+                hold([other, wanted], [wanted, wanted])
+        for results in ([wanted, other], [torch.zeros(1000), wanted], [wanted, torch.zeros(1000)]):
+            with pytest.raises(ProgramFault):
+                hold(results, [wanted, wanted])
 
 
 def test_free_memory_is_read(tmp_path):

@@ -1,0 +1,95 @@
+"""Modules whose factors PyTorch may round to TF32: how far eager may be off, and what its error counts as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from bench_desk import MakeDesk
+
+from gpu_bench.judging import judge_worker, plausible
+from warpsmith.errors import BadInput
+from warpsmith.graphs import aten
+from warpsmith.v1 import graph_pb2, tensor_pb2, verdict_pb2
+
+NORMAL = verdict_pb2.VALUE_FAMILY_NORMAL
+
+
+@pytest.mark.parametrize("rounds_to_tf32", [False, True])
+def test_convolutions_of_tf32_may_be_farther_off_and_are_still_judged_by_the_truth(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, rounds_to_tf32: bool
+) -> None:
+    """Eager four hundredths off: fifty convolutions in a row are, on a GPU."""
+    interpret = aten.interpret
+
+    def exact(graph: Any, sources: Any, widen: bool = False) -> dict[str, torch.Tensor]:
+        found = interpret(graph, sources, widen)
+        return {name: t * 1.04 if widen and t.is_floating_point() else t for name, t in found.items()}
+
+    monkeypatch.setattr(judge_worker.aten, "interpret", exact)
+    monkeypatch.setattr(plausible, "may_round_to_tf32", lambda *_: rounds_to_tf32)
+    place = desk("self.m(x)", "[torch.rand(2, 3, 16, 16)]", "self.m = torch.nn.Conv2d(3, 4, 3)")
+    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    assert torch.equal(answer.truth[0], answer.eager[0].double()) is not rounds_to_tf32
+    (coarse,) = place.judge.cases.report.learned.coarse_errors
+    size = float(place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0).eager[0].square().mean().sqrt())
+    assert coarse == pytest.approx(0.04 * size if rounds_to_tf32 else 0.0, rel=0.01)
+    if not rounds_to_tf32:
+        with pytest.raises(BadInput, match="eager differs"):
+            place.judge.answer(NORMAL, 3)
+        return
+    (error,) = place.compare(place.plan_zero(), NORMAL).outputs
+    assert 1.5 < error.rms_ratio < 2.5, "a yardstick of two hundredths"
+    program = place.plan_zero()
+    for step in program.steps:
+        step.library.args[2].Clear()
+    program.digest = "its bias left out"
+    (error,) = place.compare(program, NORMAL).outputs
+    assert error.rms_ratio > 4
+
+
+@pytest.fixture
+def settings() -> Iterator[tuple[Any, Any]]:
+    """PyTorch's for convolutions and for products, put back after the test."""
+    both = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [each.allow_tf32 for each in both]
+    yield both
+    for each, value in zip(both, before, strict=True):
+        each.allow_tf32 = value
+
+
+def test_whether_factors_may_be_rounded_to_tf32_is_a_matter_of_settings(settings: tuple[Any, Any]) -> None:
+    def graph(*targets: str, dtype: Any = tensor_pb2.DTYPE_FLOAT32) -> graph_pb2.Graph:
+        made = graph_pb2.Graph(nodes=[graph_pb2.Node(target=target) for target in targets])
+        for node in made.nodes:
+            node.results.add(name="y").spec.dtype = dtype
+        return made
+
+    gpu, plain, half = torch.device("cuda", 0), {torch.float32, torch.int64}, {torch.float32, torch.bfloat16}
+    cases = (graph("aten.relu.default"), graph("aten.conv_transpose3d.input"), graph("aten.gru.input"), graph())
+    allowed = {(True, False): [False, True, True, True], (False, True): [True] * 4, (False, False): [False] * 4}
+    for (convolutions, products), expected in allowed.items():
+        settings[0].allow_tf32, settings[1].allow_tf32 = convolutions, products
+        assert [plausible.may_round_to_tf32(each, plain, gpu) for each in cases] == expected
+        for types, device in ((plain, torch.device("cpu")), (half, gpu), ({torch.float64}, gpu)):
+            assert not any(plausible.may_round_to_tf32(each, types, device) for each in cases)
+    settings[0].allow_tf32 = True
+    double = graph("aten.conv2d.default", dtype=tensor_pb2.DTYPE_FLOAT64)
+    assert not plausible.may_round_to_tf32(double, {torch.float32, torch.float64}, gpu)
+
+
+def test_what_is_nothing_but_rounding_is_measured_by_all_of_it_where_tf32_is_allowed(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean that a second norm notes after a product without bias is zero but for rounding."""
+    monkeypatch.setattr(plausible, "may_round_to_tf32", lambda *_: True)
+    setup = (
+        "self.m = torch.nn.Sequential(torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 1100, 1, bias=False), "
+        "torch.nn.BatchNorm2d(1100))"
+    )
+    place = desk("self.m(x)", "[torch.rand(2, 8, 6, 6)]", setup)
+    assert list(place.judge.cases.report.learned.coarse_errors) == [0.0]
+    for error in place.compare(place.plan_zero(), NORMAL).outputs:
+        assert error.rms_ratio <= 1.0
