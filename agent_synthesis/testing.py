@@ -192,14 +192,17 @@ def batch_norm(batch: int, channels: int, pixels: int) -> Nest:
     ))  # fmt: skip
 
 
-def batch_statistics(batch: int, channels: int, pixels: int, running: str = "running") -> Nest:
+def batch_statistics(
+    batch: int, channels: int, pixels: int, running: str = "running", *, channels_last: bool = False
+) -> Nest:
     """Batch norm in training: its mean is summed in float64 and updates the `running` one, in place if it is that."""
-    place = at(n=channels * pixels, c=pixels, s=1)
-    shifted = call("sub", Load("x", place, F32), Load("x", at(c=pixels), F32))
+    across, apart = (1, channels) if channels_last else (pixels, 1)
+    place = at(n=channels * pixels, c=across, s=apart)
+    shifted = call("sub", Load("x", place, F32), Load("x", at(c=across), F32))
     total = call("div", Reduced("total", Type.F64), Literal(float(batch * pixels), Type.F64), type_=Type.F64)
     distance = call("sub", shifted, Call("cast", (total,), F32))
     scale = call("rsqrt", call("div", Reduced("squares", F32), number(float(batch * pixels))))
-    mean = call("add", Call("cast", (Load("x", at(c=pixels), F32),), Type.F64), total, type_=Type.F64)
+    mean = call("add", Call("cast", (Load("x", at(c=across), F32),), Type.F64), total, type_=Type.F64)
     moved = call("add", call("mul", Load(running, at(c=1), F32), number(0.9)), Call("cast", (mean,), F32))
     count = batch * channels * pixels
     reductions = (

@@ -1,11 +1,15 @@
 // Reductions along a strided axis, such as column sums: rows are read as they lie, and a thread reduces a vector of columns.
 // The one idea: threads of a block lie next to each other along the columns; those above each other, and blocks that share
-// columns, have other rows of the same ones, and what each has found is joined in a fixed order.
+// columns, have other rows of the same ones, and what each has found is joined in a fixed order: by the last of the blocks where
+// there is one visit of the rows and nothing is stored of them, else by all blocks of the next kernel.
 //
 // A nest is a struct with the arguments of the kernel, `kTiling`, `Offset`, and for each visit of the rows:
 //   `Row load(ColumnVisit<v>, k, column)`           what of row k is asked for ahead of its use
-//   `fold(const Row&, k, column, part)`       takes the row into the visit's running results
+//   `few(ColumnVisit<v>)`                           room for the results of a few rows, which the visit's join
+//   `fold(const Row&, k, column, few)`              takes the row into them
 //   `results(ColumnVisit<v>)`                       where the visit's results stay; later visits read them
+// Where visits are kernels it may have `finish(ColumnVisit<v>)`, which makes of what all have found what is wanted, and
+// `settle(column)`, what a column's stores need and no row changes.
 // It may have `begin(outer)`, the coordinates of the other axes and what only they decide; `store_columns(column)`, what is
 // stored once a column; and, with a `load` of its own, `store_row(const Row&, k, column)`, what is stored of every row.
 #pragma once
@@ -24,20 +28,35 @@ struct ColumnTiling {
   int ctas_per_column;  // blocks that share the rows of a column
   int rows_in_flight;   // of a thread
   bool overlap;         // programmatic dependent launch
+  bool counts;          // whether a visit has moments (`FewMoments`), which divide by how many rows they have
 };
 
 template <int kNumber> struct ColumnVisit {};
 
+// Of a few rows of each column: their sum, and the sum of squares about their mean (Welford 1962).
+template <class T, int N> struct FewMoments {
+  T sum[N] = {}, count[N] = {}, mean[N] = {}, squares[N] = {};
+  template <int> WS_INLINE void take(int e, T value) {
+    sum[e] += value, count[e] += T(1);
+    const T apart = value - mean[e];
+    mean[e] += apart * (T(1) / count[e]);
+    squares[e] += apart * (value - mean[e]);
+  }
+};
+
 // A thread's running results of the reductions of one visit, each of them `Lanes`; a thread's columns are their elements.
 template <class... All> struct Results {
+  static constexpr int kCount = 0;
   template <int kThreads> struct Box {};
   WS_INLINE void join(const Results&) {}
   template <int kThreads> WS_INLINE void put(Box<kThreads>&) const {}
   template <int kLanes, int kThreads> WS_INLINE void collect(const Box<kThreads>&) {}
-  WS_INLINE void store_to(int64) const {}
-  template <int kDepth, int kCtas> WS_INLINE void join_from(int, int64, int64) {}
+  template <int kApart, int kThreads> WS_INLINE void collect_some(const Box<kThreads>&) {}
+  template <class... Others> WS_INLINE void store_to(int64, Others*...) const {}
+  template <int kDepth, int kCtas, class... Others> WS_INLINE void join_from(int, int64, int64, Others*...) {}
 };
 template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N>, Rest...> {
+  static constexpr int kCount = 1 + sizeof...(Rest);
   Lanes<Op, T, N> first;
   Results<Rest...> rest;
 
@@ -53,6 +72,24 @@ template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N
   WS_INLINE void join(const Results& other) {
     first.join(other.first.pack());
     rest.join(other.rest);
+  }
+  // Of two sums in float64, of rows and of their squares. What squares lose about zero, in float64, is less than what the few
+  // rows' own sums are rounded by, which are rounded alike for no two of them.
+  template <class Few> WS_INLINE void join(const FewMoments<Few, N>& few) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const T sum = few.sum[e];
+      first.take(e, sum);
+      rest.first.take(e, few.squares[e] + (few.count[e] > 0 ? sum * sum * (T(1) / few.count[e]) : T(0)));
+    }
+  }
+  // The sum of squares becomes that about the mean of so many rows.
+  WS_INLINE void about_mean(int64 rows) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const T squares = rest.first.lane[e] - first.lane[e] * first.lane[e] / rows;
+      rest.first.lane[e] = squares < T(0) ? T(0) : squares;
+    }
   }
 
   // Shared memory in which the threads of a block leave them.
@@ -71,8 +108,16 @@ template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N
     first = all;
     rest.template collect<kLanes, kThreads>(box);
   }
+  // The same of those that are kApart threads apart alone, from this thread's place among them on.
+  template <int kApart, int kThreads> WS_INLINE void collect_some(const Box<kThreads>& box) {
+    Lanes<Op, T, N> all;
+#pragma unroll
+    for (int place = 0; place < kThreads; place += kApart) all.join(box.pack[place + threadIdx.x % kApart]);
+    first = all;
+    rest.template collect_some<kApart, kThreads>(box);
+  }
 
-  // Partial results in memory, an array for each reduction.
+  // Partial results in memory, an array for each reduction; arrays of later visits may follow.
   template <class... Spaces> WS_INLINE void store_to(int64 place, T* space, Spaces*... spaces) const {
     store(space + place, first.pack());
     rest.store_to(place, spaces...);
@@ -84,6 +129,16 @@ template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N
     for (int cta = depth; cta < kCtas; cta += kDepth) all.join(load<N, kWritten>(space + (cta * points + point)));
     first = all;
     rest.template join_from<kDepth, kCtas>(depth, points, point, spaces...);
+  }
+  // The same with arrays of earlier visits before theirs.
+  template <int kSkipped, class First, class... Spaces> WS_INLINE void store_after(int64 place, First* one, Spaces*... spaces) const {
+    if constexpr (kSkipped == 0) store_to(place, one, spaces...);
+    else store_after<kSkipped - 1>(place, spaces...);
+  }
+  template <int kSkipped, class Tile, class First, class... Spaces>
+  WS_INLINE void join_after(const Tile& at, First* one, Spaces*... spaces) {
+    if constexpr (kSkipped == 0) join_from<Tile::kDepth, Tile::kCtas>(at.depth, at.kPoints, at.point(), one, spaces...);
+    else join_after<kSkipped - 1>(at, spaces...);
   }
 };
 
@@ -105,9 +160,9 @@ template <class P> struct ColumnTile {
   Offset column;
   int first, end;
 
-  WS_INLINE ColumnTile()
-      : tile(blockIdx.x % kTiles), cta(blockIdx.x / kTiles % kCtas), depth(threadIdx.x / kLanes),
-        outer(kTiling.others == 1 ? 0 : blockIdx.x / (kTiles * kCtas)) {
+  WS_INLINE explicit ColumnTile(unsigned block = blockIdx.x)
+      : tile(block % kTiles), cta(block / kTiles % kCtas), depth(threadIdx.x / kLanes),
+        outer(kTiling.others == 1 ? 0 : block / (kTiles * kCtas)) {
     const Offset first_of_tile = static_cast<Offset>(tile) * kColumns;
     const Offset own = first_of_tile + kTiling.vector_width * static_cast<int>(threadIdx.x % kLanes);
     inside = kWholeTiles || own < static_cast<Offset>(kTiling.columns);
@@ -128,28 +183,37 @@ template <class P> struct ColumnTile {
 };
 
 // What a visit loads of a thread's rows from `chunk` on, before any of them is used.
-template <int kVisit, class P, class Row, int kRows>
+template <int kVisit, bool kWhole = false, class P, class Row, int kRows>
 WS_INLINE void load_rows(const P& nest, const ColumnTile<P>& at, int chunk, Row (&rows)[kRows]) {
 #pragma unroll
   for (int u = 0; u < kRows; ++u) {
     const int k = chunk + u * at.kDepth;
-    if (at.has_row(k)) rows[u] = nest.load(ColumnVisit<kVisit>(), k, at.column);
+    if (kWhole || at.has_row(k)) rows[u] = nest.load(ColumnVisit<kVisit>(), k, at.column);
   }
 }
 
-template <int kVisit, class P, class Found> WS_INLINE void fold_rows(const P& nest, const ColumnTile<P>& at, Found& results) {
+// Rows from `first` on that a thread has in flight; kWhole: all of them are there.
+template <int kVisit, bool kWhole, class P, class Found>
+WS_INLINE void fold_chunk(const P& nest, const ColumnTile<P>& at, int first, Found& results) {
   constexpr int kRows = P::kTiling.rows_in_flight;
-  for (int chunk = at.first; chunk < at.end; chunk += at.kChunk) {
-    decltype(nest.load(ColumnVisit<kVisit>(), 0, at.column)) rows[kRows];
-    load_rows<kVisit>(nest, at, chunk, rows);
-    Found part;  // a sum of sums, so that many rows stay exact
+  decltype(nest.load(ColumnVisit<kVisit>(), 0, at.column)) rows[kRows];
+  load_rows<kVisit, kWhole>(nest, at, first, rows);
+  auto part = P::few(ColumnVisit<kVisit>());  // a sum of sums, so that many rows stay exact
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      const int k = chunk + u * at.kDepth;
-      if (at.has_row(k)) nest.fold(rows[u], k, at.column, part);
-    }
-    results.join(part);
+  for (int u = 0; u < kRows; ++u) {
+    const int k = first + u * at.kDepth;
+    if (kWhole || at.has_row(k)) nest.fold(rows[u], k, at.column, part);
   }
+  results.join(part);
+}
+
+template <int kVisit, class P, class Found> WS_INLINE void fold_rows(const P& nest, const ColumnTile<P>& at, Found& results) {
+  int chunk = at.first;
+  // Where counts are divided by, they are constants in what is whole.
+  if constexpr (P::kTiling.counts && !ColumnTile<P>::kWholeChunks)
+    for (; chunk + (P::kTiling.rows_in_flight - 1) * at.kDepth < at.end; chunk += at.kChunk)
+      fold_chunk<kVisit, true>(nest, at, chunk, results);
+  for (; chunk < at.end; chunk += at.kChunk) fold_chunk<kVisit, false>(nest, at, chunk, results);
 }
 
 template <int kVisit, class P> WS_INLINE void store_rows(const P& nest, const ColumnTile<P>& at) {
@@ -165,14 +229,26 @@ template <int kVisit, class P> WS_INLINE void store_rows(const P& nest, const Co
   }
 }
 
+constexpr int kGathered = 8;  // threads above each other that have what there is at last
+
 // Every thread gets its columns' results over the block. Between two calls of one visit the block has met.
 template <int kVisit, class P, class Found> WS_INLINE void join_threads(const ColumnTile<P>& at, Found& results) {
   if constexpr (ColumnTile<P>::kDepth > 1) {
-    constexpr int kThreads = P::kTiling.threads;
+    constexpr int kThreads = P::kTiling.threads, kLanes = ColumnTile<P>::kLanes;
     __shared__ typename Found::template Box<kThreads> box;
     results.template put<kThreads>(box);
     __syncthreads();
-    results.template collect<ColumnTile<P>::kLanes, kThreads>(box);
+    if constexpr (P::kTiling.counts && ColumnTile<P>::kDepth >= 4 * kGathered) {  // in two steps
+      __shared__ typename Found::template Box<kGathered * kLanes> some;
+      if (threadIdx.x < kGathered * kLanes) {
+        results.template collect_some<kGathered * kLanes, kThreads>(box);
+        results.template put<kGathered * kLanes>(some);
+      }
+      __syncthreads();
+      results.template collect<kLanes, kGathered * kLanes>(some);
+    } else {
+      results.template collect<kLanes, kThreads>(box);
+    }
   }
 }
 
@@ -206,7 +282,52 @@ template <int kVisit, class P> WS_INLINE void visit_columns(P& nest, const Colum
   if constexpr (!kLast) visit_columns<kVisit + 1>(nest, at);
 }
 
-// The kernel. Where blocks share columns there is one visit, and memory for counters and for each reduction's partial results.
+// ---- several kernels, one for each visit and one that stores --------------------------------------------------
+
+// The results of visits before kEnd, of which all blocks have left what they found; kBefore: arrays of visits before kVisit.
+template <int kVisit, int kEnd, int kBefore, class P, class... Spaces>
+WS_INLINE void learn_columns(P& nest, const ColumnTile<P>& at, Spaces*... partials) {
+  if constexpr (kVisit < kEnd) learn_visit<kVisit, kEnd, kBefore>(nest, at, nest.results(ColumnVisit<kVisit>()), partials...);
+}
+template <int kVisit, int kEnd, int kBefore, class P, class Found, class... Spaces>
+WS_INLINE void learn_visit(P& nest, const ColumnTile<P>& at, Found& results, Spaces*... partials) {
+  results.template join_after<kBefore>(at, partials...);
+  join_threads<kVisit>(at, results);
+  if constexpr (requires { nest.finish(ColumnVisit<kVisit>()); }) nest.finish(ColumnVisit<kVisit>());
+  learn_columns<kVisit + 1, kEnd, kBefore + Found::kCount>(nest, at, partials...);
+}
+
+// The kernel of a visit: what each block finds goes to the last of the partial results.
+template <int kVisit, int kBefore, class P, class... Spaces> WS_INLINE void leave_columns(P nest, Spaces*... partials) {
+  if constexpr (kVisit > 0 || P::kTiling.overlap) wait_for_previous();
+  const ColumnTile<P> at;
+  if constexpr (requires { nest.begin(at.outer); }) nest.begin(at.outer);
+  learn_columns<0, kVisit, 0>(nest, at, partials...);
+  auto& results = nest.results(ColumnVisit<kVisit>());
+  fold_rows<kVisit>(nest, at, results);
+  launch_dependents();
+  join_threads<kVisit>(at, results);
+  if (at.is_top()) results.template store_after<kBefore>(at.point() + at.cta * at.kPoints, partials...);
+}
+
+// The kernel that stores. The blocks walk backwards: what was read last is still near.
+template <class P, class... Spaces> WS_INLINE void store_columns(P nest, Spaces*... partials) {
+  wait_for_previous();
+  const ColumnTile<P> at(gridDim.x - 1 - blockIdx.x);
+  constexpr int kVisits = P::kTiling.visits;
+  if constexpr (requires { nest.begin(at.outer); }) nest.begin(at.outer);
+  learn_columns<0, kVisits, 0>(nest, at, partials...);
+  if constexpr (P::kTiling.overlap) launch_dependents();
+  if constexpr (requires { nest.settle(at.column); }) nest.settle(at.column);
+  if constexpr (requires { nest.store_columns(at.column); })
+    if (at.is_top() && at.cta == 0) nest.store_columns(at.column);
+  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); })
+    if (at.inside) store_rows<kVisits>(nest, at);
+}
+
+// ---- one kernel ------------------------------------------------------------------------------------------------
+
+// Where blocks share columns there is one visit, and memory for counters and for each reduction's partial results.
 template <class P, class... Spaces> WS_INLINE void reduce_columns(P nest, unsigned* arrived = nullptr, Spaces*... partials) {
   if constexpr (P::kTiling.overlap) wait_for_previous();
   const ColumnTile<P> at;

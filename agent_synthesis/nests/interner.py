@@ -55,14 +55,14 @@ class Interner:
             self._needs[number] = found
         return self._needs[number]
 
-    def parts(self, roots: Iterable[Expression]) -> dict[int, Expression]:
-        """Every distinct expression at or below the roots, by number."""
+    def parts(self, roots: Iterable[Expression], without: Iterable[Expression] = ()) -> dict[int, Expression]:
+        """Every distinct expression at or below the roots, by number; not what is `without`, or only below that."""
         found: dict[int, Expression] = {}
-        pending = list(roots)
+        pending, left_out = list(roots), {self.number(each) for each in without}
         while pending:
             expression = pending.pop()
             number = self.number(expression)
-            if number not in found:
+            if number not in found and number not in left_out:
                 found[number] = expression
                 if isinstance(expression, Call):
                     pending.extend(expression.arguments)

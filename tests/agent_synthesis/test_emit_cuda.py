@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.settings import row_defaults
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce
-from agent_synthesis.emit.registry import schedules
+from agent_synthesis.emit.registry import INCLUDE_DIRECTORY, schedules
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.ir import (
@@ -212,6 +212,12 @@ def test_reductions_of_other_types_compile(compile_cuda: Compile, type_: Type, r
     compile_cuda(CudaRowReduction(H200).emit(nest, with_strategy(nest, reduce)))
 
 
+def test_a_program_may_have_kernels_of_all_schedules(compile_cuda: Compile) -> None:
+    """Names of one header were those of another."""
+    headers = tuple(sorted(path.name for path in INCLUDE_DIRECTORY.glob("*.cuh")))
+    compile_cuda(Emission('extern "C" __global__ void nothing() {}', headers, ()))
+
+
 # ---- what is chosen ----------------------------------------------------------------------------------
 
 
@@ -346,12 +352,6 @@ def test_the_second_pass_is_a_dependent_launch() -> None:
     assert list(second.writes) == ["y"]
 
 
-def test_counters_between_blocks_of_a_column_are_zero_between_calls() -> None:
-    emission = emitted(column_sum(8192, 8192))
-    flags = {space.name: space.zero_between_calls for space in emission.workspaces}
-    assert flags == {"column_sum_total_partials": False, "column_sum_arrived": True}
-
-
 def test_large_buffers_get_64_bit_offsets() -> None:
     assert "using Index = ws::int64;" in emitted(softmax(1 << 17, 16384)).text
     assert "ws::int64" not in emitted(softmax(16, 16384)).text
@@ -416,30 +416,6 @@ def test_rows_overwritten_in_place_are_not_pipelined() -> None:
     )  # fmt: skip
     with pytest.raises(IllegalMove, match="in place"):
         CudaRowReduction(H200).emit(verify(own), pipelined(own))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"ctas": 9000}, "cannot share"),
-        ({"lanes": 96}, "no multiple"),
-        ({"threads": 1024, "unroll": 16}, "registers"),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused(changes: dict[str, int], reason: str) -> None:
-    nest = column_sum(8192, 8192)
-    schedule = CudaColumnReduction(H200)
-    default = schedule.defaults(nest)
-    with pytest.raises(IllegalMove, match=reason):
-        schedule.emit(nest, default.changed(changes))
-
-
-def test_shared_columns_need_a_single_visit() -> None:
-    nest = column_softmax(512, 2048)
-    schedule = CudaColumnReduction(H200)
-    default = schedule.defaults(nest)
-    with pytest.raises(IllegalMove, match="one visit"):
-        schedule.emit(nest, replace(default, ctas=2))
 
 
 # ---- how vectors are read ------------------------------------------------------------------------------

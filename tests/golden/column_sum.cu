@@ -8,8 +8,9 @@ struct column_sum_columns {
   float* __restrict__ y;
   using Offset = int;
   static constexpr ws::ColumnTiling kTiling{.rows = 8192, .columns = 8192, .others = 1, .visits = 1, .vector_width = 4,
-      .threads = 256, .lanes = 32, .ctas_per_column = 4, .rows_in_flight = 8, .overlap = true};
+      .threads = 256, .lanes = 32, .ctas_per_column = 4, .rows_in_flight = 8, .overlap = true, .counts = false};
   using Results0 = ws::Results<ws::Lanes<ws::Sum, float, 4>>;
+  static WS_INLINE Results0 few(ws::ColumnVisit<0>) { return Results0(); }
   Results0 total;
   WS_INLINE Results0& results(ws::ColumnVisit<0>) { return total; }
   struct Row0 { ws::Pack<float, 4> x; };

@@ -236,11 +236,14 @@ _COLUMNS: Mapping[str, Make] = {
     "sum_half": lambda _: column_sum(64, 64, Type.F16),
     "softmax": lambda _: column_softmax(37, 64),
     "softmax_ragged": lambda _: column_softmax(20, 19),
+    "statistics": lambda _: batch_statistics(3, 32, 49, "before", channels_last=True),
+    "statistics_ragged": lambda _: batch_statistics(2, 37, 31, "before", channels_last=True),
 }
 _COLUMN_TEAMS: Mapping[str, Changes] = {
     "one_block": {"threads": 64, "lanes": 8, "ctas": 1, "unroll": 2, "min_blocks": 1},
     "ctas": {"threads": 64, "lanes": 16, "ctas": 3, "unroll": 2, "min_blocks": 1},
     "wide": {"threads": 64, "lanes": 64, "ctas": 1, "unroll": 4, "stores": "streaming"},
+    "tall": {"threads": 256, "lanes": 8, "ctas": 2, "unroll": 2, "min_blocks": 1},
 }
 
 _POINTWISE: Mapping[str, Make] = {

@@ -136,9 +136,9 @@ class KernelText:
             return memory_access.unaligned_access(access.index, self.axis, self.vector_width, self._skew)
         return memory_access.access(access.index, self.axis, self.vector_width)
 
-    def varying_loads(self, roots: Iterable[Expression]) -> list[Load]:
-        """Loads below the roots that use the axis, in order of first use."""
-        parts = self.function.interner.parts(roots)
+    def varying_loads(self, roots: Iterable[Expression], without: Iterable[Expression] = ()) -> list[Load]:
+        """Loads below the roots, and not only below what is `without`, that use the axis, in order of first use."""
+        parts = self.function.interner.parts(roots, without)
         found = {n: part for n, part in parts.items() if isinstance(part, Load) and self.axis in part.index.axes()}
         return [found[number] for number in sorted(found)]
 
@@ -153,17 +153,21 @@ class KernelText:
         begin: str = "",
         held: Sequence[tuple[Load, str]] = (),
         known: Iterable[str] = (),
+        settled: Sequence[tuple[Expression, str]] = (),
     ) -> None:
         """Inside `scope`, for the vector at `begin`: loads what is not held, then `body` for each element.
 
-        `held`: loads whose vectors are in registers, with the text of the vector.
+        `held`: loads whose vectors are in registers, with the text of the vector. `settled`: known values, with the
+        text of an element's.
         """
         begin = begin or self.begin
         single = self.vector_width == 1
         inner = scope.child([self.axis, *known], deeper=0 if single else 1 + (self._skew is not None))
         number = self.function.interner.number
         vectors = {number(load): text for load, text in held}
-        for load in self.varying_loads(roots):
+        for part, known_text in settled:
+            inner.define(part, known_text)
+        for load in self.varying_loads(roots, [part for part, _ in settled]):
             text = vectors.get(number(load))
             how = self.access_of(load)
             if text is not None:
@@ -212,6 +216,7 @@ class KernelText:
         *,
         begin: str = "",
         held: Sequence[tuple[Load, str]] = (),
+        settled: Sequence[tuple[Expression, str]] = (),
     ) -> None:
         """Stores of every element of the vector at `begin`; `define` may make values known to the element's scope."""
         wide: dict[str, str] = {}
@@ -227,7 +232,7 @@ class KernelText:
                 inner.store(store, place and f"{place}[{self.lane}]")
 
         values = [store.value for store in stores]
-        self.elements(scope, values, body, begin=begin, held=held)
+        self.elements(scope, values, body, begin=begin, held=held, settled=settled)
         function = "ws::store_streaming" if self.streaming else "ws::store"
         for store in stores:
             if store.buffer in wide:

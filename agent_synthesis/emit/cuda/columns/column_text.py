@@ -13,15 +13,17 @@ from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH
 from agent_synthesis.emit.expression import Names, Scope
-from agent_synthesis.emit.spelling import accumulator
-from agent_synthesis.nests.analysis.stages import Stage, accumulator_bytes
-from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Store
+from agent_synthesis.emit.spelling import Dialect, accumulator
+from agent_synthesis.nests import passes
+from agent_synthesis.nests.analysis.stages import Stage, accumulator_bytes, narrowed
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Expression, Load, Nest, Store, Type
 from agent_synthesis.schedule import Emission
 from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 from warpsmith.v1 import candidate_pb2
 
 HEADERS = (*geometry.HEADERS, "ws_columns.cuh")
-_MEMBERS = ("load", "fold", "results", "begin", "outer", "row", "part", "store_columns", "store_row")
+_MEMBERS = ("load", "few", "fold", "results", "finish", "settle", "begin", "outer", "row", "part", "store_columns",
+            "store_row")  # fmt: skip
 """What the struct has besides what the nest names, and parameters of its functions."""
 
 
@@ -69,8 +71,26 @@ class ColumnTeam:
         return self.tiles * self.settings.ctas * self.others
 
 
+def found_bytes(stage: Stage) -> list[int]:
+    """Bytes of what a visit finds of a column, for each reduction. Moments are sums of rows and squares in float64."""
+    return [8 if stage.kind == "moments" else accumulator_bytes(reduction) for reduction in stage.reductions]
+
+
+def _found_types(stage: Stage, dialect: Dialect) -> list[str]:
+    return ["double" if stage.kind == "moments" else accumulator(each, dialect) for each in stage.reductions]
+
+
+@dataclass(frozen=True)
+class _Space:
+    """A workspace as an argument of kernels."""
+
+    argument: str
+    type: str
+    buffer: candidate_pb2.Buffer
+
+
 class ColumnKernel:
-    """Writes one kernel; used once."""
+    """Writes one kernel, or one for each visit and one that stores; used once."""
 
     def __init__(self, nest: Nest, team: ColumnTeam, stages: Sequence[Stage]) -> None:
         self._nest, self._team, self._stages = nest, team, stages
@@ -93,7 +113,6 @@ class ColumnKernel:
         visits = [self._visit(number, stage) for number, stage in enumerate(self._stages)]
         stores = self._stores()
         begin = self._members.statements()
-        spaces = self._workspaces(original) if self._settings.ctas > 1 else {}
         name = f"{text.entry}_columns"
         lines = [
             *header,
@@ -102,16 +121,46 @@ class ColumnKernel:
                 generated_struct.function("void begin(unsigned outer)", begin) if begin else [],
                 *visits, stores,
             ),
-            *generated_struct.kernel(
-                name, text, "reduce_columns", self._settings.threads, self._settings.min_blocks,
-                {argument: kind for argument, (kind, _) in spaces.items()},
-            ),
         ]  # fmt: skip
-        buffers = [buffer for _, buffer in spaces.values()]
+        spaces = [space for number in range(len(self._stages)) for space in self._partials(original, number)]
+        if self._settings.ctas > 1 and not passes.is_visited_once(self._nest):
+            return self._several_kernels(original, name, lines, spaces)
+        if self._settings.ctas > 1:
+            counters = geometry.workspace(original, "arrived", -(-team.tiles * team.others // 2), zero=True)
+            spaces.insert(0, _Space(self._function.names.take("arrived"), "unsigned", counters))
+        else:
+            spaces = []
+        lines += generated_struct.kernel(
+            name, text, "reduce_columns", self._settings.threads, self._settings.min_blocks,
+            {space.argument: space.type for space in spaces},
+        )  # fmt: skip
         return geometry.one_kernel(
             original, lines, HEADERS, grid=team.blocks, threads=self._settings.threads,
-            dependent=self._settings.dependent_launch, workspaces=buffers,
+            dependent=self._settings.dependent_launch, workspaces=[space.buffer for space in spaces],
         )  # fmt: skip
+
+    def _several_kernels(self, original: Nest, name: str, lines: list[str], spaces: Sequence[_Space]) -> Emission:
+        """A kernel for each visit, which leaves what its blocks find, and one that joins all that and stores."""
+        text, team, settings = self._text, self._team, self._settings
+        counts = [len(stage.reductions) for stage in self._stages]
+        launches = []
+        for number in range(len(counts) + 1):
+            stores, before, until = number == len(counts), sum(counts[:number]), sum(counts[: number + 1])
+            entry = text.entry if stores else f"{text.entry}_{self._stages[number].name}"
+            used = [buffer for buffer in self._nest.buffers if stores or not buffer.written]
+            passed = {space.argument: space.type for space in spaces[:until]}
+            skeleton = "store_columns" if stores else f"leave_columns<{number}, {before}>"
+            lines += generated_struct.kernel(
+                name, text, skeleton, settings.threads, settings.min_blocks, passed, entry, stores=stores
+            )
+            own = [buffer.name for buffer in used if buffer.written]
+            launches.append(geometry.launch(
+                original, entry=entry, grid=team.blocks, threads=settings.threads, buffers=used,
+                workspaces=[space.buffer.name for space in spaces[:until]],
+                dependent=number > 0 or settings.dependent_launch,
+                writes=own + [space.buffer.name for space in spaces[before:until]],
+            ))  # fmt: skip
+        return Emission("\n".join(lines), HEADERS, tuple(launches), tuple(space.buffer for space in spaces))
 
     def _constants(self) -> list[str]:
         team = self._team
@@ -122,20 +171,19 @@ class ColumnKernel:
                 "vector_width": self._text.vector_width, "threads": self._settings.threads,
                 "lanes": self._settings.lanes, "ctas_per_column": self._settings.ctas,
                 "rows_in_flight": self._settings.unroll, "overlap": self._settings.dependent_launch,
+                "counts": any(stage.kind == "moments" for stage in self._stages),
             }),
         ]  # fmt: skip
 
-    def _workspaces(self, original: Nest) -> dict[str, tuple[str, candidate_pb2.Buffer]]:
-        """Argument → type and buffer: counters of arrivals, and partial results of each reduction."""
-        names, team = self._function.names, self._team
-        counters = geometry.workspace(original, "arrived", -(-team.tiles * team.others // 2), zero=True)
-        found = {names.take("arrived"): ("unsigned", counters)}
-        for reduction in self._nest.reductions:
-            name = names.take(f"{reduction.name}_partials")
-            words = -(-self._nest.row_count * self._settings.ctas * accumulator_bytes(reduction) // 8)
-            kind = accumulator(reduction, self._function.dialect)
-            found[name] = (kind, geometry.workspace(original, name, words))
-        return found
+    def _partials(self, original: Nest, number: int) -> list[_Space]:
+        """What blocks leave of a visit, an array for each of its values."""
+        stage, spaces = self._stages[number], []
+        types = _found_types(stage, self._function.dialect)
+        for reduction, kind, size in zip(stage.reductions, types, found_bytes(stage), strict=True):
+            name = self._function.names.take(f"{reduction.name}_partials")
+            words = -(-self._nest.row_count * self._settings.ctas * size // 8)
+            spaces.append(_Space(name, kind, geometry.workspace(original, name, words)))
+        return spaces
 
     def _held(self, roots: Iterable[Expression]) -> list[Load]:
         """Loads of a row that are made ahead of their use."""
@@ -175,29 +223,63 @@ class ColumnKernel:
     def _visit(self, number: int, stage: Stage) -> list[str]:
         """A visit of the rows: its results, and how it takes a row."""
         kind, result = f"Results{number}", self._function.reductions[stage.name]
-        lanes = [
-            f"ws::Lanes<{functor(r.operation)}, {accumulator(r, self._function.dialect)}, {self._text.vector_width}>"
-            for r in stage.reductions
-        ]
-        roots = [reduction.value for reduction in stage.reductions]
+        few = f"Few{number}" if stage.kind == "moments" else kind
+        types, width = _found_types(stage, self._function.dialect), self._text.vector_width
+        functors = [functor(reduction.operation) for reduction in stage.reductions]
+        lanes = [f"ws::Lanes<{op}, {type_}, {width}>" for op, type_ in zip(functors, types, strict=True)]
+        merged = stage.kind == "moments"
+        # A thread's few rows add up in the type of the squares, also where the column's mean is wider.
+        own = stage.reductions[-1].type
+        narrow = f"ws::FewMoments<{accumulator(stage.reductions[-1], self._function.dialect)}, {width}>"
+        taken = [(reduction.value, reduction.type) for reduction in stage.reductions]
+        taken = [(narrowed(taken[0][0], own), own)] if merged else taken
+        roots = [value for value, _ in taken]
 
         def take(inner: Scope) -> None:
-            for i, reduction in enumerate(stage.reductions):
-                inner.line(f"part.take<{i}>({self._text.lane}, {inner.converted(reduction.value, reduction.type)});")
+            for i, (value, type_) in enumerate(taken):
+                inner.line(f"part.take<{i}>({self._text.lane}, {inner.converted(value, type_)});")
 
         fold = self._uses_row(
-            number, roots, "fold", f", {kind}& part",
+            number, roots, "fold", f", {few}& part",
             lambda scope, held: self._text.elements(scope, roots, take, held=held, known=self._known),
         )  # fmt: skip
         for i, reduction in enumerate(stage.reductions):
             position = ".position" if reduction.operation in ARG_REDUCTIONS else ""
             self._function.reductions[reduction.name] = f"{result}.value<{i}>({self._text.lane}){position}"
             self._known.append(f"%{reduction.name}")
+            if merged and reduction.type is not Type.F64:
+                narrowed_text = f"static_cast<{self._function.dialect.compute(reduction.type)}>"
+                self._function.reductions[reduction.name] = f"{narrowed_text}({result}.value<{i}>({self._text.lane}))"
         return [
             f"  using {kind} = ws::Results<{', '.join(lanes)}>;",
+            *([f"  using {few} = {narrow};"] if merged else []),
+            f"  static WS_INLINE {few} few(ws::ColumnVisit<{number}>) {{ return {few}(); }}",
             f"  {kind} {result};",
             f"  WS_INLINE {kind}& results(ws::ColumnVisit<{number}>) {{ return {result}; }}",
+            *(
+                [f"  WS_INLINE void finish(ws::ColumnVisit<{number}>) {{ {result}.about_mean(kTiling.rows); }}"]
+                * merged
+            ),
             *fold,
+        ]
+
+    def _settle(self, roots: Sequence[Expression], settled: list[tuple[Expression, str]]) -> list[str]:
+        """Members for what rows need and do not change, and what sets them; added to `settled` as an element's text."""
+        text, parts = self._text, passes.per_column(self._nest, roots, self._function.interner)
+        names = [self._function.names.take("of_column") for _ in parts]
+        types = [self._function.dialect.compute(part.type) for part in parts]
+
+        def settle(inner: Scope) -> None:
+            for name, part in zip(names, parts, strict=True):
+                inner.line(f"{name}[{text.lane}] = {inner.value(part).text};")
+
+        body = self._members.child()
+        if parts:
+            text.elements(body, parts, settle, known=self._known)
+        settled += [(part, f"{name}[{text.lane}]") for name, part in zip(names, parts, strict=True)]
+        return [
+            *(f"  {kind} {name}[{text.vector_width}];" for kind, name in zip(types, names, strict=True)),
+            *(generated_struct.function(f"void settle({text.offset} {text.begin})", body.lines) if parts else []),
         ]
 
     def _stores(self) -> list[str]:
@@ -206,10 +288,12 @@ class ColumnKernel:
         each = [store for store in nest.stores if nest.is_element_store(store)]
         once = [store for store in nest.stores if store not in each]
 
-        def write(stores: Sequence[Store], scope: Scope, held: Sequence[tuple[Load, str]] = ()) -> None:
-            text.stores(scope, stores, lambda inner: inner.learn(self._known), held=held)
+        settled: list[tuple[Expression, str]] = []
 
-        lines = []
+        def write(stores: Sequence[Store], scope: Scope, held: Sequence[tuple[Load, str]] = ()) -> None:
+            text.stores(scope, stores, lambda inner: inner.learn(self._known), held=held, settled=settled)
+
+        lines = self._settle([store.value for store in each], settled) if self._settings.ctas > 1 else []
         if once:
             body = self._members.child()
             write(once, body)

@@ -1,0 +1,82 @@
+"""CUDA's reductions down columns: what blocks share, what each kernel leaves, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.nests.ir import Axis, BufferRef, Load, Nest, Reduced, Reduction, Store
+from agent_synthesis.nests.verifier import verify
+from agent_synthesis.schedule import Emission
+from agent_synthesis.testing import F32, at, batch_statistics, call, column_softmax, column_sum
+from warpsmith.errors import IllegalMove
+from warpsmith.hardware import H200
+
+Compile = Callable[[Emission], str]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ctas": 9000}, "cannot share"),
+        ({"lanes": 96}, "no multiple"),
+        ({"threads": 1024, "unroll": 16}, "registers"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(changes: dict[str, int], reason: str) -> None:
+    nest = column_sum(8192, 8192)
+    schedule = CudaColumnReduction(H200)
+    default = schedule.defaults(nest)
+    with pytest.raises(IllegalMove, match=reason):
+        schedule.emit(nest, default.changed(changes))
+
+
+def test_counters_between_blocks_of_a_column_are_zero_between_calls() -> None:
+    schedule, nest = CudaColumnReduction(H200), column_sum(8192, 8192)
+    emission = schedule.emit(nest, schedule.defaults(nest))
+    flags = {space.name: space.zero_between_calls for space in emission.workspaces}
+    assert flags == {"column_sum_total_partials": False, "column_sum_arrived": True}
+
+
+def test_blocks_that_share_columns_visit_them_kernel_by_kernel() -> None:
+    schedule, nest = CudaColumnReduction(H200), column_softmax(512, 2048)
+    assert schedule.defaults(nest).ctas == 1
+    made = schedule.emit(nest, replace(schedule.defaults(nest), ctas=2))
+    entries = [launch.entry for launch in made.launches]
+    assert entries == ["column_softmax_top", "column_softmax_total", "column_softmax"]
+    writes = [[name.removeprefix("column_softmax_") for name in launch.writes] for launch in made.launches]
+    assert writes == [["top_partials"], ["total_partials"], ["y"]]
+    assert [launch.programmatic_dependent for launch in made.launches] == [True] * 3
+
+
+def test_a_batch_norm_of_channels_side_by_side_is_shared_by_all_of_a_gpu(compile_cuda: Compile) -> None:
+    """Two blocks took five times as long as the library on an H200."""
+    schedule, nest = CudaColumnReduction(H200), batch_statistics(10, 64, 112 * 112, channels_last=True)
+    chosen = schedule.defaults(nest)
+    made = schedule.emit(nest, chosen)
+    assert set(re.findall(r"(\d+) bytes spill", compile_cuda(made))) == {"0"}
+    assert [launch.grid.x for launch in made.launches] == [2 * chosen.ctas] * 2
+    assert 64 // 32 * chosen.ctas == H200.sm_count, "a block for each, of 32 columns"
+    assert schedule.footprint(nest, chosen).launch_count == 2
+    assert "FewMoments<float, 4>" in made.text, "mean and squares in one visit"
+    small = schedule.defaults(batch_statistics(10, 512, 49, channels_last=True))
+    assert small.ctas == 1, "one launch for what takes no longer"
+
+
+def test_blocks_share_no_columns_of_which_one_writes_what_another_reads() -> None:
+    """A result of a column over what every row is moved by."""
+    place, y = at(k=64, m=1), Load("y", at(m=1), F32)
+    total = Reduction("total", "sum", Load("x", place, F32), F32)
+    stores = (Store("z", place, call("add", Load("x", place, F32), y)), Store("y", at(m=1), Reduced("total", F32)))
+    count = 4096 * 64
+    buffers = (BufferRef("x", F32, count), BufferRef("z", F32, count, True), BufferRef("y", F32, 64, True))
+    nest = verify(Nest("moved", (Axis("m", 64),), (Axis("k", 4096),), (total,), stores, buffers))
+    schedule = CudaColumnReduction(H200)
+    chosen = schedule.defaults(nest)
+    assert chosen.ctas == 1
+    with pytest.raises(IllegalMove, match="a block would write what another reads"):
+        schedule.emit(nest, replace(chosen, ctas=2))
