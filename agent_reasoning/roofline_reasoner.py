@@ -87,7 +87,7 @@ class RooflineReasoner:
         if parent and not may_pass and 0 < candidate_ns(parent.timing) <= headroom.AT_FLOOR * floor:
             return response
         fresh = [o for o in options if not evidence.tried([*analysis.moves, *o.moves])]
-        ranked = sorted(fresh, key=lambda option: -option.score)
+        ranked = _in_each_layout(sorted(fresh, key=lambda option: -option.score))
         for option in ranked[: request.limit or DEFAULT_LIMIT]:
             response.hypotheses.append(
                 hypothesis_pb2.Hypothesis(
@@ -99,6 +99,18 @@ class RooflineReasoner:
                 )
             )
         return response
+
+
+def _in_each_layout(ranked: Sequence[_Option]) -> list[_Option]:
+    """The options with the best plan of kernels throughout as the module lies, and the best laid out anew, next to the
+    first: how a library's calls compare in two layouts no roofline tells."""
+    best: dict[bool, _Option] = {}
+    for option in ranked:
+        kinds = {move.kind for move in option.moves if move.group == EVERY_GROUP}
+        if analysis_pb2.MOVE_KIND_AUTHOR in kinds:
+            best.setdefault(analysis_pb2.MOVE_KIND_LAYOUT in kinds, option)
+    early = [*ranked[:1], *(option for option in best.values() if option is not ranked[0])] if len(best) > 1 else []
+    return [*early, *(option for option in ranked if not any(option is other for other in early))]
 
 
 def _options(analysis: analysis_pb2.Analysis, predicted: Predictor, evidence: Evidence) -> Iterator[_Option]:

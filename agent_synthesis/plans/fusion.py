@@ -15,6 +15,8 @@ from typing import Literal
 from agent_synthesis.graphs import biases, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
 from agent_synthesis.plans.partition import Group
@@ -89,6 +91,10 @@ def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
     made = _fused(plan, name, producer, [way])
     if _reduces_product(made, name) and not _reduces_product(plan, name):
         raise IllegalMove(f"{name} reduces the product of {producer}, which is a move of its own")
+    between = set(plan.outputs(plan.group(producer))) & set(plan.reads(plan.group(name)))
+    apart = _across_bytes(plan, name) + _across_bytes(plan, producer)
+    if _across_bytes(made, name) > apart + 2 * sum(byte_count(plan.index.spec(tensor)) for tensor in between):
+        raise IllegalMove(f"{name} lies across {producer} in memory: apart, each moves what lies together")
     return made
 
 
@@ -193,6 +199,17 @@ def _work(plan: Plan, name: str) -> tuple[int, int]:
     """Groups, and bytes that one of them reads: what is computed again may read more than the result that it spares."""
     read = plan.reads(plan.group(name))
     return len(plan.groups), sum(byte_count(plan.index.spec(tensor)) for tensor in read)
+
+
+def _across_bytes(plan: Plan, name: str) -> int:
+    """What a group's kernel moves in vain where a reduction of a GPU goes through memory in strides."""
+    nest = plan.nest(plan.group(name))
+    if plan.target != task_pb2.TARGET_CUDA or not isinstance(nest, Nest):
+        return 0
+    if not passes.is_reduction(nest) or multiplies_matrices(nest):
+        return 0
+    simple = iteration_space.simplified(nest)
+    return across_bytes(simple, passes.axis_across(simple, 2) or simple.reduced[-1], SECTOR_BYTES)
 
 
 def _reduces_product(plan: Plan, name: str) -> bool:

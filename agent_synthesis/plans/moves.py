@@ -128,9 +128,9 @@ def _tried(plan: Plan, move: Move, effect: str) -> analysis_pb2.LegalMove | None
 
 def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     """Moves worth trying, with their effect in words; not all are legal."""
-    if sum(group.engine == "library" for group in plan.groups) >= whole.LEAST_KERNELS:
-        for choice, effect in whole.CHOICES.items():
-            yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=whole.EVERY_GROUP, choice=choice), effect
+    for choice in whole.choices(plan):
+        move = Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=whole.EVERY_GROUP, choice=choice)
+        yield move, whole.CHOICES[choice]
     if all(group.engine == "library" for group in plan.groups):
         move = Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group=layout.EVERY_GROUP, choice=layout.CHANNELS_LAST)
         yield move, layout.EFFECT

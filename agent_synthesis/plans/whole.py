@@ -7,7 +7,7 @@ nothing is computed twice. A search of a network begins with that instead of fin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -15,12 +15,13 @@ from agent_synthesis.plans import fusion
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from agent_synthesis.rewrite import with_replacement
+from agent_synthesis.rewrite.calls import operation
 from warpsmith.errors import IllegalMove
 
 EVERY_GROUP = "*"
 """Group of an author move that makes a whole plan."""
 LEAST_KERNELS = 3
-"""That a whole plan adds: fewer are a chain of moves, which a reasoner proposes."""
+"""That a whole plan adds where nothing convolves: fewer are a chain of moves, which a reasoner proposes."""
 MOST_POINTS = 64
 """Counters that one kernel updates: each is an argument of it."""
 CHOICES: Mapping[str, str] = {
@@ -30,11 +31,24 @@ CHOICES: Mapping[str, str] = {
 """Choices of such a move, and what it does."""
 
 
+def least_kernels(plan: Plan) -> int:
+    """That a whole plan adds: one beside convolutions, which may be laid out anew before."""
+    return 1 if any("conv" in operation(node) for node in plan.index.nodes.values()) else LEAST_KERNELS
+
+
+def choices(plan: Plan) -> Iterator[str]:
+    """Those that may be legal and differ: without matrix products all is beside them."""
+    if sum(group.engine == "library" for group in plan.groups) < least_kernels(plan):
+        return
+    multiplies = any(_multiplies(plan, group) for group in plan.groups)
+    yield from (choice for choice in CHOICES if choice or multiplies)
+
+
 def authored(plan: Plan, choice: str) -> Plan:
     """The plan with every library group that can be in a kernel of ours.
 
     Raises:
-        IllegalMove: no such choice, or fewer than `LEAST_KERNELS` come of it.
+        IllegalMove: no such choice, or fewer than `least_kernels` come of it.
     """
     if choice not in CHOICES:
         raise IllegalMove(f"a whole plan may be {', '.join(map(repr, CHOICES))}, not {choice!r}")
@@ -55,8 +69,9 @@ def authored(plan: Plan, choice: str) -> Plan:
                 result = fusion.fused_with_all(result, name, ["moved"], may_join)
     result = _with_points_together(result)
     count = sum(group.engine == "authored" for group in result.groups)
-    if count - sum(group.engine == "authored" for group in plan.groups) < LEAST_KERNELS:
-        raise IllegalMove(f"fewer than {LEAST_KERNELS} kernels of our own would come of it")
+    least = least_kernels(plan)
+    if count - sum(group.engine == "authored" for group in plan.groups) < least:
+        raise IllegalMove(f"fewer than {least} kernels of our own would come of it")
     return result
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.ir import Axis, BufferRef, Index, Load, Nest, Store
 
+SECTOR_BYTES = 32
+"""What a GPU's memory moves at least (CUDA programming guide, device memory accesses)."""
 WORTH = 1.25
 """Least traffic of accesses along one axis, over that of tiles, from which on tiles are worth their exchange."""
 
@@ -82,6 +84,19 @@ def turn(nest: Nest, granularity: int) -> Turn | None:
         return None
     along, across = min(pairs, key=lambda pair: traffic(*pair))
     return Turn(whole, along, across, traffic(along, across)[0], traffic(axes[-1])[0])
+
+
+def across_bytes(simple: Nest, along: Axis, granularity: int) -> int:
+    """What accesses cost beyond their own bytes where a reduction's vectors lie along another axis than they do.
+
+    Nothing turns a tile of them, so each element moves a piece of memory of the `granularity`.
+    """
+    extents, total = simple.extents, 0
+    for name, index in memory_access.accesses(simple):
+        buffer = simple.buffer(name)
+        beyond = _bytes_each(index, buffer, along, granularity) - buffer.type.size_bytes
+        total += beyond * math.prod(extents[axis] for axis in index.axes())
+    return total
 
 
 def _crosses(index: Index, along: Axis, across: Axis) -> bool:

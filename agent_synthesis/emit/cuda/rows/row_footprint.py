@@ -6,17 +6,25 @@ The one idea: waiting is put in bytes too, those that memory could have moved me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit.cuda.rows.row_team import Team
 from agent_synthesis.emit.cuda.rows.settings.row_settings import Reduce
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.analysis.stages import Stage
+from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Footprint
 
 
 def footprint(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> Footprint:
-    """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache."""
+    """Visits after the first cost their bytes again where the rows in flight exceed the second-level cache; what does
+    not lie along rows costs a sector an element."""
+    found = _of_visits(simple, team, stages, min_blocks)
+    return replace(found, extra_bytes=found.extra_bytes + across_bytes(simple, simple.reduced[-1], SECTOR_BYTES))
+
+
+def _of_visits(simple: Nest, team: Team, stages: Sequence[Stage], min_blocks: int) -> Footprint:
     launches = len(stages) + 1 if team.reduce is Reduce.TWO_KERNELS else 1
     visits = len(stages) + bool(passes.element_stores(simple))
     rereads = 0 if team.holds_row and launches == 1 else visits - 1

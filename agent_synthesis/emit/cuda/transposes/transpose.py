@@ -14,14 +14,12 @@ from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeSettings, TransposeText
 from agent_synthesis.nests import iteration_space, memory_access
-from agent_synthesis.nests.analysis.transposition import Turn, turn
+from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, Turn, turn
 from agent_synthesis.nests.ir import Load, Nest
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import STATIC_SHARED_BYTES, Hardware
 
-SECTOR_BYTES = 32
-"""What a GPU's memory moves at least (CUDA programming guide, device memory accesses)."""
 HEADERS = (*geometry.HEADERS, "ws_axes.cuh", "ws_vectors.cuh", "ws_transpose.cuh")
 _AREAS = (4096, 2048, 1024)
 """Elements of a tile, the best first."""
