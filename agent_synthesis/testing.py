@@ -7,18 +7,20 @@ it means.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from agent_synthesis.nests.ir import (
     Axis,
+    AxisValue,
     BufferRef,
     Call,
     Expression,
     Index,
     Literal,
     Load,
+    Memory,
     Nest,
     Reduced,
     Reduction,
@@ -214,6 +216,38 @@ def batch_statistics(
         (Store("y", place, call("mul", distance, scale)), Store("running", at(c=1), moved)),
         (BufferRef("x", F32, count), BufferRef("y", F32, count, True), BufferRef("running", F32, channels, True),
          *([BufferRef(running, F32, channels)] if running != "running" else [])),
+    ))  # fmt: skip
+
+
+def concatenation(batch: int, channels: Sequence[int], pixels: int, *, normalised: bool = False) -> Nest:
+    """[batch, channels, pixels] of tensors beside each other, as PyTorch's `cat` is lowered; the second is
+    channels-last. Each channel is centred where it is `normalised`."""
+    whole, long = sum(channels), Type.I64
+    ends = [sum(channels[: n + 1]) for n in range(len(channels))]
+
+    def part(which: int) -> Expression:
+        count, begin = channels[which], ends[which] - channels[which]
+        near, far = (1, count) if which == 1 else (pixels, 1)
+        place: Expression = AxisValue(at(-begin, c=1))
+        place = call("max", place, Literal(0, long), type_=long) if begin else place
+        place = call("min", place, Literal(count - 1, long), type_=long)
+        scaled = call("mul", place, Literal(near, long), type_=long)
+        offset = call("add", AxisValue(at(n=count * pixels, s=far)), scaled, type_=long)
+        return call("gather", Memory(f"x{which}", F32), offset)
+
+    value = part(len(channels) - 1)
+    for which in reversed(range(len(channels) - 1)):
+        test = Call("lt", (AxisValue(at(c=1)), Literal(ends[which], long)), Type.BOOL)
+        value = call("where", test, part(which), value)
+    reductions = (Reduction("total", "sum", value, F32),) if normalised else ()
+    mean = call("div", Reduced("total", F32), number(float(batch * pixels)))
+    stored = call("sub", value, mean) if normalised else call("exp", value)
+    n, c, s = Axis("n", batch), Axis("c", whole), Axis("s", pixels)
+    count = batch * whole * pixels
+    buffers = [BufferRef(f"x{n}", F32, batch * each * pixels) for n, each in enumerate(channels)]
+    return verify(Nest(
+        "concatenation", (c,) if normalised else (n, c, s), (n, s) if normalised else (), reductions,
+        (Store("y", at(n=whole * pixels, c=pixels, s=1), stored),), (*buffers, BufferRef("y", F32, count, True)),
     ))  # fmt: skip
 
 

@@ -250,11 +250,12 @@ def schedules() -> str:
     ]
     for target in (task_pb2.TARGET_CUDA, task_pb2.TARGET_CPU):
         for schedule in registry.every_schedule(target):
-            rows = (
+            rows = [
                 (f"`{name}`", f"{each.doc[0].upper()}{each.doc[1:]}.", each.words)
                 for name, each in schedule.settings.declared().items()
-            )
-            lines += ["", f"## `{schedule.name}`", *_table(("setting", "", "values"), rows)]
+            ]
+            table = _table(("setting", "", "values"), rows) if rows else ["", "Nothing."]
+            lines += ["", f"## `{schedule.name}`", *table]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from agent_synthesis.emit.cpu.scan import CpuScan
 from agent_synthesis.emit.cpu.window import CpuWindow
 from agent_synthesis.emit.cuda.attention import CudaAttention
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
@@ -49,11 +50,24 @@ _CPU = (
 )  # fmt: skip
 
 
+def _pointwise(card: Hardware) -> tuple[Offered, ...]:
+    return Offered(CudaTranspose(card)), Offered(CudaPointwise(card))
+
+
+def _reductions(card: Hardware) -> tuple[Offered, ...]:
+    return Offered(CudaColumnReduction(card)), Offered(CudaRowReduction(card))
+
+
+def schedules_of_pieces(card: Hardware) -> tuple[Offered, ...]:
+    """What parts of a concatenation may be run by, preferred first."""
+    return (*_pointwise(card), *_reductions(card))
+
+
 def _cuda(card: Hardware) -> tuple[Offered, ...]:
     """Of products, the first two take what gains by it."""
     return (
-        Offered(CudaTranspose(card)), Offered(CudaPointwise(card)), Offered(CudaScan(card)), Offered(CudaWindow(card)),
-        Offered(CudaColumnReduction(card)), Offered(CudaRowReduction(card)), Offered(CudaStreamedProduct(card)),
+        Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
+        Offered(CudaWindow(card)), *_reductions(card), Offered(CudaStreamedProduct(card)),
         Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)), Offered(CudaSmallProduct(card)),
         Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
         Offered(CudaRecurrent(card)),
@@ -65,6 +79,8 @@ PRODUCTS = frozenset({
     "cuda_product_columns", "cuda_attention",
 })  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes."""
+PIECES = "cuda_pieces"
+"""The schedule of what others would take too, and make of it element by element."""
 RECURRENT = frozenset({"cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
 

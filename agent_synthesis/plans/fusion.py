@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from agent_synthesis.emit.registry import PIECES
 from agent_synthesis.graphs import biases, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
@@ -274,6 +275,8 @@ def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -
     if not taking:
         raise IllegalMove(f"{group.name}: no schedule of the target takes {nest.comment or 'the nest'}")
     by_name = {schedule.name: schedule for schedule in taking}
+    if PIECES in by_name and wanted == group.schedule:
+        return by_name[PIECES]
     if wanted in by_name:
         return by_name[wanted]
     if not wanted or wanted == group.schedule:  # a fusion changed the nest; its old schedule was no demand

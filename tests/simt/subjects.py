@@ -13,11 +13,13 @@ from dataclasses import replace
 from simulated import Subject
 
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
+from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
+from agent_synthesis.emit.registry import schedules_of_pieces
 from agent_synthesis.nests.ir import (
     Axis,
     Bound,
@@ -44,6 +46,7 @@ from agent_synthesis.testing import (
     column_scan,
     column_softmax,
     column_sum,
+    concatenation,
     gelu,
     group_norm,
     layer_norm,
@@ -303,6 +306,12 @@ _WINDOW_TEAMS: Mapping[str, Changes] = {
     "each": {"reuse": "none", "threads": 64, "min_blocks": 1, "vector_width": 1, "rows": 1, "vectors": 1},
 }
 
+_CONCATENATIONS: Mapping[str, Make] = {
+    "pointwise": lambda _: concatenation(2, (5, 40, 3), 64),
+    "ragged": lambda _: concatenation(3, (1, 7), 37),
+    "reduced": lambda _: concatenation(2, (4, 6), 50, normalised=True),
+}
+
 _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes]]] = {
     "pointwise": (CudaPointwise(H200), _POINTWISE, _VECTORS),
     "turn": (CudaTranspose(H200), _TURNS, _TILES),
@@ -310,6 +319,7 @@ _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes
     "column": (CudaColumnReduction(H200), _COLUMNS, _COLUMN_TEAMS),
     "scan": (CudaScan(H200), _SCANS, _SCAN_TEAMS),
     "window": (CudaWindow(H200), _WINDOWS, _WINDOW_TEAMS),
+    "pieces": (CudaPieces(H200, schedules_of_pieces(H200), large_bytes=0), _CONCATENATIONS, {"each": {}}),
 }
 
 
@@ -353,6 +363,9 @@ def _accepted(nest: Nest, schedule: Schedule, changes: Changes) -> Iterator[Sett
     if not schedule.accepts(nest):
         return
     base = schedule.defaults(nest)
+    if not base.declared():
+        yield base
+        return
     wanted = base.changed(changes)
     for width, merge in itertools.product(dict.fromkeys((wanted.vector_width, 4, 2, 1)), ("yes", "no")):
         merged = {"merge": merge} if changes.get("merge", base.words().get("merge")) == "yes" else {}

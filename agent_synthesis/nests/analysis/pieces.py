@@ -1,0 +1,150 @@
+"""A nest taken apart along an axis by which it chooses among tensors: the parts of a concatenation.
+
+The one idea: inside a stretch of the axis the choice is made and no place hangs over an end, so what was looked up at a
+place worked out for each element lies where an index says, and each part is a nest like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.interner import Interner
+from agent_synthesis.nests.ir import (
+    Axis,
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Memory,
+    Nest,
+    Type,
+    remembered,
+    with_value,
+)
+
+MOST_PIECES = 8
+"""Of a nest: each is a kernel."""
+
+
+@remembered
+def pieces(nest: Nest) -> Sequence[Nest]:
+    """The parts in order, which store all that the nest stores; none where it has one, too many, or they look up as
+    much as it does."""
+    axis, cuts = _cuts(nest)
+    if axis is None or len(cuts) >= MOST_PIECES or not all(axis.name in store.index.axes() for store in nest.stores):
+        return ()
+    ends = [0, *cuts, axis.extent]
+    found = [_Piece(nest, axis, *stretch).nest(number) for number, stretch in enumerate(itertools.pairwise(ends))]
+    looked_up = _look_ups(nest)
+    return found if all(_look_ups(piece) < looked_up for piece in found) else ()
+
+
+def _cuts(nest: Nest) -> tuple[Axis | None, list[int]]:
+    """The parallel axis of most choices, and where they change."""
+    found: dict[str, set[int]] = defaultdict(set)
+    extents = {axis.name: axis.extent for axis in nest.parallel}
+    for part in Interner().parts(iteration_space.roots(nest)).values():
+        match part:
+            case Call("lt" | "ge", (AxisValue(Index(offset, ((str(name), 1),)), _), Literal(value, Type.I64)), _):
+                cut = int(value) - offset
+                if 0 < cut < extents.get(name, 0):
+                    found[name].add(cut)
+    if not found:
+        return None, []
+    name = max(found, key=lambda each: len(found[each]))
+    return next(axis for axis in nest.parallel if axis.name == name), sorted(found[name])
+
+
+def _look_ups(nest: Nest) -> int:
+    parts = Interner().parts(iteration_space.roots(nest)).values()
+    return sum(isinstance(part, Call) and part.operation == "gather" for part in parts)
+
+
+class _Piece:
+    """A stretch of an axis."""
+
+    def __init__(self, nest: Nest, axis: Axis, begin: int, end: int) -> None:
+        self._nest, self._axis = nest, replace(axis, extent=end - begin)
+        self._moved = {axis.name: Index.axis(axis.name).shifted(begin)}
+        self._extents = {**nest.extents, axis.name: end - begin}
+        self._known: dict[int, tuple[Expression, Expression]] = {}
+
+    def nest(self, number: int) -> Nest:
+        nest, name = self._nest, self._axis.name
+        made = replace(
+            nest,
+            name=f"{nest.name}_piece{number}",
+            parallel=tuple(self._axis if axis.name == name else axis for axis in nest.parallel),
+            reductions=tuple(with_value(r, self._renewed(r.value), self._index) for r in nest.reductions),
+            stores=tuple(
+                replace(store, index=self._index(store.index), value=self._renewed(store.value))
+                for store in nest.stores
+            ),
+        )
+        parts = Interner().parts(iteration_space.roots(made)).values()
+        used = {part.buffer for part in parts if isinstance(part, Load | Memory)} | {s.buffer for s in made.stores}
+        return replace(made, buffers=tuple(buffer for buffer in nest.buffers if buffer.name in used))
+
+    def _index(self, index: Index) -> Index:
+        return index.substituted(self._moved, self._extents)
+
+    def _renewed(self, expression: Expression) -> Expression:
+        if id(expression) not in self._known:
+            self._known[id(expression)] = (expression, self._made(expression))
+        return self._known[id(expression)][1]
+
+    def _made(self, expression: Expression) -> Expression:
+        match expression:
+            case Load() | AxisValue():
+                return replace(expression, index=self._index(expression.index))
+            case Call("where", (test, yes, no), _):
+                decided = self._renewed(test)
+                if isinstance(decided, Literal):
+                    return self._renewed(yes if decided.value else no)
+            case Call(operation, arguments, _):
+                fresh = replace(expression, arguments=tuple(map(self._renewed, arguments)))
+                return self._decided(operation, fresh)
+            case _:
+                return expression
+        return replace(expression, arguments=tuple(map(self._renewed, expression.arguments)))
+
+    def _decided(self, operation: str, call: Call) -> Expression:
+        """What the stretch decides of a comparison, a bound or a place."""
+        places = [_place(argument) for argument in call.arguments]
+        if operation == "gather" and places[1] is not None and isinstance(memory := call.arguments[0], Memory):
+            low, high = places[1].bounds(self._extents)
+            if low >= 0 and high < self._nest.buffer(memory.buffer).element_count:
+                return Load(memory.buffer, places[1], call.type)
+        if operation not in ("lt", "ge", "min", "max"):
+            return call
+        first, second = places
+        if first is None or second is None:
+            return call
+        low, high = (first + second.scaled(-1)).bounds(self._extents)
+        if operation in ("lt", "ge"):
+            return call if low < 0 <= high else Literal((high < 0) == (operation == "lt"), Type.BOOL)
+        if low < 0 < high:
+            return call
+        return call.arguments[0 if (high <= 0) == (operation == "min") else 1]
+
+
+def _place(expression: Expression) -> Index | None:
+    """A whole number as an index; None where it is no sum of multiples of axes."""
+    match expression:
+        case AxisValue(index, _):
+            return index
+        case Literal(value, Type.I64):
+            return Index(int(value))
+        case Call("add", (left, right), Type.I64):
+            one, other = _place(left), _place(right)
+            return one + other if one is not None and other is not None else None
+        case Call("mul", (left, Literal(factor, Type.I64)), Type.I64):
+            one = _place(left)
+            return one.scaled(int(factor)) if one is not None else None
+    return None
