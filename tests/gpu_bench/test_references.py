@@ -148,6 +148,26 @@ def test_statistics_that_a_batch_norm_updates_have_a_floor_of_their_terms(desk: 
     assert variance > 4 * 2**-24 * 0.25 * float(values.var(1).mean())
 
 
+def test_statistics_of_all_norms_have_their_floors_from_one_pass(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was followed by autograd through the whole network: of ResNet-101 a search saw no candidate judged."""
+    norms = ", ".join(["torch.nn.BatchNorm1d(3)"] * 3)
+    place = desk("self.m(x)", "[torch.rand(32, 3, 8) - 0.5]", f"self.m = torch.nn.Sequential({norms})")
+    reference, args = place.judge.reference, place.judge.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 1)
+    sources, names = reference.graph_sources(args), [str(Key.of(region)) for region in place.judge.regions]
+    statistic, large = torch.ones(3).double(), torch.ones(3, 2000).double()
+    truth = [statistic if name.endswith(("_mean", "_var")) else large for name in names]
+    first = [source.name for source in reference.graph.sources if source.name.startswith("b_m_0_running")]
+    followed = [terms.terms_floor(reference.graph, sources, name, statistic) for name in first]
+    monkeypatch.setattr(terms, "_followed", lambda *_: pytest.fail("followed by itself"))
+    floors = reference.terms_floors(sources, truth)
+    found = {name: floor for name, floor in zip(names, floors, strict=True) if name.endswith(("_mean", "_var"))}
+    assert len(found) == 6
+    assert all(floor > 0 for floor in found.values())
+    assert [floor for name, floor in found.items() if ".0." in name] == pytest.approx(followed, rel=1e-3)
+
+
 def test_a_network_with_dropout_has_floors_too_and_generators_are_left_alone(desk: MakeDesk) -> None:
     setup = "self.norm, self.drop = torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)"
     place = desk("self.drop(self.norm(x).relu_())", "[torch.rand(32, 3, 8) - 0.5]", setup)

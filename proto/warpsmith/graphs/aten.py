@@ -269,7 +269,10 @@ def flatten_results(value: Any) -> list[torch.Tensor | None]:
 
 
 def interpret(
-    graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], widen: bool = False
+    graph: graph_pb2.Graph,
+    sources: Mapping[str, torch.Tensor],
+    widen: bool = False,
+    look: Callable[[graph_pb2.Node, Mapping[str, torch.Tensor]], object] = lambda *_: None,
 ) -> dict[str, torch.Tensor]:
     """Computes the graph; returns its outputs and every source that it writes, by name.
 
@@ -277,7 +280,7 @@ def interpret(
     graph. The tensors' device is where everything runs. Without `widen`, in-place operations write to
     `sources`, as eager would. With it every floating-point source and type argument becomes float64 and
     `sources` are left alone: the truth. Random operations draw from the default generator as eager does:
-    seed it first.
+    seed it first. `look` is called ahead of each node, with the tensors by name that are there.
 
     Raises:
         BadInput: a source is missing, or an operation is not allowed.
@@ -298,6 +301,7 @@ def interpret(
     last_use = _last_uses(graph)
     with torch.no_grad():
         for position, node in enumerate(graph.nodes):
+            look(node, values)
             run = _call_widened if widen else _call_plain
             results = run(node, values, spec_types, device)
             for result, tensor in zip(node.results, results, strict=False):
