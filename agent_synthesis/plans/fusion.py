@@ -17,6 +17,7 @@ from agent_synthesis.graphs import biases, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.analysis.pieces import pieces
 from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
@@ -112,7 +113,7 @@ def _fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> 
             continue
         try:
             return _without_unread(
-                _scheduled(_tried(plan, group, other, way), name, group.schedule, other.schedule), near
+                _scheduled(_tried(plan, group, other, way), name, group.schedule, other.schedule, may_part=True), near
             )
         except IllegalMove as error:
             reason = reason or str(error)
@@ -209,8 +210,9 @@ def _across_bytes(plan: Plan, name: str) -> int:
         return 0
     if not passes.is_reduction(nest) or multiplies_matrices(nest):
         return 0
-    simple = iteration_space.simplified(nest)
-    return across_bytes(simple, passes.axis_across(simple, 2) or simple.reduced[-1], SECTOR_BYTES)
+    is_apart = plan.group(name).schedule == PIECES
+    nests = map(iteration_space.simplified, pieces(nest) if is_apart else [nest])
+    return sum(across_bytes(each, passes.axis_across(each, 2) or each.reduced[-1], SECTOR_BYTES) for each in nests)
 
 
 def _reduces_product(plan: Plan, name: str) -> bool:
@@ -250,14 +252,23 @@ def _multiplies(plan: Plan, node: str) -> bool:
     return isinstance(nest, Nest) and multiplies_matrices(nest)
 
 
-def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "") -> Plan:
+def rescheduled(plan: Plan, name: str) -> Plan:
+    """The plan with an authored group given the first schedule that takes it, by its defaults.
+
+    Raises:
+        IllegalMove: none does.
+    """
+    return _set_by_default(_scheduled(plan, name, ""), name)
+
+
+def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "", *, may_part: bool = False) -> Plan:
     """The plan with the authored group given a schedule, not set yet: the wanted one if it takes the nest, else what a
-    producer that came in had, else the first."""
+    producer that came in had, else the first. `may_part`: a kernel for each part of a concatenation comes before."""
     group = plan.group(name)
     nest = plan.nest(group)
     if isinstance(nest, Refusal):
         raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
-    schedule = _choose(plan, nest, group, wanted, otherwise)
+    schedule = _choose(plan, nest, group, PIECES if may_part else wanted, wanted, otherwise)
     return plan.exchanged(replace(group, schedule=schedule.name)).ordered()
 
 
@@ -268,17 +279,15 @@ def _set_by_default(plan: Plan, name: str) -> Plan:
     return with_settings(plan, name, plan.schedule(group).defaults(nest))
 
 
-def _choose(plan: Plan, nest: Nest, group: Group, wanted: str, otherwise: str) -> Offered:
+def _choose(plan: Plan, nest: Nest, group: Group, best: str, wanted: str, otherwise: str) -> Offered:
     taking = schedules_for(plan.target, nest, plan.hardware)
     if not taking and multiplies_matrices(nest):
         raise IllegalMove(f"{group.name} is a product of two matrices, of a form or size that no schedule takes")
     if not taking:
         raise IllegalMove(f"{group.name}: no schedule of the target takes {nest.comment or 'the nest'}")
     by_name = {schedule.name: schedule for schedule in taking}
-    if PIECES in by_name and wanted == group.schedule:
-        return by_name[PIECES]
-    if wanted in by_name:
-        return by_name[wanted]
+    if found := by_name.get(best, by_name.get(wanted)):
+        return found
     if not wanted or wanted == group.schedule:  # a fusion changed the nest; its old schedule was no demand
         return by_name.get(otherwise, taking[0])
     schedule_named(plan.target, wanted, plan.hardware)

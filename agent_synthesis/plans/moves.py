@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from agent_synthesis import rewrite
+from agent_synthesis.emit.registry import PIECES
 from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import biases, splits
 from agent_synthesis.lowering.groups import Refusal
@@ -56,7 +57,9 @@ def apply(plan: Plan, move: Move) -> Plan:
             nest = made.nest(group)
             if isinstance(nest, Refusal):
                 raise IllegalMove(f"{group.name} could no longer be one kernel: {nest.reason}")
-            if not made.schedule(group).accepts(nest):
+            if group.schedule == PIECES and not made.schedule(group).accepts(nest):
+                made = fusion.rescheduled(made, group.name)  # it may be too small by now
+            elif not made.schedule(group).accepts(nest):
                 raise IllegalMove(f"{group.name} could no longer be a kernel of schedule {group.schedule}")
     return replace(made, moves=(*plan.moves, move))
 

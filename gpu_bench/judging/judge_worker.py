@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -148,6 +148,9 @@ class Judge:
         if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
             raise BadInput(chaotic)
         answer, doubts = self._doubted(answer, family)
+        if doubts and any(answer.floors[at] > 0.0 for at in doubts):
+            floors = self._terms_floors(sources, truth, family, followed=doubts)
+            answer, doubts = self._doubted(replace(answer, floors=list(map(max, floors, answer.floors))), family)
         if not doubts:
             return answer
         if family != verdict_pb2.VALUE_FAMILY_TASK or not self.reference.repeats(eager, args, written, seed):
@@ -163,10 +166,14 @@ class Judge:
         )
 
     def _terms_floors(
-        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], family: int
+        self,
+        sources: Mapping[str, torch.Tensor],
+        truth: Sequence[torch.Tensor],
+        family: int,
+        followed: Collection[int] = (),
     ) -> list[float]:
         try:
-            floors = self.reference.terms_floors(sources, truth)
+            floors = self.reference.terms_floors(sources, truth, followed)
         except (RuntimeError, MemoryError) as error:
             self.shortages.ask(error, "terms", family)  # once more with all the room that there is
             return [0.0] * len(truth)

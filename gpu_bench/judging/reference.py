@@ -14,7 +14,7 @@ import torch
 
 from gpu_bench.judging import guard, plausible, slices
 from gpu_bench.judging.loaded import Args, LoadedTask
-from gpu_bench.judging.terms import is_small, statistics_floors, terms_floor
+from gpu_bench.judging.terms import statistics_floors, terms_floor
 from gpu_bench.values import seeds
 from gpu_bench.values.cases import Eager
 from gpu_bench.values.keys import Key
@@ -145,13 +145,18 @@ class Reference:
             given.shape == own.shape and guard.same_bits(given, own) for given, own in zip(plain, eager, strict=True)
         )
 
-    def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
-        """4u·Σ|terms| of each region (`terms`)."""
+    def terms_floors(
+        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], followed: Collection[int] = ()
+    ) -> list[float]:
+        """4u·Σ|terms| of each region (`terms`). `followed`: regions whose terms are looked for throughout the graph,
+        where those of a norm's statistics are else those at the norm."""
         in_graph = {Key.of_source(source): source.name for source in self.graph.sources}
         named = [*self.graph.outputs, *(in_graph.get(key, "") for key in self._written)]
         known = statistics_floors(self.graph, sources)
+        for position in followed:
+            known.pop(named[position], None)
         return [
-            known[name] if name in known and is_small(each) else terms_floor(self.graph, sources, name, each)
+            known[name] if name in known else terms_floor(self.graph, sources, name, each)
             for name, each in zip(named, truth, strict=True)
         ]
 

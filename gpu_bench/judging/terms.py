@@ -40,28 +40,36 @@ def terms_floor(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], out
 
 
 def statistics_floors(graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """4u·Σ|terms| of each statistic that a batch norm updates (rms over channels), by name: the terms are those of what
-    the norm reads, or what the statistic was, whichever are larger. `sources` and generators are left alone.
+    """4u·Σ|terms| of each statistic that batch norms alone update (rms over channels), by name: the terms are those of
+    what the norm reads, or what the statistic was, whichever are larger. Tensors before that may have larger ones,
+    which `terms_floor` finds. `sources` and generators are left alone.
 
     One pass for all: a network of 104 norms has 208 of them, and to follow each by autograd took minutes of an H200.
     Raises want of memory.
     """
     found: dict[str, float] = {}
+    mutated = [(name, node.target == _BATCH_NORM) for node in graph.nodes for name in node.mutates]
+    others = {name for name, is_of_norm in mutated if not is_of_norm}
+    specs = {source.name: source.spec for source in graph.sources}
+    named = {name for name, is_of_norm in mutated if is_of_norm and name in specs} - others
+    small = {name for name in named if math.prod(specs[name].shape) < SMALL_OUTPUT}
     unit = 4.0 * unit_roundoff(_narrow(sources))
 
     def look(node: graph_pb2.Node, values: Mapping[str, torch.Tensor]) -> None:
-        if node.target != _BATCH_NORM or not node.mutates:
+        if node.target != _BATCH_NORM or not small.intersection(node.mutates):
             return
         channels, momentum = values[node.args[0].tensor].transpose(0, 1).flatten(1), node.args[6].real
-        apart = channels - channels.mean(1, keepdim=True)
-        sizes = channels.abs().mean(1), 2.0 * (channels * apart).abs().sum(1) / max(channels.shape[1] - 1, 1)
-        for name, size in zip(node.mutates, sizes, strict=True):
+        mean, count = channels.abs().mean(1), max(channels.shape[1] - 1, 1)
+        apart = (channels - channels.mean(1, keepdim=True)).mul_(channels).abs_()
+        for place, size in ((3, mean), (4, 2.0 * apart.sum(1) / count)):
+            if (name := node.args[place].tensor) not in small:
+                continue
             largest = torch.maximum(momentum * size, (1 - momentum) * values[name].abs())
             finite = largest[largest.isfinite()]
             rms = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
             found[name] = max(unit * rms, found.get(name, 0.0))
 
-    if any(node.target == _BATCH_NORM and node.mutates for node in graph.nodes):
+    if small:
         with _generators_left_alone(next(iter(sources.values())).device):
             aten.interpret(graph, sources, widen=True, look=look)
     return found

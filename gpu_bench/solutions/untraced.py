@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,8 +66,11 @@ class UntracedReference(Reference):
     def _generator(self) -> torch.Tensor:
         return torch.cuda.get_rng_state() if self._loaded.device.type == "cuda" else torch.get_rng_state()
 
-    def terms_floors(self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor]) -> list[float]:
+    def terms_floors(
+        self, sources: Mapping[str, torch.Tensor], truth: Sequence[torch.Tensor], followed: Collection[int] = ()
+    ) -> list[float]:
         """4u·Σ|terms| of each region, of the terms that sources are: without a graph no others are known."""
+        del followed
         if self.is_random:
             return [0.0] * len(truth)
         names = [str(Key.of(region)) for region in self.regions]

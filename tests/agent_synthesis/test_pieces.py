@@ -90,7 +90,7 @@ PIECEWISE: dict[str, tuple[nn.Module, list[Sequence[int]], list[int]]] = {
     "summed over pixels": (Made(lambda *x: cat(*x).square().sum((2, 3))), [LARGE, (8, 35, 64, 64)], [32, 35]),
     "part by part": (Made(lambda *x: cat(x[0].relu(), x[1] * 2, x[0])), [LARGE, LARGE], [32, 32, 32]),
     "turned": (
-        Made(lambda *x: cat(*x).contiguous(memory_format=torch.channels_last)), [LARGE, (8, 8, 64, 64)], [32, 8],
+        Made(lambda *x: cat(*x).contiguous(memory_format=torch.channels_last)), [LARGE, LARGE], [32, 32],
     ),
 }  # fmt: skip
 
@@ -121,6 +121,13 @@ WHOLE: dict[str, tuple[nn.Module, list[Sequence[int]]]] = {
     "of many parts": (Made(lambda *x: torch.relu(cat(*x))), [(8, 16, 64, 64)] * 9),
     "along what is reduced": (Made(lambda *x: cat(*x, dim=-1).softmax(-1)), [(4096, 512), (4096, 512)]),
     "padded on both sides": (Made(lambda x: nn.functional.pad(x, (1, 1, 1, 1)).relu()), [(8, 32, 128, 128)]),
+    "padded behind": (Made(lambda x: nn.functional.pad(x, (0, 0, 0, 64)).relu()), [(8, 32, 128, 128)]),
+    "padded channels that are summed": (
+        Made(lambda x: nn.functional.pad(x, (0, 0, 0, 0, 0, 16)).sum((2, 3))),
+        [(16, 32, 128, 128)],
+    ),
+    "of a few columns beside many": (Made(lambda *x: cat(*x, dim=-1).exp()), [(16384, 256), (16384, 1)]),
+    "of a small share": (Made(lambda *x: cat(*x).exp()), [(8, 128, 64, 64), (8, 1, 64, 64)]),
 }
 
 
@@ -146,10 +153,38 @@ def test_a_table_that_is_looked_into_stays_one_while_its_neighbour_is_read_in_ve
     assert [pieces._look_ups(piece) for piece in pieces.pieces(nest)] == [1, 0]
 
 
+def test_a_part_that_a_fusion_leaves_too_small_has_another_schedule() -> None:
+    """What is stored for nobody any more counts no more."""
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        joined = cat(x, y)
+        return joined.softmax(-1), joined.amax((1, 2, 3))
+
+    zero = plan(Made(both), (8, 12, 64, 64), (8, 12, 64, 64))
+    first = moves.apply_all(zero, [move("AUTHOR", "softmax"), move("FUSE", "softmax", "cat")])
+    assert first.group("softmax").schedule == PIECES
+    then = moves.apply_all(first, [move("AUTHOR", "amax"), move("FUSE", "amax", "softmax")])
+    if "softmax" in {group.name for group in then.groups}:
+        assert then.group("softmax").schedule != PIECES
+
+
+def test_norms_of_channels_side_by_side_are_taken_apart_within_a_whole_plan() -> None:
+    module = Made(lambda n, x, y: n(cat(x, y)), nn.BatchNorm2d(96))
+    inputs = tuple(
+        torch.randn(8, channels, 56, 56).contiguous(memory_format=torch.channels_last) for channels in (64, 32)
+    )
+    zero = plan_zero(GraphIndex(capture(module, inputs)), CUDA)
+    made = moves.apply_all(zero, [move("AUTHOR", "batch_norm"), move("FUSE", "batch_norm", "*")])
+    group = made.group("batch_norm")
+    assert ("cat" in group.nodes, group.schedule) == (True, PIECES)
+
+
 def test_what_was_demanded_stays() -> None:
     zero = plan(Made(lambda *x: torch.relu(cat(*x))), LARGE, LARGE)
     last = zero.groups[-1].name
     asked = moves.apply(plan(Made(cat), LARGE, LARGE), move("AUTHOR", "cat", "cuda_pointwise"))
     assert asked.group("cat").schedule == "cuda_pointwise"
+    again = moves.apply(asked, move("AUTHOR", "cat", "cuda_pointwise"))
+    assert again.group("cat").schedule == "cuda_pointwise"
     assert schedules(CUDA)[0].name == PIECES
     assert moves.apply_all(zero, [move("AUTHOR", last), move("FUSE", last, "*")]).group(last).schedule == PIECES

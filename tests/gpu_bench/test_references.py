@@ -168,6 +168,23 @@ def test_statistics_of_all_norms_have_their_floors_from_one_pass(
     assert [floor for name, floor in found.items() if ".0." in name] == pytest.approx(followed, rel=1e-3)
 
 
+def test_a_statistic_behind_a_cancellation_is_followed_where_its_floor_is_in_doubt(desk: MakeDesk) -> None:
+    expression, setup = "self.m(x * 1.1 - 1.1e5)", "self.m = torch.nn.BatchNorm1d(3)"
+    place = desk(expression, "[torch.rand(256, 3) * 2 + 1e5]", setup)
+    for family in (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_UNIFORM):
+        answer = place.judge.answer(family, 3)
+        assert not any(torch.equal(t, e.double()) for t, e in zip(answer.truth[:1], answer.eager[:1], strict=True))
+
+
+def test_a_statistic_that_something_else_changes_too_is_followed(desk: MakeDesk) -> None:
+    setup = "self.register_buffer('v', torch.ones(3)), self.register_buffer('w', torch.ones(3))"
+    norm = "torch.nn.functional.batch_norm(x, self.w, self.v, training=True)"
+    place = desk(f"{norm} + self.w.mul_(1e3)[:, None]", "[torch.rand(32, 3, 8)]", setup)
+    args = place.judge.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 1)
+    floors = terms.statistics_floors(place.judge.graph, place.judge.reference.graph_sources(args))
+    assert [name.endswith("_v") for name in floors] == [True]
+
+
 def test_a_network_with_dropout_has_floors_too_and_generators_are_left_alone(desk: MakeDesk) -> None:
     setup = "self.norm, self.drop = torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)"
     place = desk("self.drop(self.norm(x).relu_())", "[torch.rand(32, 3, 8) - 0.5]", setup)

@@ -30,19 +30,28 @@ from agent_synthesis.nests.ir import (
 
 MOST_PIECES = 8
 """Of a nest: each is a kernel."""
+_LEAST_SHARE = 64
+"""A part has one in so many elements at least: what is less, as a padding is, is not worth a kernel."""
+_LEAST_RUN_BYTES = 128
+"""What a part stores of a row at least where the parts of a row follow each other in memory: a line of the caches."""
 
 
 @remembered
 def pieces(nest: Nest) -> Sequence[Nest]:
-    """The parts in order, which store all that the nest stores; none where it has one, too many, or they look up as
-    much as it does."""
+    """The parts in order, which store all that the nest stores; none where it has one, too many, one that is small, or
+    one that looks up as much as it does, or reads nothing."""
     axis, cuts = _cuts(nest)
     if axis is None or len(cuts) >= MOST_PIECES or not all(axis.name in store.index.axes() for store in nest.stores):
         return ()
-    ends = [0, *cuts, axis.extent]
-    found = [_Piece(nest, axis, *stretch).nest(number) for number, stretch in enumerate(itertools.pairwise(ends))]
+    stretches = list(itertools.pairwise([0, *cuts, axis.extent]))
+    stores = [store for store in nest.stores if nest.is_element_store(store) or not nest.reductions]
+    along = [nest.buffer(s.buffer).type.size_bytes for s in stores if s.index.coefficient(axis.name) == 1]
+    least = max([axis.extent / _LEAST_SHARE, *(_LEAST_RUN_BYTES / size for size in along)])
+    if min(end - begin for begin, end in stretches) < least:
+        return ()
+    found = [_Piece(nest, axis, *stretch).nest(number) for number, stretch in enumerate(stretches)]
     looked_up = _look_ups(nest)
-    return found if all(_look_ups(piece) < looked_up for piece in found) else ()
+    return found if all(_look_ups(piece) < looked_up and _reads(piece) for piece in found) else ()
 
 
 def _cuts(nest: Nest) -> tuple[Axis | None, list[int]]:
@@ -64,6 +73,11 @@ def _cuts(nest: Nest) -> tuple[Axis | None, list[int]]:
 def _look_ups(nest: Nest) -> int:
     parts = Interner().parts(iteration_space.roots(nest)).values()
     return sum(isinstance(part, Call) and part.operation == "gather" for part in parts)
+
+
+def _reads(nest: Nest) -> bool:
+    parts = Interner().parts(iteration_space.roots(nest)).values()
+    return any(isinstance(part, Load | Memory) for part in parts)
 
 
 class _Piece:
@@ -121,6 +135,10 @@ class _Piece:
             low, high = places[1].bounds(self._extents)
             if low >= 0 and high < self._nest.buffer(memory.buffer).element_count:
                 return Load(memory.buffer, places[1], call.type)
+        known = [argument for argument in call.arguments if isinstance(argument, Literal)]
+        if operation in ("and", "or") and known and call.type is Type.BOOL:
+            other = next((each for each in call.arguments if each is not known[0]), known[0])
+            return other if bool(known[0].value) == (operation == "and") else known[0]
         if operation not in ("lt", "ge", "min", "max"):
             return call
         first, second = places
