@@ -23,7 +23,7 @@ from agent_synthesis.plans.plan import schedule_named, schedules_for
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from agent_synthesis.synthesizer import BuiltInSynthesizer
-from agent_synthesis.testing import Applied, Recurrent, gelu, softmax
+from agent_synthesis.testing import Applied, Recurrent, concatenation, gelu, softmax
 from warpsmith import plugins
 from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.graphs.capture import capture
@@ -129,13 +129,21 @@ def networks() -> dict[str, Nest]:
     return found
 
 
+def concatenations() -> dict[str, Nest]:
+    """Of parts that are worth a kernel each."""
+    return {
+        "concatenation": concatenation(8, (40, 64), 4096),
+        "concatenation, odd": concatenation(9, (33, 7, 65), 4091),
+        "concatenation, centred": concatenation(8, (40, 64), 4096, normalised=True),
+    }
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
 def test_our_own_schedules_fit(each: Offered) -> None:
-    found = conformance.check_schedule(
-        lambda _: each.made, asked=networks() if each.name in registry.RECURRENT else None
-    )
+    asked = {registry.PIECES: concatenations, **dict.fromkeys(registry.RECURRENT, networks)}
+    found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 15 nests: gelu, ") for finding in found)
     else:
