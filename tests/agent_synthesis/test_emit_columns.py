@@ -54,7 +54,7 @@ def test_blocks_that_share_columns_visit_them_kernel_by_kernel() -> None:
 
 
 def test_a_batch_norm_of_channels_side_by_side_is_shared_by_all_of_a_gpu(compile_cuda: Compile) -> None:
-    """Two blocks took five times as long as the library on an H200."""
+    """Two blocks had all of it, of 132 SMs."""
     schedule, nest = CudaColumnReduction(H200), batch_statistics(10, 64, 112 * 112, channels_last=True)
     chosen = schedule.defaults(nest)
     made = schedule.emit(nest, chosen)
