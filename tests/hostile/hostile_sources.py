@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agent_compile.policy import SOURCE_BYTES
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
 POLICY, LIMIT = ("POLICY_REJECT",), ("COMPILE_LIMIT",)
@@ -77,7 +78,7 @@ extern "C" void run0(void* const* a) { many<800>(static_cast<float*>(a[1])); }
     Source("flags in a file's name", POLICY, _ENTRY, file="-fplugin=x.cpp"),
     Source("a response file as a name", POLICY, _ENTRY, file="@flags.cpp"),
     Source("a path that leaves the bundle", POLICY, _ENTRY, file="../kernel.cpp"),
-    Source("a source over the size limit", POLICY, _ENTRY + "//" + "x" * (1 << 20)),
+    Source("a source over the size limit", POLICY, _ENTRY + "//" + "x" * SOURCE_BYTES),
     Source("control characters", POLICY, "// \x1b[2J\n" + _ENTRY),
     Source("a constructor in the shared object", POLICY,
            "__attribute__((constructor)) static void early() { __builtin_trap(); }\n" + _ENTRY),
