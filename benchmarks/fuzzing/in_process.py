@@ -17,10 +17,10 @@ from agent_correctness.checks.limits import Size, size_of
 from gpu_bench.judging import comparison
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import LoadedTask
-from gpu_bench.judging.reference import Reference
 from gpu_bench.running.bench_worker import Bench
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.running.host import HostProgram
+from gpu_bench.truth.reference import Reference
 from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
@@ -61,7 +61,7 @@ class NearJudge(Judge):
 
     def has_no_wider_truth(self, observed: verdict_pb2.Comparison) -> bool:
         """Whether all that is off are roundings of float64, whose truth is PyTorch's own result to the last bit."""
-        eager = self.answer(observed.family, observed.seed).eager
+        eager = self.answers.of(observed.family, observed.seed).eager
         return all(
             eager[error.output].dtype == torch.float64
             and not error.non_finite_mismatch_count
@@ -72,7 +72,7 @@ class NearJudge(Judge):
 
     def rounding_decides(self, observed: verdict_pb2.Comparison) -> bool:
         """Whether PyTorch itself fails the comparison when each of its results is up to one ulp off."""
-        answer = self.answer(observed.family, observed.seed)
+        answer = self.answers.of(observed.family, observed.seed)
         sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         of_family = comparison.Forgiveness.of(observed.family)
         forgiveness = comparison.Forgiveness(of_family.nan_stands_for_any_non_finite)
@@ -135,7 +135,7 @@ class InProcess:
         bench = Bench(self.loaded, program=self.program)
         for case in request.cases:
             try:
-                judge.answer(case.family, case.seed)
+                judge.answers.of(case.family, case.seed)
             except BadInput:
                 if case.family == verdict_pb2.VALUE_FAMILY_TASK:
                     raise

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_bench.judging import comparison, plausible
-from gpu_bench.judging.terms import terms_floor
+from gpu_bench.judging import comparison
+from gpu_bench.truth import plausible
+from gpu_bench.truth.terms import terms_floor
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import lay_out
 from warpsmith.graphs import aten, dtypes

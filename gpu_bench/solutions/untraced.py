@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from gpu_bench.judging.loaded import Args
-from gpu_bench.judging.reference import Reference
-from gpu_bench.judging.terms import floor_of, is_small
+from gpu_bench.truth.reference import Reference
+from gpu_bench.truth.terms import floor_of, is_small
 from gpu_bench.values import seeds
 from gpu_bench.values.keys import Key
 from warpsmith.graphs import aten, dtypes

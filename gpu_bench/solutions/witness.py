@@ -19,13 +19,14 @@ import torch
 
 from gpu_bench import device
 from gpu_bench.judging import comparison, guard, judge_worker
-from gpu_bench.judging.judge_worker import Answer, Judge
+from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
 from gpu_bench.timing import floor
 from gpu_bench.timing.clocks import persisting_reset
+from gpu_bench.truth.answers import Answer
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
@@ -316,8 +317,8 @@ class Witness:
     def _answer_of_timed_calls(self) -> Answer:
         if self._loaded.fresh_members != _CONSTRUCTORS:
             with contextlib.suppress(BadInput):  # where float64 is no truth, the task's own values have another
-                return self._judge.answer(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
-        return self._judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0)
+                return self._judge.answers.of(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
+        return self._judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 0)
 
     def _eagerly(self) -> list[torch.Tensor]:
         """What eager gives on the case, region by region."""

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
-from gpu_bench.judging import comparison, plausible
+from gpu_bench.judging import comparison
 from gpu_bench.judging.comparison import BLOCK, Forgiveness, compare
 from gpu_bench.judging.comparison_kernel import SOURCE, Seen
+from gpu_bench.truth import plausible
 from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 ROUNDED = """

@@ -87,6 +87,6 @@ def test_a_mask_that_dropout_draws_is_the_same_in_truth_and_eager_and_another_by
     references: Callable[[str], Desk],
 ) -> None:
     place = references(MODULES["dropout"])
-    zeros = [place.judge.answer(TASK, seed) for seed in (SEED, SEED + (1 << 40))]
+    zeros = [place.judge.answers.of(TASK, seed) for seed in (SEED, SEED + (1 << 40))]
     assert all(torch.equal(answer.eager[0] == 0, answer.truth[0] == 0) for answer in zeros)
     assert not torch.equal(zeros[0].eager[0] == 0, zeros[1].eager[0] == 0)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from bench_desk import MakeDesk
 
-from gpu_bench.judging import conditioning, guard, judge_worker, near_ties, plausible, slices, terms, undecided
+from gpu_bench.judging import guard, judge_worker, near_ties, undecided
 from gpu_bench.running.executor import ProgramFault
+from gpu_bench.truth import conditioning, plausible, slices, terms
 from gpu_bench.values.keys import Key
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
-from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
+from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 NORMAL = verdict_pb2.VALUE_FAMILY_NORMAL
 FAMILIES = [family for family in verdict_pb2.ValueFamily.values() if family]
@@ -90,12 +91,12 @@ AMPLIFIES = ("torch.sin(x * 1e9)", "[torch.rand(64, 32)]")
 
 def test_a_module_that_amplifies_rounding_is_judged_by_eagers_own_bits(desk: MakeDesk) -> None:
     place = desk(*AMPLIFIES)
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    answer = place.judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 3)
     assert torch.equal(answer.truth[0], answer.eager[0].double())
     (error,) = place.compare(place.plan_zero(), verdict_pb2.VALUE_FAMILY_TASK).outputs
     assert (error.rms_ratio, error.max_ratio) == (0.0, 0.0)
     with pytest.raises(BadInput, match="eager differs"):
-        place.judge.answer(verdict_pb2.VALUE_FAMILY_NORMAL, 3)
+        place.judge.answers.of(verdict_pb2.VALUE_FAMILY_NORMAL, 3)
 
 
 def test_another_rounding_of_such_a_module_is_wrong(desk: MakeDesk) -> None:
@@ -112,159 +113,27 @@ def test_another_rounding_of_such_a_module_is_wrong(desk: MakeDesk) -> None:
 def test_a_module_that_takes_another_path_on_other_values_says_nothing_there(desk: MakeDesk) -> None:
     place = desk("x * (2.0 if torch.compiler.is_exporting() or float(x.max()) <= 1.0 else 3.0)")
     with pytest.raises(BadInput, match="not what the module computes"):
-        place.judge.answer(verdict_pb2.VALUE_FAMILY_LARGE, 1)
-
-
-def test_a_small_output_has_a_floor_of_its_terms(desk: MakeDesk) -> None:
-    place = desk("x.sum()", "[torch.rand(64, 64) - 0.5]")
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
-    terms = float((torch.manual_seed(1) and torch.rand(64, 64) - 0.5).abs().sum())
-    assert answer.floors[0] == pytest.approx(4 * 2**-24 * terms, rel=1e-3)
+        place.judge.answers.of(verdict_pb2.VALUE_FAMILY_LARGE, 1)
 
 
 def test_constant_rows_are_measured_by_how_far_a_rounding_of_them_moves_the_result(desk: MakeDesk) -> None:
     constant = verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS
     product = desk("x @ rest[0].T", "[torch.rand(64, 48), torch.rand(64, 48)]").judge
-    answer = product.answer(constant, 1)
+    answer = product.answers.of(constant, 1)
     one_rounding = 2**-24 * float(answer.truth[0].square().mean()) ** 0.5
     assert one_rounding < answer.floors[0] < 2 * one_rounding
-    assert product.answer(verdict_pb2.VALUE_FAMILY_NORMAL, 1).floors == [0.0]
+    assert product.answers.of(verdict_pb2.VALUE_FAMILY_NORMAL, 1).floors == [0.0]
     double = desk("x @ rest[0].T", "[torch.rand(64, 48).double(), torch.rand(64, 48).double()]").judge
-    assert double.answer(constant, 1).floors[0] < 1e-6 * answer.floors[0]
+    assert double.answers.of(constant, 1).floors[0] < 1e-6 * answer.floors[0]
     noisy = desk("x + torch.rand_like(x)", "[torch.rand(64, 48)]").judge
-    assert noisy.answer(constant, 1).floors[0] < 1e-6, "the same numbers are drawn"
+    assert noisy.answers.of(constant, 1).floors[0] < 1e-6, "the same numbers are drawn"
     softmax = desk("x.softmax(dim=1)", "[torch.rand(64, 48)]").judge
-    assert softmax.answer(constant, 1).floors[0] < 1e-12, "rows move as a whole and stay constant"
-
-
-def test_statistics_that_a_batch_norm_updates_have_a_floor_of_their_terms(desk: MakeDesk) -> None:
-    place = desk("self.norm(x)", "[torch.rand(32, 3, 8) - 0.5]", "self.norm = torch.nn.BatchNorm1d(3, momentum=0.25)")
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
-    values = (torch.manual_seed(1) and torch.rand(32, 3, 8) - 0.5).transpose(0, 1).flatten(1)
-    floors = dict(zip((str(Key.of(region)) for region in place.judge.regions), answer.floors, strict=True))
-    mean, variance = (next(f for name, f in floors.items() if name.endswith(end)) for end in ("_mean", "_var"))
-    sizes = values.abs().mean(1)
-    assert mean == pytest.approx(4 * 2**-24 * 0.25 * float(sizes.square().mean().sqrt()), rel=1e-3)
-    assert variance > 4 * 2**-24 * 0.25 * float(values.var(1).mean())
-
-
-def test_statistics_of_all_norms_have_their_floors_from_one_pass(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each was followed by autograd through the whole network: of ResNet-101 a search saw no candidate judged."""
-    norms = ", ".join(["torch.nn.BatchNorm1d(3)"] * 3)
-    place = desk("self.m(x)", "[torch.rand(32, 3, 8) - 0.5]", f"self.m = torch.nn.Sequential({norms})")
-    reference, args = place.judge.reference, place.judge.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 1)
-    sources, names = reference.graph_sources(args), [str(Key.of(region)) for region in place.judge.regions]
-    statistic, large = torch.ones(3).double(), torch.ones(3, 2000).double()
-    truth = [statistic if name.endswith(("_mean", "_var")) else large for name in names]
-    first = [source.name for source in reference.graph.sources if source.name.startswith("b_m_0_running")]
-    followed = [terms.terms_floor(reference.graph, sources, name, statistic) for name in first]
-    monkeypatch.setattr(terms, "_followed", lambda *_: pytest.fail("followed by itself"))
-    floors = reference.terms_floors(sources, truth)
-    found = {name: floor for name, floor in zip(names, floors, strict=True) if name.endswith(("_mean", "_var"))}
-    assert len(found) == 6
-    assert all(floor > 0 for floor in found.values())
-    assert [floor for name, floor in found.items() if ".0." in name] == pytest.approx(followed, rel=1e-3)
-
-
-def test_a_statistic_whose_floor_explains_too_little_is_followed_before_it_is_doubted(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = desk("self.m(x)", "[torch.rand(32, 3, 8) - 0.5]", "self.m = torch.nn.BatchNorm1d(3)")
-    names = [source.name for source in place.judge.graph.sources if source.name.endswith(("_mean", "_var"))]
-    monkeypatch.setattr(judge_worker.plausible, "share", lambda *_, **__: 1e-12)
-    monkeypatch.setattr("gpu_bench.judging.reference.statistics_floors", lambda *_: dict.fromkeys(names, 1e-30))
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_NORMAL, 3)
-    keys = [str(Key.of(region)) for region in place.judge.regions]
-    floors = [floor for key, floor in zip(keys, answer.floors, strict=True) if key.endswith(("_mean", "_var"))]
-    assert all(floor > 1e-10 for floor in floors)
-
-
-def test_a_statistic_that_something_else_changes_too_is_followed(desk: MakeDesk) -> None:
-    setup = "self.register_buffer('v', torch.ones(3)), self.register_buffer('w', torch.ones(3))"
-    norm = "torch.nn.functional.batch_norm(x, self.w, self.v, training=True)"
-    place = desk(f"{norm} + self.w.mul_(1e3)[:, None]", "[torch.rand(32, 3, 8)]", setup)
-    args = place.judge.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 1)
-    floors = terms.statistics_floors(place.judge.graph, place.judge.reference.graph_sources(args))
-    assert [name.endswith("_v") for name in floors] == [True]
-
-
-def test_a_network_with_dropout_has_floors_too_and_generators_are_left_alone(desk: MakeDesk) -> None:
-    setup = "self.norm, self.drop = torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)"
-    place = desk("self.drop(self.norm(x).relu_())", "[torch.rand(32, 3, 8) - 0.5]", setup)
-    args = place.judge.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 1)
-    sources, truth = place.judge.reference.graph_sources(args), [torch.ones(3).double()] * len(place.judge.regions)
-    before = torch.get_rng_state()
-    floors = place.judge.reference.terms_floors(sources, truth)
-    assert torch.equal(torch.get_rng_state(), before)
-    names = [str(Key.of(region)) for region in place.judge.regions]
-    assert all(floor > 0 for name, floor in zip(names, floors, strict=True) if name.endswith(("_mean", "_var")))
-
-
-CANCELLING = "torch.nn.functional.group_norm(x, 4).mean([1, 2])"
-"""Terms of size 1 that sum to 0 whatever x is: derivatives by x vanish, roundings do not."""
-
-
-def test_terms_that_cancel_in_between_count_although_the_inputs_do_not_matter(desk: MakeDesk) -> None:
-    place = desk(CANCELLING, "[torch.rand(8, 8, 512) - 0.5]")
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 1)
-    normalised = torch.nn.functional.group_norm(torch.manual_seed(1) and torch.rand(8, 8, 512) - 0.5, 4)
-    assert answer.floors[0] == pytest.approx(4 * 2**-24 * float(normalised.abs().mean()), rel=2e-2)
-
-
-@pytest.mark.parametrize("narrow", [tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16])
-def test_a_precision_cut_shows_among_terms_that_cancel(desk: MakeDesk, narrow: tensor_pb2.Dtype.ValueType) -> None:
-    place = desk(CANCELLING, "[torch.rand(8, 8, 512) - 0.5]")
-    program = place.plan_zero()
-    (fine,) = place.compare(program, verdict_pb2.VALUE_FAMILY_NORMAL).outputs
-    assert fine.rms_ratio < 2
-    assert fine.max_ratio < 2
-    (cut,) = place.compare(
-        _cut_after(program, "aten.group_norm.default", narrow), verdict_pb2.VALUE_FAMILY_NORMAL
-    ).outputs
-    assert cut.rms_ratio > 4
-    assert cut.max_ratio > 8
-
-
-def _cut_after(
-    program: candidate_pb2.Program, target: str, narrow: tensor_pb2.Dtype.ValueType
-) -> candidate_pb2.Program:
-    """The program with one call's result rounded to 16 bits and back."""
-    made = candidate_pb2.Program()
-    made.CopyFrom(program)
-    del made.steps[:]
-    renamed: dict[str, str] = {}
-    specs = {buffer.name: buffer.spec for buffer in program.buffers}
-    for step in program.steps:
-        added = made.steps.add()
-        added.CopyFrom(step)
-        for argument in added.library.args:
-            if argument.tensor in renamed:
-                argument.tensor = renamed[argument.tensor]
-        if step.library.target != target:
-            continue
-        (result,) = step.library.results
-        renamed[result] = f"{result}_back"
-        for source, name, dtype in (
-            (result, f"{result}_cut", narrow),
-            (f"{result}_cut", f"{result}_back", tensor_pb2.DTYPE_FLOAT32),
-        ):
-            call = made.steps.add(group=step.group).library
-            call.target = "aten._to_copy.default"
-            call.args.add(tensor=source)
-            call.kwargs.add(name="dtype").value.dtype = dtype
-            call.results.append(name)
-            buffer = made.buffers.add(name=name, role=candidate_pb2.ROLE_LIBRARY)
-            buffer.spec.CopyFrom(specs[result])
-            buffer.spec.dtype = dtype
-    made.digest = f"cut to {narrow}"
-    return made
+    assert softmax.answers.of(constant, 1).floors[0] < 1e-12, "rows move as a whole and stay constant"
 
 
 def test_values_on_which_every_order_of_one_product_overflows_elsewhere_define_nothing(desk: MakeDesk) -> None:
     made = desk("x.cumprod(1)", "[torch.rand(16, 400)]")
-    answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 3)
+    answer = made.judge.answers.of(verdict_pb2.VALUE_FAMILY_MIXED, 3)
     assert plausible.disagreement(["output 0"], answer.eager, answer.truth) == ""
     (eager,), (truth,) = answer.eager, answer.truth
     for share, is_undecided in ((0.005, False), (0.02, True)):
@@ -279,9 +148,9 @@ def test_a_family_that_the_reference_leaves_undecided_is_none_of_its_cases(
     made = desk("x * 2", "[torch.rand(16, 40)]")
     monkeypatch.setattr(plausible, "disagreement", lambda *_: "nobody knows")
     for family in (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM):
-        made.judge.answer(family, 4)
+        made.judge.answers.of(family, 4)
     with pytest.raises(BadInput, match="nobody knows"):
-        made.judge.answer(verdict_pb2.VALUE_FAMILY_MIXED, 4)
+        made.judge.answers.of(verdict_pb2.VALUE_FAMILY_MIXED, 4)
 
 
 def _short_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
@@ -294,7 +163,7 @@ def _short_of_memory(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
             raise torch.OutOfMemoryError("tried to allocate 16.00 GiB")
         return interpret(*args, **kwargs)
 
-    monkeypatch.setattr(judge_worker.aten, "interpret", interpreted)
+    monkeypatch.setattr(aten, "interpret", interpreted)
     return tried
 
 
@@ -303,7 +172,7 @@ def test_a_truth_is_tried_again_with_all_memory_that_can_be_given_back(
 ) -> None:
     made = desk("torch.sigmoid(x)")
     _short_of_memory(monkeypatch, times=1)
-    assert made.judge.answer(NORMAL, 5).truth[0].dtype == torch.float64
+    assert made.judge.answers.of(NORMAL, 5).truth[0].dtype == torch.float64
 
 
 def test_a_truth_that_memory_does_not_allow_is_named_and_says_what_to_do(
@@ -312,7 +181,7 @@ def test_a_truth_that_memory_does_not_allow_is_named_and_says_what_to_do(
     made = desk("torch.sigmoid(x)")
     _short_of_memory(monkeypatch, times=99)
     with pytest.raises(judge_worker.TruthTooLarge, match=r"not judged: .* family normal .* Smaller shapes") as raised:
-        made.judge.answer(NORMAL, 5)
+        made.judge.answers.of(NORMAL, 5)
     assert "16.00 GiB" in str(raised.value)
 
 
@@ -343,10 +212,10 @@ def test_a_floor_that_there_is_no_memory_for_is_tried_again_and_never_kept_as_ze
     made = desk("x.sum().reshape(1)")
     monkeypatch.setattr(terms, "_magnitudes", short)
     if times == 1:
-        assert made.judge.answer(NORMAL, 1).floors[0] > 0
+        assert made.judge.answers.of(NORMAL, 1).floors[0] > 0
         return
-    assert made.judge.answer(NORMAL, 1).floors == [0.0]
-    assert NORMAL not in made.judge._known_floors
+    assert made.judge.answers.of(NORMAL, 1).floors == [0.0]
+    assert NORMAL not in made.judge.answers._known_floors
 
 
 @pytest.mark.parametrize("times", [1, 99])
@@ -405,23 +274,6 @@ def test_what_moved_rows_are_is_kept_by_nobody_and_the_same_each_time() -> None:
     assert ("x" in moved, "y" in moved, len(moved)) == (True, False, 2)
 
 
-def test_more_seeds_of_a_small_output_take_the_floors_of_their_family(desk: MakeDesk) -> None:
-    made = desk("x.sum().reshape(1)")
-    floors = [made.judge.answer(NORMAL, seed).floors[0] for seed in (1, 2, 3)]
-    assert len(set(floors)) == 3
-    assert made.judge.answer(NORMAL, 4, once=True).floors[0] == min(floors)
-
-
-def test_ordinary_values_in_large_tensors_have_the_floors_of_their_family(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judge_worker, "_MANY", 64 * 48)
-    large, small = desk("x.sum()", "[torch.rand(64, 48)]").judge, desk("x.sum()", "[torch.rand(64, 47)]").judge
-    for family, count in ((NORMAL, 1), (verdict_pb2.VALUE_FAMILY_MIXED, 3)):
-        assert len({large.answer(family, seed).floors[0] for seed in (1, 2, 3)}) == count
-        assert len({small.answer(family, seed).floors[0] for seed in (1, 2, 3)}) == 3
-
-
 def test_an_index_of_what_rounding_cannot_tell_apart_is_right_and_no_other() -> None:
     graph = graph_pb2.Graph(outputs=["i"])
     node = graph.nodes.add(name="i", target="aten.max.dim")
@@ -439,7 +291,7 @@ def test_an_index_of_a_sum_may_be_that_of_another_sum_within_eagers_error(desk: 
     made = desk("x.sum(2).argmax(1)", "[torch.rand(8, 6, 4000)]")
     program = made.plan_zero()
     assert made.compare(program, verdict_pb2.VALUE_FAMILY_TASK).outputs[0].unequal_count == 0
-    answer = made.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    answer = made.judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 3)
     place = made.shared.tensors(made.judge.regions)[0]
     place.copy_((answer.eager[0] + 1) % 6)
     observed = judging_pb2.Observation(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
@@ -452,7 +304,7 @@ def test_far_elements_of_unusual_values_are_asked_whether_anything_decides_them(
     made = desk("torch.softmax(x, -1) * 2")
     monkeypatch.setattr(undecided, "excused", lambda candidate, truth, _: truth.to(candidate.dtype))
     for family, is_asked in ((verdict_pb2.VALUE_FAMILY_LARGE, True), (NORMAL, False)):
-        made.judge.answer(family, 3)
+        made.judge.answers.of(family, 3)
         made.shared.tensors(made.judge.regions)[0].fill_(0.125)
         error = made.judge.judge(judging_pb2.Observation(family=family, seed=3)).outputs[0]
         assert (error.max_ratio < 1.0) == is_asked
@@ -478,10 +330,10 @@ def test_poison_and_canaries_are_drawn_anew_for_every_comparison_and_differ_in_e
 def test_a_truth_by_slices_is_the_truth(desk: MakeDesk, expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = "[torch.rand(16, 32), torch.rand(1, 32)]"
     made = desk(expression, inputs, "self.w = torch.nn.Parameter(torch.rand(32, 32))")
-    whole = made.judge.answer(NORMAL, 5)
-    made.judge._answers.clear()
+    whole = made.judge.answers.of(NORMAL, 5)
+    made.judge.answers._kept.clear()
     _short_of_memory(monkeypatch, times=1)
-    sliced = made.judge.answer(NORMAL, 5)
+    sliced = made.judge.answers.of(NORMAL, 5)
     assert (whole.by_slices, sliced.by_slices) == (False, True)
     for one, other in zip(whole.truth, sliced.truth, strict=True):
         assert torch.allclose(one.double(), other.double(), rtol=1e-13, atol=0.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from bench_desk import MakeDesk
 
-from gpu_bench.judging import judge_worker, plausible
+from gpu_bench.truth import plausible
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2, tensor_pb2, verdict_pb2
@@ -28,17 +28,17 @@ def test_convolutions_of_tf32_may_be_farther_off_and_are_still_judged_by_the_tru
         found = interpret(graph, sources, widen)
         return {name: t * 1.04 if widen and t.is_floating_point() else t for name, t in found.items()}
 
-    monkeypatch.setattr(judge_worker.aten, "interpret", exact)
+    monkeypatch.setattr(aten, "interpret", exact)
     monkeypatch.setattr(plausible, "may_round_to_tf32", lambda *_: rounds_to_tf32)
     place = desk("self.m(x)", "[torch.rand(2, 3, 16, 16)]", "self.m = torch.nn.Conv2d(3, 4, 3)")
-    answer = place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    answer = place.judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 3)
     assert torch.equal(answer.truth[0], answer.eager[0].double()) is not rounds_to_tf32
     (coarse,) = place.judge.cases.report.learned.coarse_errors
-    size = float(place.judge.answer(verdict_pb2.VALUE_FAMILY_TASK, 0).eager[0].square().mean().sqrt())
+    size = float(place.judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 0).eager[0].square().mean().sqrt())
     assert coarse == pytest.approx(0.04 * size if rounds_to_tf32 else 0.0, rel=0.01)
     if not rounds_to_tf32:
         with pytest.raises(BadInput, match="eager differs"):
-            place.judge.answer(NORMAL, 3)
+            place.judge.answers.of(NORMAL, 3)
         return
     (error,) = place.compare(place.plan_zero(), NORMAL).outputs
     assert 1.5 < error.rms_ratio < 2.5, "a yardstick of two hundredths"

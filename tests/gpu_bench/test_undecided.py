@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_bench.judging import conditioning, undecided
+from gpu_bench.judging import undecided
+from gpu_bench.truth import conditioning
 
 ROWS, TIED = 4000, 17
 

@@ -46,7 +46,7 @@ def judge(small: Any) -> Iterator[Callable[..., Judge]]:
 
 def test_the_truth_is_the_module_in_float64(judge: Callable[..., Judge]) -> None:
     made = judge(f"{LOOKS}return self.linear(x) / 3", "self.linear = torch.nn.Linear(32, 8)")
-    answer = made.answer(TASK, 5)
+    answer = made.answers.of(TASK, 5)
     (x,), linear = made.loaded.case(TASK, 5), made.loaded.module.linear
     expected = (x.double() @ linear.weight.double().t() + linear.bias.double()) / 3
     assert answer.truth[0].dtype == torch.float64
@@ -58,13 +58,13 @@ def test_the_truth_is_the_module_in_float64(judge: Callable[..., Judge]) -> None
 def test_what_a_module_makes_without_a_type_is_as_wide_as_its_inputs(judge: Callable[..., Judge]) -> None:
     made = judge(f"{LOOKS}return x @ torch.full((32, 4), 1 / 3)")
     expected = made.loaded.case(TASK, 5)[0].double() @ torch.full((32, 4), 1 / 3, dtype=torch.float64)
-    assert (made.answer(TASK, 5).truth[0] - expected).abs().max() < 1e-14
+    assert (made.answers.of(TASK, 5).truth[0] - expected).abs().max() < 1e-14
     assert torch.get_default_dtype() is torch.float32
 
 
 def test_a_small_sum_may_be_as_far_off_as_its_terms_allow(judge: Callable[..., Judge]) -> None:
     made = judge(f"{LOOKS}return (x - 0.5).sum() * self.scale", "self.scale = torch.nn.Parameter(torch.tensor(2.0))")
-    answer = made.answer(TASK, 5)
+    answer = made.answers.of(TASK, 5)
     (x,) = made.loaded.case(TASK, 5)
     # The reference is not traced, so the step x − 0.5 is unknown: the terms are those of x.
     assert answer.floors == pytest.approx([4 * 2.0**-24 * 2 * float(x.double().sum())])
@@ -74,7 +74,7 @@ def test_a_small_sum_may_be_as_far_off_as_its_terms_allow(judge: Callable[..., J
 def test_a_module_that_autograd_cannot_follow_has_no_terms(judge: Callable[..., Judge]) -> None:
     made = judge("return torch.from_numpy(x.numpy().sum(keepdims=True) * 2)")
     args = made.loaded.case(TASK, 5)
-    assert made.reference.terms_floors(made.reference.graph_sources(args), made.answer(TASK, 5).truth) == [0.0]
+    assert made.reference.terms_floors(made.reference.graph_sources(args), made.answers.of(TASK, 5).truth) == [0.0]
 
 
 def test_state_that_a_call_changes_is_a_result(judge: Callable[..., Judge]) -> None:
@@ -82,7 +82,7 @@ def test_state_that_a_call_changes_is_a_result(judge: Callable[..., Judge]) -> N
     assert sorted(map(str, made.reference.written)) == [
         "state norm.num_batches_tracked", "state norm.running_mean", "state norm.running_var",
     ]  # fmt: skip
-    answer = made.answer(TASK, 5)
+    answer = made.answers.of(TASK, 5)
     mean = made.loaded.case(TASK, 5)[0].double().mean(0)
     place = [Key.of(region) for region in made.regions].index(Key.state("norm.running_mean"))
     assert (answer.truth[place] - mean).abs().max() < 1e-14
@@ -100,7 +100,7 @@ def test_a_call_that_moves_the_generator_on_is_random(
 def test_a_yardstick_of_a_small_output_is_what_a_rounding_of_its_inputs_moves(
     judge: Callable[..., Judge],
 ) -> None:
-    assert judge(f"{LOOKS}return x.sum()").answer(TASK, 5).floors[0] > 0.0
+    assert judge(f"{LOOKS}return x.sum()").answers.of(TASK, 5).floors[0] > 0.0
 
 
 def test_only_solutions_are_judged_without_a_graph(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,10 +258,10 @@ def test_seeds_of_cases_have_63_bits_and_recipes_keep_48_of_them() -> None:
 
 def test_a_stored_answer_of_fixed_integers_is_right_on_the_tasks_own_alone(references: MakeDesk) -> None:
     place = references(STORED)
-    stored = place.judge.answer(TASK, SEED).eager[0].clone()
+    stored = place.judge.answers.of(TASK, SEED).eager[0].clone()
     comparisons = []
     for family in (TASK, FRESH):
-        place.judge.answer(family, SEED + 1)
+        place.judge.answers.of(family, SEED + 1)
         place.shared.tensors(place.judge.regions)[0].copy_(stored)
         comparisons.append(place.judge.judge(judging_pb2.Observation(family=family, seed=SEED + 1)))
     assert comparisons[0].outputs[0].max_ratio == 0

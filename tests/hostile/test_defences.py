@@ -94,7 +94,7 @@ class InThisProcess:
         bench.load(judging_pb2.LoadRequest(program=request.program, artifact=request.artifact))
         answer = benchmark_service_pb2.CompareOutputsResponse()
         for case in request.cases:
-            judge.answer(case.family, case.seed)  # as a session does: it learns what the reference refuses
+            judge.answers.of(case.family, case.seed)  # as a session does: it learns what the reference refuses
             asked = judging_pb2.ExecuteRequest(
                 family=case.family, seed=case.seed, regions=judge.regions, learned=judge.cases.report.learned
             )

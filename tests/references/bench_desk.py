@@ -33,7 +33,7 @@ class BenchDesk:
 
     def compare(self, program: candidate_pb2.Program, family: Any, seed: int = 3) -> verdict_pb2.Comparison:
         artifact = self.small.compiled(program)
-        self.judge.answer(family, seed)  # as a session does: some references refuse some values
+        self.judge.answers.of(family, seed)  # as a session does: some references refuse some values
         self.bench.load(judging_pb2.LoadRequest(program=program, artifact=artifact))
         request = judging_pb2.ExecuteRequest(
             family=family, seed=seed, regions=self.judge.regions, learned=self.judge.cases.report.learned

@@ -183,7 +183,7 @@ class Desk:
 
     def compare(self, family: Any) -> verdict_pb2.Comparison:
         """Raises BadInput where the reference refuses the family."""
-        self.judge.answer(family, SEED)
+        self.judge.answers.of(family, SEED)
         program = self.small.plan_zero(self.judge.graph)
         self.bench.load(judging_pb2.LoadRequest(program=program, artifact=self.small.compiled(program)))
         request = judging_pb2.ExecuteRequest(

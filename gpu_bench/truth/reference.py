@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-from gpu_bench.judging import guard, plausible, slices
+from gpu_bench.judging import guard
 from gpu_bench.judging.loaded import Args, LoadedTask
-from gpu_bench.judging.terms import statistics_floors, terms_floor
+from gpu_bench.truth import plausible, slices
+from gpu_bench.truth.terms import statistics_floors, terms_floor
 from gpu_bench.values import seeds
 from gpu_bench.values.cases import Eager
 from gpu_bench.values.keys import Key

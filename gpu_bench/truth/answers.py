@@ -1,0 +1,194 @@
+"""What the reference gives on cases: eager's results and the truth in float64, kept as long as there is room.
+
+The one idea: the two are only believed of each other where they agree to within rounding, whose size each answer says.
+It compares no candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpu_bench.judging import comparison
+from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.truth import conditioning, plausible
+from gpu_bench.truth.reference import Reference
+from gpu_bench.values.cases import Cases, Taken
+from gpu_bench.values.inputs import family_name
+from gpu_bench.values.keys import Key
+from gpu_bench.workers.shortage import Shortages, with_room
+from warpsmith.errors import BadInput
+from warpsmith.graphs import aten
+from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
+
+_KEPT_BYTES = 4 << 30
+"""Truths kept for later comparisons, the one about to be made included."""
+_MANY = 1 << 26
+"""Elements of all inputs from which on Σ|terms| of ordinary values is taken to be the same for every seed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the reference gives on one case, region by region."""
+
+    eager: Sequence[torch.Tensor]
+    truth: Sequence[torch.Tensor]
+    """float64 where the region is float."""
+    floors: Sequence[float]
+    """What the yardstick never falls below: 4u·Σ|terms| of small outputs, how far constant rows move them; else 0."""
+    by_slices: bool = False
+    """Whether the truth was computed some rows at a time, for want of memory."""
+    coarse_errors: Sequence[float] = ()
+    """rms of eager's error where only TF32 explains it, else 0."""
+    most_errors: Sequence[float] = ()
+    """What eager's rms error counts as at most: where only TF32 explains it, what it might be without. Four times the
+    whole would let pass what leaves out a bias."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it holds."""
+        return sum(t.numel() * t.element_size() for t in [*self.eager, *self.truth])
+
+
+class Answers:
+    """Of a prepared reference: made once for a task."""
+
+    def __init__(self, loaded: LoadedTask, kind: type[Reference] = Reference) -> None:
+        self._loaded = loaded
+        self._kept: OrderedDict[tuple[int, int], Answer] = OrderedDict()
+        self.shortages = Shortages()
+        self._known_floors: dict[int, list[float]] = {}
+        """By family the least that was seen."""
+        args = loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        self.reference = kind(loaded, args, self.give_back)
+        graph = self.reference.graph
+        given = [source.spec for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
+        self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
+        self.cases = Cases.learned(loaded, graph, self.reference.run, args)
+        answer = self.of(verdict_pb2.VALUE_FAMILY_TASK, 0)
+        self.cases.report.learned.coarse_errors[:] = answer.coarse_errors[: len(graph.outputs)]
+        self.cases.try_sources(args, list(self.reference.written), answer.eager, answer.truth, answer.floors)
+
+    def of(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, once: bool = False) -> Answer:
+        """The reference's results, from memory where they are kept.
+
+        `once`: one of many seeds. Σ|terms| takes longer than all else, so that of other seeds of the family has to do;
+        so it has for ordinary values in large tensors: on an H200 it took 0.42 of the 0.6 s of a batch norm's case.
+
+        Raises:
+            BadInput: the forward raises on these values, or gives what its captured graph does not.
+        """
+        key = (int(family), seed)
+        if key not in self._kept:
+            self._make_room()
+            is_alike = once or (self._has_many_terms and family in comparison.ORDINARY)
+            floors = self._known_floors.get(family) if is_alike else None
+            self._kept[key] = with_room(
+                lambda: self._compute(self.cases.taken(family, seed), family, seed, floors),
+                f"eager and the truth in float64 on values of family {family_name(family)}",
+                self.give_back,
+            )
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def give_back(self) -> judging_pb2.Done:
+        """Gives back all memory that can be."""
+        self._kept.clear()
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return judging_pb2.Done()
+
+    def _make_room(self) -> None:
+        """Forgets old answers before another of their size is computed, which itself takes several times its size."""
+        while self._kept:
+            sizes = [answer.size_bytes for answer in self._kept.values()]
+            if sum(sizes) + max(sizes) <= _KEPT_BYTES:
+                return
+            self._kept.popitem(last=False)
+
+    def _compute(
+        self,
+        case: Taken,
+        family: verdict_pb2.ValueFamily.ValueType,
+        seed: int,
+        known: Sequence[float] | None,
+    ) -> Answer:
+        sliced = self.reference.slice_count
+        args, (outputs, written) = case
+        sources = self.reference.graph_sources(args)
+        truth = self.reference.truth(args, written, seed)
+        floors = list(known or self._terms_floors(sources, truth, family))
+        if family in self.reference.shaken:
+            after = self.reference.truth(args, written, seed, conditioning.Moved(sources, seed))
+            floors = list(map(max, floors, map(conditioning.shift, truth, after)))
+        eager = self.reference.by_region(args, outputs, written)
+        answer = Answer(eager, truth, floors, self.reference.slice_count > sliced)
+        names = [str(Key.of(region)) for region in self.reference.regions]
+        if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
+            raise BadInput(chaotic)
+        answer, doubts = self._doubted(answer, family)
+        if doubts and any(answer.floors[at] > 0.0 for at in doubts):
+            floors = self._terms_floors(sources, truth, family, followed=doubts)
+            answer, doubts = self._doubted(replace(answer, floors=list(map(max, floors, answer.floors))), family)
+        if not doubts:
+            return answer
+        if family != verdict_pb2.VALUE_FAMILY_TASK or not self.reference.repeats(eager, args, written, seed):
+            raise BadInput(next(iter(doubts.values())))
+        # The module amplifies rounding until nothing of float64 is left (batch norm over two values, five times in a
+        # row). Its graph is right, bit by bit, so eager is the only truth: a candidate may differ by a few ulp.
+        return replace(
+            answer,
+            truth=[
+                eager[at].to(aten.widened(eager[at].dtype)) if at in doubts else each for at, each in enumerate(truth)
+            ],
+            floors=[0.0 if at in doubts else each for at, each in enumerate(answer.floors)],
+        )
+
+    def _terms_floors(
+        self,
+        sources: Mapping[str, torch.Tensor],
+        truth: Sequence[torch.Tensor],
+        family: int,
+        followed: Collection[int] = (),
+    ) -> list[float]:
+        try:
+            floors = self.reference.terms_floors(sources, truth, followed)
+        except (RuntimeError, MemoryError) as error:
+            self.shortages.ask(error, "terms", family)  # once more with all the room that there is
+            return [0.0] * len(truth)
+        self._known_floors[family] = list(map(min, floors, self._known_floors.get(family, floors)))
+        return floors
+
+    def _doubted(self, answer: Answer, family: verdict_pb2.ValueFamily.ValueType) -> tuple[Answer, dict[int, str]]:
+        """The answer with what eager's errors count as; and region → why its float64 value is no truth: a yardstick as
+        long as the output itself would measure nothing.
+
+        On the task's own values an output may also be nothing but rounding: x − mean(x) of one element.
+        Raises BadInput for another shape than eager's.
+        """
+        nothing = 1e-3 if family == verdict_pb2.VALUE_FAMILY_TASK else 0.0
+        found: dict[int, str] = {}
+        coarse, most = [0.0] * len(answer.eager), [math.inf] * len(answer.eager)
+        regions = zip(self.reference.regions, answer.eager, answer.truth, answer.floors, strict=True)
+        for position, (region, eager, truth, floor) in enumerate(regions):
+            if eager.shape != truth.shape:
+                raise BadInput(f"{Key.of(region)}: eager gives {list(eager.shape)}, its graph {list(truth.shape)}")
+            if not (eager.is_floating_point() or eager.is_complex()):
+                continue
+            off, size = plausible.off_and_size(eager, truth)
+            least = 1e3 * torch.finfo(eager.dtype).smallest_normal
+            types, size = [*self.reference.types, eager.dtype], max(size, nothing)
+            without = max(plausible.share(types) * size, 16.0 * floor, least)
+            allowed = max(plausible.share(types, rounds_to_tf32=self.reference.rounds_to_tf32) * size, without)
+            if without < off <= allowed:
+                coarse[position], most[position] = off, without
+            if off > allowed:
+                found[position] = (
+                    f"{Key.of(region)}: what was captured is not what the module computes: eager differs from the "
+                    f"graph in float64 by {off:.3g} rms, more than {allowed:.3g}"
+                )
+        return replace(answer, coarse_errors=coarse, most_errors=most), found
