@@ -122,7 +122,7 @@ class Judge:
         verdict.inspections.extend(said(comparisons))
         made = sum(bool(comparison.outputs) for comparison in comparisons)
         worst = max(map(worst_of, ratios))
-        verdict.detail = f"{made} comparisons; the worst error is {worst:.2g} times PyTorch's own"
+        verdict.detail = f"{made} comparisons; the worst error is {worst:.2g} times {words.yardstick(comparisons)}"
         return verdict
 
     def _finding(self, answer: benchmark_service_pb2.CompareOutputsResponse, cases: Sequence[Case]) -> Finding | None:

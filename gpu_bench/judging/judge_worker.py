@@ -27,7 +27,8 @@ from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
 
 _FAR = 4.0
-"""Times its yardstick that an element or a block has to be off to be asked whether anything decides there."""
+"""Times its yardstick that an output has to be off to be looked at again: whether TF32 explains it, and whether
+anything decides there."""
 
 
 class Judge:
@@ -80,14 +81,7 @@ class Judge:
         unwritten = dict(enumerate(observed.unwritten_counts))
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
-            error = comparison.compare(
-                candidate,
-                answer.eager[position],
-                answer.truth[position],
-                terms_floor=answer.floors[position],
-                most_error=answer.most_errors[position],
-                forgiveness=comparison.Forgiveness.of(observed.family),
-            )
+            error = self._compare(candidate, position, answer, observed)
             may_be_open = observed.family not in comparison.ORDINARY and not candidate.is_complex()
             is_far = may_be_open and max(error.max_ratio, error.block_ratio) > _FAR
             if (error.unequal_count or is_far) and position < len(self.graph.outputs):
@@ -96,6 +90,32 @@ class Judge:
             error.unwritten_count = unwritten.get(position, 0)
             complete.outputs.append(error)
         return complete
+
+    def _compare(
+        self, candidate: torch.Tensor, position: int, answer: Answer, observed: judging_pb2.Observation
+    ) -> verdict_pb2.OutputError:
+        """Of one region. Measured by eager's error, and where that does not do, by what TF32 makes of the truth."""
+
+        def against(own: torch.Tensor) -> verdict_pb2.OutputError:
+            return comparison.compare(
+                candidate,
+                own,
+                answer.truth[position],
+                terms_floor=answer.floors[position],
+                most_error=answer.most_errors[position],
+                forgiveness=comparison.Forgiveness.of(observed.family),
+            )
+
+        error = against(answer.eager[position])
+        is_far = max(error.rms_ratio, error.max_ratio, error.block_ratio) > _FAR
+        if not is_far or not (rounded := self.answers.rounded(observed.family, observed.seed)):
+            return error
+        by_tf32 = against(rounded[position])
+        for ratio in ("rms_ratio", "max_ratio", "block_ratio"):
+            if getattr(by_tf32, ratio) < getattr(error, ratio):
+                setattr(error, ratio, getattr(by_tf32, ratio))
+                error.by_tf32 = True
+        return error
 
     def _second_look(
         self,
@@ -133,15 +153,7 @@ class Judge:
             ):
                 raise
             return error
-        forgiveness = comparison.Forgiveness.of(observed.family)
-        again = comparison.compare(
-            judged,
-            eager,
-            truth,
-            terms_floor=answer.floors[position],
-            most_error=answer.most_errors[position],
-            forgiveness=forgiveness,
-        )
+        again = self._compare(judged, position, answer, observed)
         again.kernelbench_close = error.kernelbench_close
         return again
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -20,7 +20,7 @@ from gpu_bench.truth.reference import Reference
 from gpu_bench.values.cases import Cases, Taken
 from gpu_bench.values.inputs import family_name
 from gpu_bench.values.keys import Key
-from gpu_bench.workers.shortage import Shortages, with_room
+from gpu_bench.workers.shortage import Shortages, is_want_of_memory, with_room
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
@@ -45,13 +45,15 @@ class Answer:
     coarse_errors: Sequence[float] = ()
     """rms of eager's error where only TF32 explains it, else 0."""
     most_errors: Sequence[float] = ()
-    """What eager's rms error counts as at most: where only TF32 explains it, what it might be without. Four times the
-    whole would let pass what leaves out a bias."""
+    """What PyTorch's rms error counts as at most: what it might be without TF32. Four times more would let pass what
+    leaves out a bias. 0 where the truth is eager's."""
+    rounded: list[torch.Tensor] = field(default_factory=list)
+    """The truth of factors that are rounded to TF32, in eager's types, once it was asked for."""
 
     @property
     def size_bytes(self) -> int:
         """Memory that it holds."""
-        return sum(t.numel() * t.element_size() for t in [*self.eager, *self.truth])
+        return sum(t.numel() * t.element_size() for t in [*self.eager, *self.truth, *self.rounded])
 
 
 class Answers:
@@ -94,6 +96,21 @@ class Answers:
             )
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    def rounded(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Sequence[torch.Tensor]:
+        """What TF32 makes of a case's truth; nothing where PyTorch's settings do not allow it, no graph is known or
+        there is no memory for it."""
+        answer = self.of(family, seed)
+        if not answer.rounded and self.reference.rounds_to_tf32 and self.reference.is_traced:
+            try:
+                args, (_, written) = self.cases.taken(family, seed)
+                found = self.reference.rounded_to_tf32(args, written, seed)
+            except (RuntimeError, MemoryError, BadInput) as error:
+                if not is_want_of_memory(error) or self.shortages.is_first("tf32", family, seed):
+                    raise
+                return []
+            answer.rounded.extend(each.to(own.dtype) for each, own in zip(found, answer.eager, strict=True))
+        return answer.rounded
 
     def give_back(self) -> judging_pb2.Done:
         """Gives back all memory that can be."""
@@ -146,6 +163,7 @@ class Answers:
                 eager[at].to(aten.widened(eager[at].dtype)) if at in doubts else each for at, each in enumerate(truth)
             ],
             floors=[0.0 if at in doubts else each for at, each in enumerate(answer.floors)],
+            most_errors=[0.0 if at in doubts else each for at, each in enumerate(answer.most_errors)],
         )
 
     def _terms_floors(
@@ -184,8 +202,9 @@ class Answers:
             types, size = [*self.reference.types, eager.dtype], max(size, nothing)
             without = max(plausible.share(types) * size, 16.0 * floor, least)
             allowed = max(plausible.share(types, rounds_to_tf32=self.reference.rounds_to_tf32) * size, without)
+            most[position] = without
             if without < off <= allowed:
-                coarse[position], most[position] = off, without
+                coarse[position] = off
             if off > allowed:
                 found[position] = (
                     f"{Key.of(region)}: what was captured is not what the module computes: eager differs from the "

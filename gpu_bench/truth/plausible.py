@@ -1,6 +1,8 @@
-"""How far PyTorch's own result may be from a graph's in float64 before the graph is doubted.
+"""How far PyTorch's own result may be from a graph's in float64: before the graph is doubted, and by TF32.
 
 The one idea: rounding has a size. What is farther off is another computation, or one of which rounding leaves nothing.
+Where settings allow TF32 the size depends on the algorithm that a library takes: cuDNN may round factors in one layout
+and not in another. So it is what rounding them makes of the truth, whatever eager does.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from gpu_bench.judging.comparison import parts_of
 from gpu_bench.judging.comparison_kernel import compare_blocks
 from warpsmith.graphs import aten
+from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 CHUNK = 1 << 26
@@ -24,6 +27,13 @@ _SHARE |= {torch.complex128: 1e-6, torch.complex64: 2e-2}
 """Largest rms error of eager relative to the truth's rms. TF32 products in a deep network stay below it."""
 _TF32_SHARE = 6e-2
 """The same where factors may be rounded to TF32: on an H200 eager's MobileNetV2, 52 convolutions, is 4.4e-2 off."""
+_FACTORS = {
+    "linear": (0, 1), "matmul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "addmm": (1, 2), "addmv": (1, 2),
+    "addbmm": (1, 2), "baddbmm": (1, 2), "einsum": (1,), "scaled_dot_product_attention": (0, 1, 2),
+}  # fmt: skip
+"""Which arguments of a product are its factors."""
+_TF32_BITS = 11
+"""Of a factor that is rounded to TF32, the leading one included."""
 _BY_CUDNN = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Calls that may round wherever convolutions may."""
 _UNDECIDED = 0.01
@@ -47,6 +57,31 @@ def may_round_to_tf32(graph: graph_pb2.Graph, types: Collection[torch.dtype], de
     kinds = [aten.operation(node.target) for node in calls]
     convolves = not graph.nodes or any("conv" in kind or kind in _BY_CUDNN for kind in kinds)
     return torch.backends.cuda.matmul.allow_tf32 or (convolves and torch.backends.cudnn.allow_tf32)
+
+
+def rounded_factor(node: graph_pb2.Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """As `aten.Read`, of a graph in float64: what PyTorch's settings let a library round to TF32 is rounded.
+
+    To the nearest, by Veltkamp's splitting (Dekker 1971, *A floating-point technique for extending the available
+    precision*). What a recurrent network multiplies on the way is left as it is.
+    """
+    if tensor.dtype != torch.float64 or name not in _factors(node):
+        return tensor
+    scaled = tensor * (2.0 ** (53 - _TF32_BITS) + 1.0)
+    rounded = scaled - (scaled - tensor)
+    return torch.where(rounded.isfinite(), rounded, tensor)
+
+
+def _factors(node: graph_pb2.Node) -> set[str]:
+    """Tensors in fp32 that a call multiplies, where it may round them to TF32."""
+    kind = aten.operation(node.target)
+    if not any(result.spec.dtype == tensor_pb2.DTYPE_FLOAT32 for result in node.results):
+        return set()
+    if "conv" in kind:
+        places: Sequence[int] = range(2) if torch.backends.cudnn.allow_tf32 else ()
+    else:
+        places = _FACTORS.get(kind, ()) if torch.backends.cuda.matmul.allow_tf32 else ()
+    return set(tensor_names(node.args[place] for place in places if place < len(node.args)))
 
 
 def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:

@@ -52,7 +52,7 @@ class Reference:
         self.types = {dtypes.to_torch(spec.dtype) for spec in specs}
         """Types on the way: an output of float64 that went through fp16 is as exact as fp16."""
         self.rounds_to_tf32 = plausible.may_round_to_tf32(self.graph, self.types, loaded.device)
-        """Whether eager may round factors to TF32 on the way, and to nothing coarser."""
+        """Whether PyTorch may round factors to TF32 on the way, and to nothing coarser."""
         begin = time.perf_counter()
         outputs, written = self.run(args, seed=0)
         self.eager_seconds = time.perf_counter() - begin
@@ -137,6 +137,10 @@ class Reference:
         """
         return self._interpret(args, written, seed, widen=True, sources=sources)
 
+    def rounded_to_tf32(self, args: Args, written: Mapping[Key, torch.Tensor], seed: int) -> list[torch.Tensor]:
+        """Every region as `truth`, of factors that are rounded to TF32 wherever PyTorch's settings allow it."""
+        return self._interpret(args, written, seed, widen=True, read=plausible.rounded_factor)
+
     def repeats(
         self, eager: Sequence[torch.Tensor], args: Args, written: Mapping[Key, torch.Tensor], seed: int
     ) -> bool:
@@ -180,15 +184,18 @@ class Reference:
         *,
         widen: bool,
         sources: Mapping[str, torch.Tensor] | None = None,
+        read: aten.Read | None = None,
     ) -> list[torch.Tensor]:
         """Every region as the captured graph gives it, in float64 or as eager computes; sources are left alone.
 
-        `sources`: others than those of `args`.
+        `sources`: others than those of `args`. `read`: what nodes read in float64, if not what there is.
         """
         sources = sources or self.graph_sources(args)
         seed_generators(seeds.of_generators(seed))
         try:
-            if widen:
+            if read is not None:
+                results = aten.interpret(self.graph, sources, widen=True, read=read)
+            elif widen:
                 results = self.widened(sources)
             else:
                 results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})

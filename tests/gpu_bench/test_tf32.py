@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ from bench_desk import MakeDesk
 from gpu_bench.truth import plausible
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
-from warpsmith.v1 import graph_pb2, tensor_pb2, verdict_pb2
+from warpsmith.program_steps import tensor_names
+from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 NORMAL = verdict_pb2.VALUE_FAMILY_NORMAL
 
@@ -24,8 +26,8 @@ def test_convolutions_of_tf32_may_be_farther_off_and_are_still_judged_by_the_tru
     """Eager four hundredths off: fifty convolutions in a row are, on a GPU."""
     interpret = aten.interpret
 
-    def exact(graph: Any, sources: Any, widen: bool = False) -> dict[str, torch.Tensor]:
-        found = interpret(graph, sources, widen)
+    def exact(graph: Any, sources: Any, widen: bool = False, **how: Any) -> dict[str, torch.Tensor]:
+        found = interpret(graph, sources, widen, **how)
         return {name: t * 1.04 if widen and t.is_floating_point() else t for name, t in found.items()}
 
     monkeypatch.setattr(aten, "interpret", exact)
@@ -93,3 +95,71 @@ def test_what_is_nothing_but_rounding_is_measured_by_all_of_it_where_tf32_is_all
     assert list(place.judge.cases.report.learned.coarse_errors) == [0.0]
     for error in place.compare(place.plan_zero(), NORMAL).outputs:
         assert error.rms_ratio <= 1.0
+
+
+WITH_BIAS = "self.m = torch.nn.Conv2d(3, 16, 3)"
+
+
+def of_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """Rounded to ten bits behind the leading one, half away from zero: by the bits, as no code of ours does."""
+    bits = tensor.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def test_factors_are_rounded_to_eleven_bits_and_nothing_else_is(settings: tuple[Any, Any]) -> None:
+    values = torch.cat([torch.randn(4096), torch.tensor([0.0, math.inf, -math.inf, 1e-38, 3e38])])
+    node = graph_pb2.Node(target="aten.conv2d.default")
+    node.results.add(name="y").spec.dtype = tensor_pb2.DTYPE_FLOAT32
+    for name in ("x", "weight", "bias"):
+        node.args.add(tensor=name)
+    wide = values.double()
+    for name in ("x", "weight"):
+        assert torch.equal(plausible.rounded_factor(node, name, wide).float(), of_tf32(values))
+    for other in (("bias", wide), ("x", values)):
+        assert plausible.rounded_factor(node, *other) is other[1]
+    settings[0].allow_tf32 = False
+    assert plausible.rounded_factor(node, "x", wide) is wide
+    node.target = "aten.addmm.default"  # bias first
+    settings[1].allow_tf32 = True
+    factors = [not torch.equal(plausible.rounded_factor(node, name, wide), wide) for name in ("x", "weight", "bias")]
+    assert factors == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("factors", "bias", "at_most", "at_least"),
+    [
+        (of_tf32, 1.0, 2.0, 0.0),  # a library's other algorithm
+        (lambda t: t.bfloat16().float(), 1.0, math.inf, 4.0),  # eight bits are no TF32
+        (of_tf32, 0.0, math.inf, 4.0),  # TF32 excuses no bias that is left out
+    ],
+    ids=["tf32", "bf16", "no bias"],
+)
+def test_a_candidate_may_round_to_tf32_where_eager_may_and_does_not(
+    desk: MakeDesk,
+    monkeypatch: pytest.MonkeyPatch,
+    factors: Any,
+    bias: float,
+    at_most: float,
+    at_least: float,
+) -> None:
+    """cuDNN rounds channels-last and not as the module lies: PyTorch's settings allow both."""
+    place = desk("self.m(x)", "[torch.rand(2, 3, 32, 32)]", WITH_BIAS)
+    family, seed = verdict_pb2.VALUE_FAMILY_NORMAL, 5
+    args, _ = place.judge.cases.taken(family, seed)
+    held = {name: tensor.clone() for name, tensor in place.judge.reference.graph_sources(args).items()}
+    x, weight, own_bias = (held[name] for name in tensor_names(place.judge.graph.nodes[0].args))
+    given = torch.nn.functional.conv2d(factors(x), factors(weight), bias * own_bias)
+    answer = place.judge.answers.of(family, seed)
+
+    def error() -> verdict_pb2.OutputError:
+        observed = judging_pb2.Observation(family=family, seed=seed)
+        return place.judge._compare(given, 0, answer, observed)
+
+    plain = error()
+    assert plain.rms_ratio > 50
+    assert not plain.by_tf32
+    monkeypatch.setattr(place.judge.reference, "rounds_to_tf32", True)
+    by_tf32 = error()
+    assert at_least < max(by_tf32.rms_ratio, by_tf32.max_ratio, by_tf32.block_ratio) < at_most
+    assert by_tf32.by_tf32
+    assert by_tf32.eager_rms_error == plain.eager_rms_error

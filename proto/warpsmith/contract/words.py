@@ -1,10 +1,12 @@
-"""The words by which people and files know the values of the contract's enums, and the way back.
+"""The words by which people and files know what the contract says: the values of its enums, and the way back.
 
 The one idea: a word is the value's own name without the enum's prefix, so no module keeps a second list; a value that
 this version does not know, because a later one sent it, is its number. It knows nothing of what a value means.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from google.protobuf.descriptor import EnumDescriptor
 
@@ -101,6 +103,12 @@ def failure_kind(value: verdict_pb2.FailureKind.ValueType) -> str:
 def value_family(value: verdict_pb2.ValueFamily.ValueType) -> str:
     """ "normal", "constant_rows" and so on; empty where none is set."""
     return _word(verdict_pb2.ValueFamily.DESCRIPTOR, value).lower()
+
+
+def yardstick(comparisons: Iterable[verdict_pb2.Comparison]) -> str:
+    """What a verdict's error is a multiple of."""
+    by_tf32 = any(error.by_tf32 for comparison in comparisons for error in comparison.outputs)
+    return "what TF32 makes, which PyTorch's settings allow" if by_tf32 else "PyTorch's own"
 
 
 def _prefix(kind: EnumDescriptor) -> str:

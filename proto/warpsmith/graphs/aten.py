@@ -23,6 +23,9 @@ from warpsmith.v1 import graph_pb2, tensor_pb2
 Lookup = Callable[[str], torch.Tensor]
 """From a tensor's name to the tensor."""
 
+Read = Callable[[graph_pb2.Node, str, torch.Tensor], torch.Tensor]
+"""From a node, the name of a tensor that it reads and that tensor, to what it is given."""
+
 # Reads files, swaps or frees a tensor's memory, or depends on values in a way that no static graph can carry.
 _REFUSED: Final = frozenset({
     "from_file", "set_", "set_data", "resize_", "resize_as_", "resize_output", "record_stream", "item",
@@ -273,6 +276,7 @@ def interpret(
     sources: Mapping[str, torch.Tensor],
     widen: bool = False,
     look: Callable[[graph_pb2.Node, Mapping[str, torch.Tensor]], object] = lambda *_: None,
+    read: Read = lambda _node, _name, tensor: tensor,
 ) -> dict[str, torch.Tensor]:
     """Computes the graph; returns its outputs and every source that it writes, by name.
 
@@ -280,7 +284,8 @@ def interpret(
     graph. The tensors' device is where everything runs. Without `widen`, in-place operations write to
     `sources`, as eager would. With it every floating-point source and type argument becomes float64 and
     `sources` are left alone: the truth. Random operations draw from the default generator as eager does:
-    seed it first. `look` is called ahead of each node, with the tensors by name that are there.
+    seed it first. `look` is called ahead of each node, with the tensors by name that are there. `read` gives what a
+    node reads in the place of a tensor, where all is widened.
 
     Raises:
         BadInput: a source is missing, or an operation is not allowed.
@@ -302,8 +307,10 @@ def interpret(
     with torch.no_grad():
         for position, node in enumerate(graph.nodes):
             look(node, values)
-            run = _call_widened if widen else _call_plain
-            results = run(node, values, spec_types, device)
+            if widen:
+                results = _call_widened(node, values, spec_types, device, read)
+            else:
+                results = call(node.target, node.args, node.kwargs, values.__getitem__, device)
             for result, tensor in zip(node.results, results, strict=False):
                 if result.name and tensor is not None:
                     values[result.name] = tensor
@@ -352,20 +359,12 @@ def _last_uses(graph: graph_pb2.Graph) -> dict[int, list[str]]:
     return by_position
 
 
-def _call_plain(
-    node: graph_pb2.Node,
-    values: Mapping[str, torch.Tensor],
-    _spec_types: Mapping[str, torch.dtype],
-    device: torch.device,
-) -> list[torch.Tensor | None]:
-    return call(node.target, node.args, node.kwargs, values.__getitem__, device)
-
-
 def _call_widened(
     node: graph_pb2.Node,
     values: Mapping[str, torch.Tensor],
     spec_types: Mapping[str, torch.dtype],
     device: torch.device,
+    read: Read,
 ) -> list[torch.Tensor | None]:
     overload = resolve(node.target)
     narrow = node.target in _BITWISE or node.random or is_outside(node.target)
@@ -373,7 +372,7 @@ def _call_widened(
 
     def lookup(name: str) -> torch.Tensor:
         if not narrow:
-            return values[name]
+            return read(node, name, values[name])
         if name not in narrowed:
             narrowed[name] = values[name].to(spec_types[name])
         return narrowed[name]
