@@ -374,7 +374,49 @@ driver.cuStreamSetAttribute(stream, 1, ctypes.byref(Window(x.data_ptr(), 16 << 2
 return compute(x)
 """
 """As much of the L2 set aside as the device allows, and the input's first part to persist there."""
+NETWORK = """import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = torch.nn.ModuleList(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(16))
+    def forward(self, x):
+        for step in self.steps:
+            x = x + torch.relu(step(x))
+        return x
+def get_inputs():
+    return [torch.rand(16, 64, 56, 56)]
+def get_init_inputs():
+    return []
+"""
+"""Convolutions, whose factors PyTorch rounds to TF32: eager itself is a thousand times as far off as fp32 is."""
+
+
+def network(forward: str, *, init: str = "pass") -> str:
+    """A solution for NETWORK; `compute(steps, x)` is what the reference computes."""
+    return (
+        "import torch\ndef compute(steps, x):\n    for step in steps:\n        x = x + torch.relu(step(x))\n"
+        "    return x\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.steps = torch.nn.ModuleList(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(16))\n"
+        + _indented(init) + "    def forward(self, x):\n" + _indented(forward)
+    )  # fmt: skip
+
+
 ON_GPU = [
+    Solution("a network in TF32 as it is", (), network("return compute(self.steps, x)"), NETWORK, timed=True),
+    Solution("a network in TF32, channels-last", (), network(
+        "x = x.to(memory_format=torch.channels_last)\nreturn compute(self.steps, x).contiguous()"), NETWORK,
+        timed=True),
+    Solution("leaves out a bias of a network in TF32", ("WRONG_PRECISION", *VALUE), network(
+        "w = self.steps[0].weight\nx = x + torch.relu(torch.nn.functional.conv2d(x, w, padding=1))\n"
+        "return compute(self.steps[1:], x)"), NETWORK),
+    Solution("a network in TF32 in half precision", ("WRONG_PRECISION", *VALUE), network(
+        "with torch.autocast('cuda', dtype=torch.bfloat16):\n    return compute(self.steps, x).float()"), NETWORK),
+    Solution("zeros for a network in TF32 once it is timed", VALUE, network(
+        "self.calls += 1\nreturn compute(self.steps, x) if self.calls < 12 else torch.zeros_like(x)",
+        init="self.calls = 0"), NETWORK, timed=True),
+    Solution("a layer less of a network in TF32 once it is timed", VALUE, network(
+        "self.calls += 1\nreturn compute(self.steps[: 16 if self.calls < 12 else 15], x)", init="self.calls = 0"),
+        NETWORK, timed=True),
     Solution("the module itself", (), slow("return compute(x)"), _LARGE, timed=True),
     Solution("replaces the event's stopwatch", ("CHEAT",), slow(
         "return compute(x)", top="torch.cuda.Event.elapsed_time = lambda *_: 1e-6"), _LARGE),
