@@ -22,6 +22,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "architecture.md"
 (NEW,) = re.findall(r"<!-- card -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 OTHERS = [*(card for card in CARDS.values() if card is not H200), eval(NEW)]
 """Those that are known and never ran a kernel, and the one that the tutorial adds."""
+ENDS = [card.architecture for card in sorted(OTHERS, key=lambda card: int(re.sub(r"\D", "", card.architecture)))][
+    :: len(OTHERS) - 1
+]
+"""The oldest and the newest: between them the same sources are compiled, a third of them for each card."""
 CUDA = task_pb2.TARGET_CUDA
 ONE_OF_EACH = list({subject.strategy: subject for subject in every_subject()}.values())
 OF_CLUSTERS = {
@@ -45,6 +49,8 @@ def test_every_strategy_compiles_or_says_what_the_card_lacks(
             emissions.append(schedule.emit(subject.nest, subject.parameters or schedule.defaults(subject.nest)))
         except IllegalMove as refused:
             refusals[subject.strategy] = str(refused)
+    if card.architecture not in ENDS:
+        emissions = emissions[OTHERS.index(card) % 3 :: 3]
     text = "\n".join(emission.text for emission in emissions)
     headers = tuple(dict.fromkeys(header for emission in emissions for header in emission.headers))
     launches = tuple(launch for emission in emissions for launch in emission.launches)

@@ -17,17 +17,17 @@ from benchmarks.fuzzing.sketches import Sketch, Source, Step
 from warpsmith.v1 import task_pb2
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.py"))
-COUNT = 260
+COUNT = 110
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's about what modules do
-def test_two_hundred_random_modules_are_right_when_fused(checking: ModuleType) -> None:
+def test_a_hundred_random_modules_are_right_when_fused(checking: ModuleType) -> None:
     texts = ((seed, sketches.generate(seed).module_text()) for seed in range(COUNT))
     outcomes = dict(checking.check(texts))
     failed = {seed: outcome for seed, outcome in outcomes.items() if outcome.failed}
     assert not failed
     assert len(outcomes) == COUNT
-    assert Counter(outcome.kind for outcome in outcomes.values())["fused"] >= 200
+    assert Counter(outcome.kind for outcome in outcomes.values())["fused"] >= 80
 
 
 @pytest.mark.filterwarnings("ignore")

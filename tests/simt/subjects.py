@@ -325,16 +325,22 @@ _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes
 
 def every_subject() -> list[Subject]:
     """All combinations that the schedules accept, each with a name of its own."""
-    return [subject for subject, _ in _numbered()]
+    found = []
+    for family, (schedule, classes, strategies) in _FAMILIES.items():
+        for (shape_class, make), (strategy, changes) in itertools.product(classes.items(), strategies.items()):
+            nest = make(_ROWS_OF_A_PIPELINE if strategy.startswith(_SEVERAL_ROWS) else _FEW_ROWS)
+            named = replace(nest, name=f"{family}_{strategy}_{shape_class}")
+            for parameters in _accepted(named, schedule, changes):
+                found.append(Subject(named.name, f"{family} {strategy}", shape_class, named, schedule, parameters))
+    return found
 
 
 def a_slice() -> list[Subject]:
-    """A third of them, in which every strategy and every class of shape is."""
+    """Every strategy, and every class of shape of each family."""
     chosen, seen = [], set[tuple[str, str]]()
-    for subject, number in _numbered():
+    for subject in every_subject():
         family = subject.strategy.split()[0]
-        fresh = {("strategy", subject.strategy), (family, subject.shape_class)} - seen
-        if number % 8 == 0 or fresh:
+        if fresh := {("strategy", subject.strategy), (family, subject.shape_class)} - seen:
             chosen.append(subject)
             seen |= fresh
     return chosen
@@ -343,18 +349,6 @@ def a_slice() -> list[Subject]:
 def subject(name: str) -> Subject:
     """The subject of that name."""
     return next(each for each in every_subject() if each.name == name)
-
-
-def _numbered() -> Iterator[tuple[Subject, int]]:
-    """Subjects with the sum of the numbers of their class and strategy."""
-    for family, (schedule, classes, strategies) in _FAMILIES.items():
-        for class_number, (shape_class, make) in enumerate(classes.items()):
-            for strategy_number, (strategy, changes) in enumerate(strategies.items()):
-                nest = make(_ROWS_OF_A_PIPELINE if strategy.startswith(_SEVERAL_ROWS) else _FEW_ROWS)
-                named = replace(nest, name=f"{family}_{strategy}_{shape_class}")
-                for parameters in _accepted(named, schedule, changes):
-                    found = Subject(named.name, f"{family} {strategy}", shape_class, named, schedule, parameters)
-                    yield found, class_number + strategy_number
 
 
 def _accepted(nest: Nest, schedule: Schedule, changes: Changes) -> Iterator[Settings]:
