@@ -64,9 +64,10 @@ def judge(
     Raises:
         Infrastructure: there were finalists and none could be judged.
     """
-    is_steady = pipeline.task.target == task_pb2.TARGET_CUDA and not has_kept_baselines
-    if finalists and is_steady and _is_hopeless(finalists[0].timing):
-        return [finalists[0]]
+    if finalists and pipeline.task.target == task_pb2.TARGET_CUDA:
+        best = finalists[0].timing
+        if (_is_hopeless(best) and not has_kept_baselines) or not _NOT_COMPUTED.keys().isdisjoint(best.raised):
+            return [finalists[0]]
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
     for finalist, promised_ns in _ranked_again(pipeline, finalists):

@@ -307,6 +307,31 @@ def test_what_no_final_could_make_faster_on_a_gpu_is_told_as_it_was_screened(
     assert world.calls["VerifyArtifact"] == len(notebook.trials) + finals
 
 
+class Constant(testing.World):
+    """Its module gives the same whatever it is given."""
+
+    def MeasureArtifact(
+        self, request: benchmark_service_pb2.MeasureArtifactRequest, /, timeout: float | None = None
+    ) -> benchmark_service_pb2.MeasureArtifactResponse:
+        """As the world's, but for that."""
+        response = super().MeasureArtifact(request, timeout)
+        response.timing.raised.append(timing_pb2.FLAG_OUTPUT_CONSTANT)
+        response.timing.faster = False
+        return response
+
+
+@pytest.mark.parametrize(("target", "least_finals"), [(task_pb2.TARGET_CUDA, 0), (task_pb2.TARGET_CPU, 1)])
+def test_no_final_on_a_gpu_is_made_of_a_module_that_nothing_is_faster_than(
+    target: task_pb2.Target.ValueType, least_finals: int
+) -> None:
+    notebook, world = Notebook(), Constant(gains={"author": 3.0})
+    run = executed(world, notebook, target)
+    assert run.state == run_pb2.RUN_STATE_NO_FASTER
+    assert "but the module gives the same on all such values" in run.message
+    finals = world.calls["VerifyArtifact"] - len(notebook.trials)
+    assert finals >= least_finals if least_finals else finals == 0
+
+
 class Kept(testing.World):
     """Its baselines are an earlier run's."""
 
