@@ -78,5 +78,7 @@ def constant(type_: str, name: str, fields: Mapping[str, int | bool]) -> list[st
 def wrapped(text: str) -> list[str]:
     """A line of the struct, in lines of readable length that end after a comma."""
     glued = text.replace(" ", "\u00a0").replace(",\u00a0", ", ")
-    lines = textwrap.wrap(glued, LINE_CHARACTERS - 2, subsequent_indent="    ", break_on_hyphens=False)
+    lines = textwrap.wrap(
+        glued, LINE_CHARACTERS - 2, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
     return [f"  {line}".replace("\u00a0", " ") for line in lines]
