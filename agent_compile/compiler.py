@@ -2,14 +2,16 @@
 
 The one idea: an artifact is named by its program's sources and entries, by the toolchain's description and by the
 rules that let it through, so equal work is done once and nothing outlives a rule. Refusals are remembered too, but
-not those that time or memory decided.
+not those that time or memory decided. A program of many kernels is compiled in parts, beside each other.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from prometheus_client import Counter
@@ -18,12 +20,15 @@ from agent_compile import elf, policy
 from agent_compile.cache import Cache
 from agent_compile.toolchains.toolchain import Compiled, Outcome, Rejected, Toolchain
 from warpsmith import digest, hardware
-from warpsmith.contract import words
+from warpsmith.contract import program_parts, words
 from warpsmith.errors import BadInput
+from warpsmith.sandbox.processors import processor_count
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
 _RULES = digest.digest("rules", *map(inspect.getsource, (policy, elf)))
-_counter = Counter("warpsmith_compile_cache_lookups_total", "Programs looked for in the cache.", ["outcome"])
+Part = tuple[compile_service_pb2.CompileCandidateResponse, bool]
+"""What came of what is compiled in one go, and whether it was known."""
+_counter = Counter("warpsmith_compile_cache_lookups_total", "Programs and parts looked for in the cache.", ["outcome"])
 _lookups = {outcome: _counter.labels(outcome) for outcome in ("hit", "miss")}
 
 
@@ -61,6 +66,23 @@ class Compiler:
             return Answer(refused, cached=False)
         hardware.of_architecture(hardware.architecture(program))
         toolchain = self.toolchain(program.target)
+        begin = time.perf_counter()
+        parts = program_parts.apart(program)
+        if len(parts) == 1:
+            response, cached = self._part(program, toolchain)
+            return Answer(_opened(response, program_digest), cached)
+        with ThreadPoolExecutor(processor_count()) as pool:
+            found = list(pool.map(_until_refused(lambda part: self._part(part, toolchain)), parts))
+        answers = [each for each in found if each is not None]
+        cached = all(was_cached for _, was_cached in answers)
+        outcomes = [_opened(response, program_digest) for response, _ in answers]
+        if refused := next((outcome for outcome in outcomes if isinstance(outcome, Rejected)), None):
+            return Answer(refused, cached)
+        made = [outcome for outcome in outcomes if isinstance(outcome, artifact_pb2.Artifact)]
+        return Answer(_together(made, time.perf_counter() - begin), cached)
+
+    def _part(self, program: candidate_pb2.Program, toolchain: Toolchain) -> Part:
+        """Compiles in one go, or finds what came of the same."""
         # Buffers and grids do not change the binary: candidates that differ only there share one.
         texts = [part for source in program.sources for part in (source.name, source.text)]
         description = toolchain.describe()
@@ -69,14 +91,14 @@ class Compiler:
         found = self._cache.find(key) if self._cache else None
         _lookups["miss" if found is None else "hit"].inc()
         if found is not None:
-            return Answer(_opened(found, program_digest), cached=True)
+            return found, True
         begin = time.perf_counter()
         outcome = toolchain.compile(program)
         response = _packed(outcome, key, description, time.perf_counter() - begin)
         transient = isinstance(outcome, Rejected) and outcome.kind == verdict_pb2.FAILURE_KIND_COMPILE_LIMIT
         if self._cache and not transient:
             response = self._cache.publish(key, response)
-        return Answer(_opened(response, program_digest), cached=False)
+        return response, False
 
     def toolchain(self, target: task_pb2.Target.ValueType) -> Toolchain:
         """The first toolchain of the target that can compile here.
@@ -97,6 +119,39 @@ class Compiler:
         """Ends every worker."""
         for toolchain in self._toolchains:
             toolchain.close()
+
+
+def _until_refused(
+    compile_part: Callable[[candidate_pb2.Program], Part],
+) -> Callable[[candidate_pb2.Program], Part | None]:
+    """The same, but that nothing is compiled after a refusal: None."""
+    is_refused = threading.Event()
+
+    def compiled(part: candidate_pb2.Program) -> Part | None:
+        if is_refused.is_set():
+            return None
+        found = compile_part(part)
+        if found[0].WhichOneof("outcome") == "rejection":
+            is_refused.set()
+        return found
+
+    return compiled
+
+
+def _together(parts: Sequence[artifact_pb2.Artifact], seconds: float) -> artifact_pb2.Artifact | Rejected:
+    """One artifact of those of the parts."""
+    whole = artifact_pb2.Artifact()
+    whole.CopyFrom(parts[0])
+    whole.digest = digest.digest("parts", *(part.digest for part in parts))
+    whole.compile_seconds = seconds
+    for part in parts[1:]:
+        whole.further.append(part.content)
+        whole.resources.extend(part.resources)
+    size = len(whole.content) + sum(map(len, whole.further))
+    if size > policy.BINARY_BYTES:
+        text = f"the binaries take {size} bytes; {policy.BINARY_BYTES} are allowed"
+        return Rejected(verdict_pb2.FAILURE_KIND_COMPILE_LIMIT, text)
+    return whole
 
 
 def _library_only(program_digest: str) -> artifact_pb2.Artifact:

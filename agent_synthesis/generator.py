@@ -22,7 +22,7 @@ from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest, plugins
-from warpsmith.contract import words
+from warpsmith.contract import program_parts, words
 from warpsmith.errors import IllegalMove
 from warpsmith.program_steps import kept_steps, made_by
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
@@ -66,7 +66,8 @@ class _Generator:
         )
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written
-        self._texts: list[str] = []
+        self._parts: list[str] = []
+        """Of the source, each with its includes."""
         self._emitted: dict[Hashable, tuple[Nest, Emission]] = {}
         """By what makes a kernel, the first nest that it was made for."""
         self._written: list[str] = []  # kept apart and last: macros in them reach no text of ours
@@ -121,7 +122,7 @@ class _Generator:
         key = (form, group.schedule, group.settings)
         if key not in self._emitted:
             self._emitted[key] = nest, self._plan.schedule(group).emit(nest, group.settings)
-            self._texts.append(self._emitted[key][1].text)
+            self._parts.append(_part(self._emitted[key][1]))
         first, emission = self._emitted[key]
         made = [buffer.name for buffer in nest.buffers if buffer.written and buffer.name not in self._index.sources]
         names = {its.name: own.name for its, own in zip(first.buffers, nest.buffers, strict=True)}
@@ -130,7 +131,7 @@ class _Generator:
     def _write(self, group: Group) -> None:
         emission, outputs = free_form.emission(self._plan, group), self._plan.outputs(group)
         self._launch(group, emission, [*self._plan.reads(group), *outputs], outputs)
-        self._written.append(emission.text)
+        self._written.append(_part(emission))
 
     def _launch(
         self,
@@ -212,11 +213,10 @@ class _Generator:
     # -- text
 
     def _sources(self) -> Sequence[candidate_pb2.DeviceSource]:
-        texts = [*self._texts, *self._written]
-        if not texts:
+        parts = [*self._parts, *self._written]
+        if not parts:
             return []
-        includes = "".join(f'#include "{header}"\n' for header in self._headers)
-        text = f"{self._comment()}\n{includes}\n" + "\n".join(texts)
+        text = program_parts.joined(self._comment(), parts)
         unit = candidate_pb2.DeviceSource(name=_UNIT_NAME[self._plan.target], text=text)
         return [unit, *_with_includes(self._headers)]
 
@@ -224,6 +224,11 @@ class _Generator:
         lines = ["// Made by Warpsmith by these moves:"]
         lines += [f"//   {words.move(move)}" for move in self._plan.moves]
         return "\n".join(re.sub(r"[^\x20-\x7e]", "?", line).rstrip("\\") for line in lines)
+
+
+def _part(emission: Emission) -> str:
+    includes = "".join(f'#include "{header}"\n' for header in emission.headers)
+    return f"{includes}\n{emission.text}"
 
 
 def _with_includes(headers: Iterable[str]) -> list[candidate_pb2.DeviceSource]:

@@ -361,6 +361,7 @@ def without_bulk(trial: trial_pb2.Trial, *, keep_sources: bool = False, keep_sam
     light.CopyFrom(trial)
     if light.HasField("artifact"):
         light.artifact.content = b""
+        del light.artifact.further[:]
     if light.HasField("candidate") and not keep_sources:
         digest = light.candidate.program.digest
         light.candidate.program.CopyFrom(candidate_pb2.Program(digest=digest))

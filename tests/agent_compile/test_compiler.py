@@ -14,8 +14,72 @@ from agent_compile.servicer import CompileServicer
 from agent_compile.toolchains.gxx import Gxx
 from agent_compile.toolchains.toolchain import Compiled, Outcome, Rejected
 from warpsmith import testing
+from warpsmith.contract import program_parts
 from warpsmith.errors import BadInput
 from warpsmith.v1 import artifact_pb2, candidate_pb2, task_pb2, verdict_pb2
+
+COUNT = 12
+
+
+class OfParts:
+    """A toolchain whose binary is the text; refuses a text that says so."""
+
+    name = "parts"
+    target: task_pb2.Target.ValueType = task_pb2.TARGET_CUDA
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def missing(self) -> str:
+        return ""
+
+    def describe(self) -> str:
+        return "parts 1.0"
+
+    def compile(self, program: candidate_pb2.Program) -> Outcome:
+        text = program.sources[0].text
+        self.seen.append(text)
+        if "refused" in text:
+            return Rejected(verdict_pb2.FAILURE_KIND_COMPILE_ERROR, "error: refused")
+        made = [artifact_pb2.KernelResources(entry=step.launch.entry) for step in program.steps]
+        return Compiled(text.encode(), artifact_pb2.BINARY_FORMAT_CUBIN, made)
+
+    def close(self) -> None: ...
+
+
+def in_parts(bodies: dict[int, str], head: str = "// some moves") -> candidate_pb2.Program:
+    made = candidate_pb2.Program(target=task_pb2.TARGET_CUDA, architecture="sm_90a")
+    texts = [f"void k{number}() {{{bodies.get(number, '')}}}\n" for number in range(COUNT)]
+    made.sources.add(name="kernel.cu", text=program_parts.joined(head, texts))
+    for number in range(COUNT):
+        made.steps.add().launch.entry = f"k{number}"
+    return made
+
+
+def test_a_program_of_many_kernels_is_compiled_in_parts_each_kept_for_itself(tmp_path: Path) -> None:
+    toolchain = OfParts()
+    compiler = Compiler([toolchain], Cache(tmp_path))
+    first, same = compiler.compile(in_parts({})), compiler.compile(in_parts({}, head="// other moves"))
+    assert (first.cached, same.cached, len(toolchain.seen)) == (False, True, COUNT)
+    whole = first.outcome
+    assert isinstance(whole, artifact_pb2.Artifact)
+    assert [whole.content, *whole.further] == [f"void k{number}() {{}}\n".encode() for number in range(COUNT)]
+    assert [each.entry for each in whole.resources] == [f"k{number}" for number in range(COUNT)]
+    changed = compiler.compile(in_parts({3: "return;"}))
+    assert (changed.cached, len(toolchain.seen)) == (False, COUNT + 1)
+    assert isinstance(changed.outcome, artifact_pb2.Artifact)
+    assert changed.outcome.digest != whole.digest
+    assert changed.outcome.further[2] == b"void k3() {return;}\n"
+
+
+def test_a_part_that_is_refused_refuses_the_program_and_is_remembered(tmp_path: Path) -> None:
+    toolchain = OfParts()
+    compiler = Compiler([toolchain], Cache(tmp_path))
+    for _ in range(2):
+        refused = compiler.compile(in_parts({0: "refused"})).outcome
+        assert isinstance(refused, Rejected)
+        assert refused.diagnostics == "error: refused"
+    assert sum("refused" in text for text in toolchain.seen) == 1
 
 
 class Counting:

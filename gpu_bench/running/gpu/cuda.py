@@ -136,21 +136,31 @@ class CudaExecutor:
         if artifact.format != artifact_pb2.BINARY_FORMAT_CUBIN:
             raise ProgramFault(verdict_pb2.FAILURE_KIND_LAUNCH_ERROR, "the artifact holds no cubin")
         driver = _driver()
-        module = _checked(driver.cuModuleLoadData(artifact.content), "the cubin does not load")
+        modules = [
+            _checked(driver.cuModuleLoadData(content), "the cubin does not load")
+            for content in (artifact.content, *artifact.further)
+        ]
         functions: dict[str, Any] = {}
         for launch in launches:
-            what = f"entry {launch.entry}"
             if launch.entry not in functions:
-                functions[launch.entry] = _checked(
-                    driver.cuModuleGetFunction(module, launch.entry.encode()), f"{what} is not in the cubin"
-                )
-            _allow(functions[launch.entry], launch, what)
+                functions[launch.entry] = _function(modules, launch.entry)
+            _allow(functions[launch.entry], launch, f"entry {launch.entry}")
         return CudaProgram(program, device, functions)
 
     def synchronize(self) -> None:
         """As `Executor.synchronize`: an error of any earlier launch shows here."""
         driver = _driver()
         _checked(driver.cuCtxSynchronize(), "the kernels did not end well")
+
+
+def _function(modules: Sequence[Any], entry: str) -> Any:
+    """The kernel of that name, in whichever of the modules it is. Raises ProgramFault where it is in none."""
+    driver = _driver()
+    for module in modules[:-1]:
+        code, *found = driver.cuModuleGetFunction(module, entry.encode())
+        if int(code) == 0:
+            return found[0]
+    return _checked(driver.cuModuleGetFunction(modules[-1], entry.encode()), f"entry {entry} is not in the cubin")
 
 
 def _allow(function: Any, launch: candidate_pb2.Launch, what: str) -> None:
