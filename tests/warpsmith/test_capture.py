@@ -391,3 +391,55 @@ def test_numbers_and_none_among_outputs_are_leaves_of_the_graph() -> None:
 def test_what_cannot_be_captured_is_named(module: nn.Module, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         capture(module, (torch.rand(8, 8),))
+
+
+class OfNumbers(nn.Module):
+    """A function of a tensor and of lengths."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return self.function(x, lengths)
+
+
+def checked(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    torch._check(lengths.max().item() <= x.shape[1])
+    return x * 2
+
+
+def remembered(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    y = x * lengths[0]
+    first = y[0, 0].item()
+    y.add_(1.0)
+    return y * first
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        checked,
+        remembered,
+        lambda x, lengths: x * lengths.max().item(),
+        lambda x, lengths: x + (lengths.sum().item() * 2 - 1),
+        lambda x, lengths: x.clamp(max=lengths.float().mean().item()),
+        lambda x, lengths: x.masked_fill(x > lengths[0].item(), lengths.float().max().item()),
+        lambda x, lengths: x / (lengths.sum().item() + 1),
+    ],
+)
+def test_a_number_out_of_a_tensor_is_a_tensor_of_no_dimensions(function: Any) -> None:
+    graph = assert_captured_like_eager(OfNumbers(function), (torch.randn(2, 8), torch.tensor([3, 4])))
+    assert function is not checked or [node.target for node in graph.nodes][-1:] == ["aten.mul.Tensor"]
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x, lengths: x[:, : lengths[0].item()], "slice"),
+        (lambda x, lengths: torch.arange(lengths[0].item()) + x.sum(), "arange"),
+    ],
+)
+def test_a_number_that_decides_a_shape_is_refused_and_says_where(function: Any, what: str) -> None:
+    with pytest.raises(BadInput, match=f"takes a number out of a tensor .* gives it to {what}, which needs to know it"):
+        capture(OfNumbers(function), (torch.randn(2, 8), torch.tensor([3, 4])))

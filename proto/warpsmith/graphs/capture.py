@@ -24,17 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from warpsmith import digest
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, autocast, dtypes, recurrent
+from warpsmith.graphs import aten, autocast, checks, dtypes, recurrent
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20
 """Largest constant tensor that a graph carries by value; larger ones are named, as buffers of the module."""
-
-# They check or annotate and compute nothing.
-_IGNORED: Final = frozenset({
-    "_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range",
-    "sym_constrain_range_for_size", "_functional_assert_async",
-})  # fmt: skip
 
 # The result is the argument itself.
 _IDENTITIES: Final = frozenset({"detach", "detach_", "lift_fresh", "alias", "requires_grad_"})
@@ -152,6 +146,8 @@ class _Recorder:
         self._alive: list[Any] = []  # keeps ids from being used again
         self._owners: dict[int, str] = {}  # storage → the latest tensor name on it
         self._used: set[str] = set()
+        self._numbers: set[int] = set()
+        """Ids of tensors that stand for numbers which the forward takes out of tensors."""
         # Read before the fake mode begins, which would make their values unreachable.
         self._contents = {
             declared.target: _content(declared.target, exported.constants[declared.target])
@@ -198,6 +194,8 @@ class _Recorder:
             match node.op:
                 case "get_attr":
                     environment[node] = operator.attrgetter(node.target)(module)
+                case "call_function" if checks.is_check(node) or checks.is_only_checked(node):
+                    continue
                 case "call_function":
                     args, kwargs = pytree.tree_map_only(
                         torch.fx.Node, environment.__getitem__, (tuple(node.args), dict(node.kwargs))
@@ -216,10 +214,14 @@ class _Recorder:
             return self._batched(target, args, kwargs)
         if target.namespace != "aten":
             aten.admit(target)
-        elif name in _IGNORED:
-            return None
         elif name in _IDENTITIES and args:
             return args[0]
+        elif name == "item":  # the number stays a tensor of no dimensions; it is as it was whatever is written later
+            copy = self._record(node.name, torch.ops.aten.clone.default, args, {})
+            self._numbers.add(id(copy))
+            return copy
+        if self._has_number((args, kwargs)):
+            return self._with_numbers(name, target.overloadpacket, args, kwargs)
         if self._region is not None:
             args, kwargs = self._region.applied(target, args, kwargs, self._cast)
         return self._record(node.name, target, _with_cudnn(target, args), kwargs)
@@ -244,7 +246,24 @@ class _Recorder:
         function: Callable[..., Any] = node.target  # type: ignore[assignment]
         if function.__module__ == _VMAP:
             return self._batched(function, args, kwargs)
+        if self._has_number((args, kwargs)):
+            result = self._with_numbers(name, function, args, kwargs)
+            self._numbers.add(id(result))
+            return result
         return function(*args, **kwargs)
+
+    def _has_number(self, values: Any) -> bool:
+        return any(id(leaf) in self._numbers for leaf in _tensors(values))
+
+    def _with_numbers(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Makes a call that is given numbers out of tensors, as calls on tensors: those are recorded."""
+        try:
+            return self._batched(function, args, kwargs)
+        except (TypeError, RuntimeError) as error:
+            raise CaptureRefused(
+                f"forward takes a number out of a tensor (item, tolist) and gives it to {name}, which needs to know it "
+                "beforehand: compute with the tensor, or pass the number as an argument"
+            ) from error
 
     def _batched(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Makes a call under vmap, which turns it into calls on whole batches: those are recorded."""
@@ -354,7 +373,7 @@ class _Batches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record = record
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "aten" or func.overloadpacket.__name__ in _IGNORED:
+        if func.namespace != "aten" or func.overloadpacket.__name__ in checks.CHECKS:
             return func(*args, **(kwargs or {}))
         return self._record(func.overloadpacket.__name__, func, args, kwargs or {})
 
