@@ -26,6 +26,8 @@ from warpsmith.sandbox.processors import processor_count
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
 _RULES = digest.digest("rules", *map(inspect.getsource, (policy, elf)))
+PARTS_SECONDS = 100.0
+"""After which no part of a program is begun. Those that were are kept, so that the next time has fewer to make."""
 Part = tuple[compile_service_pb2.CompileCandidateResponse, bool]
 """What came of what is compiled in one go, and whether it was known."""
 _counter = Counter("warpsmith_compile_cache_lookups_total", "Programs and parts looked for in the cache.", ["outcome"])
@@ -78,6 +80,9 @@ class Compiler:
         outcomes = [_opened(response, program_digest) for response, _ in answers]
         if refused := next((outcome for outcome in outcomes if isinstance(outcome, Rejected)), None):
             return Answer(refused, cached)
+        if len(answers) < len(parts):
+            text = f"the compiler took more than {PARTS_SECONDS:g} s for {len(parts)} kernels"
+            return Answer(Rejected(verdict_pb2.FAILURE_KIND_COMPILE_LIMIT, text), cached=False)
         made = [outcome for outcome in outcomes if isinstance(outcome, artifact_pb2.Artifact)]
         return Answer(_together(made, time.perf_counter() - begin), cached)
 
@@ -124,11 +129,11 @@ class Compiler:
 def _until_refused(
     compile_part: Callable[[candidate_pb2.Program], Part],
 ) -> Callable[[candidate_pb2.Program], Part | None]:
-    """The same, but that nothing is compiled after a refusal: None."""
-    is_refused = threading.Event()
+    """The same, but that none is begun after a refusal, or after the time of all: None."""
+    is_refused, until = threading.Event(), time.monotonic() + PARTS_SECONDS
 
     def compiled(part: candidate_pb2.Program) -> Part | None:
-        if is_refused.is_set():
+        if is_refused.is_set() or time.monotonic() > until:
             return None
         found = compile_part(part)
         if found[0].WhichOneof("outcome") == "rejection":

@@ -18,8 +18,8 @@ from warpsmith.v1 import candidate_pb2, task_pb2, verdict_pb2
 SOURCE_BYTES = 4 << 20
 """Most bytes of all sources of a program together: a network of 120 batch norms, each a kernel, takes 1.2 MB."""
 
-BINARY_BYTES = 64 << 20
-"""Most bytes of the machine code of all parts of a program together."""
+BINARY_BYTES = 32 << 20
+"""Most bytes of the machine code of all parts of a program together: it travels in one message."""
 
 SOURCE_COUNT = 64
 """Most sources of a program."""

@@ -102,6 +102,7 @@ class Judge:
         verdict = verdict_pb2.Verdict(
             comparisons=comparisons, jail_rung=answer.jail_rung, inspections=answer.inspections
         )
+        verdict.by_tf32 = any(error.by_tf32 for each in comparisons for error in each.outputs)
         found = pools(comparisons)
         ratios = [(pool.rms_ratio, pool.max_ratio, 0.0) for pool in found if pool.decides]
         ratios += [ratios_of(error) for pool in found if not pool.decides for error in pool.errors]
@@ -122,7 +123,7 @@ class Judge:
         verdict.inspections.extend(said(comparisons))
         made = sum(bool(comparison.outputs) for comparison in comparisons)
         worst = max(map(worst_of, ratios))
-        verdict.detail = f"{made} comparisons; the worst error is {worst:.2g} times {words.yardstick(comparisons)}"
+        verdict.detail = f"{made} comparisons; the worst error is {worst:.2g} times {words.yardstick(verdict)}"
         return verdict
 
     def _finding(self, answer: benchmark_service_pb2.CompareOutputsResponse, cases: Sequence[Case]) -> Finding | None:

@@ -66,8 +66,6 @@ class _Generator:
         )
         self._buffers: dict[str, candidate_pb2.Buffer] = {}
         self._viewed: set[str] = set()  # views whose step has been written
-        self._parts: list[str] = []
-        """Of the source, each with its includes."""
         self._emitted: dict[Hashable, tuple[Nest, Emission]] = {}
         """By what makes a kernel, the first nest that it was made for."""
         self._written: list[str] = []  # kept apart and last: macros in them reach no text of ours
@@ -122,7 +120,6 @@ class _Generator:
         key = (form, group.schedule, group.settings)
         if key not in self._emitted:
             self._emitted[key] = nest, self._plan.schedule(group).emit(nest, group.settings)
-            self._parts.append(_part(self._emitted[key][1]))
         first, emission = self._emitted[key]
         made = [buffer.name for buffer in nest.buffers if buffer.written and buffer.name not in self._index.sources]
         names = {its.name: own.name for its, own in zip(first.buffers, nest.buffers, strict=True)}
@@ -131,7 +128,7 @@ class _Generator:
     def _write(self, group: Group) -> None:
         emission, outputs = free_form.emission(self._plan, group), self._plan.outputs(group)
         self._launch(group, emission, [*self._plan.reads(group), *outputs], outputs)
-        self._written.append(_part(emission))
+        self._written.append(emission.text)
 
     def _launch(
         self,
@@ -213,10 +210,15 @@ class _Generator:
     # -- text
 
     def _sources(self) -> Sequence[candidate_pb2.DeviceSource]:
-        parts = [*self._parts, *self._written]
-        if not parts:
+        emissions = [emission for _, emission in self._emitted.values()]
+        if self._written:  # by others: headers come before whatever they define
+            includes = "".join(f'#include "{header}"\n' for header in self._headers)
+            texts = [*(emission.text for emission in emissions), *self._written]
+            text = f"{self._comment()}\n{includes}\n" + "\n".join(texts)
+        elif emissions:
+            text = program_parts.joined(self._comment(), map(_part, emissions))
+        else:
             return []
-        text = program_parts.joined(self._comment(), parts)
         unit = candidate_pb2.DeviceSource(name=_UNIT_NAME[self._plan.target], text=text)
         return [unit, *_with_includes(self._headers)]
 

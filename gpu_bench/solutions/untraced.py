@@ -86,11 +86,12 @@ class UntracedReference(Reference):
         del eager, args, written, seed
         return True
 
-    def widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def widened(self, sources: Mapping[str, torch.Tensor], read: aten.Read = aten.as_it_is) -> dict[str, torch.Tensor]:
         """Outputs, and every source as the call leaves it, by their names in the graph; floats in float64.
 
         Neither `sources` nor the module change. Raises what the module raises.
         """
+        del read  # there are no nodes
         with torch.no_grad():
             return self._called({name: aten.widened_copy(tensor) for name, tensor in sources.items()})
 

@@ -20,7 +20,7 @@ from gpu_bench.truth.reference import Reference
 from gpu_bench.values.cases import Cases, Taken
 from gpu_bench.values.inputs import family_name
 from gpu_bench.values.keys import Key
-from gpu_bench.workers.shortage import Shortages, is_want_of_memory, with_room
+from gpu_bench.workers.shortage import Shortages, with_room
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
@@ -98,18 +98,18 @@ class Answers:
         return self._kept[key]
 
     def rounded(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Sequence[torch.Tensor]:
-        """What TF32 makes of a case's truth; nothing where PyTorch's settings do not allow it, no graph is known or
-        there is no memory for it."""
+        """What TF32 makes of a case's truth; nothing where PyTorch's settings do not allow it, no graph is known, the
+        module changes them or there is no memory for it. Raises OutOfMemoryError at the first want of it."""
         answer = self.of(family, seed)
-        if not answer.rounded and self.reference.rounds_to_tf32 and self.reference.is_traced:
-            try:
-                args, (_, written) = self.cases.taken(family, seed)
-                found = self.reference.rounded_to_tf32(args, written, seed)
-            except (RuntimeError, MemoryError, BadInput) as error:
-                if not is_want_of_memory(error) or self.shortages.is_first("tf32", family, seed):
-                    raise
-                return []
-            answer.rounded.extend(each.to(own.dtype) for each, own in zip(found, answer.eager, strict=True))
+        may_round = self.reference.rounds_to_tf32 and self.reference.is_traced
+        if answer.rounded or not may_round or plausible.sets_precision(self._loaded.task):
+            return answer.rounded
+        try:
+            args, (_, written) = self.cases.taken(family, seed)
+            found = self.reference.rounded_to_tf32(args, written, seed)
+            answer.rounded.extend([each.to(own.dtype) for each, own in zip(found, answer.eager, strict=True)])
+        except (RuntimeError, MemoryError, BadInput) as error:
+            self.shortages.ask(error, "tf32", family)
         return answer.rounded
 
     def give_back(self) -> judging_pb2.Done:

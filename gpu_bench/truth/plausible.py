@@ -8,6 +8,7 @@ and not in another. So it is what rounding them makes of the truth, whatever eag
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from gpu_bench.judging.comparison import parts_of
 from gpu_bench.judging.comparison_kernel import compare_blocks
 from warpsmith.graphs import aten
 from warpsmith.program_steps import tensor_names
-from warpsmith.v1 import graph_pb2, tensor_pb2
+from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2
 
 CHUNK = 1 << 26
 """Elements looked at in float64 at once."""
@@ -32,6 +33,7 @@ _FACTORS = {
     "addbmm": (1, 2), "baddbmm": (1, 2), "einsum": (1,), "scaled_dot_product_attention": (0, 1, 2),
 }  # fmt: skip
 """Which arguments of a product are its factors."""
+_SETTINGS = re.compile(rb"tf32|fp32_precision|float32_matmul_precision|cudnn", re.IGNORECASE)
 _TF32_BITS = 11
 """Of a factor that is rounded to TF32, the leading one included."""
 _BY_CUDNN = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -57,6 +59,11 @@ def may_round_to_tf32(graph: graph_pb2.Graph, types: Collection[torch.dtype], de
     kinds = [aten.operation(node.target) for node in calls]
     convolves = not graph.nodes or any("conv" in kind or kind in _BY_CUDNN for kind in kinds)
     return torch.backends.cuda.matmul.allow_tf32 or (convolves and torch.backends.cudnn.allow_tf32)
+
+
+def sets_precision(task: task_pb2.Task) -> bool:
+    """Whether the module's sources name a setting of TF32: it may forbid it where it computes alone."""
+    return any(_SETTINGS.search(source.content) for source in task.sources)
 
 
 def rounded_factor(node: graph_pb2.Node, name: str, tensor: torch.Tensor) -> torch.Tensor:

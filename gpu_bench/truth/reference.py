@@ -165,16 +165,17 @@ class Reference:
             for name, each in zip(named, truth, strict=True)
         ]
 
-    def widened(self, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The graph in float64: at once, or else some rows at a time where its rows are apart."""
+    def widened(self, sources: Mapping[str, torch.Tensor], read: aten.Read = aten.as_it_is) -> dict[str, torch.Tensor]:
+        """The graph in float64: at once, or else some rows at a time where its rows are apart. `read`: what nodes read
+        in the place of what there is."""
         try:
-            return aten.interpret(self.graph, sources, widen=True)
+            return aten.interpret(self.graph, sources, widen=True, read=read)
         except (RuntimeError, MemoryError) as error:
             if not is_want_of_memory(error) or not slices.row_count(self.graph):
                 raise
         self._give_back()  # not in the handler, which keeps alive what was made
         self.slice_count += 1
-        return slices.interpret(self.graph, sources)
+        return slices.interpret(self.graph, sources, read=read)
 
     def _interpret(
         self,
@@ -193,10 +194,8 @@ class Reference:
         sources = sources or self.graph_sources(args)
         seed_generators(seeds.of_generators(seed))
         try:
-            if read is not None:
-                results = aten.interpret(self.graph, sources, widen=True, read=read)
-            elif widen:
-                results = self.widened(sources)
+            if widen:
+                results = self.widened(sources) if read is None else self.widened(sources, read)
             else:
                 results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
         except (RuntimeError, NotImplementedError, TypeError) as error:

@@ -44,7 +44,10 @@ def row_count(graph: graph_pb2.Graph) -> int:
 
 
 def interpret(
-    graph: graph_pb2.Graph, sources: Mapping[str, torch.Tensor], parts: int = PARTS
+    graph: graph_pb2.Graph,
+    sources: Mapping[str, torch.Tensor],
+    parts: int = PARTS,
+    read: aten.Read = aten.as_it_is,
 ) -> dict[str, torch.Tensor]:
     """As `aten.interpret` widened, of a graph that has rows."""
     walk = _Walk(graph)
@@ -53,7 +56,7 @@ def interpret(
     for begin in range(0, walk.rows, step):
         count = min(step, walk.rows - begin)
         given = {name: each[begin : begin + count] if name in walk.sliced else each for name, each in sources.items()}
-        for name, part in aten.interpret(walk.part(count), given, widen=True).items():
+        for name, part in aten.interpret(walk.part(count), given, widen=True, read=read).items():
             if name not in results:
                 results[name] = torch.empty((walk.rows, *part.shape[1:]), dtype=part.dtype, device=part.device)
             results[name][begin : begin + count] = part

@@ -97,7 +97,7 @@ def header(run: run_pb2.Run, needs: str, *remarks: str) -> str:
         *([TF32] if run.task.precision == task_pb2.PRECISION_TF32 else []),
         f"Measured on {timing.environment.device}, torch {timing.environment.torch}.",
         f"Checked against fp64 truth: error {verdict.worst_rms_ratio:.2f} times (4 allowed) "
-        f"{words.yardstick(verdict.comparisons)}.",
+        f"{words.yardstick(verdict)}.",
         f"Program {run.best.candidate.program.digest[:12]}, task {run.task.digest[:12]}. Moves:",
         *[f"  {number}. {text}" for number, text in enumerate(moves, start=1)],
     ]

@@ -163,3 +163,51 @@ def test_a_candidate_may_round_to_tf32_where_eager_may_and_does_not(
     assert at_least < max(by_tf32.rms_ratio, by_tf32.max_ratio, by_tf32.block_ratio) < at_most
     assert by_tf32.by_tf32
     assert by_tf32.eager_rms_error == plain.eager_rms_error
+
+
+def test_what_there_is_no_memory_for_is_asked_for_once_and_then_left_out(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = desk("self.m(x)", "[torch.rand(2, 3, 32, 32)]", WITH_BIAS)
+    answers, family = place.judge.answers, verdict_pb2.VALUE_FAMILY_NORMAL
+    monkeypatch.setattr(place.judge.reference, "rounds_to_tf32", True)
+    answers.of(family, 5)
+    interpret = aten.interpret
+
+    def short(*args: Any, read: Any = aten.as_it_is, **how: Any) -> dict[str, torch.Tensor]:
+        if read is not aten.as_it_is:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return interpret(*args, **how)
+
+    monkeypatch.setattr(aten, "interpret", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        answers.rounded(family, 5)
+    assert list(answers.rounded(family, 5)) == list(answers.rounded(family, 6)) == []
+    monkeypatch.setattr(aten, "interpret", interpret)
+    assert len(answers.rounded(family, 5)) == 1
+
+
+def test_a_module_that_names_a_setting_of_tf32_is_measured_by_eager_alone(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = f"{WITH_BIAS}; self.exact = torch.backends.cudnn.flags"
+    place = desk("self.m(x)", "[torch.rand(2, 3, 32, 32)]", setup)
+    monkeypatch.setattr(place.judge.reference, "rounds_to_tf32", True)
+    assert list(place.judge.answers.rounded(verdict_pb2.VALUE_FAMILY_NORMAL, 5)) == []
+
+
+def test_a_truth_of_rounded_factors_is_made_by_slices_too(desk: MakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = desk("self.m(x)", "[torch.rand(6, 3, 32, 32)]", WITH_BIAS)
+    reference = place.judge.reference
+    args, (_, written) = place.judge.cases.taken(verdict_pb2.VALUE_FAMILY_NORMAL, 5)
+    (whole,) = reference.rounded_to_tf32(args, written, 5)
+    interpret = aten.interpret
+
+    def short(graph: Any, sources: Any, *args: Any, **how: Any) -> dict[str, torch.Tensor]:
+        if any(tensor.shape[:1] == (6,) for tensor in sources.values()):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return interpret(graph, sources, *args, **how)
+
+    monkeypatch.setattr(aten, "interpret", short)
+    (sliced,) = reference.rounded_to_tf32(args, written, 5)
+    assert torch.equal(whole, sliced)

@@ -6,8 +6,6 @@ this version does not know, because a later one sent it, is its number. It knows
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from google.protobuf.descriptor import EnumDescriptor
 
 from warpsmith.v1 import analysis_pb2, judging_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2, trial_pb2, verdict_pb2
@@ -105,10 +103,9 @@ def value_family(value: verdict_pb2.ValueFamily.ValueType) -> str:
     return _word(verdict_pb2.ValueFamily.DESCRIPTOR, value).lower()
 
 
-def yardstick(comparisons: Iterable[verdict_pb2.Comparison]) -> str:
+def yardstick(verdict: verdict_pb2.Verdict) -> str:
     """What a verdict's error is a multiple of."""
-    by_tf32 = any(error.by_tf32 for comparison in comparisons for error in comparison.outputs)
-    return "what TF32 makes, which PyTorch's settings allow" if by_tf32 else "PyTorch's own"
+    return "what TF32 makes, which PyTorch's settings allow" if verdict.by_tf32 else "PyTorch's own"
 
 
 def _prefix(kind: EnumDescriptor) -> str:

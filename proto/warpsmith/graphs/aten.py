@@ -26,6 +26,12 @@ Lookup = Callable[[str], torch.Tensor]
 Read = Callable[[graph_pb2.Node, str, torch.Tensor], torch.Tensor]
 """From a node, the name of a tensor that it reads and that tensor, to what it is given."""
 
+
+def as_it_is(_node: graph_pb2.Node, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What a node reads, unchanged."""
+    return tensor
+
+
 # Reads files, swaps or frees a tensor's memory, or depends on values in a way that no static graph can carry.
 _REFUSED: Final = frozenset({
     "from_file", "set_", "set_data", "resize_", "resize_as_", "resize_output", "record_stream", "item",
@@ -276,7 +282,7 @@ def interpret(
     sources: Mapping[str, torch.Tensor],
     widen: bool = False,
     look: Callable[[graph_pb2.Node, Mapping[str, torch.Tensor]], object] = lambda *_: None,
-    read: Read = lambda _node, _name, tensor: tensor,
+    read: Read = as_it_is,
 ) -> dict[str, torch.Tensor]:
     """Computes the graph; returns its outputs and every source that it writes, by name.
 
