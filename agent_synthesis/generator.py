@@ -211,14 +211,14 @@ class _Generator:
 
     def _sources(self) -> Sequence[candidate_pb2.DeviceSource]:
         emissions = [emission for _, emission in self._emitted.values()]
-        if self._written:  # by others: headers come before whatever they define
+        if not emissions and not self._written:
+            return []
+        if self._plan.target == task_pb2.TARGET_CUDA and not self._written:
+            text = program_parts.joined(self._comment(), map(_part, emissions))
+        else:  # headers come before whatever kernels of others define
             includes = "".join(f'#include "{header}"\n' for header in self._headers)
             texts = [*(emission.text for emission in emissions), *self._written]
             text = f"{self._comment()}\n{includes}\n" + "\n".join(texts)
-        elif emissions:
-            text = program_parts.joined(self._comment(), map(_part, emissions))
-        else:
-            return []
         unit = candidate_pb2.DeviceSource(name=_UNIT_NAME[self._plan.target], text=text)
         return [unit, *_with_includes(self._headers)]
 

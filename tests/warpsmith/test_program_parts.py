@@ -52,6 +52,7 @@ def test_each_part_has_what_it_includes_and_the_launches_of_its_kernels() -> Non
     [
         program([part(number) for number in range(COUNT - 1)]),
         program([part(number) for number in range(COUNT)], head="#define k0 k1"),
+        program([part(number) for number in range(COUNT)], head="int k0;"),
         program([*(part(number) for number in range(COUNT)), "#ifdef X\nvoid f();\n#endif\n"]),
         program([part(number) for number in range(COUNT)], others=("nowhere",)),
         program([*(part(number) for number in range(COUNT)), "// unlike k2(x)\n"]),
@@ -62,6 +63,7 @@ def test_each_part_has_what_it_includes_and_the_launches_of_its_kernels() -> Non
     ids=[
         "few parts",
         "a macro before them",
+        "text before them",
         "a macro in one",
         "a kernel in none",
         "a kernel in two",

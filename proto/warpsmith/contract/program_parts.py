@@ -36,8 +36,9 @@ def apart(program: candidate_pb2.Program) -> list[candidate_pb2.Program]:
     if program.target != task_pb2.TARGET_CUDA or not program.sources:
         return [program]
     source, *headers = program.sources
-    _, *texts = _BREAK.split(source.text)
-    if not source.text.startswith(_HEAD) or not LEAST <= len(texts) <= MOST or _MACRO.search(source.text):
+    head, *texts = _BREAK.split(source.text)
+    is_ours = head.startswith(_HEAD) and all(not line or line.startswith("//") for line in head.split("\n"))
+    if not is_ours or not LEAST <= len(texts) <= MOST or _MACRO.search(source.text):
         return [program]
     by_name = {header.name: header for header in headers}
     made, launches = [], [step for step in program.steps if step.HasField("launch")]
