@@ -17,7 +17,10 @@ REFUSED = {
     "another object": (source("", "return x, torch.Size([2])[0:1], object()"), "return|does not look into"),
     "a sparse tensor": (source("", "return torch.sparse.mm(x.to_sparse(), x.t())"), "layout torch.sparse_coo"),
     "a shape that depends on values": (source("", "return x.nonzero()"), "shape depends on values"),
-    "a value that is read": (source("", "return x * x.sum().item()"), "aten.item.default"),
+    "a value that decides a shape": (
+        source("", "return x[:, : (x > 0.5).sum().item()]"),
+        "needs to know it beforehand",
+    ),
     "a buffer that the first call registers": (
         source("", "if not hasattr(self, 'p'):\n    self.register_buffer('p', x[:1] * 0 + 2)\nreturn x * self.p"),
         "registers p in its first call",

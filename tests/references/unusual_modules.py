@@ -44,6 +44,7 @@ doubled, count = torch.unusual
 """
 
 MODULES = {
+    "a value that is read": source("", "return x * x.sum().item()"),
     "an operation of its own": source("", "return torch.relu(doubled(torch.sin(x)))", before=_OWN),
     "an operation of its own that writes": source(
         "self.register_buffer('n', torch.zeros(32))", "count(x, self.n)\nreturn x + self.n", before=_OWN
