@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import inspect
 import json
+import re
 import signal
 import time
 import traceback
@@ -188,7 +189,9 @@ def _far(given: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Without the folders of this machine."""
+    text = re.sub(r"/[^\s'\"]+/", "", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def _of_timm() -> Iterator[tuple[str, Callable[[], Made]]]:

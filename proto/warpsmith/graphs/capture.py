@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch._C._functorch import _vmap_decrement_nesting, is_functorch_wrapped_tensor, maybe_current_level
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,7 +92,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
         recorder = _Recorder(exported, device_type)
         try:
             graph = recorder.record()
-        except DynamicOutputShapeException as error:
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise CaptureRefused(f"forward calls {error.func}, of whose result the shape depends on values") from error
         finally:
             while maybe_current_level() is not None:  # what was refused inside a vmap
@@ -373,7 +373,8 @@ class _Batches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record = record
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "aten" or func.overloadpacket.__name__ in checks.CHECKS:
+        is_read = func is torch.ops.aten._local_scalar_dense.default  # of a fake tensor, which raises
+        if func.namespace != "aten" or is_read or func.overloadpacket.__name__ in checks.CHECKS:
             return func(*args, **(kwargs or {}))
         return self._record(func.overloadpacket.__name__, func, args, kwargs or {})
 
