@@ -7,7 +7,8 @@ so both see equal values and neither sends a tensor. User code runs here: only i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,16 @@ class LoadedTask:
         inputs.vary({n: t for n, t in self._own_tensors().items() if n not in constants}, *moved_by)
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
         return self.user.with_leaves(args, leaves)
+
+    @contextmanager
+    def as_judged(self) -> Iterator[None]:
+        """Around calls whose results are compared: without TF32 where that was `learned` to leave no yardstick."""
+        before = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = before and not self.learned.without_tf32
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32 = before
 
     def sources(self, args: Args) -> Sources:
         """The tensors of `args` and of the module as they are now, detached, sharing their memory."""

@@ -218,10 +218,12 @@ class Bench:
             if after_step is not None:
                 after_step()
             if any(step.prepared for step in self.program.program.steps):
-                kept = KeptContent(self.program.keep(sources, memory, after_step))
+                with self.loaded.as_judged():
+                    kept = KeptContent(self.program.keep(sources, memory, after_step))
             call = self.program.bind(sources, memory, after_step, kept=kept.kept if kept is not None else None)
             seed_generators(seeds.of_generators(request.seed))
-            outputs = call()
+            with self.loaded.as_judged():
+                outputs = call()
             self.loaded.executor.synchronize()
             if kept is not None:
                 kept.look()

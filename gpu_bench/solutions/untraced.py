@@ -1,4 +1,4 @@
-"""The truth of a module that `torch.export` cannot trace: the module itself, run in float64.
+"""What solutions are judged by; of a module that `torch.export` cannot trace: the module itself, run in float64.
 
 The one idea: a solution is judged by what the reference computes, and for that no graph is needed. What only a graph
 could say stays unsaid: how much work there is at least (no floor), and which element a near tie decides. A candidate
@@ -34,7 +34,13 @@ _ORIGINS = {
 }
 
 
-class UntracedReference(Reference):
+class SolutionReference(Reference):
+    """Of a solution, which may set what it likes: its calls are judged as they are timed."""
+
+    may_forbid_tf32 = False
+
+
+class UntracedReference(SolutionReference):
     """A module that is its own truth."""
 
     shaken = frozenset(verdict_pb2.ValueFamily.values())

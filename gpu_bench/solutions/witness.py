@@ -23,7 +23,7 @@ from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import signature_of
-from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, UntracedReference
+from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, UntracedReference
 from gpu_bench.timing import floor
 from gpu_bench.timing.clocks import persisting_reset
 from gpu_bench.truth.answers import Answer
@@ -469,7 +469,7 @@ def _compare_with_kept(request: judging_pb2.CompareWithKeptRequest) -> judging_p
 def _prepare(request: judging_pb2.PrepareJudgeRequest) -> judging_pb2.Preparation:
     """Judges by the module's graph, or else by the module itself: no solution needs the graph."""
     try:
-        return judge_worker.prepare(request)
+        return judge_worker.prepare(request, SolutionReference)
     except BadInput:
         prepared = judge_worker.prepare(request, UntracedReference)
     prepared.flags.append(REFERENCE_UNTRACED)

@@ -101,18 +101,29 @@ class Inspection:
                 self.loaded.keep_places()
                 if number == place:
                     wanted = [output.clone() for output in made]
-            self._hold_against_eager([*given, *left], [*wanted, *before.now()])
+            self._hold_against_eager([*given, *left], [*wanted, *before.now()], before.keys, len(before.sets))
         finally:
             before.leave(left)
         self._hold_against_judged(given, judged, is_exact=not place)
 
-    def _hold_against_eager(self, given: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> None:
-        for position, (got, wanted) in enumerate(zip(given, eager, strict=True)):
+    def _hold_against_eager(
+        self,
+        given: Sequence[torch.Tensor],
+        eager: Sequence[torch.Tensor],
+        written: Sequence[Key] = (),
+        call_count: int = 1,
+    ) -> None:
+        """Outputs, and after them what so many calls have `written`, whose errors add up: a running mean keeps a tenth
+        of that of each batch."""
+        keys = [*map(Key.output, range(len(given) - len(written))), *written]
+        coarse = self._coarse_errors()
+        for position, (key, got, wanted) in enumerate(zip(keys, given, eager, strict=True)):
             within = max(_VERIFY_WITHIN, _rounding(got.dtype, _VERIFY_ROUNDINGS))
-            if not agree(got, wanted, within, _VERIFY_ERRORS * self._coarse_error(position)):
+            calls = call_count if position >= len(given) - len(written) else 1
+            if not agree(got, wanted, within, _VERIFY_ERRORS * calls * coarse.get(key, 0.0)):
                 raise ProgramFault(
                     verdict_pb2.FAILURE_KIND_WRONG_VALUE,
-                    f"{Key.output(position)} of a timed call differs from eager's beyond any rounding",
+                    f"{key} of a timed call differs from eager's beyond any rounding",
                 )
 
     def _hold_against_judged(
@@ -121,19 +132,21 @@ class Inspection:
         """`judged` is None where there was no memory for it."""
         # A library may choose another algorithm where less memory is free.
         is_exact = is_exact and not any(step.HasField("library") for step in self.subject.program.program.steps)
+        errors = self._coarse_errors()
         for position, (got, wanted) in enumerate(zip(given, judged or given, strict=True)):
-            within, coarse = _rounding(got.dtype, _CHOICE_ROUNDINGS), _CHOICE_ERRORS * self._coarse_error(position)
-            if guard.same_numbers(got, wanted) or (not is_exact and agree(got, wanted, within, coarse)):
+            within, coarse = _rounding(got.dtype, _CHOICE_ROUNDINGS), errors.get(Key.output(position), 0.0)
+            if guard.same_numbers(got, wanted) or (
+                not is_exact and agree(got, wanted, within, _CHOICE_ERRORS * coarse)
+            ):
                 continue
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_CHEAT,
                 f"{Key.output(position)} of a timed call has other bits than the same call made as it is judged",
             )
 
-    def _coarse_error(self, position: int) -> float:
-        """What eager's error of an output is where TF32 makes it coarse; 0 elsewhere, and for state."""
-        errors = self.loaded.learned.coarse_errors
-        return errors[position] if position < len(errors) else 0.0
+    def _coarse_errors(self) -> dict[Key, float]:
+        """rms of eager's errors where it may round to TF32."""
+        return {Key(each.kind, each.position, each.name): each.rms for each in self.loaded.learned.coarse_errors}
 
     def _as_judged(self, index: int) -> Sequence[torch.Tensor] | None:
         """What the program returns where it is run as it was judged, from all as it is now; poison differs. Leaves all

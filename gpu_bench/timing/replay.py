@@ -43,14 +43,16 @@ class Before:
     generators: Generators
     held: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """Each tensor that the module writes, and a copy."""
+    keys: Sequence[Key]
+    """What they are."""
 
     @staticmethod
     def of(sets: Sequence[int], sources: Sequence[Mapping[Key, torch.Tensor]], written: Sequence[Key]) -> Before:
         """`sources` of each call; `written`: those that the module writes."""
-        tensors = {each[key].data_ptr(): each[key] for each in sources for key in written}
+        tensors = {each[key].data_ptr(): (key, each[key]) for each in sources for key in written}
         device = next((tensor.device for each in sources for tensor in each.values()), torch.device("cpu"))
-        held = [(tensor, tensor.clone()) for tensor in tensors.values()]
-        return Before(list(sets), Generators.now(device), held)
+        held = [(tensor, tensor.clone()) for _, tensor in tensors.values()]
+        return Before(list(sets), Generators.now(device), held, [key for key, _ in tensors.values()])
 
     def now(self) -> list[torch.Tensor]:
         """Copies of what those tensors hold now."""

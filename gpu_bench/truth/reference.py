@@ -38,6 +38,8 @@ class Reference:
     """Families of which the yardstick is also how far a rounding of the sources moves the truth."""
     is_traced = True
     """Whether `graph` has the module's nodes."""
+    may_forbid_tf32 = True
+    """Whether what is judged can be run without TF32, where this process has it so."""
 
     def __init__(self, loaded: LoadedTask, args: Args, give_back: Callable[[], object]) -> None:
         self._loaded = loaded
@@ -65,6 +67,21 @@ class Reference:
     def written(self) -> Collection[Key]:
         """The sources that the module may change."""
         return self._written
+
+    @property
+    def may_do_without_tf32(self) -> bool:
+        """Whether what rounds to TF32 convolves, and neither the user nor the module has asked for it."""
+        is_open = self.may_forbid_tf32 and self.rounds_to_tf32 and not torch.backends.cuda.matmul.allow_tf32
+        return is_open and not plausible.sets_precision(self._loaded.task)
+
+    def forbid_tf32(self) -> bool:
+        """Has this process convolve without TF32 from now on, and tells others to where they make judged calls; whether
+        that is possible."""
+        if not self.may_do_without_tf32:
+            return False
+        self._loaded.learned.without_tf32 = True
+        torch.backends.cudnn.allow_tf32 = self.rounds_to_tf32 = False
+        return True
 
     # ---- as it is ------------------------------------------------------------------------------------------
 

@@ -32,9 +32,12 @@ _ALONG_A_DIMENSION = frozenset({
 _OF_A_SAMPLE = {
     "linear": 2, "conv1d": 3, "conv2d": 4, "conv3d": 5, "max_pool1d": 3, "max_pool2d": 4, "max_pool3d": 5,
     "avg_pool1d": 3, "avg_pool2d": 4, "avg_pool3d": 5, "group_norm": 2, "conv_transpose1d": 3, "conv_transpose2d": 4,
-    "conv_transpose3d": 5,
+    "conv_transpose3d": 5, "adaptive_avg_pool1d": 3, "adaptive_avg_pool2d": 4, "adaptive_avg_pool3d": 5,
+    "adaptive_max_pool2d": 4, "upsample_nearest2d": 4, "upsample_bilinear2d": 4, "pixel_shuffle": 4,
 }  # fmt: skip
 """Operations on each sample of their first argument, and its fewest dimensions where the first is that of samples."""
+_TRAINING = {"batch_norm": 5, "dropout": 2}
+"""Operations on each row unless they train, and which argument says so."""
 _VIEWS = frozenset({"view", "reshape", "_unsafe_view"})
 
 
@@ -72,6 +75,7 @@ class _Walk:
         self._specs |= {result.name: result.spec for node in graph.nodes for result in node.results if result.name}
         first = self._specs[graph.outputs[0]].shape if graph.outputs else []
         self.rows = first[0] if first else 0
+        self._roots, self._sources = aten.roots(graph), {source.name for source in graph.sources}
         self.sliced = {
             source.name
             for source in graph.sources
@@ -96,7 +100,7 @@ class _Walk:
     def _follow(self, node: graph_pb2.Node) -> bool:
         """Whether a node's results are known to have rows, or to depend on none."""
         names = tensor_names(aten.arguments_of(node))
-        if node.mutates or node.random:
+        if node.random or (node.mutates and not self._is_written_by_row(node, names)):
             return False
         if not self.sliced.intersection(names):
             return True
@@ -106,13 +110,25 @@ class _Walk:
         self.sliced.update(results)
         return True
 
+    def _is_written_by_row(self, node: graph_pb2.Node, names: list[str]) -> bool:
+        """Whether a node writes to rows that another one made: what it writes of a source has to stay whole."""
+        is_of_a_row = _operation(node) in _ELEMENTWISE and names[0] in self.sliced
+        return is_of_a_row and self._roots[names[0]] not in self._sources
+
     def _is_by_row(self, node: graph_pb2.Node, names: list[str], results: list[str]) -> bool:
         operation, first = _operation(node), names[0]
         if operation in _ELEMENTWISE:
             return all(self._is_broadcast(name, len(self._specs[results[0]].shape)) for name in names)
+        if operation == "cat":
+            dimension = node.args[1].integer if len(node.args) > 1 else 0
+            return self.sliced.issuperset(names) and dimension % len(self._specs[first].shape) != 0
         if first not in self.sliced or self.sliced.intersection(names[1:]):
             return False
         dimensions = len(self._specs[first].shape)
+        if operation in _TRAINING:
+            return not node.args[_TRAINING[operation]].boolean
+        if operation == "flatten":
+            return len(node.args) > 1 and node.args[1].integer % dimensions != 0
         if operation in _ALONG_A_DIMENSION:
             along = _integers(node.args[1]) if len(node.args) > 1 else []
             return bool(along) and all(each % dimensions for each in along)
@@ -132,8 +148,8 @@ class _Walk:
 
 
 def _operation(node: graph_pb2.Node) -> str:
-    """ "softmax" of "aten.softmax.int"."""
-    return aten.operation(node.target)
+    """ "softmax" of "aten.softmax.int", and "relu" of "aten.relu_.default"."""
+    return aten.operation(node.target).removesuffix("_")
 
 
 def _integers(value: tensor_pb2.Value) -> list[int]:

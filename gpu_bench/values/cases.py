@@ -15,6 +15,7 @@ import torch
 
 from gpu_bench.judging import dependence
 from gpu_bench.judging.loaded import Args, LoadedTask
+from gpu_bench.timing import headline
 from gpu_bench.values import inputs, learning
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.shortage import is_want_of_memory
@@ -135,5 +136,6 @@ class Cases:
             return
         finally:
             loaded.restore()
-        self.report.flags.extend(found.flags)
-        self.report.unused.extend(map(str, found.unused))
+        kept = [flag for flag in self.report.flags if flag not in headline.NEVER_FASTER]
+        self.report.flags[:] = [*kept, *found.flags]
+        self.report.unused[:] = map(str, found.unused)

@@ -34,9 +34,17 @@ class Architecture:
     """Its result on `x`, with `self.model`."""
     shape: tuple[int, ...]
     """Of `x`."""
+    is_image: bool = False
+    """Whether `x` is smooth, as photographs are. Networks average white noise away, and in bf16 what random weights
+    make of one image is then no farther from what they make of another than from their result in float64."""
 
     def text(self, dtype: str) -> str:
         """The file, in KernelBench's format."""
+        sizes, small = ", ".join(map(str, self.shape)), ", ".join(map(str, (*self.shape[:2], 7, 7)))
+        drawn = f"torch.randn({sizes}, dtype=torch.{dtype})"
+        if self.is_image:
+            smooth = f'torch.randn({small}), {self.shape[2:]}, mode="bicubic"'
+            drawn = f"torch.nn.functional.interpolate({smooth}).to(torch.{dtype})"
         return f'''"""{self.name} in {dtype}: an architecture of {self.package}, weights drawn at random."""
 
 import torch
@@ -54,7 +62,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn({", ".join(map(str, self.shape))}, dtype=torch.{dtype})]
+    return [{drawn}]
 
 
 def get_init_inputs():
@@ -87,7 +95,7 @@ def _layers(name: str, model: str, settings: str, shape: tuple[int, ...], call: 
 
 def _vision(name: str, shape: tuple[int, ...] = (64, 3, 224, 224)) -> Architecture:
     imports, build = "from torchvision import models", f"models.{name}(weights=None)"
-    return Architecture(name, "torchvision", imports, build, "self.model(x)", shape)
+    return Architecture(name, "torchvision", imports, build, "self.model(x)", shape, is_image=True)
 
 
 _TEXT: Final = (2, 2048)

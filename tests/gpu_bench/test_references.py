@@ -325,11 +325,14 @@ def test_poison_and_canaries_are_drawn_anew_for_every_comparison_and_differ_in_e
     "expression",
     ["torch.softmax(x * 2 + 1, -1)", "torch.nn.functional.layer_norm(x, (32,)).sum(1)", "(x @ self.w).relu()",
      "torch.nn.functional.linear(x, self.w).view(16, 4, 8).amax((1, 2))", "x.cumsum(1).argmax(1)",
-     "torch.where(x > 0.5, x, -x) + rest[0]"],
+     "torch.where(x > 0.5, x, -x) + rest[0]", "torch.cat([(x * 2).relu_(), x.exp()], 1)", "self.n(x)",
+     "torch.dropout(x, 0.5, False)", "torch.relu_(x * 2).view(16, 4, 8).flatten(1)",
+     "torch.nn.functional.adaptive_avg_pool2d(x.view(16, 2, 4, 4), 2)"],
 )  # fmt: skip
 def test_a_truth_by_slices_is_the_truth(desk: MakeDesk, expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = "[torch.rand(16, 32), torch.rand(1, 32)]"
-    made = desk(expression, inputs, "self.w = torch.nn.Parameter(torch.rand(32, 32))")
+    setup = "self.w = torch.nn.Parameter(torch.rand(32, 32)); self.n = torch.nn.BatchNorm1d(32).eval()"
+    made = desk(expression, inputs, setup)
     whole = made.judge.answers.of(NORMAL, 5)
     made.judge.answers._kept.clear()
     _short_of_memory(monkeypatch, times=1)
@@ -344,7 +347,8 @@ def test_a_truth_by_slices_is_the_truth(desk: MakeDesk, expression: str, monkeyp
     "expression",
     ["x.softmax(0)", "x.cumsum(0)", "x.sum()", "x @ x.t()", "x.flatten()", "x - x[0]", "x.t() * 2", "x + self.w.sum(0)",
      "x.relu_()", "torch.nn.functional.batch_norm(x, None, None, training=True)", "torch.rand_like(x) + x",
-     "x.view(8, 2, 16).sum(2)"],
+     "x.view(8, 2, 16).sum(2)", "torch.cat([x, x], 0)[:16]", "torch.dropout(x, 0.5, True)",
+     "torch.cat([x, torch.ones(16, 1)], 1)", "x.view(8, 2, 16).flatten(0, 1)"],
 )  # fmt: skip
 def test_what_needs_other_rows_is_not_sliced(desk: MakeDesk, expression: str) -> None:
     made = desk(expression, "[torch.rand(16, 16)]", "self.w = torch.nn.Parameter(torch.rand(16, 16))")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from gpu_bench.running.executor import ProgramFault
 from gpu_bench.session import Session
 from gpu_bench.timing import inspection, timed_task
 from gpu_bench.timing.timed_task import TimedTask, free_bytes
+from gpu_bench.values.keys import Key
 from warpsmith.contract import words
 from warpsmith.v1 import benchmark_service_pb2, candidate_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -272,7 +274,11 @@ def test_agreement_forgives_rounding_and_nothing_else():
 
 @pytest.mark.parametrize("coarse", [0.0, 0.06])
 def test_two_right_results_may_differ_by_a_few_of_eagers_own_errors_where_tf32_makes_them_coarse(coarse):
-    loaded = SimpleNamespace(learned=judging_pb2.Learned(coarse_errors=[coarse, 0.0]))
+    errors = [
+        judging_pb2.CoarseError(kind=key.kind, position=key.position, name=key.name, rms=coarse)
+        for key in (Key.output(0), Key.state("norm.running_mean"))
+    ]
+    loaded = SimpleNamespace(learned=judging_pb2.Learned(coarse_errors=errors))
     step = candidate_pb2.Step(library=candidate_pb2.LibraryCall(target="aten.relu.default"))
     subject = SimpleNamespace(program=SimpleNamespace(program=candidate_pb2.Program(steps=[step])))
     made = inspection.Inspection(loaded, None, True, [], subject)
@@ -288,6 +294,17 @@ def test_two_right_results_may_differ_by_a_few_of_eagers_own_errors_where_tf32_m
         for results in ([wanted, other], [torch.zeros(1000), wanted], [wanted, torch.zeros(1000)]):
             with pytest.raises(ProgramFault):
                 hold(results, [wanted, wanted])
+    state = [Key.state("norm.running_mean"), Key.state("norm.running_var")]
+    left = wanted + 0.2 * within
+    with nullcontext() if coarse else pytest.raises(ProgramFault, match=r"state norm\.running_mean of"):
+        made._hold_against_eager([wanted, left, wanted], [wanted, wanted, wanted], state)
+    with pytest.raises(ProgramFault, match=r"state norm\.running_var of" if coarse else "running_mean"):
+        made._hold_against_eager([wanted, left, left], [wanted, wanted, wanted], state)
+    if coarse:
+        left = wanted + 2.0 * within
+        made._hold_against_eager([wanted, left, wanted], [wanted, wanted, wanted], state, call_count=10)
+        with pytest.raises(ProgramFault, match="output 0"):
+            made._hold_against_eager([left, wanted, wanted], [wanted, wanted, wanted], state, call_count=10)
 
 
 def test_free_memory_is_read(tmp_path):

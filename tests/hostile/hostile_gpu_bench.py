@@ -184,10 +184,18 @@ class Bench:
     @contextmanager
     def leaving_nothing(self) -> Iterator[None]:
         """Fails where what is done inside leaves processes, files, shared memory or memory of the GPU behind."""
+        self._make_room()
         before, free = self.traces.now(), free_bytes()
         yield
         self.traces.assert_same(before)
+        self._make_room()
         assert_free(free)
+
+    def _make_room(self) -> None:
+        """Has sessions give back what they keep for later: a judge keeps truths of gigabytes."""
+        for session in (self._staying, self._session):
+            if session is not None:
+                session.make_room()
 
     @contextmanager
     def leaving_no_traces(self, session: SolutionSession, case: solutions.Solution) -> Iterator[None]:
