@@ -47,6 +47,7 @@ from hostile_traces import own_place
 
 from gpu_bench.machine import Machine
 from gpu_bench.solutions.solution_session import SolutionSession
+from orchestrator.commands import budgets
 from orchestrator.trust.judge import Judgement, concluded
 from warpsmith import digest
 from warpsmith.contract import words
@@ -338,6 +339,8 @@ class Ahead:
 # ---- all of them ---------------------------------------------------------------------------------------------
 
 Check = Callable[[Bench], str]
+_IN_A_ROW = 6
+"""Checks that no part divides."""
 
 
 def checks() -> Iterator[tuple[str, str, Check]]:
@@ -397,6 +400,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scoreboard", type=Path, help="writes the tally there; with --tally")
     parser.add_argument("--only", default="", help="only checks whose category or name holds one of these, by commas")
+    parser.add_argument("--part", default="1/1", help="1/4: the first of four parts, each for a GPU of its own")
     parser.add_argument("--seconds", type=float, default=1e9, help="begins no check after this time")
     parser.add_argument("--rung", help="on this rung of the jail: unshare, landlock; else the machine's strongest")
     parser.add_argument("--tally", type=Path, nargs="+", help="runs nothing: tallies what earlier runs printed")
@@ -408,17 +412,17 @@ def main() -> int:
     if rung not in jail.probe():
         parser.error(f"{rung.value} does not work here")
     with mock.patch.object(jail, "probe", return_value=(rung,)), own_place() as traces:
-        return run(Bench(traces), options.only.split(","), options.seconds)
+        return run(Bench(traces), options.only.split(","), options.seconds, budgets.shard(options.part))
 
 
-def run(bench: Bench, only: Sequence[str], within_s: float) -> int:
-    """Runs the checks whose category or name holds one of `only`, printing each; 1 when one is broken."""
+def run(bench: Bench, only: Sequence[str], within_s: float, part: tuple[int, int] = (0, 1)) -> int:
+    """Runs the checks whose category or name holds one of `only`, printing each; 1 when one is broken. `part`: as
+    `dealt`."""
     begin, counts = time.monotonic(), Counter[str]()
     print(f"on {environment()}", flush=True)
+    wanted = [each for each in checks() if any(some in f"{each[0]}: {each[1]}" for some in only)]
     try:
-        for category, name, check in checks():
-            if not any(part in f"{category}: {name}" for part in only):
-                continue
+        for category, name, check in dealt(wanted, *part):
             if time.monotonic() - begin > within_s:
                 print(f"-     {category}: {name}: no time left", flush=True)
                 continue
@@ -429,6 +433,13 @@ def run(bench: Bench, only: Sequence[str], within_s: float) -> int:
         bench.end()
     print(f"{counts['BROKEN']} broken; {time.monotonic() - begin:.0f} s")
     return 1 if counts["BROKEN"] else 0
+
+
+def dealt(found: Sequence[tuple[str, str, Check]], number: int, count: int) -> list[tuple[str, str, Check]]:
+    """A part of the checks, by its number from 0 on: each is a few in a row, for those of one module follow one another
+    and share its warm workers."""
+    rows = [found[at : at + _IN_A_ROW] for at in range(0, len(found), _IN_A_ROW)]
+    return [each for row in rows[number::count] for each in row]
 
 
 def outcome(bench: Bench, check: Check) -> tuple[str, str, float]:
