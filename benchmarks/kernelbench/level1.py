@@ -264,6 +264,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--budget", default=BUDGET, help="longest search of a task")
     parser.add_argument("--time-limit", default="", help="stop beginning tasks after this")
     parser.add_argument("--prepare-ahead", type=int, default=-1)
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to use at once; 0 for all")
     return parser
 
 
@@ -278,6 +279,7 @@ def measure(modules: Mapping[str, str], options: argparse.Namespace, *, precisio
     warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     settings = ["--budget", options.budget, "--trials", str(options.trials), "--precision", precision]
     settings += ["--results", str(options.out / "results.jsonl"), "--prepare-ahead", str(options.prepare_ahead)]
+    settings += ["--gpus", str(options.gpus)]
     settings += ["--time-limit", options.time_limit] if options.time_limit else []
     return subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
 

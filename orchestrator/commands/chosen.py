@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from warpsmith import plugins, settings
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def agents(plugins_: list[str] | None, reasoner: str, synthesizer: str) -> list[str]:
@@ -40,6 +45,24 @@ def environment(chosen: list[str], search: str, server: str, trust_input: bool) 
         _require(role, name)
         environment[f"WARPSMITH_{role.upper()}"] = name
     return environment
+
+
+def gpus(count: int, server: str, target: str, devices: Path = Path("/dev")) -> list[dict[str, str]]:
+    """What each of several sets of local services sees of the GPUs, as variables: one each; for one set, all.
+
+    Raises:
+        BadInput: fewer are visible, the services run elsewhere, or the target is the processor.
+    """
+    if count == 1:
+        return [{}]
+    if server or target == "cpu":
+        raise BadInput(f"--gpus is for services that the command starts on GPUs, not for {server or 'the cpu target'}")
+    visible = [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]
+    if visible and (named := os.environ.get(_VISIBLE)) is not None:
+        visible = [name.strip() for name in named.split(",") if name.strip()]
+    if len(visible) < max(count, 1):
+        raise BadInput(f"--gpus {count}: this command can see {len(visible)}")
+    return [{_VISIBLE: name} for name in visible[: count or None]]
 
 
 def _require(role: str, name: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -26,6 +27,7 @@ from orchestrator.commands.options import (
     Budget,
     DeviceLimit,
     Fresh,
+    Gpus,
     Json,
     Precision,
     PrepareAhead,
@@ -169,7 +171,8 @@ def _optimise_all(
 
 @app.command(
     epilog="Examples:\n\n  warpsmith bench KernelBench/KernelBench/level1 --budget 2m\n\n"
-    "  warpsmith bench modules/ --shard 1/4 --time-limit 1h     (run again to go on)"
+    "  warpsmith bench modules/ --gpus 0 --time-limit 1h        (on all GPUs; run again to go on)\n\n"
+    "  warpsmith bench modules/ --shard 1/4                     (the first of four machines)"
 )
 def bench(
     directory: Annotated[Path | None, typer.Argument(help="Every module below it is optimised.")] = None,
@@ -182,6 +185,7 @@ def bench(
     time_limit: TimeLimit = "",
     results: ResultsFile = None,
     prepare_ahead: PrepareAhead = -1,
+    gpus: Gpus = 1,
     target: Target = "auto",
     precision: Precision = "auto",
     prepared: Prepared = False,
@@ -205,17 +209,21 @@ def bench(
     agents = chosen.agents(plugin, reasoner, synthesizer)
     environment = chosen.environment(agents, search, server, trust_input)
     options = directory_bench.options(limits, target, precision, prepared, search, agents)
+    devices = chosen.gpus(gpus, server, target)
     directory_bench.read_results(file)  # what cannot be read is said before anything starts
     progress = Progress(Console(stderr=True, force_terminal=False))
 
-    with client.searching(server, runs, environment) as orchestrator:
-        made = ModuleRuns(orchestrator, limits, target, precision, prepared, search, fresh, progress)
+    with ExitStack() as stack:
+        orchestrators = [
+            stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices
+        ]
+        made = ModuleRuns(orchestrators, limits, target, precision, prepared, search, fresh, progress)
         found = directory_bench.bench(
             entries,
             file,
             made.optimise,
             options=options,
-            ahead=directory_bench.ahead(prepare_ahead, target),
+            ahead=directory_bench.ahead(prepare_ahead, target, len(devices)),
             seconds_left=lambda: end - time.monotonic(),
             note=progress.note,
             stop=made.stop,

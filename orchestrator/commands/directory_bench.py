@@ -125,15 +125,16 @@ def read_results(file: Path) -> list[dict[str, Any]]:
     return [result for result in found if isinstance(result, dict) and isinstance(result.get("file"), str)]
 
 
-def ahead(wanted: int, target: str) -> int:
-    """How many modules are made ready beside the one whose turn it is.
+def ahead(wanted: int, target: str, device_count: int = 1) -> int:
+    """How many modules are under way beside one: on each further device one, and those that are made ready.
 
-    `wanted`: -1 lets the machine decide: none for a processor, whose timings that would disturb.
+    `wanted`: so many are made ready on each. -1 lets the machine decide: none for a processor, whose timings that would
+    disturb.
     """
-    if wanted >= 0:
-        return wanted
     has_device = target != "cpu" and Path("/dev/nvidiactl").exists()
-    return most_ahead(os.cpu_count() or 1) if has_device else 0
+    if wanted < 0:
+        wanted = most_ahead((os.cpu_count() or 1) // device_count) if has_device else 0
+    return device_count * (1 + wanted) - 1
 
 
 def bench(

@@ -84,5 +84,9 @@ PrepareAhead = Annotated[
         help="Modules that are made ready while another has the GPU; -1 for as many as the processor allows.",
     ),
 ]
+Gpus = Annotated[
+    int,
+    typer.Option("--gpus", min=0, help="GPUs to use at once, a module on each; 0 for all that this command can see."),
+]
 
 DEFAULT_RUNS = Path("runs")

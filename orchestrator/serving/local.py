@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -87,18 +88,22 @@ def check() -> None:
 
 
 def open_log(log: Path) -> IO[bytes]:
-    """The log emptied; where a child of another command still writes it, `NAME.PID.log` beside it.
+    """The log emptied; where a child of another command, or of another set of services of this one, still writes it,
+    `NAME.PID.log` beside it, or `NAME.PID-2.log` and so on.
 
     Raises:
         BadInput: it is a link, or no plain file.
     """
     private_files.claim(log)
-    output = private_files.append_to(log)
-    try:
-        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for as long as a child has it as its output
-    except OSError:
-        output.close()
-        output = private_files.append_to(log.with_name(f"{log.stem}.{os.getpid()}.log"))
+    own = f"{log.stem}.{os.getpid()}"
+    for name in itertools.chain([log.name, f"{own}.log"], (f"{own}-{number}.log" for number in itertools.count(2))):
+        output = private_files.append_to(log.with_name(name))
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for as long as a child has it as its output
+        except BlockingIOError:
+            output.close()
+            continue
+        break
     output.truncate(0)
     return output
 

@@ -395,3 +395,7 @@ def test_ctrl_c_in_a_bench_begins_no_more_and_a_stopped_module_is_run_again(
 def test_nothing_is_made_ready_ahead_on_a_processor() -> None:
     assert directory_bench.ahead(-1, "cpu") == 0
     assert directory_bench.ahead(2, "cpu") == 2
+
+
+def test_each_gpu_has_a_module_under_way_and_some_that_are_made_ready() -> None:
+    assert [directory_bench.ahead(wanted, "cuda", 4) for wanted in (0, 1)] == [3, 7]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator import testing
-from orchestrator.commands import directory_bench
-from warpsmith.errors import Infrastructure
+from orchestrator.commands import chosen, client, directory_bench, module_runs
+from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import run_pb2
 
 OPTIONS = {"target": "cpu", "precision": "tf32", directory_bench.BUDGET: 60.0, "plugins": []}
@@ -150,3 +152,75 @@ def test_a_file_that_cannot_be_read_costs_its_own_line_and_a_directory_nothing(
         ("loop.py", "BAD_INPUT"),
     ]
     assert found[2]["message"].startswith(f"{tmp_path / 'dangling.py'}: is a symbolic link, and links are not followed")
+
+
+# ---- several GPUs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "count", "seen"),
+    [
+        (None, 2, ["0", "1"]),
+        (None, 0, ["0", "1", "2"]),
+        ("2, GPU-5f", 0, ["2", "GPU-5f"]),
+        ("2", 2, "--gpus 2: this command can see 1"),
+        ("", 0, "can see 0"),
+        (None, 4, "can see 3"),
+    ],
+)
+def test_each_set_of_services_sees_one_gpu(
+    named: str | None, count: int, seen: list[str] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert chosen.gpus(1, "", "auto", tmp_path) == [{}]
+    if isinstance(seen, str):
+        with pytest.raises(BadInput, match=seen):
+            chosen.gpus(count, "", "auto", tmp_path)
+    else:
+        assert chosen.gpus(count, "", "cuda", tmp_path) == [{"CUDA_VISIBLE_DEVICES": name} for name in seen]
+
+
+@pytest.mark.parametrize(("server", "target"), [("host:50051", "auto"), ("", "cpu")])
+def test_several_gpus_are_for_services_of_the_command_itself(server: str, target: str, tmp_path: Path) -> None:
+    assert chosen.gpus(1, server, target) == [{}]
+    with pytest.raises(BadInput, match="--gpus is for services that the command starts"):
+        chosen.gpus(2, server, target, tmp_path)
+
+
+def test_modules_go_where_the_fewest_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs: the first module is held until the others, one after the other at the second, have ended."""
+    at: dict[str, Any] = {}
+    cancelled: list[tuple[Any, str]] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def create(orchestrator: Any, task: Any, *_: Any, **__: Any) -> run_pb2.Run:
+        at[task] = orchestrator
+        return run_pb2.Run(id=task)
+
+    def follow(_: Any, identifier: str, __: Any) -> run_pb2.Run:
+        if identifier == "held":
+            begun.set()
+            assert may_end.wait(10)
+        return run_pb2.Run(id=identifier)
+
+    monkeypatch.setattr(module_runs.intake, "read", lambda request: request.subject)
+    monkeypatch.setattr(module_runs.intake, "inspect", lambda text: text)
+    monkeypatch.setattr(client, "create", create)
+    monkeypatch.setattr(client, "follow", follow)
+    monkeypatch.setattr(client, "cancel", lambda orchestrator, identifier: cancelled.append((orchestrator, identifier)))
+    progress = SimpleNamespace(expect=lambda _: None, take=lambda *_: None, note=lambda _: None)
+    made = module_runs.ModuleRuns(["one", "other"], run_pb2.Budget(), "cuda", "auto", False, "", False, progress)  # type: ignore[list-item, arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(made.optimise, Path("held"), 1.0)
+        assert begun.wait(10)
+        for name in ("second", "third"):
+            made.optimise(Path(name), 1.0)
+        made.stop()
+        may_end.set()
+        assert held.result().id == "held"
+    assert at == {"held": "one", "second": "other", "third": "other"}
+    assert cancelled == [("one", "held")]

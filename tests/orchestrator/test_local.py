@@ -256,3 +256,14 @@ def test_a_port_of_somebody_else_on_loopback_gets_no_call() -> None:
         with contextlib.closing(client), pytest.raises(ModelFault, match="the port belongs to nobody"):
             client.answer([Message("user", "the module")], None)
         stranger.stdin.write("\n")
+
+
+def test_several_sets_of_services_of_one_command_have_logs_of_their_own(tmp_path: Path) -> None:
+    held = [local.open_log(tmp_path / "benchmark.log") for _ in range(3)]
+    names = [Path(log.name).name for log in held]
+    assert names == ["benchmark.log", f"benchmark.{os.getpid()}.log", f"benchmark.{os.getpid()}-2.log"]
+    held.pop(1).close()
+    with local.open_log(tmp_path / "benchmark.log") as again:
+        assert Path(again.name).name == names[1]
+    for log in held:
+        log.close()
