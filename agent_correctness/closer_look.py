@@ -65,10 +65,13 @@ def authored_groups(program: candidate_pb2.Program) -> list[str]:
 
 
 def said(comparisons: Sequence[verdict_pb2.Comparison]) -> list[verdict_pb2.Inspection]:
-    """Of a program that passed: groups judged alone, or why not; a truth by slices; values that were not judged on."""
+    """Of a program that passed: groups judged alone, or why not; a truth by slices, convolutions without TF32; values
+    that were not judged on."""
     found = {f"group {each.group}": each.unjudged for each in comparisons if each.group}
     if any(each.by_slices for each in comparisons):
         found["truth by slices"] = ""
+    if any(each.without_tf32 for each in comparisons):
+        found["convolutions without TF32"] = ""
     for each in comparisons:
         if each.unjudged and not each.group:
             found[f"values {family_name(each)}"] = each.unjudged

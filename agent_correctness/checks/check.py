@@ -83,7 +83,8 @@ def family_name(comparison: verdict_pb2.Comparison) -> str:
 def where(comparison: verdict_pb2.Comparison) -> str:
     """The values of a comparison, for a sentence: "family normal, seed 7"."""
     alone = f"group {comparison.group} judged alone, " if comparison.group else ""
-    return f"{alone}family {family_name(comparison)}, seed {comparison.seed}"
+    precision = ", convolutions without TF32" if comparison.without_tf32 else ""
+    return f"{alone}family {family_name(comparison)}, seed {comparison.seed}{precision}"
 
 
 def number(value: float) -> str:

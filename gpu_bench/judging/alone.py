@@ -8,7 +8,7 @@ judged alone, and that is said. Never raises for a program: it answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,10 +110,8 @@ def _part(
     nodes = [node for node in graph.nodes if node.name in needed]
     if any(node.random for node in nodes):
         return Refusal("it draws at random")
-    owner, own = aten.roots(graph), {source.name for source in graph.sources}
-    elsewhere = {owner[name] for node in graph.nodes if node.name not in needed for name in node.mutates}
-    written = {owner[name] for node in nodes for name in node.mutates} - own  # statistics are known as they were
-    if any(owner[name] in written | elsewhere for name in wanted):
+    own = {source.name for source in graph.sources}
+    if not _InPlace(graph, needed, [name for name in given if name in wanted], made).leaves(wanted, own):
         return Refusal("what it is given, reads or makes is written in place")
     part = graph_pb2.Graph(outputs=made, nodes=nodes)
     part.sources.extend(source for source in graph.sources if source.name in wanted & own)
@@ -121,6 +119,44 @@ def _part(
         if name in wanted:
             part.sources.add(name=name, spec=specs[name], origin=graph_pb2.ORIGIN_INPUT)
     return part
+
+
+class _InPlace:
+    """What a graph writes in place, seen from some of its nodes: whether what those read and make is what a group finds
+    at its start and leaves at its end, where every tensor holds one thing."""
+
+    def __init__(
+        self, graph: graph_pb2.Graph, needed: Collection[str], given: Sequence[str], made: Sequence[str]
+    ) -> None:
+        self._owner, self._given, self._made = aten.roots(graph), given, made
+        self._place = {each.name: place for place, node in enumerate(graph.nodes) for each in node.results if each.name}
+        self._nodes, self._inside = graph.nodes, {p for p, node in enumerate(graph.nodes) if node.name in needed}
+
+    def leaves(self, wanted: Collection[str], own: Collection[str]) -> bool:
+        """Whether that holds of all `wanted` tensors; `own`: the module's, which are known as they were before."""
+        return all(self._holds(root, root in own) for root in {self._owner[name] for name in wanted})
+
+    def _holds(self, root: str, is_own: bool) -> bool:
+        writers = [place for place, node in enumerate(self._nodes) if self._touches(node.mutates, root)]
+        outside = [place for place in writers if place not in self._inside]
+        if is_own or not writers:
+            return not outside
+        touching = [place for place in sorted(self._inside) if self._touches(self._names(place), root)]
+        given = [name for name in self._given if self._owner[name] == root]
+        if any(touching[0] < place < touching[-1] for place in outside):
+            return False
+        if given:  # as its last writer ahead of the group left it, and no node of the group writes to it
+            ahead = max((place for place in outside if place < touching[0]), default=-1)
+            return len(given) == 1 and len(outside) == len(writers) and self._place[given[0]] >= ahead
+        last = max((place for place in writers if place in self._inside), default=-1)
+        return all(self._place[name] >= last for name in self._made if self._owner[name] == root)
+
+    def _names(self, place: int) -> list[str]:
+        node = self._nodes[place]
+        return [*tensor_names(aten.arguments_of(node)), *(each.name for each in node.results if each.name)]
+
+    def _touches(self, names: Iterable[str], root: str) -> bool:
+        return any(self._owner[name] == root for name in names)
 
 
 def judge(

@@ -30,6 +30,8 @@ ORDINARY = frozenset({
     verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
 })  # fmt: skip
 """Families on which the reference has to define its result."""
+_FEW = 64
+"""Elements of a block that may all be right by luck."""
 _FORGIVING = frozenset({
     verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
 })  # fmt: skip
@@ -78,6 +80,7 @@ def compare(
     *,
     terms_floor: float = 0.0,
     most_error: float = math.inf,
+    sparse_floor: float = 0.0,
     forgiveness: Forgiveness = Forgiveness(),
 ) -> verdict_pb2.OutputError:
     """Compares one output.
@@ -85,8 +88,9 @@ def compare(
     `candidate` and `eager` have the output's type, `truth` is float64 for float outputs (elements of complex ones are
     counted as two); all of one shape. `eager` and
     `truth` are on one device, which the candidate may still have to travel to. `terms_floor` is 4u·Σ|terms| of a
-    small output, else 0. Eager's rms error counts as no more than `most_error`. The field `output` is the caller's to
-    set.
+    small output, else 0. Eager's rms error counts as no more than `most_error`, and as no less than `sparse_floor` in
+    blocks of which few elements of the truth are not zero: the error of one is small by luck. `output` is the caller's
+    to set.
     """
     candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
     if not eager.is_floating_point():
@@ -106,7 +110,8 @@ def compare(
             sums.add(*given, start)
             is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
         close = close and is_close
-    error = sums.finish(terms_floor, most_error, truth)
+    least = torch.where(_is_sparse(truth), sparse_floor, 0.0) if sparse_floor else None
+    error = sums.finish(terms_floor, most_error, truth, least)
     if error.worst_index >= 0:
         error.worst_value = float(candidate[error.worst_index])
         error.worst_truth = float(truth[error.worst_index])
@@ -243,7 +248,10 @@ class _Sums:
             self._worst, self._worst_index = largest[0], element()
         self._largest = [max(pair) for pair in zip(self._largest, largest, strict=True)]
 
-    def finish(self, terms_floor: float, most_error: float, truth: torch.Tensor) -> verdict_pb2.OutputError:
+    def finish(
+        self, terms_floor: float, most_error: float, truth: torch.Tensor, least: torch.Tensor | None = None
+    ) -> verdict_pb2.OutputError:
+        """`least`: of each block's yardstick."""
         blocks = torch.cat(self._blocks)
         total = blocks.sum(dim=0)
         rms, rms_own, rms_rounding = _rms(total[0], total[1]), _rms(total[2], total[3]), _rms(total[4], total[6])
@@ -253,6 +261,8 @@ class _Sums:
         part = min(1.0, most_error / float(rms_own)) if rms_own else 1.0
         local = torch.maximum(part * _rms(blocks[:, 2], blocks[:, 3]), _rms(blocks[:, 4], blocks[:, 6]))
         local = local.clamp(min=floor)
+        if least is not None:
+            local = torch.maximum(local, least)
         if self._forgiveness.worst_block_for_all:
             local = local.max()
         mismatched = self._mismatches > 0
@@ -292,6 +302,15 @@ def _square_sums(column: torch.Tensor) -> torch.Tensor:
     sums = torch.linalg.vector_norm(column[:whole].view(-1, BLOCK), dim=1).square()
     rest = torch.linalg.vector_norm(column[whole:]).square().reshape(1)
     return sums if whole == column.numel() else torch.cat([sums, rest])
+
+
+def _is_sparse(column: torch.Tensor) -> torch.Tensor:
+    """Of which blocks of a [n] column nearly all elements are zero: [ceil(n / 4096)]."""
+    whole = column.numel() // BLOCK * BLOCK
+    counts = torch.count_nonzero(column[:whole].view(-1, BLOCK), dim=1)
+    if whole < column.numel():
+        counts = torch.cat([counts, torch.count_nonzero(column[whole:]).reshape(1)])
+    return counts < _FEW
 
 
 def _block_counts(column: torch.Tensor) -> torch.Tensor:

@@ -62,11 +62,12 @@ class Judge:
         sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         delivered = self._shared.tensors(boundary.regions)
         try:
-            return with_room(
-                lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
-                f"eager and the truth in float64 of group {observed.group}",
-                self.answers.give_back,
-            )
+            with self._loaded.as_judged():
+                return with_room(
+                    lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
+                    f"eager and the truth in float64 of group {observed.group}",
+                    self.answers.give_back,
+                )
         except TruthTooLarge as error:
             family, seed, group = observed.family, observed.seed, observed.group
             return verdict_pb2.Comparison(family=family, seed=seed, group=group, unjudged=str(error))
@@ -78,6 +79,7 @@ class Judge:
         answer = self.answers.of(observed.family, observed.seed)
         complete = comparison.of(observed)
         complete.by_slices = answer.by_slices
+        complete.without_tf32 = self.answers.cases.report.learned.without_tf32
         unwritten = dict(enumerate(observed.unwritten_counts))
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
@@ -96,13 +98,14 @@ class Judge:
     ) -> verdict_pb2.OutputError:
         """Of one region. Measured by eager's error, and where that does not do, by what TF32 makes of the truth."""
 
-        def against(own: torch.Tensor, least: float = 0.0) -> verdict_pb2.OutputError:
+        def against(own: torch.Tensor, sparse_floor: float = 0.0) -> verdict_pb2.OutputError:
             return comparison.compare(
                 candidate,
                 own,
                 answer.truth[position],
-                terms_floor=max(answer.floors[position], least),
+                terms_floor=answer.floors[position],
                 most_error=answer.most_errors[position],
+                sparse_floor=sparse_floor,
                 forgiveness=comparison.Forgiveness.of(observed.family),
             )
 
@@ -110,7 +113,7 @@ class Judge:
         is_far = max(error.rms_ratio, error.max_ratio, error.block_ratio) > _FAR
         if not is_far or not (rounded := self.answers.rounded(observed.family, observed.seed)):
             return error
-        # All are about as far off, however small: where a ReLU leaves one of 4,096, its error is small by luck.
+        # What a ReLU leaves of a block may be one element.
         off, _ = plausible.off_and_size(rounded[position], answer.truth[position])
         by_tf32 = against(rounded[position], min(off, answer.most_errors[position]))
         for ratio in ("rms_ratio", "max_ratio", "block_ratio"):

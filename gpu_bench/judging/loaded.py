@@ -196,8 +196,10 @@ class LoadedTask:
     @contextmanager
     def as_judged(self) -> Iterator[None]:
         """Around calls whose results are compared: without TF32 where that was `learned` to leave no yardstick."""
-        before = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = before and not self.learned.without_tf32
+        if not self.learned.without_tf32:
+            yield
+            return
+        before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ It compares no candidate.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +22,7 @@ from gpu_bench.truth.reference import Reference
 from gpu_bench.values.cases import Cases, Taken
 from gpu_bench.values.inputs import family_name
 from gpu_bench.values.keys import Key
-from gpu_bench.workers.shortage import Shortages, with_room
+from gpu_bench.workers.shortage import Shortages, TruthTooLarge, with_room
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2, judging_pb2, verdict_pb2
@@ -75,9 +76,16 @@ class Answers:
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
         self.cases = Cases.learned(loaded, graph, self.reference.run, args)
         self._try_sources(args)
-        if not headline.NEVER_FASTER.isdisjoint(self.cases.report.flags) and self.reference.forbid_tf32():
+        if self._is_constant and self.reference.forbid_tf32():
             self.give_back()  # what differs by less than TF32 rounds may differ by far more than fp32 does
             self._try_sources(args)
+            if self._is_constant:
+                self.reference.allow_tf32()
+                self.give_back()
+
+    @property
+    def _is_constant(self) -> bool:
+        return not {headline.OUTPUT_CONSTANT, headline.OUTPUT_ZERO}.isdisjoint(self.cases.report.flags)
 
     def _try_sources(self, args: Args) -> None:
         answer = self.of(verdict_pb2.VALUE_FAMILY_TASK, 0)
@@ -144,12 +152,18 @@ class Answers:
             self._is_first = False
             # What is four hundredths off measures little, and what is a sixth off nothing.
             if is_coarse and self.reference.forbid_tf32():
+                del case, answer, args, written
                 return self._compute(family, seed, None)
         if not doubts:
             return answer
         eager = answer.eager
         if family != verdict_pb2.VALUE_FAMILY_TASK or not self.reference.repeats(eager, args, written, seed):
             raise BadInput(next(iter(doubts.values())))
+        told = self.cases.report.learned.coarse_errors
+        doubted = {Key.of(self.reference.regions[at]) for at in doubts}
+        kept = [each for each in told if Key(each.kind, each.position, each.name) not in doubted]
+        del told[:]
+        told.extend(kept)
         # The module amplifies rounding until nothing of float64 is left (batch norm over two values, five times in a
         # row). Its graph is right, bit by bit, so eager is the only truth: a candidate may differ by a few ulp.
         return replace(
@@ -168,21 +182,24 @@ class Answers:
         """
         errors = list(answer.coarse_errors)
         if self.reference.may_do_without_tf32:
-            try:
-                rounded = self.reference.rounded_to_tf32(args, written, seed)
-                found = [
-                    plausible.off_and_size(each.to(own.dtype), truth)[0] if own.is_floating_point() else 0.0
-                    for each, own, truth in zip(rounded, answer.eager, answer.truth, strict=True)
-                ]
+            with contextlib.suppress(TruthTooLarge, BadInput):
+                found = with_room(lambda: self._errors_of_tf32(answer, args, written, seed), "", self.give_back)
                 errors = list(map(max, errors, found))
-            except (RuntimeError, MemoryError, BadInput) as error:
-                self.shortages.ask(error, "errors")
         told = self.cases.report.learned.coarse_errors
         del told[:]
         for region, rms in zip(self.reference.regions, errors, strict=True):
             if rms:
                 told.add(kind=region.kind, position=region.position, name=region.name, rms=rms)
         return any(error > most for error, most in zip(errors, answer.most_errors, strict=True))
+
+    def _errors_of_tf32(
+        self, answer: Answer, args: Args, written: Mapping[Key, torch.Tensor], seed: int
+    ) -> list[float]:
+        rounded = self.reference.rounded_to_tf32(args, written, seed)
+        return [
+            plausible.off_and_size(each.to(own.dtype), truth)[0] if own.is_floating_point() else 0.0
+            for each, own, truth in zip(rounded, answer.eager, answer.truth, strict=True)
+        ]
 
     def _measured(
         self,

@@ -75,13 +75,17 @@ class Reference:
         return is_open and not plausible.sets_precision(self._loaded.task)
 
     def forbid_tf32(self) -> bool:
-        """Has this process convolve without TF32 from now on, and tells others to where they make judged calls; whether
-        that is possible."""
+        """Has judged calls convolve without TF32 from now on, here and in other processes; whether that is possible."""
         if not self.may_do_without_tf32:
             return False
         self._loaded.learned.without_tf32 = True
-        torch.backends.cudnn.allow_tf32 = self.rounds_to_tf32 = False
+        self.rounds_to_tf32 = False
         return True
+
+    def allow_tf32(self) -> None:
+        """Takes that back."""
+        self._loaded.learned.without_tf32 = False
+        self.rounds_to_tf32 = True
 
     # ---- as it is ------------------------------------------------------------------------------------------
 
@@ -100,7 +104,7 @@ class Reference:
         held = self._loaded.sources(args).by_key()
         before = {key: tensor.clone() for key, tensor in held.items()}
         seed_generators(seeds.of_generators(seed))
-        with torch.no_grad(), self._loaded.user.explaining("the forward failed"):
+        with torch.no_grad(), self._loaded.as_judged(), self._loaded.user.explaining("the forward failed"):
             returned = self._loaded.module(*args)
         self._loaded.keep_places()
         outputs = [leaf.clone() for leaf in self._loaded.output_leaves(returned)]
@@ -211,10 +215,11 @@ class Reference:
         sources = sources or self.graph_sources(args)
         seed_generators(seeds.of_generators(seed))
         try:
-            if widen:
-                results = self.widened(sources) if read is None else self.widened(sources, read)
-            else:
-                results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
+            with self._loaded.as_judged():
+                if widen:
+                    results = self.widened(sources) if read is None else self.widened(sources, read)
+                else:
+                    results = aten.interpret(self.graph, {name: tensor.clone() for name, tensor in sources.items()})
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise BadInput(f"the module cannot be computed in float64: {cause_of(error)}") from error
         outputs = [results[name] for name in self.graph.outputs]

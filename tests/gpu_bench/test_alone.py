@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent_compile.compiler import Compiler
+from agent_compile.toolchains.gxx import Gxx
 from agent_correctness import closer_look
 from agent_correctness.judge import Judge
+from agent_synthesis.generator import generate
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import plan_zero
 from gpu_bench.judging import alone
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.session import Session
 from warpsmith import digest
 from warpsmith.contract import words
 from warpsmith.v1 import (
+    analysis_pb2,
+    artifact_pb2,
     benchmark_service_pb2,
     candidate_pb2,
     correctness_service_pb2,
@@ -173,13 +182,95 @@ def get_init_inputs():
 """
 
 
-def test_what_is_written_in_place_or_drawn_is_not_judged_alone(small: Any) -> None:
+def test_what_is_drawn_is_not_judged_alone(small: Any) -> None:
     loaded = LoadedTask.load(small.task(TRAINED))
     graph = loaded.capture(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0))
     program = small.plan_zero(graph)
     said = {node.target.split(".")[1]: alone.boundary_of(program, node.name, graph) for node in graph.nodes}
-    assert isinstance(said["mul"], alone.Refusal)  # its result is overwritten by the relu
-    assert "in place" in said["mul"].reason
     assert "at random" in said["rand_like"].reason
-    assert isinstance(said["sigmoid"], alone.Boundary)
-    assert [words.region_kind(region.kind) for region in said["sigmoid"].regions] == ["given", "made"]
+    for name in ("mul", "sigmoid"):  # the first is overwritten once its group has ended
+        assert isinstance(said[name], alone.Boundary)
+        assert [words.region_kind(region.kind) for region in said[name].regions][-1] == "made"
+
+
+def boundary(graph: graph_pb2.Graph, small: Any, *operations: str) -> alone.Boundary | alone.Refusal:
+    """Of a group that takes these library calls together."""
+    program = small.plan_zero(graph)
+    steps = [step for step in program.steps if step.library.target.split(".")[1] in operations]
+    for step in steps:
+        step.group = steps[-1].group
+    return alone.boundary_of(program, steps[-1].group, graph)
+
+
+@pytest.mark.parametrize(
+    ("expression", "operations", "is_judged"),
+    [
+        ("(x.exp() * 2).relu_() + 1", ("mul", "relu_"), True),  # made and overwritten inside
+        ("(x.exp() * 2).relu_() + 1", ("add",), True),  # given as it was left
+        ("(x.exp() * 2).relu_() + 1", ("relu_",), False),  # given and overwritten
+        ("self.twice(x)", ("exp", "sin"), False),  # overwritten in between
+    ],
+)
+def test_what_is_written_in_place_is_judged_alone_where_every_tensor_holds_one_thing(
+    expression: str, operations: tuple[str, ...], is_judged: bool, small: Any
+) -> None:
+    source = TRAINED.replace("torch.sigmoid(self.norm(torch.relu_(x * 2)) + torch.rand_like(x))", expression)
+    source = source.replace("def forward", "def twice(self, x):\n        y = x * 2\n        z = y.exp()\n        "
+                            "y.add_(1)\n        return z + y.sin()\n\n    def forward")  # fmt: skip
+    loaded = LoadedTask.load(small.task(source))
+    graph = loaded.capture(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0))
+    found = boundary(graph, small, *operations)
+    assert isinstance(found, alone.Boundary) is is_judged, found
+    assert is_judged or "in place" in found.reason
+
+
+BLOCK = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        x = self.relu(self.norms[0](self.convolutions[0](x)))
+        y = self.relu(self.norms[1](self.convolutions[1](x)))
+        y = self.norms[2](self.convolutions[2](y))
+        y += x
+        return self.relu(y)
+
+def get_inputs():
+    return [torch.randn(4, 4, 9, 9)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_kernels_of_a_residual_network_are_judged_alone(mode: str, small: Any) -> None:
+    """Its activations are written in place, which no kernel of ours does."""
+    task = small.task(BLOCK.replace("inplace=True)", f"inplace=True)\n        self.{mode}()"))
+    loaded = LoadedTask.load(task)
+    plan = plan_zero(GraphIndex(loaded.capture(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0))), task_pb2.TARGET_CPU)
+    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice="beside_products")
+    program = generate(moves.apply(plan, move))
+    artifact = Compiler([Gxx()], None).compile(program).outcome
+    assert isinstance(artifact, artifact_pb2.Artifact), artifact
+    session = Session(task)
+    try:
+        comparer = SimpleNamespace(compare=lambda asked: session.compare(asked.program, asked.artifact, asked.cases))
+        verdict = Judge(comparer).verify(
+            correctness_service_pb2.VerifyArtifactRequest(
+                task=task, program=program, artifact=artifact, tier=timing_pb2.TIER_FINAL
+            )
+        )
+    finally:
+        session.close()
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS, verdict.detail
+    found = [each.skipped for each in verdict.inspections if each.tool.startswith("group")]
+    assert found.count("") == 3
+    assert len(found) == (4 if mode == "train" else 3)  # with one that counts batches, of which no output has a name

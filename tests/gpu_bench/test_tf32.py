@@ -87,15 +87,20 @@ def test_where_tf32_leaves_no_yardstick_judged_calls_do_without_it_and_timed_one
     setup = "self.m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))"
     place = desk("self.m(x)", "[torch.rand(2, 3, 16, 16)]", setup)
     learned = place.judge.cases.report.learned
-    assert (learned.without_tf32, torch.backends.cudnn.allow_tf32) == (is_forbidden, not is_forbidden)
+    assert learned.without_tf32 == is_forbidden
+    assert torch.backends.cudnn.allow_tf32
     assert {each.name for each in learned.coarse_errors} == {"", "m.1.running_mean", "m.1.running_var"}
     for error in place.compare(place.plan_zero(), NORMAL).outputs:
         assert error.rms_ratio < 4.0
-    torch.backends.cudnn.allow_tf32 = True  # as in the process that times
     request = judging_pb2.ExecuteRequest(family=NORMAL, seed=4, regions=place.judge.regions, learned=learned)
     with _Seen() as seen:
         place.bench.execute(request, place.shared)
     assert set(seen.allowed) == {not is_forbidden}
+    group = place.plan_zero().steps[0].group
+    alone = judging_pb2.ExecuteGroupRequest(family=NORMAL, seed=4, group=group, learned=learned)
+    with _Seen() as seen:
+        place.bench.execute_group(alone, place.shared)
+    assert set(seen.allowed) == {True}, "what a kernel is given when it is judged alone is as when it is timed"
     assert torch.backends.cudnn.allow_tf32
 
 
@@ -116,7 +121,6 @@ def test_what_differs_by_less_than_tf32_rounds_is_no_constant(desk: MakeDesk, mo
     report = desk(*module, setup).judge.cases.report
     assert report.learned.without_tf32
     assert headline.OUTPUT_CONSTANT not in report.flags
-    torch.backends.cudnn.allow_tf32 = True
     monkeypatch.setattr(Reference, "may_forbid_tf32", False)
     report = desk(*module, setup).judge.cases.report
     assert headline.OUTPUT_CONSTANT in report.flags, "a solution is judged as it is timed"
@@ -287,6 +291,44 @@ def test_what_a_relu_leaves_of_a_block_is_measured_by_the_errors_of_all(
     given.view(-1)[17 * 4096 : 18 * 4096] += 0.05 * float(given.max())
     error = place.judge._compare(given, 0, answer, judging_pb2.Observation(family=NORMAL, seed=5))
     assert error.block_ratio > 16.0
+
+
+def test_a_small_part_of_an_output_is_measured_by_itself(desk: MakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel a thousand times smaller than the others, left out: less than the others are off."""
+    place = desk(
+        "self.m(x) * self.s",
+        "[torch.rand(2, 3, 66, 66)]",
+        WITH_BIAS
+        + """
+        self.s = torch.nn.Parameter(torch.ones(16, 1, 1))
+        self.s.data[7] = 1e-3""",
+    )
+    args, _ = place.judge.cases.taken(verdict_pb2.VALUE_FAMILY_TASK, 5)
+    held = {name: tensor.clone() for name, tensor in place.judge.reference.graph_sources(args).items()}
+    x, weight, bias = (held[name] for name in tensor_names(place.judge.graph.nodes[0].args))
+    given = torch.nn.functional.conv2d(of_tf32(x), of_tf32(weight), bias)
+    given[:, 7] *= 1e-3
+    answer = place.judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 5)
+    monkeypatch.setattr(place.judge.reference, "rounds_to_tf32", True)
+    observed = judging_pb2.Observation(family=verdict_pb2.VALUE_FAMILY_TASK, seed=5)
+    error = place.judge._compare(given, 0, answer, observed)
+    assert error.by_tf32
+    assert error.block_ratio <= 4.0
+    given[:, 7] = 0.0
+    assert place.judge._compare(given, 0, answer, observed).block_ratio > 100.0
+
+
+def test_want_of_memory_for_what_tf32_does_ends_no_preparation(desk: MakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor beside that for the terms of sums."""
+
+    def short(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(plausible, "may_round_to_tf32", lambda *_: True)
+    monkeypatch.setattr(Reference, "rounded_to_tf32", short)
+    monkeypatch.setattr(Reference, "terms_floors", short)
+    place = desk("self.m(x)", "[torch.rand(2, 3, 16, 16)]", WITH_BIAS)
+    assert [each.kind for each in place.judge.cases.report.learned.coarse_errors] == [1]
 
 
 def test_what_there_is_no_memory_for_is_asked_for_once_and_then_left_out(
