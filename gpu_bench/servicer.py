@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import grpc
 
@@ -12,7 +13,11 @@ from gpu_bench.quarantine import Quarantine, Watch
 from gpu_bench.sanitizing import sanitizer
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
+from gpu_bench.workers import room
+from warpsmith.errors import WorkerRaised
 from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, task_pb2, verdict_pb2
+
+Answer = TypeVar("Answer", benchmark_service_pb2.CompareOutputsResponse, benchmark_service_pb2.MeasureArtifactResponse)
 
 
 class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
@@ -33,7 +38,8 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         with self._quarantine.guarding(request.task.target):
             with self._holding.by("compare"), self._sessions.using(request.task, request.artifact.format) as session:
                 try:
-                    response = _inspected(session, request) if request.inspect else _compared(session, request)
+                    compare = _inspected if request.inspect else _compared
+                    response = self._with_room(lambda: compare(session, request))
                 finally:
                     session.settle()
             self._suspect_after(request.task, response.fault)
@@ -46,7 +52,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         del context
         with self._quarantine.guarding(request.task.target):
             with self._holding.by("measure"), self._sessions.using(request.task, request.artifact.format) as session:
-                response = session.measure(request)
+                response = self._with_room(lambda: session.measure(request))
             if response.WhichOneof("outcome") == "timing":
                 metrics.record_timing(response.timing)
                 self._quarantine.saw_timing(request.task.target, response.timing)
@@ -86,6 +92,17 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
                 response = self._sessions.describe(request)
             self._quarantine.saw_device(response.device)
             return response
+
+    def _with_room(self, act: Callable[[], Answer]) -> Answer:
+        """What `act` gives; where memory is short, once more after tasks that nobody waits for have given up theirs."""
+        try:
+            answer = act()
+        except WorkerRaised as raised:
+            if raised.kind not in room.SHORT or not self._sessions.end_idle():
+                raise
+            return act()
+        is_short = answer.fault.kind == verdict_pb2.FAILURE_KIND_RESOURCE
+        return act() if is_short and self._sessions.end_idle() else answer
 
     def when_unfit(self, tell: Callable[[], None]) -> None:
         """Has `tell` called when the GPU goes out of service."""

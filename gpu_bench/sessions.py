@@ -81,6 +81,14 @@ class Sessions:
         """Tasks in no block now, the one used longest ago first."""
         return [name for name in self._sessions if not self._users[name]]
 
+    def end_idle(self) -> bool:
+        """Ends the sessions of tasks in no block now, and says whether there were any: they hold memory of the GPU."""
+        with self._lock:
+            old = [self._sessions.pop(name) for name in self._idle()]
+        for each in old:
+            each.close()
+        return bool(old)
+
     def describe(
         self, request: benchmark_service_pb2.DescribeDeviceRequest
     ) -> benchmark_service_pb2.DescribeDeviceResponse:
