@@ -99,6 +99,46 @@ class Double(nn.Module):
         return (x * 2).softmax(1)
 
 
+@pytest.mark.parametrize(
+    ("layer", "is_random"),
+    [
+        (nn.Dropout(0.0), False),
+        (nn.Dropout2d(0.0), False),
+        (nn.AlphaDropout(0.0), False),
+        (nn.FeatureAlphaDropout(0.0), False),
+        (nn.Dropout(0.0, inplace=True), False),
+        (nn.Dropout(0.5).eval(), False),
+        (nn.Dropout(0.5), True),
+    ],
+)
+def test_dropout_that_drops_nothing_is_a_view(layer: nn.Module, is_random: bool) -> None:
+    """As models that are trained without it still call it."""
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.layer(x * 2) + 1).relu()
+
+    graph = assert_captured_like_eager(Dropping(), (torch.randn(2, 4, 6, 6),))
+    (call,) = [node for node in graph.nodes if "dropout" in node.target]
+    assert call.random is is_random
+    assert bool(call.results[0].alias_of) is not is_random
+
+
+def test_a_draw_of_probability_zero_is_a_draw() -> None:
+    """PyTorch's generator moves on all the same."""
+
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.bernoulli(x, 0.0) + x
+
+    graph = capture(Drawing(), (torch.rand(4),))
+    assert [node.random for node in graph.nodes if "bernoulli" in node.target] == [True]
+
+
 def test_composite_operations_stay_whole_and_graphs_repeat() -> None:
     graph = capture(Double(), (torch.rand(4, 5),))
     assert [node.target for node in graph.nodes] == ["aten.mul.Tensor", "aten.softmax.int"]

@@ -42,6 +42,9 @@ _INITIALISED: Final = {
 
 # Operations tagged random that are not when this argument has this value.
 _STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
+# Those that give their input, and draw nothing, where this is their probability; the fused one draws all the same.
+_DROPOUTS: Final = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
+_STILL_AT: Final = ("p", 0.0)
 
 _UNKNOWN_TYPE: Final = re.compile(r"Found <class '([\w.]+)'> in (input|output)")
 
@@ -409,7 +412,9 @@ def _is_random(overload: OpOverload, args: Any, kwargs: Any) -> bool:
     if torch.Tag.nondeterministic_seeded not in overload.tags:
         return False
     given = _by_name(overload, args, kwargs)
-    return not any(name in given and given[name] == still for name, still in _STILL_WHEN)
+    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
+    still = (*_STILL_WHEN, _STILL_AT) if name in _DROPOUTS else _STILL_WHEN
+    return not any(name in given and given[name] == value for name, value in still)
 
 
 def _with_cudnn(overload: OpOverload, args: Any) -> Any:
