@@ -93,7 +93,7 @@ red-team: $(READY) ## draws COUNT attacks on the judge and tells which are belie
 
 honest: $(READY) ## judges unusual honest solutions and tells which are refused (COUNT=, LOAD=processes that spin beside it, REPEAT=, JOBS=, ONLY=)
 	@$(BIN)/python tests/red_team/honest.py $(if $(COUNT),--count $(COUNT)) $(if $(LOAD),--load $(LOAD)) $(if $(REPEAT),--repeat $(REPEAT)) \
-	  $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)") $(if $(PART),--part $(PART))
+	  $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only "$(ONLY)")
 
 test-hostile-gpu: ## the hostile suite on a Hopper GPU, with the Python that has torch (KERNELBENCH=DIR: its own adversarial programs too; RUNG=landlock, ONLY="names,…", PART=1/4 for the first of four GPUs)
 	@KERNELBENCH=$(KERNELBENCH) $(PYTHON) tests/hostile/hostile_gpu.py $(if $(RUNG),--rung $(RUNG)) $(if $(ONLY),--only "$(ONLY)") $(if $(PART),--part $(PART))

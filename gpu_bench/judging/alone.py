@@ -8,7 +8,7 @@ judged alone, and that is said. Never raises for a program: it answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +65,7 @@ def boundary_of(program: candidate_pb2.Program, group: str, graph: graph_pb2.Gra
     made = [name for name in touched if name in written and name in after and name in specs]
     if not made:
         return Refusal("what it makes has no name in the module's graph, as after a change of the algebra")
-    part = _part(graph, given, made, specs)
+    part = _part(graph, given, made, specs, _Around(before, written))
     if isinstance(part, Refusal):
         return part
     read = {source.name for source in part.sources}
@@ -94,6 +94,7 @@ def _part(
     given: Sequence[str],
     made: Sequence[str],
     specs: Mapping[str, tensor_pb2.TensorSpec],
+    around: _Around,
 ) -> graph_pb2.Graph | Refusal:
     """The nodes that make `made` out of `given` and the module's own tensors."""
     maker = {result.name: node for node in graph.nodes for result in node.results if result.name}
@@ -111,7 +112,7 @@ def _part(
     if any(node.random for node in nodes):
         return Refusal("it draws at random")
     own = {source.name for source in graph.sources}
-    if not _InPlace(graph, needed, [name for name in given if name in wanted], made).leaves(wanted, own):
+    if not _InPlace(graph, needed, [name for name in given if name in wanted], made, around).leaves(wanted, own):
         return Refusal("what it is given, reads or makes is written in place")
     part = graph_pb2.Graph(outputs=made, nodes=nodes)
     part.sources.extend(source for source in graph.sources if source.name in wanted & own)
@@ -121,42 +122,70 @@ def _part(
     return part
 
 
+@dataclass(frozen=True)
+class _Around:
+    """What a program does about a group."""
+
+    before: Collection[str]
+    """Tensors that steps ahead of it write."""
+    within: Collection[str]
+    """Those that its own steps write, or a library's that lie between them."""
+
+
 class _InPlace:
     """What a graph writes in place, seen from some of its nodes: whether what those read and make is what a group finds
     at its start and leaves at its end, where every tensor holds one thing."""
 
     def __init__(
-        self, graph: graph_pb2.Graph, needed: Collection[str], given: Sequence[str], made: Sequence[str]
+        self,
+        graph: graph_pb2.Graph,
+        needed: Collection[str],
+        given: Sequence[str],
+        made: Sequence[str],
+        around: _Around,
     ) -> None:
-        self._owner, self._given, self._made = aten.roots(graph), given, made
+        self._owner, self._given, self._made, self._around = aten.roots(graph), given, made, around
+        self._nodes = graph.nodes
         self._place = {each.name: place for place, node in enumerate(graph.nodes) for each in node.results if each.name}
-        self._nodes, self._inside = graph.nodes, {p for p, node in enumerate(graph.nodes) if node.name in needed}
+        self._inside = {place for place, node in enumerate(graph.nodes) if node.name in needed}
+        self._writers: dict[str, list[int]] = {}
+        """By root, in order."""
+        self._touching: dict[str, list[int]] = {}
+        """The same of needed nodes that read, make or write any of its tensors."""
+        for place, node in enumerate(graph.nodes):
+            for root in {self._owner[name] for name in node.mutates}:
+                self._writers.setdefault(root, []).append(place)
+            for root in {self._owner[name] for name in self._names(node)} if place in self._inside else ():
+                self._touching.setdefault(root, []).append(place)
 
     def leaves(self, wanted: Collection[str], own: Collection[str]) -> bool:
         """Whether that holds of all `wanted` tensors; `own`: the module's, which are known as they were before."""
         return all(self._holds(root, root in own) for root in {self._owner[name] for name in wanted})
 
     def _holds(self, root: str, is_own: bool) -> bool:
-        writers = [place for place, node in enumerate(self._nodes) if self._touches(node.mutates, root)]
+        writers = self._writers.get(root, [])
         outside = [place for place in writers if place not in self._inside]
-        if is_own or not writers:
-            return not outside
-        touching = [place for place in sorted(self._inside) if self._touches(self._names(place), root)]
         given = [name for name in self._given if self._owner[name] == root]
-        if any(touching[0] < place < touching[-1] for place in outside):
+        if not writers or is_own:
+            return not outside and not (writers and given)
+        touching = self._touching[root]
+        if any(touching[0] < place < touching[-1] or self._is_in(place, self._around.within) for place in outside):
             return False
-        if given:  # as its last writer ahead of the group left it, and no node of the group writes to it
+        if given:  # as its last writer ahead of the group left it
             ahead = max((place for place in outside if place < touching[0]), default=-1)
-            return len(given) == 1 and len(outside) == len(writers) and self._place[given[0]] >= ahead
+            is_early = any(self._is_in(place, self._around.before) for place in writers if place in self._inside)
+            if len(given) > 1 or is_early or self._place[given[0]] < ahead:
+                return False
         last = max((place for place in writers if place in self._inside), default=-1)
         return all(self._place[name] >= last for name in self._made if self._owner[name] == root)
 
-    def _names(self, place: int) -> list[str]:
-        node = self._nodes[place]
-        return [*tensor_names(aten.arguments_of(node)), *(each.name for each in node.results if each.name)]
+    def _is_in(self, place: int, written: Collection[str]) -> bool:
+        """Whether some step that writes these makes what a node of the graph does."""
+        return any(each.name in written for each in self._nodes[place].results)
 
-    def _touches(self, names: Iterable[str], root: str) -> bool:
-        return any(self._owner[name] == root for name in names)
+    @staticmethod
+    def _names(node: graph_pb2.Node) -> list[str]:
+        return [*tensor_names(aten.arguments_of(node)), *(each.name for each in node.results if each.name)]
 
 
 def judge(

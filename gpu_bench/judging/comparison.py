@@ -89,7 +89,7 @@ def compare(
     counted as two); all of one shape. `eager` and
     `truth` are on one device, which the candidate may still have to travel to. `terms_floor` is 4u·Σ|terms| of a
     small output, else 0. Eager's rms error counts as no more than `most_error`, and as no less than `sparse_floor` in
-    blocks of which few elements of the truth are not zero: the error of one is small by luck. `output` is the caller's
+    blocks where few elements have any: the error of one is small by luck. `output` is the caller's
     to set.
     """
     candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
@@ -110,7 +110,10 @@ def compare(
             sums.add(*given, start)
             is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
         close = close and is_close
-    least = torch.where(_is_sparse(truth), sparse_floor, 0.0) if sparse_floor else None
+    least = None
+    if sparse_floor:
+        parts = zip(*(torch.split(each, _CHUNK) for each in (eager, truth)), strict=True)
+        least = torch.cat([torch.where(_is_of_few(own - known), sparse_floor, 0.0) for own, known in parts])
     error = sums.finish(terms_floor, most_error, truth, least)
     if error.worst_index >= 0:
         error.worst_value = float(candidate[error.worst_index])
@@ -304,13 +307,13 @@ def _square_sums(column: torch.Tensor) -> torch.Tensor:
     return sums if whole == column.numel() else torch.cat([sums, rest])
 
 
-def _is_sparse(column: torch.Tensor) -> torch.Tensor:
-    """Of which blocks of a [n] column nearly all elements are zero: [ceil(n / 4096)]."""
-    whole = column.numel() // BLOCK * BLOCK
-    counts = torch.count_nonzero(column[:whole].view(-1, BLOCK), dim=1)
-    if whole < column.numel():
-        counts = torch.cat([counts, torch.count_nonzero(column[whole:]).reshape(1)])
-    return counts < _FEW
+def _is_of_few(error: torch.Tensor) -> torch.Tensor:
+    """Of which blocks of a [n] float64 column a few elements make up the sum of squares, as (Σe²)²/Σe⁴ counts them:
+    [ceil(n / 4096)]. None that is not zero counts as few."""
+    squares = error.square()
+    first, second = _square_sums(error), _square_sums(squares)
+    few = torch.clamp(_block_counts(error) / BLOCK * _FEW, min=1.0)
+    return ~(first.square() >= few * second) | (second == 0.0)
 
 
 def _block_counts(column: torch.Tensor) -> torch.Tensor:

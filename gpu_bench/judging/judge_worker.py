@@ -52,6 +52,8 @@ class Judge:
     def boundary(self, program: candidate_pb2.Program, group: str) -> judging_pb2.Boundary:
         """What has to be delivered so that a group can be judged alone; remembered for the comparison."""
         found = alone.boundary_of(program, group, self.graph)
+        if isinstance(found, alone.Boundary) and self.reference.convolves_in_tf32(found.graph):
+            found = alone.Refusal("a convolution ahead of it, which may round to TF32, has another name in the program")
         if isinstance(found, alone.Refusal):
             return judging_pb2.Boundary(unjudged=found.reason)
         self._boundaries = {group: found}
@@ -62,12 +64,11 @@ class Judge:
         sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
         delivered = self._shared.tensors(boundary.regions)
         try:
-            with self._loaded.as_judged():
-                return with_room(
-                    lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
-                    f"eager and the truth in float64 of group {observed.group}",
-                    self.answers.give_back,
-                )
+            return with_room(
+                lambda: alone.judge(boundary, observed, delivered, sources, self._loaded.device),
+                f"eager and the truth in float64 of group {observed.group}",
+                self.answers.give_back,
+            )
         except TruthTooLarge as error:
             family, seed, group = observed.family, observed.seed, observed.group
             return verdict_pb2.Comparison(family=family, seed=seed, group=group, unjudged=str(error))
@@ -140,7 +141,8 @@ class Judge:
             part.CopyFrom(self.graph)
             part.outputs[:] = [name]
             seed_generators(seeds.of_generators(observed.seed))
-            return aten.interpret(part, {each: tensor.clone() for each, tensor in sources.items()}, widen)[name]
+            with self._loaded.as_judged():
+                return aten.interpret(part, {each: tensor.clone() for each, tensor in sources.items()}, widen)[name]
 
         def moved() -> Iterator[torch.Tensor]:
             for seed, reach in undecided.moves(observed.seed):

@@ -258,6 +258,7 @@ def _run(
         "PYTHONPATH": os.pathsep.join([*map(str, places), *jail.package_paths()]),
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **{name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ},
     }
     ran = jail.run(
         [*command, sys.executable, "-s", "-P", "-m", "gpu_bench.sanitizing.sanitized_run", str(directory)],

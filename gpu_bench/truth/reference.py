@@ -82,6 +82,11 @@ class Reference:
         self.rounds_to_tf32 = False
         return True
 
+    def convolves_in_tf32(self, part: graph_pb2.Graph) -> bool:
+        """Whether a part of the graph, run as it is timed, may round to TF32 where it convolves."""
+        may_round = self.rounds_to_tf32 or self._loaded.learned.without_tf32
+        return may_round and any("conv" in aten.operation(node.target) for node in part.nodes)
+
     def allow_tf32(self) -> None:
         """Takes that back."""
         self._loaded.learned.without_tf32 = False

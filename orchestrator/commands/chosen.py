@@ -59,7 +59,10 @@ def gpus(count: int, server: str, target: str, devices: Path = Path("/dev")) -> 
         raise BadInput(f"--gpus is for services that the command starts on GPUs, not for {server or 'the cpu target'}")
     visible = [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]
     if visible and (named := os.environ.get(_VISIBLE)) is not None:
-        visible = [name.strip() for name in named.split(",") if name.strip()]
+        names = [name.strip() for name in named.split(",")]
+        # As CUDA reads it: what is no device ends the list.
+        is_device = [name in visible or name.startswith(("GPU-", "MIG-")) for name in names]
+        visible = list(dict.fromkeys(names[: [*is_device, False].index(False)]))
     if len(visible) < max(count, 1):
         raise BadInput(f"--gpus {count}: this command can see {len(visible)}")
     return [{_VISIBLE: name} for name in visible[: count or None]]

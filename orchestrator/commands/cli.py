@@ -217,7 +217,9 @@ def bench(
         orchestrators = [
             stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices
         ]
-        made = ModuleRuns(orchestrators, limits, target, precision, prepared, search, fresh, progress)
+        made = ModuleRuns(
+            orchestrators, limits, target if gpus == 1 else "cuda", precision, prepared, search, fresh, progress
+        )
         found = directory_bench.bench(
             entries,
             file,

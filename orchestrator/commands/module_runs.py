@@ -6,6 +6,7 @@ once it is under way.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from orchestrator.commands import client
 from orchestrator.commands.progress import Progress
 from orchestrator.tasks import intake
+from warpsmith.errors import WarpsmithError
 from warpsmith.v1 import run_pb2
 
 
@@ -80,4 +82,5 @@ class ModuleRuns:
         self._stopping.set()
         self.progress.note("stopping: the best so far is judged (Ctrl-C again drops it)")
         for identifier, orchestrator in list(self._under_way.items()):
-            client.cancel(orchestrator, identifier)
+            with contextlib.suppress(WarpsmithError):  # one that has ended, or is gone, keeps no other from being asked
+                client.cancel(orchestrator, identifier)

@@ -86,7 +86,12 @@ PrepareAhead = Annotated[
 ]
 Gpus = Annotated[
     int,
-    typer.Option("--gpus", min=0, help="GPUs to use at once, a module on each; 0 for all that this command can see."),
+    typer.Option(
+        "--gpus",
+        min=0,
+        help="GPUs to use at once, a module on each; 0 for all that this command can see. Each has services of its "
+        "own: `watch`, `cancel` and metrics of other commands reach those of the last.",
+    ),
 ]
 
 DEFAULT_RUNS = Path("runs")

@@ -193,6 +193,27 @@ def test_what_is_drawn_is_not_judged_alone(small: Any) -> None:
         assert [words.region_kind(region.kind) for region in said[name].regions][-1] == "made"
 
 
+IN_PLACE = """
+    def twice(self, x):
+        y = x * 2
+        z = y.exp()
+        y.add_(1)
+        return z + y.sin()
+
+    def shown(self, x):
+        y = x * 2
+        v = y.view(-1)
+        y.add_(1)
+        return v.sin()
+
+    def own(self, x):
+        v = x.view(-1)
+        w = v.exp()
+        y = x.add_(1)
+        return y * 3 + (v.sin() + w).view(64, 8)
+"""
+
+
 def boundary(graph: graph_pb2.Graph, small: Any, *operations: str) -> alone.Boundary | alone.Refusal:
     """Of a group that takes these library calls together."""
     program = small.plan_zero(graph)
@@ -207,16 +228,17 @@ def boundary(graph: graph_pb2.Graph, small: Any, *operations: str) -> alone.Boun
     [
         ("(x.exp() * 2).relu_() + 1", ("mul", "relu_"), True),  # made and overwritten inside
         ("(x.exp() * 2).relu_() + 1", ("add",), True),  # given as it was left
-        ("(x.exp() * 2).relu_() + 1", ("relu_",), False),  # given and overwritten
-        ("self.twice(x)", ("exp", "sin"), False),  # overwritten in between
+        ("(x.exp() * 2).relu_() + 1", ("relu_",), True),  # given and overwritten, of which the start has a copy
+        ("self.shown(x)", ("mul", "add_"), False),  # overwritten by a call of which nothing is made
+        ("self.own(x)", ("add_", "mul", "sin"), False),  # an input overwritten, and given under another name
+        ("self.twice(x)", ("exp", "sin"), True),  # overwritten in between by what one of them reads
     ],
 )
 def test_what_is_written_in_place_is_judged_alone_where_every_tensor_holds_one_thing(
     expression: str, operations: tuple[str, ...], is_judged: bool, small: Any
 ) -> None:
     source = TRAINED.replace("torch.sigmoid(self.norm(torch.relu_(x * 2)) + torch.rand_like(x))", expression)
-    source = source.replace("def forward", "def twice(self, x):\n        y = x * 2\n        z = y.exp()\n        "
-                            "y.add_(1)\n        return z + y.sin()\n\n    def forward")  # fmt: skip
+    source = source.replace("    def forward", f"{IN_PLACE}\n    def forward")
     loaded = LoadedTask.load(small.task(source))
     graph = loaded.capture(loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 0))
     found = boundary(graph, small, *operations)

@@ -58,6 +58,13 @@ def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkey
 
 
 @needs_namespaces
+def test_a_tool_sees_the_gpu_that_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services beside these may time something on another."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    script = '[ "$CUDA_VISIBLE_DEVICES" = 3 ] && echo "the kernels ran"'
+    assert said(script, tmp_path, monkeypatch).skipped == ""
+
+
 def test_a_tool_that_found_no_memory_is_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short, ran = "echo 'torch.AcceleratorError: CUDA error: out of memory'; exit 1", "echo 'the kernels ran'"
     runs: list[str] = []

@@ -146,6 +146,31 @@ def test_timed_results_may_be_as_far_off_as_tf32_leaves_them_in_any_layout(
     assert errors["m.2.running_mean"] > 20 * noise > 0.0
 
 
+def test_near_ties_are_looked_for_as_the_rest_is_judged(desk: MakeDesk) -> None:
+    place = desk("self.m(x).argmax(1)", "[torch.rand(2, 3, 32, 32)]", WITH_BIAS)
+    place.judge.answers.of(NORMAL, 3)
+    place.judge.loaded.learned.without_tf32 = True
+    (wrong,) = place.shared.tensors(place.judge.regions)
+    wrong.copy_(place.judge.answers.of(NORMAL, 3).eager[0] + 1)
+    with _Seen() as seen:
+        (error,) = place.judge.judge(judging_pb2.Observation(family=NORMAL, seed=3)).outputs
+    assert error.unequal_count
+    assert set(seen.allowed) == {False}
+
+
+def test_a_group_behind_a_convolution_without_a_name_is_not_judged_alone(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be measured by eager's way of rounding, which may be none."""
+    place = desk("self.m(x).relu()", "[torch.rand(2, 3, 32, 32)]", WITH_BIAS)
+    program = place.plan_zero()
+    for step in program.steps:
+        step.group = "all"
+    assert not place.judge.boundary(program, "all").unjudged
+    monkeypatch.setattr(place.judge.reference, "rounds_to_tf32", True)
+    assert "TF32" in place.judge.boundary(program, "all").unjudged
+
+
 @pytest.mark.usefixtures("settings")
 def test_a_module_that_names_a_setting_is_judged_as_it_is_timed(
     desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
@@ -272,23 +297,24 @@ def test_a_candidate_may_round_to_tf32_where_eager_may_and_does_not(
     assert by_tf32.eager_rms_error == plain.eager_rms_error
 
 
-def test_what_a_relu_leaves_of_a_block_is_measured_by_the_errors_of_all(
-    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bound", [0.0, 6.0])
+def test_what_a_bound_leaves_of_a_block_is_measured_by_the_errors_of_all(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, bound: float
 ) -> None:
     """Of one element in 4,096 the error is small by luck, in one block of twenty."""
-    place = desk("(self.m(x) - 2.6).relu()", "[torch.rand(4, 3, 256, 256)]", WITH_BIAS)
+    place = desk(f"(self.m(x) - 2.6).relu() + {bound}", "[torch.rand(4, 3, 256, 256)]", WITH_BIAS)
     args, _ = place.judge.cases.taken(NORMAL, 5)
     held = {name: tensor.clone() for name, tensor in place.judge.reference.graph_sources(args).items()}
     x, weight, bias = (held[name] for name in tensor_names(place.judge.graph.nodes[0].args))
-    given = (torch.nn.functional.conv2d(of_tf32(x * 1.0002), of_tf32(weight), bias) - 2.6).relu()
+    given = (torch.nn.functional.conv2d(of_tf32(x * 1.0002), of_tf32(weight), bias) - 2.6).relu() + bound
     blocks = torch.split(given.flatten(), 4096)
-    assert sum(int((block > 0).sum()) in (1, 2, 3) for block in blocks) > 100
+    assert sum(int((block > bound).sum()) in (1, 2, 3) for block in blocks) > 100
     answer = place.judge.answers.of(NORMAL, 5)
     monkeypatch.setattr(place.judge.reference, "rounds_to_tf32", True)
     error = place.judge._compare(given, 0, answer, judging_pb2.Observation(family=NORMAL, seed=5))
     assert error.by_tf32
     assert max(error.rms_ratio, error.max_ratio / 2, error.block_ratio / 4) <= 4.0
-    given.view(-1)[17 * 4096 : 18 * 4096] += 0.05 * float(given.max())
+    given.view(-1)[17 * 4096 : 18 * 4096] += 0.05 * float(given.max() - bound)
     error = place.judge._compare(given, 0, answer, judging_pb2.Observation(family=NORMAL, seed=5))
     assert error.block_ratio > 16.0
 

@@ -272,6 +272,18 @@ def test_agreement_forgives_rounding_and_nothing_else():
     assert not inspection.agree(indices + 1, indices, 1e-2)
 
 
+def test_of_few_elements_no_root_mean_square_is_asked_for_and_of_many_what_is_finite_decides():
+    wanted = torch.randn(1000)
+    shifted = wanted + 0.3
+    assert not inspection.agree(shifted, wanted, 1e-2, 0.4, 0.1)
+    assert inspection.agree(shifted, wanted, 1e-2, 0.4, 0.4)
+    assert inspection.agree(shifted[:8], wanted[:8], 1e-2, 0.4, 0.1)
+    assert not inspection.agree(wanted[:8] + 1.0, wanted[:8], 1e-2, 0.4, 0.1)
+    for values in (shifted, wanted):
+        values[100:] = -torch.inf
+    assert not inspection.agree(shifted, wanted, 1e-2, 0.4, 0.1)
+
+
 @pytest.mark.parametrize("coarse", [0.0, 0.06])
 def test_two_right_results_may_differ_by_a_few_of_eagers_own_errors_where_tf32_makes_them_coarse(coarse):
     errors = [

@@ -165,6 +165,9 @@ def test_a_file_that_cannot_be_read_costs_its_own_line_and_a_directory_nothing(
         ("2, GPU-5f", 0, ["2", "GPU-5f"]),
         ("2", 2, "--gpus 2: this command can see 1"),
         ("", 0, "can see 0"),
+        ("-1", 0, "can see 0"),
+        ("0,7,1", 0, ["0"]),
+        ("1,1", 2, "can see 1"),
         (None, 4, "can see 3"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -267,3 +268,14 @@ def test_several_sets_of_services_of_one_command_have_logs_of_their_own(tmp_path
         assert Path(again.name).name == names[1]
     for log in held:
         log.close()
+
+
+def test_logs_where_nothing_can_be_locked_are_named_after_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(local.fcntl, "flock", refused)
+    with local.open_log(tmp_path / "benchmark.log") as log:
+        assert Path(log.name).name == f"benchmark.{os.getpid()}.log"
