@@ -37,10 +37,11 @@ def accesses(nest: Nest) -> list[tuple[str, Index]]:
     return [(load.buffer, load.index) for load in loads(nest)] + [(s.buffer, s.index) for s in nest.stores]
 
 
-def row_data_bytes(nest: Nest) -> int:
-    """Bytes of what differs from row to row and is read, over all rows."""
+def row_data_bytes(nest: Nest, roots: Iterable[Expression] | None = None) -> int:
+    """Bytes of what differs from row to row and is read, over all rows; `roots`: by these expressions alone."""
     rows = {axis.name for axis in nest.parallel}
-    names = {load.buffer for load in loads(nest) if load.index.axes() & rows or not rows}
+    found = loads(nest) if roots is None else loads_below(roots)
+    names = {load.buffer for load in found if load.index.axes() & rows or not rows}
     return sum(b.element_count * b.type.size_bytes for b in nest.buffers if b.name in names)
 
 

@@ -9,7 +9,8 @@ from torch import nn
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests import interpreter
+from agent_synthesis.nests import interpreter, iteration_space
+from agent_synthesis.nests.analysis import stages
 from agent_synthesis.plans import analysis, moves, whole
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith.errors import IllegalMove
@@ -186,6 +187,36 @@ def test_a_reduction_takes_in_no_copy_that_lies_across_its_rows(is_training: boo
         nest = joined.nest(joined.group(copy.name))
         extra = joined.schedule(joined.group(copy.name)).footprint(nest, joined.group(copy.name).settings).extra_bytes
         assert extra >= 7 * 16 * 32 * 64 * 64 * 4, "and what it costs is told"
+
+
+def test_a_copy_at_the_end_leaves_two_norms_to_the_sum_that_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which is as large as the copy, and is read once more where it is stored."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolutions = nn.ModuleList(nn.Conv2d(64, 64, 1, bias=False) for _ in range(2))
+            self.norms = nn.ModuleList(nn.BatchNorm2d(64) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            left, right = (
+                norm(convolution(x)) for norm, convolution in zip(self.norms, self.convolutions, strict=True)
+            )
+            return (left + right).relu()
+
+    layout = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group="*", choice="channels_last")
+    start = moves.apply(zero(Residual(), (10, 64, 224, 224)), layout)
+    plan = moves.apply(start, move("beside_products"))
+    group = plan.group("relu")
+    assert group.schedule == "cuda_column_reduction"
+    assert {"batch_norm", "batch_norm_1", "add", "relu"} <= {*group.nodes}
+    assert plan.group("relu_contiguous").nodes == ("relu_contiguous",)
+    assert len(stages.plan(iteration_space.canonical(plan.nest(group)), merge=True, apart=True)) == 2
+    monkeypatch.setattr(whole, "_with_copies_apart", lambda plan, _: plan)
+    joined = moves.apply(start, move("beside_products"))
+    assert "relu" in joined.group("relu_contiguous").nodes
+    spared = whole._moved_bytes(joined) - whole._moved_bytes(plan)
+    assert spared > 1.9 * 10 * 64 * 224 * 224 * 4
 
 
 def test_what_is_in_kernels_already_stays_as_it_is() -> None:

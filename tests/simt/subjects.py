@@ -121,6 +121,28 @@ def mean_norm(rows: int, columns: int) -> Nest:
     return verify(Nest("mean_norm", (Axis("i", rows),), (Axis("j", columns),), (reduction,), stores, buffers))
 
 
+def two_norms(rows: int, columns: int) -> Nest:
+    """The sum of two matrices, each normalised by its columns: pairs of reductions that need different loads."""
+    count, place = float(rows), at(k=columns, m=1)
+    totals, squares, parts = [], [], []
+    for name in ("a", "b"):
+        shifted = call("sub", Load(name, place, F32), Load(name, at(m=1), F32))
+        mean = Call(
+            "cast", (call("div", Reduced(f"{name}_total", Type.F64), Literal(count, Type.F64), type_=Type.F64),), F32
+        )
+        distance = call("sub", shifted, mean)
+        totals.append(Reduction(f"{name}_total", "sum", Call("cast", (shifted,), Type.F64), Type.F64))
+        squares.append(Reduction(f"{name}_squares", "sum", call("mul", distance, distance), F32))
+        scale = call("rsqrt", call("div", Reduced(f"{name}_squares", F32), Literal(count, F32)))
+        parts.append(call("mul", distance, scale))
+    buffers = (
+        *(BufferRef(name, F32, rows * columns) for name in ("a", "b")),
+        BufferRef("y", F32, rows * columns, True),
+    )
+    stores = (Store("y", place, call("add", *parts)),)
+    return verify(Nest("two_norms", (Axis("m", columns),), (Axis("k", rows),), (*totals, *squares), stores, buffers))
+
+
 def divergence(rows: int, columns: int) -> Nest:
     """Of each row, the sum of t log t - t log p, where 0 log 0 is 0: some t are 0."""
     p, t = (Load(name, at(i=columns, j=1), F32) for name in ("p", "t"))
@@ -241,6 +263,8 @@ _COLUMNS: Mapping[str, Make] = {
     "softmax_ragged": lambda _: column_softmax(20, 19),
     "statistics": lambda _: batch_statistics(3, 32, 49, "before", channels_last=True),
     "statistics_ragged": lambda _: batch_statistics(2, 37, 31, "before", channels_last=True),
+    "two_norms": lambda _: two_norms(147, 32),
+    "two_norms_ragged": lambda _: two_norms(62, 37),
 }
 _COLUMN_TEAMS: Mapping[str, Changes] = {
     "one_block": {"threads": 64, "lanes": 8, "ctas": 1, "unroll": 2, "min_blocks": 1},

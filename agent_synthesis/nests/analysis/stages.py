@@ -46,18 +46,31 @@ def accumulator_bytes(reduction: Reduction) -> int:
     return size if reduction.operation not in ARG_REDUCTIONS else 2 * max(size, reduction.result.size_bytes)
 
 
-def plan(nest: Nest, *, merge: bool, even: bool = False) -> list[Stage]:
-    """The stages in order; with `merge`, pairs whose partial results merge share one. `even` as in `Stage`."""
+def plan(nest: Nest, *, merge: bool, even: bool = False, apart: bool = False) -> list[Stage]:
+    """The stages in order; with `merge`, pairs whose partial results merge share one. `even` as in `Stage`. `apart`:
+    several pairs side by side share one each, where a visit reads no more than it needs."""
     levels = passes.levels(nest)
     stages: list[Stage] = []
     position = 0
     while position < len(levels):
-        pair = None
-        if merge and position + 1 < len(levels) and len(levels[position]) == len(levels[position + 1]) == 1:
-            pair = _merged(nest, levels[position][0], levels[position + 1][0])
-        stages.append(replace(pair, even=even) if pair else Stage("folds", levels[position]))
-        position += 2 if pair else 1
+        pairs: list[Stage] = []
+        if merge and position + 1 < len(levels) and (apart or len(levels[position]) == 1):
+            pairs = _pairs(nest, levels[position], levels[position + 1])
+        stages += [replace(pair, even=even) for pair in pairs] or [Stage("folds", levels[position])]
+        position += 2 if pairs else 1
     return stages
+
+
+def _pairs(nest: Nest, tops: Sequence[Reduction], totals: Sequence[Reduction]) -> list[Stage]:
+    """The reductions of two levels as stages of one of each; none where not all of them find another."""
+    left, found = list(totals), list[Stage]()
+    for top in tops:
+        pair = next((pair for total in left if (pair := _merged(nest, top, total)) is not None), None)
+        if pair is None:
+            return []
+        left.remove(pair.reductions[1])
+        found.append(pair)
+    return found if not left else []
 
 
 def can_merge(nest: Nest) -> bool:

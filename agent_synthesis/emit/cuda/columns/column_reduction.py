@@ -107,13 +107,18 @@ class CudaColumnReduction(CudaSchedule):
         or by every block of the kernel that follows."""
         simple, axis = _problem(nest)
         planned = _stages(simple, settings.ctas)
-        visits = len(planned) + bool(passes.element_stores(simple))
+        visits = [[reduction.value for reduction in stage.reductions] for stage in planned]
+        visits.append(list(passes.element_stores(simple)))
         read = memory_access.row_data_bytes(simple)
         team = self._team(simple, axis, settings)
         ctas = settings.ctas if settings.ctas > 1 else 0
         kernels = len(planned) + 1 if ctas and not passes.is_visited_once(simple) else 1
         partials = 8 * simple.row_count * ctas * len(simple.reductions) * (2 if kernels == 1 else 1 + ctas)
-        again = (visits - 1) * read if read > self.hardware.l2_bytes // 2 else 0
+        again = (
+            sum(memory_access.row_data_bytes(simple, roots) for roots in visits) - read
+            if read > self.hardware.l2_bytes // 2
+            else 0
+        )
         return Footprint(again + partials, team.blocks, kernels)
 
     def emit(self, nest: Nest, settings: ColumnSettings) -> Emission:
@@ -193,7 +198,7 @@ def _stages(simple: Nest, ctas: int) -> list[stages.Stage]:
     """The visits: a mean and the squares about it are one where a visit is a kernel. Of float64 they stay apart, for
     their squares would be summed about zero in no wider type."""
     if ctas > 1:
-        merged = stages.plan(simple, merge=True)
+        merged = stages.plan(simple, merge=True, apart=True)
         if not any(stage.kind == "shifted" or _is_widest(stage) for stage in merged):
             return merged
     return stages.plan(simple, merge=False)
