@@ -150,7 +150,7 @@ class Answers:
         if self._is_first:
             is_coarse = self._tell_errors(answer, args, written, seed)
             self._is_first = False
-            # What is four hundredths off measures little, and what is a sixth off nothing.
+            # What is four hundredths off measures little, and what is farther off nothing.
             if is_coarse and self.reference.forbid_tf32():
                 del case, answer, args, written
                 return self._compute(family, seed, None)

@@ -74,7 +74,7 @@ class _Seen(TorchDispatchMode):
 def test_where_tf32_leaves_no_yardstick_judged_calls_do_without_it_and_timed_ones_do_not(
     desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, factor: float, is_forbidden: bool
 ) -> None:
-    """A hundred convolutions and norms that train: eager is a sixth off the truth on a GPU."""
+    """A hundred convolutions and norms that train: eager is that far off the truth on a GPU."""
     interpret = aten.interpret
 
     def exact(graph: Any, sources: Any, widen: bool = False, **how: Any) -> dict[str, torch.Tensor]:
