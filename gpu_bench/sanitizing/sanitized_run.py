@@ -64,8 +64,8 @@ def kernels_alone(program: candidate_pb2.Program) -> candidate_pb2.Program:
     return alone
 
 
-def _run(loaded: LoadedProgram, device: torch.device) -> None:
-    program = loaded.program
+def plausible_sources(program: candidate_pb2.Program, device: torch.device) -> Sources:
+    """Values for all that the program reads, as `_plausible` draws them."""
     inputs: dict[int, torch.Tensor] = {}
     own: dict[Key, torch.Tensor] = {}
     for buffer in program.buffers:
@@ -78,7 +78,11 @@ def _run(loaded: LoadedProgram, device: torch.device) -> None:
     nothing = torch.empty(0, device=device)
     ordered = [inputs.get(position, nothing) for position in range(max(inputs, default=-1) + 1)]
     rest = Sources.from_keys(own)
-    call = loaded.bind(Sources(ordered, rest.parameters, rest.state))
+    return Sources(ordered, rest.parameters, rest.state)
+
+
+def _run(loaded: LoadedProgram, device: torch.device) -> None:
+    call = loaded.bind(plausible_sources(loaded.program, device))
     call()
     CudaExecutor().synchronize()
 

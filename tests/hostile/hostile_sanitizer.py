@@ -72,10 +72,11 @@ def schedules() -> list[candidate_pb2.Program]:
     for subject in subjects.a_slice():
         program = simulated.program_of(subject.nest, subject.emission())
         program.outputs.extend(each.name for each in program.buffers if each.role == candidate_pb2.ROLE_OUTPUT)
-        read = {load.buffer for load in memory_access.loads(subject.nest)}  # also what is updated in place
-        for position, buffer in enumerate(each for each in program.buffers if each.name in read):
-            buffer.role = candidate_pb2.ROLE_SOURCE
-            buffer.source.origin, buffer.source.input_index = graph_pb2.ORIGIN_INPUT, position
+        in_place = {load.buffer for load in memory_access.loads(subject.nest)}
+        for position, buffer in enumerate(program.buffers):
+            if buffer.role == candidate_pb2.ROLE_SOURCE or buffer.name in in_place:
+                buffer.role = candidate_pb2.ROLE_SOURCE
+                buffer.source.origin, buffer.source.input_index = graph_pb2.ORIGIN_INPUT, position
         programs.append(program)
     return programs
 
