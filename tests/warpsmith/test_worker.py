@@ -215,6 +215,24 @@ def test_a_stuck_interpreter_is_killed_too(start_one: Start) -> None:
         evaluate(start_one(), code, deadline_s=0.5)
 
 
+def test_a_worker_stands_still_also_where_it_starts_processes(start: Start) -> None:
+    # Stopped between `vfork` and `exec`, a child keeps its parent in uninterruptible sleep, which is never "stopped".
+    worker = start()
+    starting = "while True:\n    subprocess.run(['true'])"
+    evaluate(
+        worker, f"import subprocess, threading; threading.Thread(target=exec, args=({starting!r}, globals())).start()"
+    )
+    for _ in range(100):
+        worker.pause()
+        processes = worker.processes
+        own = processes - worker._of_the_jail
+        assert {state(each) for each in own} <= {"T", "D", "Z"}
+        time.sleep(1e-3)
+        assert worker.processes == processes
+        worker.resume()
+        time.sleep(1e-3)
+
+
 def test_a_worker_that_does_not_read_cannot_block_the_sender(start_one: Start) -> None:
     worker = start_one()
     (inmost,) = (pid for pid in worker.processes if not jail_init.descendants(pid))

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
@@ -215,14 +215,21 @@ class Worker:
         Raises WorkerTimeout, after which it is gone: one did not stop.
         """
         end = time.monotonic() + _PAUSE_DEADLINE_S
+        told = set(self.stopped)
         self.stop()
-        while running := [each for each in self.processes - self._of_the_jail if _is_running(each)]:
+        # Those that are new once all stand still were born while it was looked at their parents.
+        while running := self._running(told) or self.processes - self._of_the_jail - told:
             _signal(running, signal.SIGSTOP)
-            self.stopped |= set(running)
+            told |= running
+            self.stopped |= running
             if time.monotonic() > end:
                 self.close()
                 raise WorkerTimeout(f"{self.entry}: a process did not stop within {_PAUSE_DEADLINE_S:g} s")
             time.sleep(_PAUSE_LOOK_S)
+
+    def _running(self, told: Collection[int]) -> set[int]:
+        """Processes that may run code; `told`: those that have had the signal to stop."""
+        return {each for each in self.processes - self._of_the_jail if _is_running(each, is_told=each in told)}
 
     def resume(self) -> None:
         """Lets every process that `pause` stopped go on."""
@@ -333,13 +340,16 @@ def _signal(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(each, number)
 
 
-def _is_running(process: int) -> bool:
-    """Whether a thread of the process is not stopped; one that has ended is not running."""
+def _is_running(process: int, *, is_told: bool) -> bool:
+    """Whether a thread of the process is not stopped; one that has ended is not running. One in uninterruptible sleep
+    stops before it runs any code, if it `is_told`: a parent whose child was stopped between `vfork` and `exec` does
+    not wake before that child goes on."""
+    still = b"TtZXxD" if is_told else b"TtZXx"
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
             with contextlib.suppress(OSError):
                 state = Path(f"/proc/{process}/task/{thread}/stat").read_bytes().rpartition(b") ")[2][:1]
-                if state not in b"TtZXx":
+                if state not in still:
                     return True
     return False
 
