@@ -31,6 +31,8 @@ INSPECT_CHANCE = 0.1
 """Chance that an output of a reading is inspected; of a block's first readings in the first block, one always is."""
 FEWEST_BLOCKS = 10
 """Blocks that do where filling the buffer sets ahead of readings takes long."""
+CACHES = 4
+"""So many last-level caches hold nothing of their first bytes once the last were written."""
 
 Inspect = Callable[[str, int, Any], None]
 """Called outside the timed region with arm name, buffer set and the outputs of a call that was just timed."""
@@ -102,7 +104,7 @@ def buffer_set_count(set_bytes: int, cache_bytes: int, limit_bytes: int) -> int:
 
     `set_bytes` are the bytes of one set's inputs and outputs. One set when memory allows no second.
     """
-    wanted = min(max(math.ceil(4 * cache_bytes / max(set_bytes, 1)), 2), 64)
+    wanted = min(max(math.ceil(CACHES * cache_bytes / max(set_bytes, 1)), 2), 64)
     return max(min(wanted, limit_bytes // max(set_bytes, 1)), 1)
 
 

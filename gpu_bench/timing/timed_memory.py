@@ -6,14 +6,17 @@ written yet, canaries beside it, and inputs that are looked at in secret places.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from gpu_bench.judging import guard
 from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.policy import span_bytes
 from gpu_bench.running.arena import arena, given
 from gpu_bench.running.executor import Kept, LoadedProgram, ProgramFault, Sources, TorchMemory
 from gpu_bench.running.straight_line import row
@@ -182,19 +185,40 @@ class Places:
         return [name for memory in self._memories for name in memory.broken()]
 
 
+@dataclass
+class LargeWorkspaces:
+    """Workspaces of a program that all buffer sets share, since no cache holds them until the next call: eager's own
+    intermediate results lie in the same memory in every call. (An attention's scores of 8 GiB were seven times 8.)"""
+
+    least_bytes: float = math.inf
+    """What is smaller, each buffer set has for itself."""
+    _made: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def get(self, name: str, spec: tensor_pb2.TensorSpec, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The workspace of that name, or a new one."""
+        if span_bytes(spec) < self.least_bytes:
+            return make()
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
 class Workspaces(TorchMemory):
     """The workspaces of one buffer set, which carry nothing from a timed call to the next.
 
     The inputs of a set are the same in every call: a kernel that kept its answer beside them would only copy it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, shared: LargeWorkspaces | None = None) -> None:
+        """`shared`: what other buffer sets of the program have, too."""
         super().__init__(device)
+        self._shared = shared or LargeWorkspaces()
         self._kept: list[tuple[torch.Tensor, bool]] = []
 
     def empty(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
         """As `Memory.empty`."""
-        made = super().empty(name, spec)
+        make = super().empty
+        made = self._shared.get(name, spec, lambda: make(name, spec))
         self.keep(made)
         return made
 

@@ -23,15 +23,15 @@ from gpu_bench.limits import Limits
 from gpu_bench.pytorch import reference
 from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running.arena import Arena, using
-from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources, TorchMemory
+from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.running.gpu.cuda_graph import GraphCall
 from gpu_bench.running.watchdog import Watchdog
 from gpu_bench.timing import floor
 from gpu_bench.timing.inspection import Inspection, Subject
-from gpu_bench.timing.interleaving import buffer_set_count
+from gpu_bench.timing.interleaving import CACHES, buffer_set_count
 from gpu_bench.timing.measurement import Bench, Candidate, measure_candidate, step_infos
 from gpu_bench.timing.replay import Before
-from gpu_bench.timing.timed_memory import KeptContent, KernelMemory, Places, TimedInputs, Workspaces
+from gpu_bench.timing.timed_memory import KeptContent, KernelMemory, LargeWorkspaces, Places, TimedInputs, Workspaces
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import settle_memory
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
@@ -162,7 +162,8 @@ class TimedTask:
         watchdog: Watchdog,
     ) -> timing_pb2.Timing:
         """Holds all that is made for the program: with its frame that goes, or the next program finds it in its way."""
-        workspaces = [self._workspaces(program.program) for _ in self.bench.baselines.inputs]
+        large = LargeWorkspaces(CACHES * self.bench.ceilings.device.cache_bytes)
+        workspaces = [self._workspaces(program.program, large) for _ in self.bench.baselines.inputs]
         own = self._kept(program, watchdog)
         calls = self._bound(program, own, workspaces)
         if program.program.cuda_graph:
@@ -183,7 +184,7 @@ class TimedTask:
             if own is not None
             else self.inputs.renew,
             rewritten=self._rewritten(rewritten_reference),
-            stepwise=self._stepwise(program, own) if tier == timing_pb2.TIER_FINAL else None,
+            stepwise=self._stepwise(program, own, large) if tier == timing_pb2.TIER_FINAL else None,
             steps=step_infos(program.program),
             toolkit=artifact.toolchain,
             elsewhere=program.elsewhere,
@@ -198,9 +199,9 @@ class TimedTask:
             )
         return timing
 
-    def _workspaces(self, program: candidate_pb2.Program) -> Workspaces | KernelMemory:
+    def _workspaces(self, program: candidate_pb2.Program, large: LargeWorkspaces) -> Workspaces | KernelMemory:
         if self.loaded.device.type != "cpu":
-            return Workspaces(self.loaded.device)
+            return Workspaces(self.loaded.device, large)
         outputs = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_OUTPUT}
         return KernelMemory(self.loaded.device, outputs)
 
@@ -286,9 +287,9 @@ class TimedTask:
             return None
         return lambda index: calls[index]()
 
-    def _stepwise(self, program: LoadedProgram, own: KeptContent | None) -> Callable[[], Any]:
+    def _stepwise(self, program: LoadedProgram, own: KeptContent | None, large: LargeWorkspaces) -> Callable[[], Any]:
         device, kept = self.loaded.device, own.kept if own is not None else None
-        workspaces = TorchMemory(device) if device.type == "cuda" else None
+        workspaces = Workspaces(device, large) if device.type == "cuda" else None
         return program.bind(self._first_sources(), None, self.bench.clock.stamp, workspaces, kept)
 
     def _first_sources(self) -> Sources:

@@ -14,6 +14,7 @@ from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import plan_zero
 from gpu_bench.running.executor import TorchMemory
 from gpu_bench.running.gpu.workspace_plan import ALIGNMENT, PlannedMemory, WorkspacePlan, span_bytes
+from gpu_bench.timing.timed_memory import LargeWorkspaces, Workspaces
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.program_steps import lifetimes
@@ -166,3 +167,18 @@ def test_a_program_without_workspaces_takes_no_memory() -> None:
 def test_an_unknown_move_is_refused() -> None:
     with pytest.raises(IllegalMove):
         made(Transformer(), (8, 64), (analysis_pb2.MOVE_KIND_LAYOUT, "channels_last"))
+
+
+@pytest.mark.parametrize(("beyond", "blocks"), [(0, 1), (1, 4)], ids=["large", "small"])
+def test_buffer_sets_share_workspaces_that_no_cache_holds(beyond: int, blocks: int) -> None:
+    plan = WorkspacePlan.of(made(Transformer(), (8, 64), (analysis_pb2.MOVE_KIND_AUTHOR, "")))
+    assert plan.byte_count
+    large = LargeWorkspaces(plan.byte_count + beyond)
+    sets = [Workspaces(torch.device("cpu"), large) for _ in range(4)]
+    found = [PlannedMemory(plan, memory) for memory in sets]
+    parts = [memory.empty(next(iter(plan.offsets)), KIB) for memory in found]
+    assert len({part.data_ptr() for part in parts}) == blocks
+    for memory, part in zip(sets, parts, strict=True):
+        part.zero_()
+        memory.forget()
+        assert bool((part.view(torch.uint8) == 0x3F).all())
