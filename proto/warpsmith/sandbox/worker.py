@@ -45,10 +45,11 @@ TAIL_BYTES: Final = 4096
 """How much of a worker's output is kept: its end."""
 _TRACE_CHARACTERS: Final = 8192
 _START_DEADLINE_S: Final = 60.0
-_PAUSE_DEADLINE_S: Final = 10.0
-_PAUSE_LOOK_S: Final = 2e-5
-"""Between two looks whether all stand still: threads cannot stop on a processor while the thread that looks never
-leaves it (3 ms a pause on two processors)."""
+_PAUSE_DEADLINE_S: Final = 60.0
+_FIRST_LOOK_S, _LAST_LOOK_S = 2e-5, 5e-3
+"""Between two looks whether all stand still, twice as long each time: threads cannot stop on a processor while the
+thread that looks never leaves it (3 ms a pause on two processors), and one that came back every 20 us kept a busy
+processor from them for more than ten seconds (Linux 6.18)."""
 
 # A record: kind, length of the name, length of the body; then the name and the body.
 _HEADER: Final = struct.Struct("!BHI")
@@ -215,7 +216,7 @@ class Worker:
         Raises WorkerTimeout, after which it is gone: one did not stop.
         """
         end = time.monotonic() + _PAUSE_DEADLINE_S
-        told = set(self.stopped)
+        told, look_s = set(self.stopped), _FIRST_LOOK_S
         self.stop()
         # Those that are new once all stand still were born while it was looked at their parents.
         while running := self._running(told) or self.processes - self._of_the_jail - told:
@@ -225,7 +226,8 @@ class Worker:
             if time.monotonic() > end:
                 self.close()
                 raise WorkerTimeout(f"{self.entry}: a process did not stop within {_PAUSE_DEADLINE_S:g} s")
-            time.sleep(_PAUSE_LOOK_S)
+            time.sleep(look_s)
+            look_s = min(2 * look_s, _LAST_LOOK_S)
 
     def _running(self, told: Collection[int]) -> set[int]:
         """Processes that may run code; `told`: those that have had the signal to stop."""
