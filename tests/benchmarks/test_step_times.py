@@ -1,0 +1,37 @@
+"""The table of a plan's steps, on a processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.timing import step_times
+
+MODULE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x @ x) + 1.0
+
+def get_inputs():
+    return [torch.rand(64, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_each_step_of_a_plan_has_a_row_and_the_file_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "relu_of_a_product.py", tmp_path / "steps.md"
+    file.write_text(MODULE)
+    step_times.main([str(file), "--target", "cpu", "--plans", "1", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert out.read_text() == printed
+    assert "## relu_of_a_product" in printed
+    assert "µs in 2 steps" in printed
+    assert "| aten.matmul.default (matmul) | library |" in printed
+    assert "| ours |" in printed
