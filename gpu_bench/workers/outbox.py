@@ -101,7 +101,7 @@ class Outbox:
     def make(size: int) -> Outbox | None:
         """At least `size` bytes; None where that does not work."""
         here, there = socket.socketpair()
-        command = [sys.executable, "-s", "-m", "gpu_bench.workers.outbox", str(there.fileno()), str(size)]
+        command = [sys.executable, "-s", "-P", "-m", "gpu_bench.workers.outbox", str(there.fileno()), str(size)]
         with here, there, contextlib.suppress(OSError):
             here.settimeout(_MAKE_SECONDS)
             with subprocess.Popen(command, pass_fds=(there.fileno(),), stderr=subprocess.DEVNULL) as maker:

@@ -14,7 +14,6 @@ import fcntl
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +27,8 @@ from typing import IO, Self
 
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
-from warpsmith.sandbox import private_files
-from warpsmith.service import is_reachable, wait_until_healthy
+from warpsmith.sandbox import jail_init, private_files
+from warpsmith.service import SCRATCH_PREFIX, is_reachable, wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
 
 MODULES: Mapping[str, str] = {
@@ -128,6 +127,8 @@ class LocalServices:
     ) -> None:
         self._runs, self._listen, self._modules = runs, listen, modules
         self._sockets: Path | None = None
+        self._scratch: Path | None = None
+        """Of all services: what one that was killed has left there goes with it."""
         self._environment = dict(environment or {})
         named = {name: self._variables().get(_address_variable(name), "") for name in REPLACEABLE}
         self._elsewhere = {name: address for name, address in named.items() if address and name in modules}
@@ -145,7 +146,7 @@ class LocalServices:
             Infrastructure: a service did not start; its log's last line is in the message.
         """
         # Scratch folders of all services are made there: a user who can move one away can put another in its place.
-        private_files.shared_directory(Path(tempfile.gettempdir()), remedy="set TMPDIR to another folder")
+        temporary = private_files.shared_directory(Path(tempfile.gettempdir()), remedy="set TMPDIR to another folder")
         try:
             self._runs = private_files.directory(self._runs, remedy=REMEDY)
             private_files.directory(self._runs / "logs", remedy=REMEDY)
@@ -156,6 +157,7 @@ class LocalServices:
                 raise BadInput(f"the {name} service at {address} does not answer: start it first, or name another")
         try:
             self._sockets = local_sockets.make_folder()
+            self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=temporary))
             for name in self._modules:
                 if name in PEERS:
                     self._await_ports(peer for peer in PEERS[name] if peer in self._children)
@@ -222,8 +224,8 @@ class LocalServices:
             child.process.wait()
         self._withdraw()
         self._children.clear()
-        if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+        for folder in filter(None, (self._sockets, self._scratch)):
+            jail_init.remove(str(folder))
 
     def __enter__(self) -> Self:
         self.start()
@@ -243,6 +245,7 @@ class LocalServices:
         listens = self._listen if name == "orchestrator" else None
         environment = {
             **self._variables(),
+            "TMPDIR": str(self._scratch),
             "WARPSMITH_SOCKET": str(self._sockets / name),
             "WARPSMITH_HOST": listens[0] if listens else "127.0.0.1",
             "WARPSMITH_PORT": str(listens[1]) if listens else "none",
@@ -258,7 +261,7 @@ class LocalServices:
         try:
             with open_log(log) as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", self._modules[name]],
+                    [sys.executable, "-P", "-m", self._modules[name]],  # -P: nothing of the current directory is run
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

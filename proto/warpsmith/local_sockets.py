@@ -1,8 +1,8 @@
 """Unix domain sockets of the services of one command: where they are, and whether one is ours before we speak to it.
 
-The one idea: only its owner can enter the folder of a socket, so no other user can reach the server or stand in its
-place, and neither side has to show anything to the other. Every user of the machine can reach a port on loopback, or
-listen at a free one; where a user names a port, we look at least whose it is.
+The one idea: only its owner can enter the folder of a socket, or make one of that name once it is gone, so no other
+user can reach the server or stand in its place, and neither side has to show anything to the other. Every user of the
+machine can reach a port on loopback, or listen at a free one; where a user names a port, we look at least whose it is.
 """
 
 from __future__ import annotations
@@ -19,24 +19,30 @@ from warpsmith.sandbox import private_files
 SCHEME = "unix:"
 PATH_BYTES = 107
 """Longest path of a socket; Linux keeps 108 bytes with the final zero."""
-ROOM = 40
-"""Bytes that are kept for our folder's name and the longest socket's name in it."""
+ROOM = 60
+"""Bytes that are kept for our folders' names and the longest socket's name in them."""
 
 
 def make_folder() -> Path:
-    """A new folder that only we can enter, at a path short enough for sockets.
+    """A new folder that only we can enter, below one of ours that stays, at a path short enough for sockets.
+
+    A command may call a server again after its folder is gone: in a `/tmp` that all share, anybody could have made one
+    of that name by then.
 
     Raises:
         Infrastructure: no such folder can be made here.
     """
     refused = []
-    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
-        if len(os.fsencode(parent)) + ROOM > PATH_BYTES or not re.fullmatch(r"[\w./+-]+", parent, re.ASCII):
+    places = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp", "/var/tmp")
+    for parent in dict.fromkeys(place for place in places if os.path.isdir(place)):
+        if len(os.fsencode(parent)) + ROOM > PATH_BYTES or not re.fullmatch(r"/[\w./+-]+", parent, re.ASCII):
             refused.append(f"{parent}: too long, or of unusual characters")
             continue
         try:
-            shared = private_files.shared_directory(Path(parent))
-            return Path(tempfile.mkdtemp(prefix="warpsmith-", dir=shared))
+            own = private_files.directory(Path(parent, f"warpsmith-{os.geteuid()}"))
+            if os.stat(own).st_mode & 0o077:
+                raise BadInput(f"{own}: others may enter it (chmod 700 takes that away)")
+            return Path(tempfile.mkdtemp(prefix="", dir=own))
         except (OSError, BadInput) as error:
             refused.append(str(error))
     raise Infrastructure(f"no private folder for the services' sockets: {'; '.join(refused)}; set TMPDIR")

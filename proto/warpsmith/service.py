@@ -11,11 +11,13 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -61,6 +63,8 @@ CONNECTION_AGE_MS = 30_000
 """After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
 are added get no calls. Calls under way end where they are."""
 
+SCRATCH_PREFIX = "warpsmith-scratch-"
+"""How the folder begins in which all services of a command work (TMPDIR)."""
 LIVENESS = "liveness"
 """Name under which the health service says that the process lives, also while it is not ready for calls."""
 
@@ -291,6 +295,10 @@ def _clean_up(settings: Settings) -> None:
     if settings.socket is not None:
         with contextlib.suppress(OSError):  # the others' sockets may be there still
             settings.socket.parent.rmdir()
+    scratch = Path(tempfile.gettempdir())
+    if scratch.name.startswith(SCRATCH_PREFIX):
+        with contextlib.suppress(OSError):  # or what they work with
+            scratch.rmdir()
 
 
 def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -230,17 +231,59 @@ def test_a_folder_for_sockets_is_ours_alone_and_short(tmp_path: Path, monkeypatc
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)  # any user could move a folder in it away and put another one there
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     for place in (shared, tmp_path / ("x" * 90), tmp_path / "with, comma"):
         place.mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(place))
         made = local_sockets.make_folder()
-        assert made.parent == Path("/tmp")
-        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+        assert made.parent == Path(f"/tmp/warpsmith-{os.geteuid()}")
+        # Nor can anybody make a folder of that name once it is gone, for a command that calls again.
+        assert [stat.S_IMODE(each.stat().st_mode) for each in (made, made.parent)] == [0o700, 0o700]
         made.rmdir()
         assert os.listdir(place) == []
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     with pytest.raises(BadInput, match=r"shared: everybody may write there .* set TMPDIR to another folder"):
         LocalServices(tmp_path / "runs").start()
+
+
+@pytest.mark.usefixtures("modules")
+def test_no_service_runs_what_lies_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, mark = tmp_path / "here", tmp_path / "mark"
+    here.mkdir()
+    for name in ("good", "random", "grpc", "sitecustomize"):
+        (here / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    monkeypatch.chdir(here)
+    with LocalServices(tmp_path / "runs", modules={"benchmark": "good"}):
+        assert not mark.exists()
+
+
+def test_every_process_of_ours_is_started_without_the_current_directory() -> None:
+    root = Path(__file__).parents[2]
+    texts = [
+        (file, file.read_text())
+        for folder in ("orchestrator", "gpu_bench", "proto/warpsmith", "agent_compile", "agent_correctness")
+        for file in (root / folder).rglob("*.py")
+    ]
+    starts = [
+        (file.name, line)
+        for file, text in texts
+        for line in text.splitlines()
+        if re.search(r"sys\.executable, .*\"-m\"", line)
+    ]
+    assert len(starts) >= 6
+    assert [each for each in starts if '"-P"' not in each[1]] == []
+
+
+@pytest.mark.usefixtures("modules")
+def test_what_a_service_that_is_killed_has_left_goes_with_the_others(tmp_path: Path) -> None:
+    with LocalServices(tmp_path / "runs", modules={"benchmark": "good"}):
+        (pid,) = pids(tmp_path)
+        named = dict(each.partition("=")[::2] for each in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+        scratch = Path(named["TMPDIR"])
+        assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+        (scratch / "left").mkdir(0o000)
+        os.kill(pid, signal.SIGKILL)
+    assert not scratch.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
