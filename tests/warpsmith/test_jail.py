@@ -338,7 +338,7 @@ def test_a_jail_is_watched_for_users_other_than_root_too(
     (wakeup, wake), (control, held) = os.pipe(), os.pipe()
     spec = specify(Policy(processes=64), Rung.LANDLOCK, control_fd=control)
     try:
-        assert jail_init._wait_for_target(0, spec, wakeup) == 128 + signal.SIGKILL
+        assert jail_init._wait_for_target(0, spec, wakeup, jail_init.HostFolders([], 1)) == 128 + signal.SIGKILL
     finally:
         for each in (wakeup, wake, control, held):
             os.close(each)
@@ -367,6 +367,31 @@ def test_a_file_cannot_grow_past_its_limit(rung: Rung) -> None:
     """
     finished = inside(code, rung, policy=Policy(file_bytes=1 << 20))
     assert finished.exit == SUCCESS, finished.stderr
+
+
+@on_every_rung
+@pytest.mark.parametrize("how", ["many", "removed", "closed"])
+def test_folders_of_the_machine_cannot_be_filled(rung: Rung, how: str, tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    place.mkdir()
+    # Files that are removed while they are open take as much, and so does what lies where nobody can look.
+    code = f"""
+import os, time
+place = os.path.join({str(place)!r}, "in")
+os.mkdir(place, {0o311 if how == "closed" else 0o755})
+kept = []
+for number in range(64):
+    kept.append(open(os.path.join(place, str(number)), "wb"))
+    kept[-1].write(os.urandom(1 << 20) * 16)
+    kept[-1].flush()
+    if {how!r} == "removed": os.unlink(os.path.join(place, str(number)))
+    time.sleep(0.02)
+time.sleep(20)
+"""
+    policy = Policy(writable=(place,), scratch_bytes=256 << 20 if how == "closed" and os.geteuid() else 96 << 20)
+    finished = inside(code, rung, policy=policy, deadline_s=15.0)
+    assert not finished.timed_out
+    assert b"bytes in folders of the machine's; all killed" in finished.stderr
 
 
 @on_every_rung

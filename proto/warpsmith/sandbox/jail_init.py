@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
 import signal
+import stat
 import struct
 import sys
 import tempfile
@@ -24,6 +26,8 @@ from typing import Final, NoReturn, TypedDict
 
 from warpsmith.sandbox import lockdown
 
+_COUNTED_ANEW_BYTES: Final = 64 << 20
+"""By which a file system has to have become fuller before what a target may have written is counted again."""
 SETUP_FAILED: Final = 125
 """Exit code when the jail itself could not be built; the reason is on standard error."""
 
@@ -261,15 +265,66 @@ def _may_kill_all(spec: Spec) -> bool:
     return False
 
 
-def _wait_for_target(target: int, spec: Spec, wakeup: int) -> int:
-    """The exit code to report: the target's, or SIGKILL's when the service hangs up or the task limit is passed."""
+class HostFolders:
+    """Folders of the machine's that the target may write: no mount bounds what is in them."""
+
+    def __init__(self, folders: Sequence[str], most_bytes: int) -> None:
+        self._folders, self._most_bytes, self.count = folders, most_bytes, len(folders)
+        self._free: dict[str, int] = {}
+        """The most that was free since they were counted last."""
+
+    def are_over(self) -> bool:
+        """Whether they hold too much together. They are counted only when their file systems have become fuller."""
+        free = {each: _free_bytes(each) for each in self._folders}
+        is_fuller = any(self._free.get(each, math.inf) - left >= _COUNTED_ANEW_BYTES for each, left in free.items())
+        if not is_fuller:
+            self._free = {each: max(left, self._free[each]) for each, left in free.items()}
+            return False
+        self._free = free
+        return sum(map(_bytes_below, self._folders)) + self._nameless_bytes() > self._most_bytes
+
+    def _nameless_bytes(self) -> int:
+        """Of files that are open and have been removed."""
+        devices, found = {os.stat(each).st_dev for each in self._folders}, dict[tuple[int, int], int]()
+        for process in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                for name in os.listdir(f"/proc/{process}/fd"):
+                    with contextlib.suppress(OSError):
+                        file = os.stat(f"/proc/{process}/fd/{name}")
+                        if stat.S_ISREG(file.st_mode) and not file.st_nlink and file.st_dev in devices:
+                            found[file.st_dev, file.st_ino] = 512 * file.st_blocks
+        return sum(found.values())
+
+
+def _free_bytes(folder: str) -> int:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+    return 0
+
+
+def _bytes_below(folder: str) -> float:
+    """Without end where a folder cannot be looked into."""
+    closed: list[OSError] = []
+    total = 0.0
+    for place, _, names in os.walk(folder, onerror=closed.append):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += 512 * os.lstat(os.path.join(place, name)).st_blocks
+    return math.inf if any(isinstance(each, PermissionError) for each in closed) else total
+
+
+def _wait_for_target(target: int, spec: Spec, wakeup: int, folders: HostFolders) -> int:
+    """The exit code to report: the target's, or SIGKILL's when the service hangs up or a limit that is counted here is
+    passed: of processes and threads, and of bytes in folders of the machine's."""
     # The kernel exempts real root from the limit on processes. 20 looks a second.
     watched = spec["watched"] or os.getuid() == 0
     waiting = select.poll()
     waiting.register(wakeup, select.POLLIN)
     waiting.register(spec["control_fd"], select.POLLIN)
+    pause_ms = 50 if watched else 250 if folders.count else None
     while True:
-        ready = [descriptor for descriptor, _ in waiting.poll(50 if watched else None)]
+        ready = [descriptor for descriptor, _ in waiting.poll(pause_ms)]
         if wakeup in ready:
             os.read(wakeup, 4096)
             if (status := _reap(target)) is not None:
@@ -278,6 +333,9 @@ def _wait_for_target(target: int, spec: Spec, wakeup: int) -> int:
             return 128 + signal.SIGKILL
         if watched and _task_count(os.getpid()) > spec["tasks"]:
             sys.stderr.write(f"jail: more than {spec['tasks']} processes and threads; all killed\n")
+            return 128 + signal.SIGKILL
+        if folders.count and folders.are_over():
+            sys.stderr.write(f"jail: more than {spec['scratch_bytes']} bytes in folders of the machine's; all killed\n")
             return 128 + signal.SIGKILL
 
 
@@ -304,7 +362,9 @@ def _supervise(spec: Spec, become_target: Target, kept: Sequence[int]) -> int:
             os.write(2, f"jail: cannot start: {error}\n".encode())
             os._exit(127 if isinstance(error, FileNotFoundError) else SETUP_FAILED)
     close_all_but(spec["control_fd"], wakeup, signalled, *kept)
-    code = _wait_for_target(target, spec, wakeup)
+    bounded = () if spec["shared_host"] else ("/tmp", "/dev/shm")  # by their mounts
+    written = [*(each for each in spec["writable"] if each not in bounded), *([scratch] if spec["shared_host"] else [])]
+    code = _wait_for_target(target, spec, wakeup, HostFolders(written, spec["scratch_bytes"]))
     if spec["shared_host"]:
         _kill_descendants(at_once=at_once)
         remove(scratch)
