@@ -22,7 +22,6 @@ from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import buffers_of, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
-"""Prefixes of regions: a buffer as the group finds it, and as it leaves it."""
 MOST_BYTES = 8 << 30
 """What a group is given and makes may take in the memory that both workers share."""
 

@@ -1,8 +1,8 @@
 """Judges the honest corpus, on a busy machine too: what is refused is a bug of the judge.
 
-    python tests/red_team/honest.py [--count 12] [--only dropout] [--load 4] [--repeat 3] [--jobs 2]
+    python tests/red_team/honest.py [--count 12] [--only dropout] [--load 4] [--repeat 3] [--jobs 2] [--file FILE]
 
-It ends with 1 where more than one solution was refused.
+Run again with the same FILE it goes on where it ended. It ends with 1 where more than one solution was refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,6 +29,8 @@ from honest_tensors import INPUTS, OUTPUTS
 from honest_untraced import UNTRACED
 from judging_bench import TARGETS
 from workers import Job, Setting, judged
+
+from gpu_bench.limits import Limits
 
 CORPUS = {"state": STATE, "outputs": OUTPUTS, "inputs": INPUTS, "code": CODE, "untraced": UNTRACED}
 MOST_REFUSED = 1
@@ -62,30 +65,41 @@ def main() -> int:
     parser.add_argument("--file", type=Path, default=Path("runs/red_team/honest.jsonl"))
     options = parser.parse_args()
     named = jobs_of(options.only, options.count, options.repeat)
+    known = {line["name"] for line in ledger.read(options.file)}
+    jobs = [job for name, (_, _, job) in named.items() if name not in known]
+    print(f"{len(named)} to judge, {len(named) - len(jobs)} of them judged before", flush=True)
     spinning = [subprocess.Popen([sys.executable, "-S", "-c", _SPIN]) for _ in range(options.load)]
-    counts: Counter[tuple[str, str]] = Counter()
-    refused = []
     begin = time.monotonic()
     try:
-        setting = Setting(options.target, options.final, not options.untimed, options.rung)
-        for job, passed, told in judged([job for _, _, job in named.values()], setting, options.jobs):
+        setting = Setting(options.target, options.final, not options.untimed, options.rung, Limits())
+        for job, passed, told in judged(jobs, setting, options.jobs):
             kind = named[job.name][0]
             line = {"name": job.name, "kind": kind, "load": options.load, "passed": passed, "told": told.__dict__}
             ledger.append(options.file, line)
-            counts[kind, "let in" if passed else "refused"] += 1
             if not passed:
-                refused.append(f"| {job.name} | {told.verdict} {told.kind} | {told.detail.replace(chr(10), ' ')} |")
-                print(refused[-1], flush=True)
+                print(_refused(line), flush=True)
     finally:
         for process in spinning:
             process.kill()
             process.wait()
-    print(f"\n{len(named)} in {time.monotonic() - begin:.0f} s beside {options.load} that spin\n")
+    print(f"\n{len(jobs)} in {time.monotonic() - begin:.0f} s beside {options.load} that spin\n")
+    return told_of([line for line in ledger.read(options.file) if line["name"] in named])
+
+
+def told_of(lines: Sequence[ledger.Line]) -> int:
+    """Prints the tables; 1 where too many were refused."""
+    counts = Counter((line["kind"], line["passed"]) for line in lines)
     print("| kind | let in | refused |\n| --- | ---: | ---: |")
     for kind in CORPUS:
-        print(f"| {kind} | {counts[kind, 'let in']} | {counts[kind, 'refused']} |")
+        print(f"| {kind} | {counts[kind, True]} | {counts[kind, False]} |")
+    refused = [_refused(line) for line in lines if not line["passed"]]
     print("\n| refused | as | because |\n| --- | --- | --- |\n" + "\n".join(sorted(refused)))
     return len(refused) > MOST_REFUSED
+
+
+def _refused(line: ledger.Line) -> str:
+    told = line["told"]
+    return f"| {line['name']} | {told['verdict']} {told['kind']} | {told['detail'].replace(chr(10), ' ')} |"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from warpsmith.v1 import (
 )
 
 LIMITS = Limits(hang_seconds=10.0, open_seconds=60.0)
+"""Of attacks; the honest get the product's, for on a busy machine building an extension takes longer."""
 TARGETS = {"cpu": task_pb2.TARGET_CPU, "cuda": task_pb2.TARGET_CUDA}
 MOST_TOLD, NOISES, MOST_NOISE = 1.10, 3.0, 0.2
 """A speedup over eager above 1.10, and above one by three times the noise, is no noise; nor is any above 1.6, for an

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from judging_bench import Bench, Told
+from judging_bench import LIMITS, Bench, Told
+
+from gpu_bench.limits import Limits
 
 RUN = 20
 """Solutions of one reference that a worker takes at once."""
@@ -41,10 +43,11 @@ class Setting:
     """Whether what is right is timed as well."""
     rung: str = ""
     """Of the jail; empty for the machine's strongest."""
+    limits: Limits = LIMITS
 
     def bench(self) -> Bench:
         """A bench of this kind."""
-        return Bench(self.target, final=self.final, timed=self.timed, rung=self.rung)
+        return Bench(self.target, final=self.final, timed=self.timed, rung=self.rung, limits=self.limits)
 
 
 def judged(jobs: Sequence[Job], setting: Setting, workers: int) -> Iterator[tuple[Job, bool, Told]]:
