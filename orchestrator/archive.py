@@ -4,14 +4,16 @@ The one idea: rows are whole protobuf messages with a few columns beside them to
 each and never changed except for the run itself, so that a run that dies is readable up to its last event. A full
 disk or a directory that cannot be written is one clear error; reading goes on. Columns are only ever added, with a
 default: who opens an older archive adds them, its runs stay, and an older release goes on writing to it. Messages of an
-older release are read by `warpsmith.contract.earlier`.
+older release are read by `warpsmith.contract.earlier`. A SQLite database may be a stranger's: one that holds more than
+plain tables and indexes is refused, and so is a row that we would not write.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
+import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.search import moves_of, score
@@ -36,6 +38,10 @@ BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another process's transaction."""
 TABLES_LOCK = 0x7761727073  # "warps"
 """The lock of a PostgreSQL database under which tables are made."""
+JOURNAL_SECONDS = 2.0
+"""How long a rollback journal may lie there: SQLite has one for a moment while it makes a database."""
+LATEST_SECONDS = 253402300800.0
+"""Where the year 10000 begins: no run was created then or later."""
 KNOWN_COUNT = 3
 """Lists of moves that a new run begins with, where earlier ones of its task or of tasks of its shape are known."""
 
@@ -89,6 +95,8 @@ _groups = sa.Table(
 # Made once, with the values beside them: to make a statement anew costs more than to carry it out.
 _REPLACE_RUN = sa.update(_runs).where(_runs.c.id == sa.bindparam("which"))
 _ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (_runs, _trials, _events))
+_RUN = sa.select(_runs.c.id.label("run_id"), _runs.c.message)
+_TRIAL = sa.select(_trials.c.run_id, _trials.c.message)
 
 
 class Archive:
@@ -120,8 +128,8 @@ class Archive:
         """The archive of a directory, which is made where it is missing.
 
         Raises:
-            BadInput: the directory cannot be made or written, others could change it, or a link is where a file should
-                be.
+            BadInput: the directory cannot be made or written, others could change it, a link is where a file should be,
+                or the database is not one of ours.
         """
         try:
             place = private_files.directory(directory, remedy=REMEDY)
@@ -136,7 +144,8 @@ class Archive:
         """The archive of a directory for reading only: also where the disk is full or nothing may be written.
 
         Raises:
-            BadInput: there is none, others could change the directory, or a link is where a file should be.
+            BadInput: there is none, others could change the directory, or a link is where a file should be. Where the
+                database is not one of ours, the first reading raises it.
         """
         try:
             place = private_files.directory(directory, make=False, remedy=REMEDY)
@@ -195,7 +204,7 @@ class Archive:
             connection.execute(_ADD_TRIAL, row)
             _add_event(connection, run_id, event)
 
-    # ---- reading -------------------------------------------------------------------------------------
+    # ---- reading: of a row that is not what we write, each raises BadInput -----------------------------
 
     def run(self, run_id: str) -> run_pb2.Run:
         """The run of that identifier, or of that unambiguous beginning of one; `last` for the newest.
@@ -208,33 +217,33 @@ class Archive:
             if not newest:
                 raise NotFound("no run is kept yet")
             return newest[0]
-        query = sa.select(_runs.c.id, _runs.c.message).where(_runs.c.id.startswith(run_id, autoescape=True))
+        query = _RUN.where(_runs.c.id.startswith(run_id, autoescape=True))
         rows = self._rows(query.limit(3)) if run_id else []
-        exact = [row for row in rows if row.id == run_id] or rows
+        exact = [row for row in rows if row.run_id == run_id] or rows
         if len(exact) != 1:
             raise NotFound(f"no run {run_id!r}" if not exact else f"several runs begin with {run_id!r}")
-        return _kept(run_pb2.Run, exact[0])
+        return self._kept(run_pb2.Run, exact[0])
 
     def runs(self, limit: int = 50, task_digest: str = "") -> list[run_pb2.Run]:
         """Runs, newest first."""
-        query = sa.select(_runs.c.message).order_by(_runs.c.created_at.desc(), _runs.c.id).limit(limit)
+        query = _RUN.order_by(_runs.c.created_at.desc(), _runs.c.id).limit(limit)
         if task_digest:
             query = query.where(_runs.c.task_digest == task_digest)
-        return [_kept(run_pb2.Run, row) for row in self._rows(query)]
+        return [self._kept(run_pb2.Run, row) for row in self._rows(query)]
 
     def trials(self, run_id: str) -> list[trial_pb2.Trial]:
         """The trials of a run in order; empty for an unknown run."""
-        query = sa.select(_trials.c.message).where(_trials.c.run_id == run_id).order_by(_trials.c.number)
-        return [_kept(trial_pb2.Trial, row) for row in self._rows(query)]
+        query = _TRIAL.where(_trials.c.run_id == run_id).order_by(_trials.c.number)
+        return [self._kept(trial_pb2.Trial, row) for row in self._rows(query)]
 
     def events(self, run_id: str, after: int = 0) -> list[run_pb2.RunEvent]:
         """Events of a run past a number, in order."""
         query = (
-            sa.select(_events.c.message)
+            sa.select(_events.c.run_id, _events.c.message)
             .where(_events.c.run_id == run_id, _events.c.number > after)
             .order_by(_events.c.number)
         )
-        return [_kept(run_pb2.RunEvent, row) for row in self._rows(query)]
+        return [self._kept(run_pb2.RunEvent, row) for row in self._rows(query)]
 
     def known_moves(self, run: run_pb2.Run, limit: int = KNOWN_COUNT) -> list[list[analysis_pb2.Move]]:
         """Moves that earlier runs on such a device found best: those of the task, then those of its shape, best first.
@@ -268,8 +277,8 @@ class Archive:
     def known_groups(self, device: str, forms: Sequence[str]) -> dict[str, analysis_pb2.KnownGroup]:
         """By form, what runs on such a device found best for groups: of each form the fastest."""
         here = (_groups.c.device == device) & _groups.c.form.in_(sorted({*forms}))
-        query = sa.select(_groups.c.message).where(here).order_by(_groups.c.median_ns.desc())
-        found = [_kept(analysis_pb2.KnownGroup, row) for row in self._rows(query)]
+        query = sa.select(_groups.c.run_id, _groups.c.message).where(here).order_by(_groups.c.median_ns.desc())
+        found = [self._kept(analysis_pb2.KnownGroup, row) for row in self._rows(query)]
         return {group.form: group for group in found}
 
     def _best_moves(
@@ -277,15 +286,14 @@ class Archive:
     ) -> dict[str, list[analysis_pb2.Move]]:
         """The best lists of moves of runs that fulfil a condition, by digest."""
         same = condition & (_runs.c.device == device)
-        runs = sa.select(_runs.c.message).where(same, _runs.c.speedup > 1.0).order_by(_runs.c.speedup.desc())
+        runs = _RUN.where(same, _runs.c.speedup > 1.0).order_by(_runs.c.speedup.desc())
         trials = (
-            sa.select(_trials.c.message)
-            .join(_runs, _runs.c.id == _trials.c.run_id)
+            _TRIAL.join(_runs, _runs.c.id == _trials.c.run_id)
             .where(same, _trials.c.speedup > 1.0, _trials.c.verdict == verdict_pb2.VERDICT_STATE_PASS)
             .order_by(_trials.c.speedup.desc())
         )
-        found = [_kept(run_pb2.Run, row).best for row in self._rows(runs.limit(limit))]
-        found += [_kept(trial_pb2.Trial, row) for row in self._rows(trials.limit(2 * limit))]
+        found = [self._kept(run_pb2.Run, row).best for row in self._rows(runs.limit(limit))]
+        found += [self._kept(trial_pb2.Trial, row) for row in self._rows(trials.limit(2 * limit))]
         return {of_moves(moves_of(trial)): list(moves_of(trial)) for trial in found if moves_of(trial)}
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
@@ -294,6 +302,17 @@ class Archive:
                 return connection.execute(query).all()
         except DBAPIError as error:
             raise ArchiveFault(f"cannot read runs from {self._place}: {error.orig}") from error
+
+    def _kept(self, kind: type[MessageT], row: sa.Row[Any]) -> MessageT:
+        """The message of a row, which an earlier version may have written; raises BadInput where none did."""
+        try:
+            message = earlier.translated(kind.FromString(row.message))
+        except (DecodeError, TypeError):  # damaged, or no bytes: SQLite keeps anything in any column
+            message = None
+        if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
+            run = printable.quotation(f"{row.run_id}", 40)
+            raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {REMEDY}")
+        return message
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
@@ -306,15 +325,24 @@ class Archive:
             ) from error
 
 
-def _kept(kind: type[MessageT], row: sa.Row[Any]) -> MessageT:
-    """The message of a row, which an earlier version may have written."""
-    return earlier.translated(kind.FromString(row.message))
-
-
 def _require_plain(place: Path) -> None:
-    """Looks at every file that SQLite may open, since SQLite follows links: another user may have made the folder."""
+    """Looks at every file that SQLite may open: another user may have made the folder.
+
+    SQLite follows links, and carries a rollback journal out: it even deletes a file that a journal names.
+    """
     for companion in ("", "-wal", "-shm", "-journal"):
         private_files.require_plain(place / f"{FILE_NAME}{companion}")
+    journal, end = place / f"{FILE_NAME}-journal", time.monotonic() + JOURNAL_SECONDS
+    while _holds_something(journal):
+        if time.monotonic() > end:
+            raise BadInput(f"{journal}: would change files when the database is opened; we keep none, so move it away")
+        time.sleep(0.01)
+
+
+def _holds_something(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_size > 0
+    return False
 
 
 def _group_row(run: run_pb2.Run, group: analysis_pb2.KnownGroup) -> dict[str, object]:
@@ -354,23 +382,28 @@ def _engine(url: str) -> sa.Engine:
         raise BadInput("the database's URL is malformed: write postgresql://user:password@host/name") from None
 
 
-_FOREIGN = """
-    SELECT name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' UNION ALL
-    SELECT tables.name FROM sqlite_master AS tables, pragma_table_xinfo(tables.name) AS columns
-    WHERE tables.type = 'table' AND columns.hidden <> 0
-"""
-"""What computes something when it is read or written."""
+_NAME = r'(?:\w+|"\w+")'
+_NAMES = rf"\({_NAME}(?:, {_NAME})*\)"
+_COLUMN = rf"{_NAME} (?:VARCHAR\(\d+\)|TEXT|INTEGER|BIGINT|BOOLEAN|FLOAT|BLOB)(?: DEFAULT '\w*')?(?: NOT NULL)?"
+_PART = rf"(?:{_COLUMN}|PRIMARY KEY {_NAMES}|FOREIGN KEY ?{_NAMES} REFERENCES {_NAME} {_NAMES})"
+_PLAIN = re.compile(
+    rf"CREATE TABLE {_NAME} \( ?{_PART}(?: ?, {_PART})* ?\)|CREATE INDEX {_NAME} ON {_NAME} {_NAMES}", re.ASCII
+)
+"""A statement that makes a table or an index in which nothing is computed: all that we write, and that a later release
+would write for another column or table."""
 
 
 def _refuse_programs(cursor: Any) -> None:
-    """A stranger's database may hold a view in a table's place, which is a program: one that never ends, say.
+    """A stranger's database may hold programs: a view in a table's place, say, or a column that is computed.
 
-    Raises BadInput.
+    Raises BadInput, or what SQLite raises where it cannot read the schema.
     """
     cursor.execute("PRAGMA trusted_schema=OFF")
-    with contextlib.suppress(sqlite3.DatabaseError):  # no database at all: the next read reports it
-        if found := cursor.execute(_FOREIGN).fetchone():
-            raise BadInput(f"{FILE_NAME}: {printable.quotation(found[0], 80)} is no plain table; {REMEDY}")
+    cursor.execute("SELECT CAST(name AS TEXT), CAST(sql AS TEXT) FROM sqlite_master")
+    for name, statement in cursor.fetchall():
+        is_own_index = statement is None and f"{name}".startswith("sqlite_autoindex_")
+        if not is_own_index and not _PLAIN.fullmatch(re.sub(r"\s+", " ", statement or "", flags=re.ASCII)):
+            raise BadInput(f"{FILE_NAME}: {printable.quotation(f'{name}', 80)} is no plain table or index; {REMEDY}")
 
 
 def _set_up_writing(connection: Any, _: object) -> None:

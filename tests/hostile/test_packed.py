@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator import archive as archives
 from orchestrator.archive import FILE_NAME, Archive
 from orchestrator.commands import cli, directory_bench
 from orchestrator.commands.client import InProcess
@@ -25,7 +28,7 @@ from warpsmith import digest
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.testing import softmax_task
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import run_pb2, tensor_pb2
+from warpsmith.v1 import run_pb2, tensor_pb2, trial_pb2
 
 pytestmark = pytest.mark.hostile
 
@@ -174,23 +177,103 @@ def test_a_whole_command_refuses_a_packed_database(behind: Path) -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        "CREATE VIEW runs AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id FROM n",
+        "DROP TABLE runs; CREATE VIEW runs AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) "
+        "SELECT * FROM n",
         "CREATE TRIGGER late AFTER INSERT ON trials BEGIN DELETE FROM events; END",
-        "CREATE VIRTUAL TABLE runs USING fts5(message)",
-        "CREATE TABLE runs (id TEXT, message BLOB AS (hex(zeroblob(100000000))))",
+        "DROP TABLE runs; CREATE VIRTUAL TABLE runs USING fts5(message)",
+        "DROP TABLE runs; CREATE TABLE runs (id TEXT, message BLOB AS (hex(zeroblob(100000000))))",
+        "DROP TABLE runs; CREATE TABLE runs (id TEXT, message BLOB DEFAULT (hex(zeroblob(100000000))))",
+        "DROP TABLE runs; CREATE TABLE runs (id TEXT, message BLOB CHECK (length(hex(zeroblob(100000000))) > 0))",
+        "CREATE INDEX ix_late ON runs (hex(zeroblob(100000000)))",
+        "CREATE INDEX ix_late ON runs (id) WHERE length(hex(zeroblob(100000000))) > 0",
+        # A schema that cannot be read in full, and says otherwise what it is.
+        """
+        DROP TABLE runs; CREATE TABLE runs (id TEXT, message BLOB AS (zeroblob(900000000))); CREATE TABLE aaa (x);
+        PRAGMA writable_schema=ON;
+        UPDATE sqlite_master SET sql='CREATE/**/VIRTUAL TABLE aaa USING nosuchmodule(x)', rootpage=0 WHERE name='aaa'
+        """,
     ],
 )
 def test_a_database_in_which_something_would_run_is_refused_unread(behind: Path, made: str) -> None:
     runs = behind.with_name("packed")
     Archive.in_directory(runs).close()
     with contextlib.closing(sqlite3.connect(runs / FILE_NAME)) as packed:
-        if "runs" in made.split("(", maxsplit=1)[0]:
-            packed.execute("DROP TABLE runs")
-        packed.execute(made)
-        packed.commit()
+        packed.executescript(made)
     for opening in (Archive.in_directory, lambda place: Archive.reading(place).runs()):
         with pytest.raises(BadInput, match="is no plain table"):
             opening(runs)
+
+
+def hot_journal(database: Path, named: Path) -> bytes:
+    """A rollback journal of one page, of a transaction that another database's journal, the named file, is part of."""
+    page, magic, name = database.read_bytes()[:4096], bytes.fromhex("d9d505f920a163d7"), os.fsencode(named)
+    head = magic + struct.pack(">IIIII", 1, 0, database.stat().st_size // 4096, 512, 4096)
+    record = struct.pack(">I", 1) + page + struct.pack(">I", sum(page[3896:0:-200]))
+    tail = struct.pack(">I", (1 << 30) // 4096 + 1) + name + struct.pack(">II", len(name), sum(name)) + magic
+    return head.ljust(512, b"\0") + record + tail
+
+
+def test_a_journal_that_would_delete_a_file_is_refused_and_the_file_stays(
+    behind: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "JOURNAL_SECONDS", 0.05)
+    runs = behind.with_name("packed")
+    with contextlib.closing(sqlite3.connect(runs / FILE_NAME)) as packed:
+        packed.execute("CREATE TABLE innocent (a)")
+    journal = runs / f"{FILE_NAME}-journal"
+    journal.write_bytes(hot_journal(runs / FILE_NAME, behind))
+    for opening in (Archive.in_directory, Archive.reading):
+        with pytest.raises(BadInput, match=rf"{journal}: .*move it away"):
+            opening(runs)
+    assert behind.read_text() == f"[default]\n{SECRET}\n"
+    with contextlib.closing(sqlite3.connect(runs / FILE_NAME)) as packed:
+        packed.execute("SELECT * FROM innocent")
+    assert not behind.exists(), "SQLite itself deletes it"
+
+
+def test_the_journal_of_one_who_makes_the_database_at_this_moment_is_waited_for(tmp_path: Path) -> None:
+    journal = tmp_path / f"{FILE_NAME}-journal"
+    journal.write_bytes(bytes(512))
+    ending = threading.Timer(0.2, journal.unlink)
+    ending.start()
+    Archive.in_directory(tmp_path).close()
+    ending.join()
+
+
+@pytest.mark.parametrize("table", ["runs", "trials", "events"])
+@pytest.mark.parametrize("value", [b"\xff\xff\xff", "text", 7, 1 << 60])
+def test_a_row_that_is_no_message_is_refused_by_the_name_of_its_run(tmp_path: Path, table: str, value: object) -> None:
+    archive = Archive.in_directory(tmp_path)
+    archive.put_run(finished("theirs"), run_pb2.RunEvent(number=1))
+    archive.add_trial("theirs", trial_pb2.Trial(number=1))
+    put_messages(tmp_path, table, value)
+    read = {
+        "runs": archive.runs,
+        "trials": lambda: archive.trials("theirs"),
+        "events": lambda: archive.events("theirs"),
+    }
+    with pytest.raises(BadInput, match=rf"{FILE_NAME}.*“theirs” is damaged, or not ours"):
+        read[table]()
+    archive.close()
+
+
+def put_messages(runs: Path, table: str, value: object) -> None:
+    """Puts a value in place of all messages of a table."""
+    with contextlib.closing(sqlite3.connect(runs / FILE_NAME)) as packed:
+        packed.execute(f"UPDATE {table} SET message = ?", [value])
+        packed.commit()
+
+
+@pytest.mark.parametrize("created_at", [1e300, -1e300, float("inf"), float("nan"), 253402300800.0])
+def test_a_run_of_no_time_that_there_is_is_one_clear_error(tmp_path: Path, created_at: float) -> None:
+    archive = Archive.in_directory(tmp_path / "runs")
+    archive.put_run(finished("theirs"))
+    archive.close()
+    put_messages(tmp_path / "runs", "runs", run_pb2.Run(id="theirs", created_at=created_at).SerializeToString())
+    said = warpsmith(tmp_path, "runs")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert len(said.stderr.splitlines()) == 1
+    assert "“theirs” is damaged, or not ours" in said.stderr
 
 
 @pytest.fixture

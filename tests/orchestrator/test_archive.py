@@ -229,6 +229,25 @@ def test_an_archive_of_an_older_release_is_read_without_being_changed(tmp_path: 
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
+def test_an_archive_to_which_a_later_release_added_a_column_and_a_table_is_read_and_written(tmp_path: Path) -> None:
+    Archive.in_directory(tmp_path).close()
+    later = sa.MetaData()
+    sa.Table(
+        "notes", later, sa.Column("of", sa.String(40), primary_key=True), sa.Column("at", sa.BigInteger, index=True)
+    )
+    engine = sa.create_engine(f"sqlite:///{tmp_path / FILE_NAME}")
+    with engine.begin() as connection:
+        later.create_all(connection)
+        connection.exec_driver_sql("ALTER TABLE runs ADD COLUMN pages INTEGER DEFAULT '0' NOT NULL")
+    engine.dispose()
+    archive = Archive.in_directory(tmp_path)
+    archive.put_run(run_of("a"))
+    archive.close()
+    reader = Archive.reading(tmp_path)
+    assert reader.run("last").id == "a"
+    reader.close()
+
+
 EARLIER = json.loads((Path(__file__).parent / "earlier_release.json").read_text())
 """What an archive held before arms, flags, engines and stages were enums, and what the release of then printed."""
 
