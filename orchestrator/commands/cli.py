@@ -49,6 +49,7 @@ from orchestrator.commands.options import (
 )
 from orchestrator.commands.progress import Progress
 from orchestrator.commands.terminal import note, tell, tell_file, tell_line
+from orchestrator.exports import export_files
 from orchestrator.serving import local
 from orchestrator.tasks import intake
 from orchestrator.trust import record
@@ -319,18 +320,16 @@ def export(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Writes the best kernel of a run as a Python file that needs only torch, and its record beside it."""
+    if output is not None and not output.name:
+        raise BadInput(f"--output {str(output)!r}: names no file; write one, or `-` for stdout")
     with client.reading(server, runs) as orchestrator:
         reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
         kept = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
-    if output == Path("-"):
+    if output in (Path("-"), Path("/dev/stdout")):
         tell_file(reply.text)
         return
     place = output or Path(private_files.file_name(reply.file_name, ".py"))
-    try:
-        private_files.replace(place, reply.text, mode=0o666)  # as far as the user's umask lets others read
-        private_files.replace(place.with_suffix(".record.json"), record.text(kept), mode=0o666)
-    except OSError as error:
-        raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
+    export_files.write(place, reply.text, record.text(kept))
     tell_line(str(place))
 
 

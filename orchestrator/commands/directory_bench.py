@@ -8,9 +8,9 @@ another has the device.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +36,14 @@ BUDGET = "budget"
 CHECK_SECONDS = 2.0
 UNDONE = frozenset({"CANCELLED", "FAILED"})
 """Verdicts and states of modules that are run again."""
+IN_EVERY_LINE = ("file", "source", "verdict")
+SHAPE: Mapping[str, type] = MappingProxyType({
+    **dict.fromkeys((*IN_EVERY_LINE, "state", "message"), str),
+    **dict.fromkeys(("options", "trials"), dict),
+    "labels": list,
+})  # fmt: skip
+"""What is read of a line of results, but for the speedup."""
+REMEDY = "name another file with --results"
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:
     Raises:
         BadInput: no such directory, or no module in it.
     """
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise BadInput(f"{directory}: no such directory")
     found: list[Entry] = []
     for path in sorted(directory.rglob("*.py")):
@@ -110,19 +118,49 @@ def read_results(file: Path) -> list[dict[str, Any]]:
     """The lines of a results file, none where there is no file; a line cut short by a crash is passed over.
 
     Raises:
-        BadInput: the file cannot be read.
+        BadInput: the file cannot be read, another user could change it, or a line is none of ours.
     """
     try:
-        lines = private_files.read(file).decode(errors="replace").splitlines()
+        lines = private_files.read(private_files.own_file(file, remedy=REMEDY)).decode(errors="replace").splitlines()
     except FileNotFoundError:
-        lines = []
+        return []
     except OSError as error:
         raise BadInput(f"{file}: results cannot be read ({error.strerror}); name a file with --results") from error
     found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return [result for result in found if isinstance(result, dict) and isinstance(result.get("file"), str)]
+    for number, line in enumerate(lines, start=1):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            if not line or line.startswith("{"):
+                continue
+            result = None
+        except RecursionError:
+            result = None
+        if fault := _fault(result):
+            raise BadInput(f"{file}:{number}: no line of results: {fault}; {REMEDY}")
+        found.append(result)
+    return found
+
+
+def _fault(result: Any) -> str:
+    """What a line has, or lacks, that no line of ours does; empty for one of ours."""
+    if not isinstance(result, dict):
+        return "it is no JSON object"
+    went_wrong = result.get("verdict") in ("BAD_INPUT", "FAILED")
+    for name in (*IN_EVERY_LINE, *(["message"] if went_wrong else [])):
+        if name not in result:
+            return f"`{name}` is missing"
+    for name, kind in SHAPE.items():
+        if not isinstance(result.get(name, kind()), kind):
+            return f"`{name}` is no {kind.__name__}"
+    if not all(isinstance(label, str) for label in result.get("labels", ())):
+        return "`labels` holds what is no str"
+    speedup = result.get("speedup_fastest")
+    if speedup is None and result["verdict"] != "PASS":
+        return ""
+    median = speedup.get("median") if isinstance(speedup, dict) else None
+    is_speedup = isinstance(median, int | float) and 0 <= median <= sys.float_info.max
+    return "" if is_speedup else "`speedup_fastest` has no number as its median"
 
 
 def ahead(wanted: int, target: str, device_count: int = 1) -> int:
@@ -156,7 +194,7 @@ def bench(
     second one passes through. Modules that no line names go first, so that others cannot keep them from their turn.
 
     Raises:
-        BadInput: the results file cannot be read.
+        BadInput: as `read_results`.
         Infrastructure: a service is gone; what was found is in the file.
     """
     results, waiting = _known_and_waiting(modules, read_results(results_file), options)
@@ -231,8 +269,7 @@ def _result(optimise: Optimise, entry: Entry, most_seconds: float, options: Mapp
 
 def _append(file: Path, line: Mapping[str, Any]) -> None:
     try:
-        private_files.make_folder(file.parent)
-        with private_files.append_to(file) as output:
+        with private_files.append_to(private_files.own_file(file, make=True, remedy=REMEDY)) as output:
             output.write(f"{json.dumps(line)}\n".encode())
     except OSError as error:
         raise Infrastructure(f"{file}: cannot be written ({error.strerror}); earlier lines stay readable") from error

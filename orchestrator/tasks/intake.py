@@ -77,6 +77,7 @@ def read(request: Request) -> task_pb2.Task:
     Raises:
         BadInput: names the file or argument, the line where there is one, and the cause.
     """
+    _require_utf8("--class", request.class_name)
     task = task_pb2.Task(
         target=_choice("--target", request.target, TARGETS),
         precision=_choice("--precision", request.precision, PRECISIONS),
@@ -171,9 +172,7 @@ def require_names(task: task_pb2.Task) -> None:
 
 
 def _read_file(task: task_pb2.Task, path: Path, *, needs_inputs: bool) -> None:
-    if not path.exists():
-        raise BadInput(f"{path}: no such file")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise BadInput(f"{path}: is a directory; name a file, or use `warpsmith bench {path}` for all files in it")
     root = path.parent
     tree = _parse(path, _content(root, path.name), path.name)
@@ -196,7 +195,13 @@ def _read_class(task: task_pb2.Task, request: Request) -> None:
         raise BadInput(f"{request.subject!r}: write package.module:Class, or the path of a .py file")
     if not request.inputs:
         raise BadInput(f"{request.subject}: name the inputs, such as --input 'float32[16,16384]'")
-    found = find_module(module)
+    for option, texts in (("--input", request.inputs), ("--init", request.init)):
+        for text in texts:
+            _require_utf8(option, text)
+    try:
+        found = find_module(module)
+    except OSError as error:
+        raise BadInput(f"{request.subject}: cannot be looked for: {error.strerror}") from error
     if found.entry:
         bound = _bound_names(_parse(found.file, _content(found.root, found.entry), str(found.file)))
         if class_name not in bound and "*" not in bound:
@@ -231,7 +236,7 @@ def _with_siblings(root: Path, entry: str) -> dict[str, bytes]:
             place = root / imported
             if os.path.lexists(place.with_suffix(".py")) and not place.with_suffix(".py").is_dir():
                 waiting.append(f"{imported}.py")
-            elif (place / "__init__.py").is_file():
+            elif os.path.isfile(place / "__init__.py"):
                 waiting += sources_of(root, imported)
     return found
 
@@ -278,10 +283,21 @@ def _parse(path: Path, content: bytes, shown: str, *, is_named: bool = True) -> 
 
 
 def _content(root: Path, name: str) -> bytes:
+    _require_utf8("file", name)
     try:
         return private_files.read_beneath(root, name, most_bytes=SOURCE_BYTES)
+    except FileNotFoundError:
+        raise BadInput(f"{root / name}: no such file") from None
     except OSError as error:
         raise BadInput(f"{root / name}: cannot be read: {error.strerror}") from error
+
+
+def _require_utf8(what: str, text: str) -> None:
+    """Refuses a text that no task can hold. Python keeps bytes of a file name that are not UTF-8 as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{what} {text!r}: is not UTF-8; name it otherwise") from None
 
 
 def _choice(option: str, value: str, choices: Mapping[str, ChoiceT]) -> ChoiceT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ import pytest
 
 from orchestrator import testing
 from orchestrator.commands import chosen, client, directory_bench, module_runs
+from orchestrator.commands.terminal import tell_line
+from orchestrator.tasks import intake
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import run_pb2
 
@@ -152,6 +155,125 @@ def test_a_file_that_cannot_be_read_costs_its_own_line_and_a_directory_nothing(
         ("loop.py", "BAD_INPUT"),
     ]
     assert found[2]["message"].startswith(f"{tmp_path / 'dangling.py'}: is a symbolic link, and links are not followed")
+
+
+# ---- files of others, and lines that are none of ours ------------------------------------------------------------
+
+LINE = {"file": "a.py", "source": "", "verdict": "NO_FASTER"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given", ["shared", "shared/r.jsonl"])
+def test_results_of_another_user_are_neither_believed_nor_written(
+    given: str, modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    results = tmp_path / "shared" / "r.jsonl"
+    results.parent.mkdir()
+    line = LINE | {"source": modules[0].digest, "verdict": "PASS", "speedup_fastest": {"median": 99.0}}
+    results.write_text(json.dumps(line))
+    assert run_again(modules[:1], results, {}) == []
+    os.chown(tmp_path / given, 12345, 12345)
+    before = results.read_bytes()
+    with pytest.raises(BadInput, match=rf"{given}: belongs to user 12345; name another file with --results"):
+        directory_bench.bench(modules, results, ended)
+    with pytest.raises(BadInput, match="belongs to user 12345"):
+        directory_bench._append(results, LINE)
+    assert results.read_bytes() == before
+
+
+def test_results_that_others_may_write_are_refused(modules: list[directory_bench.Entry], tmp_path: Path) -> None:
+    results = tmp_path / "r.jsonl"
+    results.touch()
+    results.chmod(0o666)
+    with pytest.raises(BadInput, match=r"r\.jsonl: everybody may write there"):
+        directory_bench.bench(modules, results, ended)
+
+
+@pytest.mark.parametrize("rights", [0o755, 0o1777])
+def test_results_may_be_in_a_folder_that_others_read_and_in_one_like_tmp(
+    rights: int, modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(rights)
+    for results in (folder / "r.jsonl", folder / "new" / "r.jsonl"):
+        assert run_again(modules, results, OPTIONS) == ["a", "b"]
+        results.chmod(0o644)
+        assert run_again(modules, results, OPTIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("[" * 100_000, "no JSON object"),
+        ('{"a":' * 100_000, "no JSON object"),
+        ("# notes", "no JSON object"),
+        ([LINE], "no JSON object"),
+        (7, "no JSON object"),
+        *[({key: LINE[key] for key in LINE if key != name}, f"`{name}` is missing") for name in LINE],
+        (LINE | {"verdict": "FAILED"}, "`message` is missing"),
+        (LINE | {"verdict": "BAD_INPUT"}, "`message` is missing"),
+        *[(LINE | {name: ["x"]}, f"`{name}` is no str") for name in (*LINE, "state", "message")],
+        *[(LINE | {name: ["x"]}, f"`{name}` is no dict") for name in ("options", "trials")],
+        *[(LINE | {"labels": labels}, "`labels` is no list") for labels in (7, None, "x")],
+        (LINE | {"labels": ["x", 7]}, "`labels` holds what is no str"),
+        (LINE | {"verdict": "PASS"}, "`speedup_fastest` has no number"),
+        (LINE | {"verdict": "PASS", "speedup_fastest": None}, "`speedup_fastest` has no number"),
+        (LINE | {"speedup_fastest": [2.0]}, "`speedup_fastest` has no number"),
+        *[
+            (LINE | {"speedup_fastest": {"median": median}}, "`speedup_fastest` has no number")
+            for median in ("2", None, -1.0, float("nan"), float("inf"), 10**400)
+        ],
+    ],
+)
+def test_a_line_that_bench_does_not_write_is_named_with_its_number_and_its_fault(
+    line: Any, fault: str, tmp_path: Path
+) -> None:
+    results = tmp_path / "r.jsonl"
+    text = line if isinstance(line, str) else json.dumps(line)
+    results.write_text(f"{json.dumps(LINE)}\n\n{text}\n")
+    with pytest.raises(BadInput, match=rf"r\.jsonl:3: no line of results: .*{fault}.*; name another file") as refused:
+        directory_bench.read_results(results)
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["cpu_examples", "h200", "level1_h200", "level2_h200", "level3_h100", "products_h200"])
+def test_results_that_bench_has_written_are_read_and_told(name: str, tmp_path: Path) -> None:
+    kept = Path(__file__).parents[2] / "docs" / "results" / f"{name}.jsonl"
+    results = tmp_path / "r.jsonl"
+    results.write_bytes(kept.read_bytes())
+    lines = directory_bench.read_results(results)
+    assert len(lines) == len(kept.read_text().splitlines())
+    assert all(map(directory_bench.text, lines))
+    assert directory_bench.summary(lines).startswith(f"{len(lines)} modules")
+
+
+def test_a_file_name_that_is_not_utf8_costs_its_own_line(
+    modules: list[directory_bench.Entry], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del modules
+    for name in (b"odd\xff.py", b"good.py"):
+        place = tmp_path / os.fsdecode(name)
+        place.write_text("class Model: ...\ndef get_inputs(): return []\n")
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).unlink()
+
+    def read(path: Path, seconds: float) -> run_pb2.Run:
+        intake.read(intake.Request(str(path)))
+        return ended(path, seconds)
+
+    found = directory_bench.bench(directory_bench.entries(tmp_path), tmp_path / "results.jsonl", read)
+    assert {line["file"]: line["verdict"] for line in found} == {"good.py": "NO_FASTER", "odd\udcff.py": "BAD_INPUT"}
+    assert found[1]["message"] == r"file 'odd\udcff.py': is not UTF-8; name it otherwise"
+    assert directory_bench.read_results(tmp_path / "results.jsonl") == found
+    for line in found:
+        tell_line(directory_bench.text(line))
+    assert r"odd\udcff.py" in capsys.readouterr().out
+
+
+def test_a_directory_whose_name_is_too_long_is_none() -> None:
+    with pytest.raises(BadInput, match="no such directory"):
+        directory_bench.entries(Path("x" * 300))
 
 
 # ---- several GPUs ------------------------------------------------------------------------------------------------

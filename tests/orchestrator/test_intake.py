@@ -66,6 +66,38 @@ def test_missing_files_and_directories_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (intake.Request("a\udcff.py"), r"file 'a\\udcff\.py': is not UTF-8"),
+        (intake.Request("good.py", class_name="\udcff"), r"--class '\\udcff': is not UTF-8"),
+        (intake.Request("torch.nn:Softmax", ["float32[4]\udcff"]), "--input .* is not UTF-8"),
+        (intake.Request("torch.nn:Softmax", ["float32[4]"], ["'\udcff'"]), "--init .* is not UTF-8"),
+        (intake.Request("package.good:Model", ["float32[4]"]), r"file 'package/b\\udcff\.py': is not UTF-8"),
+        (intake.Request("imports.py"), r"file 'package/b\\udcff\.py': is not UTF-8"),
+        (intake.Request("x" * 300 + ".py"), "cannot be read: File name too long"),
+        (intake.Request("x" * 300 + ":Model", ["float32[4]"]), "cannot be looked for: File name too long"),
+        (intake.Request("good.py/more.py"), "cannot be read: Not a directory"),
+    ],
+)
+def test_names_that_no_task_or_no_file_can_have_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: intake.Request, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("package").mkdir()
+    for name in ("a\udcff.py", "good.py", "package/__init__.py", "package/good.py", "package/b\udcff.py"):
+        Path(name).write_text(GOOD)
+    Path("imports.py").write_text(f"import package\n{GOOD}")
+    with pytest.raises(BadInput, match=message):
+        intake.read(request_)
+
+
+def test_neither_a_folder_of_any_name_nor_an_import_of_any_length_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "b\udcff").mkdir()
+    task = read(tmp_path / "b\udcff" / "good.py", f"try:\n    import {'x' * 300}\nexcept ImportError: ...\n{GOOD}")
+    assert [source.path for source in task.sources] == ["good.py"]
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("return [torch.rand", "raise OSError('no data')\n    return [torch.rand", r"bad\.py:13: .*no data"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -173,6 +174,72 @@ def test_replacing_replaces_the_link_and_not_what_it_leads_to(folder: Path, secr
     assert not (folder / "a").is_symlink()
     assert secret.read_text() == SECRET
     assert os.listdir(folder) == ["a"]
+
+
+def _listening(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place.parent)  # a socket's address holds 107 bytes
+        made.bind(place.name)
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (_listening, "a socket")])
+def test_what_is_no_file_is_not_replaced(
+    folder: Path, make: Callable[[Path], None], kind: str, is_linked: bool
+) -> None:
+    make(folder / "a")
+    named = folder / "a"
+    if is_linked:
+        named = folder / "link"
+        named.symlink_to("a")
+    before = {each: each.lstat() for each in folder.iterdir()}
+    with pytest.raises(BadInput, match=f"{named.name}: is {kind}, which no file replaces"):
+        private_files.replace(named, "new")
+    assert {each: each.lstat() for each in folder.iterdir()} == before
+
+
+def test_a_directory_is_not_replaced_and_links_to_one_or_to_nothing_are(folder: Path) -> None:
+    (folder / "a").mkdir()
+    (folder / "link").symlink_to("a")
+    (folder / "dangling").symlink_to("nowhere")
+    with pytest.raises(BadInput, match="a: is a directory"):
+        private_files.replace(folder / "a", "new")
+    for name in ("link", "dangling", "plain", "plain"):
+        private_files.replace(folder / name, "new")
+    assert sorted(os.listdir(folder)) == ["a", "dangling", "link", "plain"]
+    assert [(folder / name).is_file() for name in ("link", "dangling", "plain")] == [True] * 3
+
+
+def test_a_file_of_ours_is_found_or_made_in_a_folder_of_ours_or_a_sticky_one(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        private_files.own_file(folder / "a")
+    for rights in (0o755, 0o1777):
+        folder.chmod(rights)
+        made = private_files.own_file(folder / f"{rights:o}" / "a", make=True)
+        assert private_files.own_file(made) == made
+        (folder / f"b{rights:o}").write_text("")
+        (folder / f"b{rights:o}").chmod(0o644)
+        private_files.own_file(folder / f"b{rights:o}")
+
+
+@pytest.mark.parametrize(("rights", "why"), [(0o646, "everybody may write"), (0o664, "its group may write")])
+def test_a_file_that_others_may_write_is_not_ours(folder: Path, rights: int, why: str) -> None:
+    (folder / "a").touch()
+    (folder / "a").chmod(rights)
+    if os.geteuid() == 0:
+        os.chown(folder / "a", 0, 65534)
+    with pytest.raises(BadInput, match=f"a: {why} there"):
+        private_files.own_file(folder / "a")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("given", ["a", "."])
+def test_a_file_of_somebody_else_or_in_their_folder_is_not_ours(folder: Path, given: str) -> None:
+    (folder / "a").touch()
+    os.chown(folder / given, 65534, 65534)
+    for make in (False, True):
+        with pytest.raises(BadInput, match="belongs to"):
+            private_files.own_file(folder / "a", make=make)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,14 @@ NAME_BYTES = 120
 """Longest stem of a file name that is made of a text; a file system takes 255 bytes with what is added."""
 PATH_BYTES = 1024
 
+_NO_FILES = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
 
 # ---- directories ---------------------------------------------------------------------------------------
 
@@ -98,12 +106,15 @@ def _walked(path: Path, remedy: str) -> Path:
 
 
 def _changed_by_others(place: Path, found: os.stat_result, *, is_last: bool) -> str:
-    """Why other users (not root) could change a folder, or empty. In a sticky one they can, but not what is ours."""
+    """Why other users (not root) could change a folder, or a file that is the last of a path, or empty.
+
+    In a sticky folder they can, but not what is ours.
+    """
     if os.environ.get(ALONE) == "1":
         return ""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to {user_name(found.st_uid)}"
-    if not stat.S_ISDIR(found.st_mode) or (found.st_mode & stat.S_ISVTX and not is_last):
+    if not is_last and (not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_ISVTX):
         return ""
     if found.st_mode & stat.S_IWOTH:
         return "everybody may write there (chmod o-w takes that away)"
@@ -172,6 +183,26 @@ def read(path: Path, *, most_bytes: int = 1 << 30) -> bytes:
     return read_beneath(whole.parent, whole.name, most_bytes=most_bytes)
 
 
+def own_file(path: Path, *, make: bool = False, remedy: str = "name another") -> Path:
+    """The real path of a file that only we and root can change, in a `shared_directory`; `make` makes what is missing.
+
+    Raises:
+        BadInput: another user could change it or a folder on the way to it, or it is a symbolic link.
+        OSError: it cannot be made, or is missing.
+    """
+    whole = Path(os.path.abspath(path))
+    place = shared_directory(whole.parent, remedy=remedy) / whole.name
+    if make:
+        make_folder(place.parent)
+        append_to(place).close()
+    found = os.lstat(place)
+    if stat.S_ISLNK(found.st_mode):
+        raise _is_link(path)
+    if why := _changed_by_others(place, found, is_last=True):
+        raise _refused(path, why, remedy)
+    return place
+
+
 def append_to(path: Path) -> IO[bytes]:
     """The file open to be appended to, made for us alone where it is missing. Its folder is a `directory`.
 
@@ -197,8 +228,10 @@ def replace(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Writes a file that readers see whole or not at all; where a link stands, the link is replaced.
 
     Raises:
+        BadInput: what stands there is a directory, a device, a pipe or a socket, or a link to one of the last three.
         OSError: it cannot be written.
     """
+    _require_replaceable(path)
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(partial, flags, mode)
@@ -209,6 +242,16 @@ def replace(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _require_replaceable(path: Path) -> None:
+    with contextlib.suppress(OSError):  # where nothing can be looked at, nothing is written either
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+        if kind == stat.S_IFLNK:
+            target = stat.S_IFMT(os.stat(path).st_mode)
+            kind = kind if target == stat.S_IFDIR else target
+        if kind in _NO_FILES:
+            raise BadInput(f"{path}: is {_NO_FILES[kind]}, which no file replaces; name another")
 
 
 def claim(path: Path) -> None:

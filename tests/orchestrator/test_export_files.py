@@ -1,0 +1,145 @@
+"""`warpsmith export`: what it writes over, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from orchestrator.commands import cli
+from orchestrator.trust import record
+from warpsmith import digest
+from warpsmith.errors import BadInput
+from warpsmith.testing import softmax_task
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1 import run_pb2
+
+Export = Callable[..., Result]
+
+
+def finished(identifier: str) -> run_pb2.Run:
+    """A run with a winner."""
+    run = run_pb2.Run(id=identifier, state=run_pb2.RUN_STATE_FASTER, task=softmax_task())
+    run.task.digest = digest.of_task(run.task)
+    run.best.timing.faster = True
+    return run
+
+
+def kernel(identifier: str) -> str:
+    return f"# softmax, made faster by Warpsmith (run {identifier}).\n"
+
+
+@pytest.fixture
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Export:
+    """`export RUN ...` in a folder of the test's own, with a server that knows a run of each identifier."""
+    server = types.SimpleNamespace(
+        ExportBest=lambda asked, **_: messages.ExportBestResponse(file_name="own.py", text=kernel(asked.run_id)),
+        GetRun=lambda asked, **_: messages.GetRunResponse(run=finished(asked.run_id)),
+    )
+    monkeypatch.setattr(cli.client, "reading", lambda *_: contextlib.nullcontext(server))
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(cli.app, ["export", *arguments])
+
+
+def held() -> dict[str, str]:
+    return {name: Path(name).read_text() for name in os.listdir()}
+
+
+def test_kernel_and_record_replace_those_of_an_earlier_export(export: Export) -> None:
+    for run in ("one", "one", "two"):
+        assert export(run, "-o", "foo.py").exit_code == 0
+        assert held() == {"foo.py": kernel(run), "foo.record.json": record.text(finished(run))}
+    Path("foo.py").unlink()
+    assert export("two", "-o", "foo.py").exit_code == 0, "the same record is no loss"
+
+
+def test_a_kernels_file_without_a_record_is_replaced(export: Export) -> None:
+    Path("foo.py").write_text("anything")
+    assert export("one", "-o", "foo.py").exit_code == 0
+    assert Path("foo.py").read_text() == kernel("one")
+
+
+def _of_another_run() -> None:
+    Path("foo.record.json").write_text(record.text(finished("other")))
+
+
+def _beside_another_kernel() -> None:
+    _of_another_run()
+    Path("foo.py").write_text(kernel("third"))
+
+
+def _linked() -> None:
+    Path("foo.py").write_text(kernel("other"))
+    Path("kept.json").write_text(record.text(finished("other")))
+    Path("foo.record.json").symlink_to("kept.json")
+
+
+def _text(text: str) -> Callable[[], None]:
+    def plant() -> None:
+        Path("foo.py").write_text(kernel("other"))
+        Path("foo.record.json").write_text(text)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        (_of_another_run, "is the record of run other, which foo.py is not of"),
+        (_beside_another_kernel, "is the record of run other, which foo.py is not of"),
+        (_linked, "is a symbolic link"),
+        (_text("my own notes"), "is no record"),
+        (_text('{"mine": 1}'), "is no record"),
+        (_text('{"format": "warpsmith-record-1", "digest": "", "run": {"mine": 1}}'), "a damaged record"),
+    ],
+)
+def test_a_file_in_the_records_place_that_does_not_belong_to_the_kernel_is_kept(
+    export: Export, plant: Callable[[], None], why: str
+) -> None:
+    plant()
+    before = held()
+    said = export("one", "-o", "foo.py")
+    assert isinstance(said.exception, BadInput)
+    assert f"foo.record.json: {why}" in str(said.exception)
+    assert "move it away, or name another file with --output" in str(said.exception)
+    assert held() == before
+
+
+@pytest.mark.parametrize("name", ["foo.py", "foo.record.json"])
+def test_a_pipe_in_the_way_of_either_stays(export: Export, name: str) -> None:
+    os.mkfifo(name)
+    assert isinstance(export("one", "-o", "foo.py").exception, BadInput)
+    assert os.listdir() == [name]
+    assert Path(name).is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("", "--output '.': names no file"),
+        ("/", "--output '/': names no file"),
+        ("..", "..: is a directory"),
+        ("x" * 300, "cannot be written (File name too long)"),
+        ("x" * 250 + ".py", "cannot be written (File name too long)"),
+        ("nowhere/foo.py", "nowhere/foo.py: cannot be written (No such file or directory)"),
+    ],
+)
+def test_an_output_that_is_no_file_is_said_and_nothing_is_written(export: Export, output: str, why: str) -> None:
+    said = export("one", "-o", output)
+    assert isinstance(said.exception, BadInput)
+    assert why in str(said.exception)
+    assert held() == {}
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_stdout_is_written_to_and_not_replaced(export: Export, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is replaced")
+
+    monkeypatch.setattr("warpsmith.sandbox.private_files.replace", never)
+    assert export("one", "-o", output).stdout == kernel("one")
