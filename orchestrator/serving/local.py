@@ -28,7 +28,7 @@ from typing import IO, Self
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import jail_init, private_files
-from warpsmith.service import SCRATCH_PREFIX, is_reachable, wait_until_healthy
+from warpsmith.service import is_reachable, wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
 
 MODULES: Mapping[str, str] = {
@@ -157,7 +157,7 @@ class LocalServices:
                 raise BadInput(f"the {name} service at {address} does not answer: start it first, or name another")
         try:
             self._sockets = local_sockets.make_folder()
-            self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=temporary))
+            self._scratch = Path(tempfile.mkdtemp(prefix=local_sockets.SCRATCH_PREFIX, dir=temporary))
             for name in self._modules:
                 if name in PEERS:
                     self._await_ports(peer for peer in PEERS[name] if peer in self._children)

@@ -7,6 +7,7 @@ machine can reach a port on loopback, or listen at a free one; where a user name
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -16,6 +17,8 @@ from pathlib import Path
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import private_files
 
+SCRATCH_PREFIX = "warpsmith-scratch-"
+"""How the folder begins in which all services of a command work (TMPDIR)."""
 SCHEME = "unix:"
 PATH_BYTES = 107
 """Longest path of a socket; Linux keeps 108 bytes with the final zero."""
@@ -46,6 +49,16 @@ def make_folder() -> Path:
         except (OSError, BadInput) as error:
             refused.append(str(error))
     raise Infrastructure(f"no private folder for the services' sockets: {'; '.join(refused)}; set TMPDIR")
+
+
+def clean_up(socket: Path | None, port_file: Path | None) -> None:
+    """What a service does at its end whose command is gone: the last one removes the folders that were made for all."""
+    if port_file is not None:
+        port_file.unlink(missing_ok=True)
+    folders = [Path(tempfile.gettempdir())] if Path(tempfile.gettempdir()).name.startswith(SCRATCH_PREFIX) else []
+    for folder in [*([socket.parent] if socket is not None else []), *folders]:
+        with contextlib.suppress(OSError):  # the others' sockets may be there still, or what they work with
+            folder.rmdir()
 
 
 def address_of(socket: Path) -> str:

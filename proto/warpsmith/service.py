@@ -6,18 +6,15 @@ when they are idempotent, and raise the exceptions of `warpsmith.errors`. Knows 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -63,8 +60,6 @@ CONNECTION_AGE_MS = 30_000
 """After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
 are added get no calls. Calls under way end where they are."""
 
-SCRATCH_PREFIX = "warpsmith-scratch-"
-"""How the folder begins in which all services of a command work (TMPDIR)."""
 LIVENESS = "liveness"
 """Name under which the health service says that the process lives, also while it is not ready for calls."""
 
@@ -286,19 +281,7 @@ def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Se
         is_left = settings.parent_pid is not None and os.getppid() != settings.parent_pid
     serving.stop()
     if is_left:  # local mode's parent is gone: leave nothing running, and nothing lying about
-        _clean_up(settings)
-
-
-def _clean_up(settings: Settings) -> None:
-    if settings.port_file is not None:
-        settings.port_file.unlink(missing_ok=True)
-    if settings.socket is not None:
-        with contextlib.suppress(OSError):  # the others' sockets may be there still
-            settings.socket.parent.rmdir()
-    scratch = Path(tempfile.gettempdir())
-    if scratch.name.startswith(SCRATCH_PREFIX):
-        with contextlib.suppress(OSError):  # or what they work with
-            scratch.rmdir()
+        local_sockets.clean_up(settings.socket, settings.port_file)
 
 
 def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> None:
