@@ -16,7 +16,7 @@ from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 ORDINARY = frozenset({
     verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
-    verdict_pb2.VALUE_FAMILY_FRESH,
+    verdict_pb2.VALUE_FAMILY_FRESH, verdict_pb2.VALUE_FAMILY_RARE,
 })  # fmt: skip
 """Families without extremes: a kernel that is right in general is right on them."""
 

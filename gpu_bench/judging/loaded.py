@@ -184,12 +184,13 @@ class LoadedTask:
         """
         args = self.user.inputs(seed, self.device)
         self.restore()
-        constants = self.constants
+        constants = self.constants - {*self.learned.written_state}
         is_fresh = family == verdict_pb2.VALUE_FAMILY_FRESH
         moved_by = (self.fresh_members if is_fresh else None) or (family, seed)
         if is_fresh and self.fresh_members is None and self.device.type == "cpu":
             self.move_parameters(seed)
-        inputs.vary({n: t for n, t in self._own_tensors().items() if n not in constants}, *moved_by)
+        own = {name: tensor for name, tensor in self._own_tensors().items() if name not in constants}
+        inputs.vary(own, *moved_by, own_integers=inputs.restraint_of(self.learned, moved_by[0]).own_integers)
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
         return self.user.with_leaves(args, leaves)
 

@@ -93,12 +93,13 @@ class CalledSolution:
                     unread = unread or str(key)
         return unread
 
-    def look_at_structure(self, text: bytes) -> None:
-        """Raises SolutionFault where what it says of its result is not as the reference's."""
+    def look_at_structure(self, text: bytes, result: str = "") -> None:
+        """Raises SolutionFault where what it says of its result is not as the reference's: `result`, where that is of
+        these values."""
         try:
             described = structure_text.read(text)
         except ValueError:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "its process does not say what it returned") from None
-        wanted = structure_text.read(self._result)
+        wanted = structure_text.read(result or self._result)
         if wrong := structure_text.difference(described, wanted):
             raise SolutionFault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, wrong[:300])

@@ -31,7 +31,7 @@ Reply = TypeVar("Reply", bound=Message)
 _TASK, _FRESH = verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH
 VARIED = frozenset({
     verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_MIXED,
-    verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
+    verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, verdict_pb2.VALUE_FAMILY_RARE,
 })  # fmt: skip
 """Families on which parameters vary (`inputs.PLAIN`, which needs torch)."""
 LOOK_SHARE = 0.5
@@ -189,7 +189,9 @@ class Contest:
         unread = solution.read_results(answer.carried)
         with _Stopped(self.judge):
             delivered = solution.word(DELIVER, seconds)
-        solution.look_at_structure(delivered.carried)
+        varies, asked = self.introduction.signature.result_varies, judging_pb2.DescribeResultRequest()
+        own = self.values.ask("describe_result", asked, judging_pb2.DescribedResult).result if varies else ""
+        solution.look_at_structure(delivered.carried, own)
         if unread:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, f"{unread} lies nowhere in its process")
         return Visit(answer, taken, delivered)

@@ -13,7 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpu_bench.judging.loaded import Args, LoadedTask
+from gpu_bench.running.straight_line import row
+from gpu_bench.solutions import structure
+from gpu_bench.solutions.structure_text import Node
 from gpu_bench.values.keys import Key
+from warpsmith.errors import BadInput
+from warpsmith.graphs.task_module import seed_generators
 from warpsmith.v1 import judging_pb2
 
 
@@ -26,6 +31,30 @@ def signature_of(loaded: LoadedTask, args: Args) -> judging_pb2.Signature:
         return judging_pb2.Signature(tree=pytree.treespec_dumps(tree), leaves=texts, constructor=constructor)
     except (NotImplementedError, ValueError):
         return judging_pb2.Signature()
+
+
+def described_call(loaded: LoadedTask, args: Args, seed: int) -> Node:
+    """The structure of what the reference returns, its generators seeded; all that it changes is put back.
+
+    Raises:
+        BadInput: it returns tensors where PyTorch's pytree finds none, so that nobody would compare them.
+    """
+    before = {key: row(tensor).clone() for key, tensor in loaded.sources(args).by_key().items()}
+    seed_generators(seed)
+    with torch.no_grad():
+        returned = loaded.module(*args)
+    loaded.keep_places()
+    sources = loaded.sources(args).by_key()
+    described, tensors = structure.describe(returned, sources)
+    for key, tensor in sources.items():
+        if tensor.numel():
+            row(tensor).copy_(before[key])
+    if len(tensors) != len(loaded.output_leaves(returned)):
+        raise BadInput(
+            "forward returns tensors in a container that PyTorch does not open (torch.utils._pytree): return a tuple, "
+            "a list, a dict or a registered class"
+        )
+    return described
 
 
 def arguments_of(signature: judging_pb2.Signature, sources: Mapping[Key, torch.Tensor]) -> tuple[Any, ...]:

@@ -60,7 +60,8 @@ def _is_same_value(node: Node, wanted: Node) -> bool:
         return False
     if wanted["type"] == "float":
         try:
-            return math.isclose(float(node["value"]), float(wanted["value"]), rel_tol=_NUMBERS_WITHIN)
+            own, other = float(node["value"]), float(wanted["value"])
+            return math.isclose(own, other, rel_tol=_NUMBERS_WITHIN) or (math.isnan(own) and math.isnan(other))
         except (KeyError, TypeError, ValueError):
             return False
     return bool(node.get("value") == wanted["value"])

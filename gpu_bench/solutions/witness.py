@@ -22,17 +22,17 @@ from gpu_bench.judging import comparison, guard, judge_worker
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.solutions import structure
-from gpu_bench.solutions.signature import signature_of
+from gpu_bench.solutions.signature import described_call, signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, UntracedReference
 from gpu_bench.timing import floor
 from gpu_bench.timing.clocks import persisting_reset
 from gpu_bench.truth.answers import Answer
+from gpu_bench.values import seeds
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
-from warpsmith.graphs.task_module import seed_generators
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
@@ -116,26 +116,24 @@ class Witness:
         signature = signature_of(self._loaded, args)
         leaves = self._loaded.user.tensor_leaves(args)
         signature.same_as.extend(next(i for i, other in enumerate(leaves) if other is leaf) for leaf in leaves)
-        before = {key: _flat(tensor).clone() for key, tensor in self._loaded.sources(args).by_key().items()}
-        seed_generators(0)
-        with torch.no_grad():
-            returned = self._loaded.module(*args)
-        self._loaded.keep_places()
-        sources = self._loaded.sources(args).by_key()
-        described, _ = structure.describe(returned, sources)
-        for key, tensor in sources.items():
-            if tensor.numel():
-                _flat(tensor).copy_(before[key])
+        described = described_call(self._loaded, args, 0)
         shares = [node["shares"] for node in structure.tensors_of(described)]
         self._returned = set(shares)
+        sources = self._loaded.sources(args).by_key()
         of_sources = set(map(str, sources))
         self._views = {Key.output(position) for position, word in enumerate(shares) if word in of_sources}
         signature.result = structure.written(described)
         signature.is_random = self._judge.reference.is_random
         constants = (name for name in self._loaded.constants if Key.state(name) not in self._judge.reference.written)
         signature.constants.extend(sorted(constants))
-        signature.has_state = any(key.kind == judging_pb2.REGION_KIND_STATE for key in before)
+        signature.has_state = any(key.kind == judging_pb2.REGION_KIND_STATE for key in sources)
+        signature.result_varies = not self._judge.reference.is_traced  # a graph has no number of Python's, and one way
         return signature
+
+    def describe_result(self) -> judging_pb2.DescribedResult:
+        """What the reference returns on the values that lie there."""
+        described = described_call(self._loaded, self._args, seeds.of_generators(self._seed))
+        return judging_pb2.DescribedResult(result=structure.written(described))
 
     def yardstick(self, request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
         """The reference's least work, what is to be said of it, and what the machine can do."""
@@ -428,6 +426,11 @@ def _introduce(request: judging_pb2.IntroduceRequest) -> judging_pb2.Introductio
     return _witnesses[0].introduce()
 
 
+def _describe_result(request: judging_pb2.DescribeResultRequest) -> judging_pb2.DescribedResult:
+    del request
+    return _witnesses[0].describe_result()
+
+
 def _yardstick(request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
     return _witnesses[0].yardstick(request)
 
@@ -483,6 +486,7 @@ METHODS: Methods = {
     "prepare": (judging_pb2.PrepareJudgeRequest, _prepare),
     "introduce": (judging_pb2.IntroduceRequest, _introduce),
     "yardstick": (judging_pb2.YardstickRequest, _yardstick),
+    "describe_result": (judging_pb2.DescribeResultRequest, _describe_result),
     "place_inputs": (judging_pb2.PlaceInputsRequest, _place_inputs),
     "place_members": (judging_pb2.PlaceMembersRequest, _place_members),
     "probe": (judging_pb2.ProbeRequest, _probe),

@@ -27,9 +27,12 @@ Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 
 PLAIN = frozenset({
     verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
-    verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS,
+    verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, verdict_pb2.VALUE_FAMILY_RARE,
 })  # fmt: skip
 """Families of ordinary finite values, on which parameters are varied too."""
+
+_IN_ANOTHER_ORDER = frozenset({verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE})
+"""Families in which the integers of state are."""
 
 
 def family_name(family: verdict_pb2.ValueFamily.ValueType) -> str:
@@ -97,6 +100,8 @@ def _values(
         return integers.drawn(leaf, named, legal, generator, resembling=resembling)
     if family == verdict_pb2.VALUE_FAMILY_FRESH:
         return leaf if legal is None or legal.varies else _likeness(leaf, generator, resembling)
+    if family == verdict_pb2.VALUE_FAMILY_RARE:
+        return _rare(leaf, restraint, legal, generator)
     if restraint.floats_within and legal is not None and not leaf.is_complex():
         share = _uniform(leaf.shape, leaf.dtype, generator)
         return (share * (legal.most - legal.least) + legal.least).clamp_(legal.least, legal.most)
@@ -105,6 +110,17 @@ def _values(
         part = leaf.dtype.to_real()
         return torch.complex(draw(leaf.shape, part, generator), draw(leaf.shape, part, generator))
     return draw(leaf.shape, leaf.dtype, generator)
+
+
+def _rare(
+    leaf: torch.Tensor, restraint: judging_pb2.Restraint, legal: judging_pb2.Legal | None, generator: torch.Generator
+) -> torch.Tensor:
+    """The task's own values but for a few, which are of the family of mixed magnitudes, or anywhere in their range."""
+
+    def others(old: torch.Tensor) -> torch.Tensor:
+        return _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, legal, restraint, generator, resembling=False)
+
+    return integers.with_few(leaf, others, generator)
 
 
 def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) -> torch.Tensor:
@@ -133,23 +149,34 @@ def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) 
     return values.clamp_(float(flat.min()), float(flat.max()))
 
 
-def vary(tensors: Mapping[str, torch.Tensor], family: verdict_pb2.ValueFamily.ValueType, seed: int) -> None:
+def vary(
+    tensors: Mapping[str, torch.Tensor],
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    *,
+    own_integers: bool = False,
+) -> None:
     """Moves parameters and state (by qualified name) in place, for plain families other than TASK.
 
     Signs, zeros of masks and infinities survive: a value is scaled by up to a quarter. Only what is zero as a whole
-    (a bias, a running mean) gets small normal values.
+    (a bias, a running mean) gets small normal values. Integers and booleans come in another order in two families on
+    which a reference need not define its result, unless they are to be its own.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK or family not in PLAIN:
         return
     seen: set[int] = set()
     for position, (_, tensor) in enumerate(sorted(tensors.items())):
         is_number = tensor.is_floating_point() or tensor.is_complex()
-        if not is_number or tensor.numel() == 0 or tensor.data_ptr() in seen:
+        may_move = is_number or (family in _IN_ANOTHER_ORDER and not own_integers)
+        if not may_move or tensor.numel() == 0 or tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
         generator = generator_for(family, seed, 1_000 + position, tensor.device)
         with torch.no_grad():
-            if bool((tensor == 0).all()):
+            if not is_number:
+                order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
+                tensor.copy_(tensor.reshape(-1)[order].view(tensor.shape))
+            elif bool((tensor == 0).all()):
                 tensor.copy_(0.1 * _normal(tensor.shape, tensor.dtype, generator))
             else:
                 tensor.mul_(1.0 + 0.25 * _uniform(tensor.shape, tensor.dtype, generator))

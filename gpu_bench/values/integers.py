@@ -28,6 +28,8 @@ _NEAR = 8
 """Part of the range that is near an end: one in so many."""
 _REPLACED_SHARE = 1 / 32
 """Of a mask or of indices that the task gives alike each time, where fresh ones differ in more than their places."""
+_RARE = 1 << 16
+"""Elements of which one is replaced in the family that is the task's own but for few."""
 _MOST_KEYS = 1 << 24
 """Numbers drawn at most for rows without a value twice; beyond that the task's own are put in another order."""
 
@@ -44,6 +46,8 @@ def drawn(
 
     `leaf` has elements, and integers or booleans. `resembling`: whether FRESH ones are as quick as the task's.
     """
+    if family == verdict_pb2.VALUE_FAMILY_RARE:
+        return _rare(leaf, legal, generator)
     is_own = family in (verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_FRESH)
     if is_own and legal.varies:
         return leaf
@@ -59,6 +63,30 @@ def drawn(
         if resembling:
             values = resemblance(leaf, lambda _: free, generator)
     return _ordered(values, leaf, legal) if legal.ordered else values.to(leaf.dtype)
+
+
+def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generator) -> torch.Tensor:
+    if leaf.dtype == torch.bool:
+        return with_few(leaf, torch.logical_not, generator)
+    if legal.distinct or legal.ordered:
+        return leaf
+
+    def ends(old: torch.Tensor) -> torch.Tensor:
+        highest = torch.full_like(old, legal.highest)
+        return highest.masked_fill_(_uniform(list(old.shape), generator) < 0.5, legal.lowest)
+
+    return with_few(leaf, ends, generator)
+
+
+def with_few(
+    leaf: torch.Tensor, others: Callable[[torch.Tensor], torch.Tensor], generator: torch.Generator
+) -> torch.Tensor:
+    """Contiguous: the values of `leaf`, a few of which, in places drawn, are what `others` makes of them."""
+    flat = leaf.reshape(-1).clone()
+    count = max(1, flat.numel() // _RARE)
+    places = torch.randint(flat.numel(), (count,), generator=generator, device=generator.device)
+    flat[places] = others(flat[places])
+    return flat.view(list(leaf.shape))
 
 
 def resemblance(
