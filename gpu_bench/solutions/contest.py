@@ -189,9 +189,7 @@ class Contest:
         unread = solution.read_results(answer.carried)
         with _Stopped(self.judge):
             delivered = solution.word(DELIVER, seconds)
-        varies, asked = self.introduction.signature.result_varies, judging_pb2.DescribeResultRequest()
-        own = self.values.ask("describe_result", asked, judging_pb2.DescribedResult).result if varies else ""
-        solution.look_at_structure(delivered.carried, own)
+        solution.look_at_structure(delivered.carried, taken.result)
         if unread:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, f"{unread} lies nowhere in its process")
         return Visit(answer, taken, delivered)

@@ -19,7 +19,9 @@ from gpu_bench.judging.loaded import Args
 from gpu_bench.truth.reference import Reference
 from gpu_bench.truth.terms import floor_of, is_small
 from gpu_bench.values import seeds
+from gpu_bench.values.cases import Eager
 from gpu_bench.values.keys import Key
+from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.task_module import seed_generators
 from warpsmith.v1 import graph_pb2, judging_pb2, timing_pb2, verdict_pb2
@@ -45,6 +47,17 @@ class UntracedReference(SolutionReference):
 
     shaken = frozenset(verdict_pb2.ValueFamily.values())
     is_traced = False
+    _shapes: Sequence[torch.Size] = ()
+    """Of outputs on the task's own values."""
+
+    def run(self, args: Args, seed: int) -> Eager:
+        """As `Reference.run`; refuses values on which results have other shapes."""
+        outputs, written = super().run(args, seed)
+        shapes = [each.shape for each in outputs]
+        self._shapes = self._shapes or shapes
+        if shapes != self._shapes:
+            raise BadInput(f"{self._loaded.user.entry_path}: the forward returns other shapes on these values")
+        return outputs, written
 
     def _captured(self, args: Args) -> graph_pb2.Graph:
         """A graph without nodes: sources under the names that comparisons use, and names of the outputs."""

@@ -21,6 +21,7 @@ from gpu_bench import device
 from gpu_bench.judging import comparison, guard, judge_worker
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
+from gpu_bench.running.straight_line import row
 from gpu_bench.solutions import structure
 from gpu_bench.solutions.signature import described_call, signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, UntracedReference
@@ -58,7 +59,7 @@ class Yardstick:
     rms: float
     worst: float
     pooled: float
-    """As `rms`, with one rounding of a 16-bit result instead of two: of many calls together."""
+    """As `rms`, with one rounding of a 16-bit result instead of two."""
 
 
 class LastLooks:
@@ -86,7 +87,7 @@ class Witness:
     def __init__(self, judge: Judge, shared: SharedMemory) -> None:
         self._judge, self._shared = judge, shared
         self._loaded = judge.loaded
-        self._loaded.fresh_members = _CONSTRUCTORS
+        self._loaded.fresh_members, self._shapes = _CONSTRUCTORS, list[list[int]]()
         args = self._loaded.case(verdict_pb2.VALUE_FAMILY_TASK, secrets.randbits(63))
         self._sources, self._gaps, total = lay_out(self._loaded.sources(args).by_key(), judge.total_bytes)
         self._introduction = judging_pb2.Introduction(
@@ -102,6 +103,8 @@ class Witness:
         self._kept: list[torch.Tensor] = []
         """Results, region by region, that were kept last, and those before."""
         self._earlier: list[torch.Tensor] = []
+        self._views_then: list[set[Key]] = [set(), set()]
+        """Outputs that lay in an input's memory in the calls of both, the last first."""
         self._eager: tuple[tuple[int, int], list[torch.Tensor]] | None = None
         self._yardsticks: dict[tuple[int, int] | None, list[Yardstick]] = {}
         """By the parameters that go with FRESH values."""
@@ -116,24 +119,30 @@ class Witness:
         signature = signature_of(self._loaded, args)
         leaves = self._loaded.user.tensor_leaves(args)
         signature.same_as.extend(next(i for i, other in enumerate(leaves) if other is leaf) for leaf in leaves)
-        described = described_call(self._loaded, args, 0)
-        shares = [node["shares"] for node in structure.tensors_of(described)]
-        self._returned = set(shares)
-        sources = self._loaded.sources(args).by_key()
-        of_sources = set(map(str, sources))
-        self._views = {Key.output(position) for position, word in enumerate(shares) if word in of_sources}
-        signature.result = structure.written(described)
+        signature.result = self._described(args, 0)
         signature.is_random = self._judge.reference.is_random
         constants = (name for name in self._loaded.constants if Key.state(name) not in self._judge.reference.written)
         signature.constants.extend(sorted(constants))
+        sources = self._loaded.sources(args).by_key()
         signature.has_state = any(key.kind == judging_pb2.REGION_KIND_STATE for key in sources)
         signature.result_varies = not self._judge.reference.is_traced  # a graph has no number of Python's, and one way
         return signature
 
-    def describe_result(self) -> judging_pb2.DescribedResult:
-        """What the reference returns on the values that lie there."""
-        described = described_call(self._loaded, self._args, seeds.of_generators(self._seed))
-        return judging_pb2.DescribedResult(result=structure.written(described))
+    def _described(self, args: Args, seed: int) -> str:
+        """The structure of what the reference returns, from which on it is known what lies in an input's memory.
+
+        Empty where results have other shapes than on the task's own values, of which nothing is judged.
+        """
+        described = described_call(self._loaded, args, seed)
+        shapes = [node["shape"] for node in structure.tensors_of(described)]
+        self._shapes = self._shapes or shapes
+        if shapes != self._shapes:
+            return ""
+        shares = [node["shares"] for node in structure.tensors_of(described)]
+        of_sources = set(map(str, self._loaded.sources(args).by_key()))
+        self._returned = set(shares)
+        self._views = {Key.output(position) for position, word in enumerate(shares) if word in of_sources}
+        return structure.written(described)
 
     def yardstick(self, request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
         """The reference's least work, what is to be said of it, and what the machine can do."""
@@ -225,6 +234,9 @@ class Witness:
         given = [each for each in self._sources if Key.of(each).is_input]
         written = self._judge.reference.written
         taken = judging_pb2.Taken()
+        if self._introduction.signature.result_varies:
+            with contextlib.suppress(Exception):  # what the reference refuses is not judged
+                taken.result = self._described(self._args, seeds.of_generators(self._seed))
         self._after = {}
         for region, place in zip(given, self._shared.tensors(given), strict=True):
             if (key := Key.of(region)) in written:
@@ -239,7 +251,7 @@ class Witness:
         # Not those that are results too: views of an input, or one that is changed and given back.
         gone = [region for region in given if str(Key.of(region)) not in self._returned]
         for place in (*self._shared.tensors(gone), *self._shared.tensors(self._judge.regions)):
-            _flat(place).zero_()
+            row(place).zero_()
         return taken
 
     def look(self) -> judging_pb2.Look:
@@ -249,6 +261,7 @@ class Witness:
     def keep(self) -> None:
         """Keeps the delivered results, and those that were kept last as the ones before."""
         self._earlier, self._kept = self._kept, [place.clone() for place in self._delivered()]
+        self._views_then = [self._views, self._views_then[0]]
 
     def compare_with_kept(self, kept: judging_pb2.Kept.ValueType) -> judging_pb2.ComparedWithKept:
         """Compares the delivered results with kept ones, bit by bit."""
@@ -256,7 +269,7 @@ class Witness:
         kept_then = self._earlier if is_before else self._kept
         pairs = zip(map(Key.of, self._judge.regions), self._delivered(), kept_then, strict=True)
         # What the reference returns of an input's memory changes with the input, in eager too.
-        may_differ = self._views if is_before else set()
+        may_differ = self._views_then[1] if is_before else set()
         return judging_pb2.ComparedWithKept(
             different=(
                 str(key)
@@ -406,12 +419,7 @@ def pace(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> float:
 def _fill(place: torch.Tensor, value: torch.Tensor) -> None:
     """Copies a value of the same layout, overlapping ones included."""
     if value.numel():
-        _flat(place).copy_(_flat(value))
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, gaps included, as one row."""
-    return tensor.detach().as_strided((dtypes.element_span(dtypes.spec_of(tensor)),), (1,))
+        row(place).copy_(row(value))
 
 
 # ---- methods of the judge's worker ---------------------------------------------------------------------------
@@ -424,11 +432,6 @@ def _introduce(request: judging_pb2.IntroduceRequest) -> judging_pb2.Introductio
     del request
     _witnesses[:] = [Witness(judge_worker.prepared(), SharedMemory.inherited())]
     return _witnesses[0].introduce()
-
-
-def _describe_result(request: judging_pb2.DescribeResultRequest) -> judging_pb2.DescribedResult:
-    del request
-    return _witnesses[0].describe_result()
 
 
 def _yardstick(request: judging_pb2.YardstickRequest) -> judging_pb2.Yardstick:
@@ -486,7 +489,6 @@ METHODS: Methods = {
     "prepare": (judging_pb2.PrepareJudgeRequest, _prepare),
     "introduce": (judging_pb2.IntroduceRequest, _introduce),
     "yardstick": (judging_pb2.YardstickRequest, _yardstick),
-    "describe_result": (judging_pb2.DescribeResultRequest, _describe_result),
     "place_inputs": (judging_pb2.PlaceInputsRequest, _place_inputs),
     "place_members": (judging_pb2.PlaceMembersRequest, _place_members),
     "probe": (judging_pb2.ProbeRequest, _probe),
