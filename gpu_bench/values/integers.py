@@ -46,7 +46,7 @@ def drawn(
 
     `leaf` has elements, and integers or booleans. `resembling`: whether FRESH ones are as quick as the task's.
     """
-    if family == verdict_pb2.VALUE_FAMILY_RARE:
+    if family == verdict_pb2.VALUE_FAMILY_RARE and not (legal.distinct or legal.ordered):
         return _rare(leaf, legal, generator)
     is_own = family in (verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_FRESH)
     if is_own and legal.varies:
@@ -68,8 +68,6 @@ def drawn(
 def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generator) -> torch.Tensor:
     if leaf.dtype == torch.bool:
         return with_few(leaf, torch.logical_not, generator)
-    if legal.distinct or legal.ordered:
-        return leaf
 
     def ends(old: torch.Tensor) -> torch.Tensor:
         highest = torch.full_like(old, legal.highest)

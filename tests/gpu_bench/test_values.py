@@ -402,3 +402,25 @@ def test_whatever_is_measured_a_reference_that_computes_nothing_is_not_beaten(sm
         session.close()
     assert not timing.faster
     assert headline.OUTPUT_CONSTANT in timing.raised
+
+
+def test_a_few_elements_far_between_are_of_other_magnitudes_and_the_rest_as_the_task_draws_them() -> None:
+    own = torch.rand(1 << 10, 1 << 10)
+    (drawn,) = inputs.replaced([own], verdict_pb2.VALUE_FAMILY_RARE, SEED)
+    changed = drawn != own
+    assert 0 < int(changed.sum()) <= 16
+    assert float(drawn[changed].abs().max()) > 1.0
+    learned = judging_pb2.Learned(inputs=[judging_pb2.Legal(lowest=-3, highest=9, varies=True)])
+    (numbers,) = inputs.replaced([own.long()], verdict_pb2.VALUE_FAMILY_RARE, SEED, learned)
+    assert {*numbers[numbers != 0].tolist()} <= {-3, 9}
+    assert 0 < int((numbers != 0).sum()) <= 16
+
+
+def test_integers_of_state_come_in_another_order_in_two_families_unless_they_are_to_stay() -> None:
+    for family in (verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE, verdict_pb2.VALUE_FAMILY_NORMAL):
+        for stay in (True, False):
+            state = torch.arange(64)
+            inputs.vary({"codes": state}, family, SEED, own_integers=stay)
+            assert sorted(state.tolist()) == list(range(64))
+            is_own = stay or family == verdict_pb2.VALUE_FAMILY_NORMAL
+            assert (state.tolist() == list(range(64))) is is_own
