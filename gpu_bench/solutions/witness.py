@@ -180,7 +180,7 @@ class Witness:
             self._draw_canaries()
         if request.sweep_bytes:
             self._evict(request.sweep_bytes)
-        return judging_pb2.PlacedInputs(probe_ns=self._probe_ns())
+        return judging_pb2.PlacedInputs(probe_ns=_probe_ns(self._loaded.device))
 
     def _turn_to(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> None:
         """From here on it is this case whose values are placed."""
@@ -209,15 +209,6 @@ class Witness:
         if self._sweep.numel() != size:
             self._sweep = torch.ones(size, dtype=torch.uint8, device=self._loaded.device)
         self._sweep.view(torch.int64 if size % 8 == 0 else torch.uint8).add_(1)
-
-    def _probe_ns(self) -> float:
-        if self._loaded.device.type != "cuda":
-            return 0.0
-        torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        torch.cuda._sleep(PROBE_CYCLES)  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        return float(time.perf_counter_ns() - begin)
 
     def probe(self) -> judging_pb2.Probed:
         """A small piece of work of the device, and when it was done."""
@@ -420,6 +411,16 @@ def _fill(place: torch.Tensor, value: torch.Tensor) -> None:
     """Copies a value of the same layout, overlapping ones included."""
     if value.numel():
         row(place).copy_(row(value))
+
+
+def _probe_ns(place: torch.device) -> float:
+    if place.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    begin = time.perf_counter_ns()
+    torch.cuda._sleep(PROBE_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    return float(time.perf_counter_ns() - begin)
 
 
 # ---- methods of the judge's worker ---------------------------------------------------------------------------
