@@ -219,9 +219,9 @@ def with_results_read_when_they_are_described(patch: pytest.MonkeyPatch) -> None
     told: list[bytes] = []
     patch.setattr(CalledSolution, "read_results", lambda _, places: told.append(places) or "")
 
-    def looked(self: CalledSolution, text: bytes) -> None:
+    def looked(self: CalledSolution, text: bytes, result: str) -> None:
         read(self, told[-1])
-        look(self, text)
+        look(self, text, result)
 
     patch.setattr(CalledSolution, "look_at_structure", looked)
 
