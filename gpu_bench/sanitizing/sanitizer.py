@@ -286,5 +286,5 @@ def _run(
 
 def _why(said: str) -> str:
     """The line that names an error, which PyTorch follows with advice; else the end of what was said."""
-    named = re.findall(r"^\w[\w.]*(?:Error|Exception): .+", said, re.MULTILINE)
+    named = re.findall(r"^\w[\w.]*(?:Error|Exception|Fault): .+", said, re.MULTILINE)
     return str(named[-1] if named else " ".join(said.split()))[-200:]

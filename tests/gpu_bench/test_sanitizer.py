@@ -55,6 +55,8 @@ def test_nothing_found_is_said_only_where_the_kernels_ran(tmp_path: Path, monkey
     assert said(named, tmp_path, monkeypatch).skipped.endswith(
         "here: torch.AcceleratorError: CUDA error: too many blocks"
     )
+    ours = "echo 'Traceback:'; echo '  File \"/a/place\", line 7'; echo 'gpu_bench.executor.ProgramFault: x0'; exit 1"
+    assert said(ours, tmp_path, monkeypatch).skipped == "it does not run here: gpu_bench.executor.ProgramFault: x0"
 
 
 @needs_namespaces
