@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from gpu_bench.judging.looks import Yardstick, far, yardstick
 from gpu_bench.running.executor import ProgramFault
-from gpu_bench.solutions import integrity, solution_worker, structure, structure_text, witness
+from gpu_bench.solutions import integrity, solution_worker, structure, structure_text
 from gpu_bench.solutions.solution_worker import Solution, counterparts, glimpses, refuse_promises
-from gpu_bench.solutions.witness import GAP_BYTES, Yardstick, far, lay_out
+from gpu_bench.solutions.witness import GAP_BYTES, lay_out
 from gpu_bench.values.keys import Key
 from warpsmith.v1 import verdict_pb2
 
@@ -192,7 +193,7 @@ def test_each_element_of_a_timed_call_is_looked_at(result: torch.Tensor, told: s
 
 def test_sums_do_not_stand_for_elements() -> None:
     rows = torch.softmax(torch.randn(64, 128), dim=-1)
-    assert far(torch.full_like(rows, 1 / 128), rows, witness.yardstick(rows, rows.double(), 0.0))
+    assert far(torch.full_like(rows, 1 / 128), rows, yardstick(rows, rows.double(), 0.0))
 
 
 def test_integers_are_equal_but_for_near_ties() -> None:
