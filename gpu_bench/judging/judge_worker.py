@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gpu_bench.judging import alone, comparison, near_ties, undecided
+from gpu_bench.judging import alone, comparison, near_ties, undecided, zero_factors
 from gpu_bench.judging.loaded import LoadedTask, release_surplus
 from gpu_bench.truth import conditioning, plausible
 from gpu_bench.truth.answers import Answer, Answers
@@ -86,7 +86,8 @@ class Judge:
         for position, candidate in enumerate(candidates):
             error = self._compare(candidate, position, answer, observed)
             may_be_open = observed.family not in comparison.ORDINARY and not candidate.is_complex()
-            is_far = may_be_open and max(error.max_ratio, error.block_ratio) > _FAR
+            far = max(error.max_ratio, error.block_ratio) > _FAR or error.non_finite_mismatch_count > 0
+            is_far = may_be_open and far
             if (error.unequal_count or is_far) and position < len(self.graph.outputs):
                 error = self._second_look(error, position, candidate, answer, observed)
             error.output = position
@@ -153,6 +154,10 @@ class Judge:
             near_ties.excuse(error, self.graph, name, candidate, eager, truth, compute)
             return error
         try:
+            if error.non_finite_mismatch_count:
+                with zero_factors.Skipped():  # type: ignore[no-untyped-call]
+                    skipped = compute(name, True)
+                candidate = zero_factors.excused(candidate, truth, skipped)
             judged = undecided.excused(candidate, truth, moved())
         except (RuntimeError, MemoryError) as problem:
             if not is_want_of_memory(problem) or self.answers.shortages.is_first(

@@ -1,0 +1,76 @@
+"""What a product is where a factor of zero leaves out NaN and infinities: as a kernel gives it that skips masked work.
+
+The one idea: 0 * NaN is NaN to PyTorch where it multiplies, and nothing to a kernel that never reads what a mask has
+taken out, PyTorch's own attention among them, which also gives zeros for a row of which nothing is left. Both are
+right. What a factor other than zero meets stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_FACTORS: Mapping[Callable[..., Any], tuple[int, int]] = {
+    torch.ops.aten.mm.default: (0, 1),
+    torch.ops.aten.bmm.default: (0, 1),
+    torch.ops.aten.mv.default: (0, 1),
+    torch.ops.aten.dot.default: (0, 1),
+    torch.ops.aten.mul.Tensor: (0, 1),
+    torch.ops.aten.addmm.default: (1, 2),
+    torch.ops.aten.baddbmm.default: (1, 2),
+    torch.ops.aten.addmv.default: (1, 2),
+}
+"""Products → which arguments are factors; one ahead of them is a summand."""
+_ZERO = torch.finfo(torch.float32).tiny
+"""Magnitude below which a factor in float64 is zero to a kernel in fp32."""
+_WITHIN = {torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Of its size and of the mean, that a result may be off; 1e-3 of all other types."""
+
+
+class Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, factors of zero leave out what they meet, in float64."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        plain, places = func(*args, **(kwargs or {})), _FACTORS.get(func)
+        if func is torch.ops.aten._softmax.default:
+            return plain.masked_fill((args[0] == -torch.inf).all(args[1], keepdim=True), 0.0)
+        if places is None or not all(_is_wide(args[place]) for place in places):
+            return plain
+        left, right = (args[place] for place in places)
+        odd = [~factor.isfinite() for factor in (left, right)]
+        if not any(bool(each.any()) for each in odd):
+            return plain
+
+        def product(one: torch.Tensor, other: torch.Tensor, *ahead: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = func(*ahead, one.double(), other.double(), **(kwargs or {}))
+            return made
+
+        ahead = args[: places[0]]
+        nothing = [torch.zeros_like(each) for each in ahead]
+        met = product(odd[0], _is_there(right), *nothing).abs() + product(_is_there(left), odd[1], *nothing).abs()
+        clean = product(left.masked_fill(odd[0], 0.0), right.masked_fill(odd[1], 0.0), *ahead)
+        return torch.where(met > 0, plain, clean)
+
+
+def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
+    """The candidate's values, and the truth's where that is not finite and the candidate is what was `skipped` to.
+
+    `truth` and `skipped` are float64; all have one shape and one device. Returns the candidate's type.
+    """
+    size = skipped.abs().nan_to_num_(0.0, 0.0, 0.0)
+    reach = _WITHIN.get(candidate.dtype, 1e-3) * (size + size.mean())
+    is_open = ~truth.isfinite() & ((candidate - skipped).abs() <= reach)
+    return torch.where(is_open, truth.to(candidate.dtype), candidate)
+
+
+def _is_wide(factor: object) -> bool:
+    return isinstance(factor, torch.Tensor) and factor.dtype == torch.float64
+
+
+def _is_there(factor: torch.Tensor) -> torch.Tensor:
+    return ~(factor.abs() < _ZERO)

@@ -1,0 +1,56 @@
+"""Products in which zeros leave out what is not finite: what changes, and what must not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpu_bench.judging import zero_factors
+
+NAN, INF = math.nan, math.inf
+LEFT = torch.tensor([[0.0, 2.0], [3.0, 0.0], [1e-60, 1.0]], dtype=torch.float64)
+RIGHT = torch.tensor([[NAN, 1.0], [5.0, 7.0]], dtype=torch.float64)
+WANTED = torch.tensor([[10.0, 14.0], [NAN, 3.0], [5.0, 7.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        torch.mm,
+        torch.matmul,
+        lambda left, right: torch.nn.functional.linear(left, right.t().contiguous()),
+        lambda left, right: torch.einsum("ik,kj->ij", left, right),
+        lambda left, right: torch.bmm(left[None], right[None])[0],
+        lambda left, right: torch.stack([left @ column for column in right.unbind(1)], 1),
+        lambda left, right: (left[:, :, None] * right).sum(1),
+        lambda left, right: torch.addmm(torch.ones((), dtype=torch.float64), left, right) - 1,
+    ],
+    ids=["mm", "matmul", "linear", "einsum", "bmm", "mv", "mul", "addmm"],
+)
+def test_a_zero_leaves_out_what_is_not_finite_and_nothing_else_does(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    with zero_factors.Skipped():
+        skipped, other = product(LEFT, RIGHT), product(RIGHT.t().contiguous(), LEFT.t().contiguous())
+    torch.testing.assert_close(skipped, WANTED, equal_nan=True)
+    torch.testing.assert_close(other, WANTED.t(), equal_nan=True)
+    assert int(product(LEFT, RIGHT).isnan().sum()) == 3
+
+
+def test_a_row_of_which_nothing_is_left_is_zeros_and_one_with_nan_is_not() -> None:
+    rows = torch.tensor([[-INF, -INF], [NAN, -INF], [0.0, 0.0]], dtype=torch.float64)
+    with zero_factors.Skipped():
+        skipped = rows.softmax(-1)
+    torch.testing.assert_close(skipped[0], torch.zeros(2, dtype=torch.float64))
+    assert bool(skipped[1].isnan().all())
+    assert skipped[2].tolist() == [0.5, 0.5]
+
+
+def test_only_what_is_not_finite_is_excused_and_only_where_the_candidate_is_right_without_it() -> None:
+    truth = torch.tensor([NAN, NAN, 1.0, INF, NAN], dtype=torch.float64)
+    skipped = torch.tensor([2.0, 2.0, 1.5, 3.0, NAN], dtype=torch.float64)
+    found = zero_factors.excused(torch.tensor([2.0, 2.1, 1.5, 3.0, 4.0]), truth, skipped)
+    torch.testing.assert_close(found, torch.tensor([NAN, 2.1, 1.5, INF, 4.0]), equal_nan=True)
