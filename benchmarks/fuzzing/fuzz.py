@@ -288,7 +288,7 @@ def processes() -> Mapping[str, int]:
     for number in jail_init.descendants(os.getpid()):
         words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
         for name in SERVICES:
-            if words[1:3] == [b"-m", MODULES[name].encode()]:
+            if words[1:4] == [b"-P", b"-m", MODULES[name].encode()]:
                 found[name] = number
     return found
 
