@@ -100,10 +100,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_cases(options: argparse.Namespace) -> int:
-    """Judges a folder's cases; 1 where one is not as expected."""
+    """Judges a folder's cases as finals; 1 where one is not as expected."""
     found = {case.name: case for case in dropped_cases.cases(options.cases)}
     bad = 0
-    setting = Setting(options.target, options.final, rung=options.rung)
+    setting = Setting(options.target, final=True, rung=options.rung)
     for job, believed, told in judged([case.job for case in found.values()], setting, options.jobs):
         complaint = found[job.name].complaint(told, believed=believed)
         bad += bool(complaint)
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
     parser.add_argument("--only", default="", help="a word in the name of a kind, a part or a module")
     parser.add_argument("--target", choices=sorted(TARGETS), default="cpu")
-    parser.add_argument("--final", action="store_true", help="judge as finals, as `warpsmith judge` does")
+    parser.add_argument("--final", action="store_true", help="judge as finals, as `warpsmith judge` and --cases do")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many")
     parser.add_argument("--rung", default="", help="of the jail: bubblewrap, unshare, landlock")
     parser.add_argument("--file", type=Path, default=Path("runs/red_team/judged.jsonl"))
