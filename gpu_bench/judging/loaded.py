@@ -7,7 +7,7 @@ so both see equal values and neither sends a tensor. User code runs here: only i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _NormBase
 
+from gpu_bench.judging import guard
 from gpu_bench.running.executor import Call, Executor, LoadedProgram, Memory, Sources
-from gpu_bench.values import inputs
+from gpu_bench.values import inputs, members
 from warpsmith import plugins
 from warpsmith.contract import words
 from warpsmith.errors import BadInput, UnknownPlugin
@@ -142,6 +144,24 @@ class LoadedTask:
         for name, tensor in self._own_tensors().items():
             tensor.copy_(self._pristine[name])
 
+    def drawn_state(self, seed: int) -> list[str]:
+        """Names of buffers that `members` may put in another order, for they are others when built from `seed`."""
+        state = {name: self._pristine[name] for name, _ in self.module.named_buffers(remove_duplicate=False)}
+        found = [name for name, tensor in state.items() if name not in self.constants and members.may_be_drawn(tensor)]
+        if not found:
+            return []
+        other = dict(self.user.build(seed).named_buffers(remove_duplicate=False))
+        return sorted(name for name in found if name in other and not guard.same_bits(other[name], state[name].cpu()))
+
+    def positions(self, written: Iterable[str]) -> list[str]:
+        """Of `written` state what may be a position in other state: single integers, but for counts of batch norms."""
+        return [
+            name
+            for name in written
+            if not isinstance(self.module.get_submodule(name.rpartition(".")[0]), _NormBase)
+            and members.is_count(self._pristine[name])
+        ]
+
     @property
     def constants(self) -> frozenset[str]:
         """Qualified names of buffers that are in no `state_dict`: what the module makes for itself never varies."""
@@ -190,7 +210,8 @@ class LoadedTask:
         if is_fresh and self.fresh_members is None and self.device.type == "cpu":
             self.move_parameters(seed)
         own = {name: tensor for name, tensor in self._own_tensors().items() if name not in constants}
-        inputs.vary(own, *moved_by, own_integers=inputs.restraint_of(self.learned, moved_by[0]).own_integers)
+        trainable = {name for name, p in self.module.named_parameters(remove_duplicate=False) if p.requires_grad}
+        members.vary(own, *moved_by, trainable=trainable, learned=self.learned)
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
         return self.user.with_leaves(args, leaves)
 

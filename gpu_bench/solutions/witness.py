@@ -126,8 +126,7 @@ class Witness:
     def place_members(self, request: judging_pb2.PlaceMembersRequest) -> None:
         """Puts parameters and state of a case into the shared memory."""
         is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
-        timed = (verdict_pb2.VALUE_FAMILY_NORMAL, request.seed)
-        self._loaded.fresh_members = timed if is_timed else _CONSTRUCTORS
+        self._loaded.fresh_members = (self._judge.cases.timed_family, request.seed) if is_timed else _CONSTRUCTORS
         self._eager, self._last_looks = None, LastLooks()
         self._turn_to(request.family, request.seed)
         self._put([each for each in self._sources if not Key.of(each).is_input])

@@ -74,9 +74,7 @@ class Answers:
         graph = self.reference.graph
         given = [source.spec for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
         self._has_many_terms = sum(math.prod(spec.shape) for spec in given) >= _MANY
-        self.cases = Cases.learned(loaded, graph, self.reference.run, args)
-        state = (key.name for key in self.reference.written if key.kind == judging_pb2.REGION_KIND_STATE)
-        self.cases.report.learned.written_state.extend(sorted(state))
+        self.cases = Cases.learned(loaded, graph, self.reference.run, args, self.reference.written)
         self._try_sources(args)
         if self._is_constant and self.reference.forbid_tf32():
             self.give_back()  # what differs by less than TF32 rounds may differ by far more than fp32 does

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from gpu_bench.judging import dependence
 from gpu_bench.judging.loaded import Args, LoadedTask
 from gpu_bench.timing import headline
-from gpu_bench.values import inputs, learning
+from gpu_bench.values import inputs, learning, members
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.shortage import is_want_of_memory
 from warpsmith.errors import BadInput
@@ -38,21 +38,31 @@ class Cases:
     def __init__(self, loaded: LoadedTask, graph: graph_pb2.Graph, run: Callable[[Args, int], Eager]) -> None:
         self._loaded, self._graph, self._run = loaded, graph, run
         self._rehearsal: learning.Rehearsal | None = None
+        self._tried_signs = set[int]()
+        """Families of which it is known whether parameters may have other signs."""
         self.report = judging_pb2.Preparation()
         """What was found out: `learned`, which is kept up to date, `flags` and `unused`."""
 
     @staticmethod
-    def learned(loaded: LoadedTask, graph: graph_pb2.Graph, run: Callable[[Args, int], Eager], args: Args) -> Cases:
-        """Finds out what values the inputs may have, which are as in `args`."""
+    def learned(
+        loaded: LoadedTask,
+        graph: graph_pb2.Graph,
+        run: Callable[[Args, int], Eager],
+        args: Args,
+        written: Collection[Key] = (),
+    ) -> Cases:
+        """Finds out what values the inputs may have, which are as in `args`, and state, part of which is `written`."""
         made = Cases(loaded, graph, run)
-        made._learn(args)
+        made._learn(args, sorted(key.name for key in written if key.kind == judging_pb2.REGION_KIND_STATE))
         return made
 
-    def _learn(self, args: Args) -> None:
+    def _learn(self, args: Args, written: Sequence[str]) -> None:
         user, device = self._loaded.user, self._loaded.device
-        leaves = user.tensor_leaves(args)
+        leaves, drawn = user.tensor_leaves(args), self._loaded.drawn_state(secrets.randbits(31))
         if device.type == "cuda":
-            self._rehearsal = learning.Rehearsal.of(user, self._graph, leaves)
+            state = self._loaded.sources(args).state
+            moving = [state[name] for name in (*drawn, *self._loaded.positions(written))]
+            self._rehearsal = learning.Rehearsal.of(user, self._graph, [*leaves, *moving])
         seeds = [secrets.randbits(63) for _ in range(_DRAWS)]
         draws = [[learning.seen(leaf) for leaf in user.tensor_leaves(user.inputs(seed, device))] for seed in seeds]
         specs = [source.spec for source in self._graph.sources]
@@ -60,17 +70,48 @@ class Cases:
         may_try = self._rehearsal is not None or device.type == "cpu"
         tries = learning.Tries(functools.partial(self._takes, args) if may_try else None)
         learned = learning.learn(leaves, draws, tries, [extent for spec in specs for extent in spec.shape])
+        learned.written_state.extend(written)
+        learned.drawn_state.extend(drawn)
         self.report.learned.CopyFrom(learned if may_try else learning.held_back(learned))
         self.report.flags.extend(learning.flags(learned))
         self._loaded.learned = self.report.learned
 
     def taken(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
-        """The arguments of a case and what eager makes of them. Raises BadInput where it takes none of the family."""
+        """The arguments of a case and what eager makes of them. Raises BadInput where it takes none of the family.
+
+        Parameters keep their signs where others leave less that is finite, as the logarithm of a scale does.
+        """
+        found = self._as_restrained(family, seed)
+        if family not in members.AS_TRAINED or family in self._tried_signs:
+            return found
+        self._tried_signs.add(family)
+        lost, learned = _lost(found), self._loaded.learned
+        if not lost or inputs.restraint_of(learned, family).own_signs:
+            return found
+        restraint = learning.restraint_in(learned, family)
+        restraint.own_signs = True
+        kept = self._as_restrained(family, seed)
+        if _lost(kept) < lost:
+            return kept
+        restraint.own_signs = False
+        return self._as_restrained(family, seed)
+
+    @functools.cached_property
+    def timed_family(self) -> verdict_pb2.ValueFamily.ValueType:
+        """That of the parameters and state of a solution's timed calls: as trained, if the reference takes those."""
+        family = verdict_pb2.VALUE_FAMILY_RARE
+        try:
+            self.taken(family, secrets.randbits(62))
+        except BadInput:
+            return verdict_pb2.VALUE_FAMILY_NORMAL
+        return family
+
+    def _as_restrained(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
         while True:
             try:
                 args = self._loaded.case(family, seed)
                 if self._rehearsal is not None and family != verdict_pb2.VALUE_FAMILY_TASK:
-                    self._rehearsal.take(args, family)
+                    self._rehearsal.take(args, family, self._loaded.sources(args).state)
                 return args, self._run(args, seed)
             except BadInput:
                 if not learning.restrain(self._loaded.learned, family):
@@ -119,12 +160,12 @@ class Cases:
 
         def with_other(member: Key, tensor: torch.Tensor) -> dependence.Outputs | None:
             loaded.restore()  # what a call made of the member before as well
-            inputs.vary({str(member): tensor}, verdict_pb2.VALUE_FAMILY_NORMAL, seed)
+            members.vary({str(member): tensor}, verdict_pb2.VALUE_FAMILY_NORMAL, seed)
             return run(leaves)
 
         held = loaded.sources(args).by_key()
-        members = {k: t for k, t in held.items() if not k.is_input and t.is_floating_point() and t.numel()}
-        changes = [(key, functools.partial(with_other, key, tensor)) for key, tensor in members.items()]
+        floats = {k: t for k, t in held.items() if not k.is_input and t.is_floating_point() and t.numel()}
+        changes = [(key, functools.partial(with_other, key, tensor)) for key, tensor in floats.items()]
         try:
             with contextlib.suppress(BadInput):
                 self.taken(verdict_pb2.VALUE_FAMILY_FRESH, seed)  # learns whether it has to be held back
@@ -139,3 +180,9 @@ class Cases:
         kept = [flag for flag in self.report.flags if flag not in headline.NEVER_FASTER]
         self.report.flags[:] = [*kept, *found.flags]
         self.report.unused[:] = map(str, found.unused)
+
+
+def _lost(taken: Taken) -> int:
+    """How many elements of the outputs are not finite."""
+    _, (outputs, _) = taken
+    return sum(int((~each.isfinite()).sum()) for each in outputs if each.is_floating_point() or each.is_complex())

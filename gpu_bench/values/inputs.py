@@ -2,7 +2,7 @@
 
 The one idea: equal family, seed and knowledge of the inputs (`learning`) give equal tensors in every process, so no
 tensor ever crosses one. Floats and complex numbers are replaced, integers and booleans within what the module takes.
-Parameters and running statistics move a little as well: a kernel that ignores a weight of ones must not pass.
+Parameters and state move as well (`members`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ PLAIN = frozenset({
     verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
     verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, verdict_pb2.VALUE_FAMILY_RARE,
 })  # fmt: skip
-"""Families of ordinary finite values, on which parameters are varied too."""
-
-_IN_ANOTHER_ORDER = frozenset({verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE})
-"""Families in which the integers of state are."""
+"""Families of ordinary finite values, on which parameters and state are varied too."""
 
 
 def family_name(family: verdict_pb2.ValueFamily.ValueType) -> str:
@@ -147,39 +144,6 @@ def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) 
     wide = flat.float() if leaf.itemsize < 4 else flat
     values = _normal(leaf.shape, leaf.dtype, generator) * float(wide.std()) + float(wide.mean())
     return values.clamp_(float(flat.min()), float(flat.max()))
-
-
-def vary(
-    tensors: Mapping[str, torch.Tensor],
-    family: verdict_pb2.ValueFamily.ValueType,
-    seed: int,
-    *,
-    own_integers: bool = False,
-) -> None:
-    """Moves parameters and state (by qualified name) in place, for plain families other than TASK.
-
-    Signs, zeros of masks and infinities survive: a value is scaled by up to a quarter. Only what is zero as a whole
-    (a bias, a running mean) gets small normal values. Integers and booleans come in another order in two families on
-    which a reference need not define its result, unless they are to be its own.
-    """
-    if family == verdict_pb2.VALUE_FAMILY_TASK or family not in PLAIN:
-        return
-    seen: set[int] = set()
-    for position, (_, tensor) in enumerate(sorted(tensors.items())):
-        is_number = tensor.is_floating_point() or tensor.is_complex()
-        may_move = is_number or (family in _IN_ANOTHER_ORDER and not own_integers)
-        if not may_move or tensor.numel() == 0 or tensor.data_ptr() in seen:
-            continue
-        seen.add(tensor.data_ptr())
-        generator = generator_for(family, seed, 1_000 + position, tensor.device)
-        with torch.no_grad():
-            if not is_number:
-                order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
-                tensor.copy_(tensor.reshape(-1)[order].view(tensor.shape))
-            elif bool((tensor == 0).all()):
-                tensor.copy_(0.1 * _normal(tensor.shape, tensor.dtype, generator))
-            else:
-                tensor.mul_(1.0 + 0.25 * _uniform(tensor.shape, tensor.dtype, generator))
 
 
 def _in_layout_of(leaf: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gpu_bench.judging import guard
 from gpu_bench.timing import floor
-from gpu_bench.values import sorting
+from gpu_bench.values import members, sorting
 from warpsmith.graphs import task_module
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -146,20 +146,33 @@ def _is_one(values: Sequence[torch.Tensor]) -> bool:
 def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.ValueType) -> bool:
     """Holds a family back whose values the reference refused, one step further; False where nothing is left to try.
 
-    First integers stay as the task draws them; of normal values, floats then stay within what it draws, as
-    probabilities must. Other families leave those out: they would all be the same.
+    Where parameters are as trained, they keep their signs, or integers stay as the task draws them, or both. Of other
+    families it is integers; of normal values, floats then stay within what the task draws, as probabilities must.
+    Others leave that out: they would all be the same.
     """
-    restraint = next((each for each in learned.restraints if each.family == family), None)
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return False
-    if restraint is None:
-        learned.restraints.add(family=family, own_integers=True)
+    restraint = restraint_in(learned, family)
+    if family in members.AS_TRAINED:
+        if restraint.own_integers and restraint.own_signs:
+            return False
+        restraint.own_integers |= restraint.own_signs
+        restraint.own_signs = not restraint.own_signs
+        return True
+    if not restraint.own_integers and not restraint.floats_within:
+        restraint.own_integers = True
         return True
     if family != verdict_pb2.VALUE_FAMILY_NORMAL or (restraint.floats_within and restraint.own_integers):
         return False
     restraint.own_integers = restraint.floats_within
     restraint.floats_within = True
     return True
+
+
+def restraint_in(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.ValueType) -> judging_pb2.Restraint:
+    """How a family is held back, to be changed in place."""
+    found = [each for each in learned.restraints if each.family == family]
+    return found[0] if found else learned.restraints.add(family=family)
 
 
 class Rehearsal:
@@ -170,19 +183,24 @@ class Rehearsal:
         self._proven: set[int] = set()
 
     @staticmethod
-    def of(user: task_module.TaskModule, graph: graph_pb2.Graph, leaves: Sequence[torch.Tensor]) -> Rehearsal | None:
-        """None where there is nothing to find out, or it would take too long."""
+    def of(user: task_module.TaskModule, graph: graph_pb2.Graph, sources: Sequence[torch.Tensor]) -> Rehearsal | None:
+        """None where nothing among inputs and state that may vary is of integers, or it would take too long."""
         numbers = sum(math.prod(result.spec.shape) for node in graph.nodes for result in node.results)
-        if all(leaf.is_floating_point() or leaf.is_complex() for leaf in leaves) or numbers > _MOST_NUMBERS:
+        if all(each.is_floating_point() or each.is_complex() for each in sources) or numbers > _MOST_NUMBERS:
             return None
         flops = floor.work_of(graph, task_pb2.PRECISION_FP32).executed_flops
         return Rehearsal(user) if flops <= _MOST_FLOPS else None
 
-    def take(self, args: tuple[Any, ...], family: int) -> None:
-        """Raises BadInput where the reference refuses the arguments; one case of a family speaks for all."""
+    def take(self, args: tuple[Any, ...], family: int, state: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Raises BadInput where the reference refuses the arguments, with the integers of `state` (by qualified name);
+        one case of a family speaks for all."""
         if family in self._proven:
             return  # never of no family: those are tries
         leaves = [leaf.to("cpu", copy=True) for leaf in task_module.tensor_leaves(args)]
+        own = dict(self._module.named_buffers(remove_duplicate=False))
+        for name, tensor in (state or {}).items():
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                own[name].copy_(tensor)
         with torch.no_grad(), self._user.explaining("the forward failed"):
             self._module(*task_module.with_leaves(args, leaves))
         if family:

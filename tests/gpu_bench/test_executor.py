@@ -289,14 +289,6 @@ def test_indices_of_which_nothing_is_known_stay_and_a_tensor_passed_twice_stays_
     assert made[1] is not twice
 
 
-def test_weights_vary_but_keep_signs_and_masks() -> None:
-    weights = {"w": torch.tensor([1.0, -1.0, 0.0, float("-inf")]), "b": torch.zeros(4)}
-    inputs.vary(weights, verdict_pb2.VALUE_FAMILY_NORMAL, 9)
-    assert torch.equal(weights["w"].sign(), torch.tensor([1.0, -1.0, 0.0, -1.0]))
-    assert not torch.equal(weights["w"][:2], torch.tensor([1.0, -1.0]))
-    assert bool(weights["b"].count_nonzero())
-
-
 # ---- packing for CUDA, which needs no GPU --------------------------------------------------------------------
 
 

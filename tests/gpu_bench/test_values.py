@@ -414,13 +414,3 @@ def test_a_few_elements_far_between_are_of_other_magnitudes_and_the_rest_as_the_
     (numbers,) = inputs.replaced([own.long()], verdict_pb2.VALUE_FAMILY_RARE, SEED, learned)
     assert {*numbers[numbers != 0].tolist()} <= {-3, 9}
     assert 0 < int((numbers != 0).sum()) <= 16
-
-
-def test_integers_of_state_come_in_another_order_in_two_families_unless_they_are_to_stay() -> None:
-    for family in (verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE, verdict_pb2.VALUE_FAMILY_NORMAL):
-        for stay in (True, False):
-            state = torch.arange(64)
-            inputs.vary({"codes": state}, family, SEED, own_integers=stay)
-            assert sorted(state.tolist()) == list(range(64))
-            is_own = stay or family == verdict_pb2.VALUE_FAMILY_NORMAL
-            assert (state.tolist() == list(range(64))) is is_own

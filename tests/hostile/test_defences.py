@@ -33,7 +33,7 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.policy import objections
 from gpu_bench.running import arena, bench_worker, runner
 from gpu_bench.timing import headline, inspection, measurement, timed_memory, timed_task, timing_selftest
-from gpu_bench.values import inputs
+from gpu_bench.values import members
 from gpu_bench.workers.sharing import SharedMemory
 from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import (
@@ -122,7 +122,7 @@ GUARDS: list[tuple[str, str, Off]] = [
     ("a look at the inputs", "changes one input by one bit",
      lambda patch: patch.setattr(memory, "_LOOKS", [look for look in memory._LOOKS if look is not memory._mutated])),
     ("parameters that move", "ignores a weight that is one at first",
-     lambda patch: (patch.setattr(inputs, "vary", lambda *_: None),
+     lambda patch: (patch.setattr(members, "vary", lambda *_, **__: None),
                     patch.setattr(LoadedTask, "move_parameters", lambda *_: None))),
 ]  # fmt: skip
 
