@@ -52,8 +52,8 @@ class Visit:
 
     answer: Answer
     taken: judging_pb2.Taken
-    delivered: Answer
-    """Of putting the results where they are looked at."""
+    beside: Answer
+    """Of what is asked around it: to take state, and to put the results where they are looked at."""
 
 
 class PlacedValues:
@@ -127,8 +127,8 @@ class Contest:
     """Of results, in the memory that all share."""
     shared: memoryview | None = None
     """That memory, where results are read from stopped processes: on a processor. None: they deliver by themselves."""
-    eager_deliver_seconds: list[float] = field(default_factory=list)
-    """Of putting eager's results where they are looked at, after each timed call."""
+    eager_beside_seconds: list[float] = field(default_factory=list)
+    """Of what eager is asked around each timed call."""
     _solution: CalledSolution | None = None
     _packs: bool = False
     """Whether it follows other parameters only where they are there before its first call."""
@@ -175,24 +175,24 @@ class Contest:
         Raises SolutionFault.
         """
         assert self._solution is not None
-        solution, values = self._solution, self.values
+        solution, values, asked = self._solution, self.values, list[Answer]()
         seconds = max(self.limits.patience(self.target, 6 * self.eager_seconds), 1.0)
         if not values.are_taken and self._packs:
             solution.word(ANEW, seconds)
             seconds = self.limits.open_seconds
         elif not values.are_taken or self.introduction.signature.has_state:
-            solution.word(MEMBERS, seconds)
+            asked.append(solution.word(MEMBERS, seconds))
         values.are_taken = True
         values.place(family, seed, sweep_bytes, same_beside=same_beside)
         answer = self._timed(lambda at_once: solution.word(CALL, seconds, self._generator_seed(seed), at_once))
         taken = self.values.ask("take", judging_pb2.TakeRequest(), judging_pb2.Taken)
         unread = solution.read_results(answer.carried)
         with _Stopped(self.judge):
-            delivered = solution.word(DELIVER, seconds)
-        solution.look_at_structure(delivered.carried, taken.result)
+            asked.append(solution.word(DELIVER, seconds))
+        solution.look_at_structure(asked[-1].carried, taken.result)
         if unread:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, f"{unread} lies nowhere in its process")
-        return Visit(answer, taken, delivered)
+        return Visit(answer, taken, _together(asked))
 
     def _timed(self, ask: Callable[[Callable[[], object]], Answer]) -> Answer:
         """A call, as long as it keeps a processor or the device at work.
@@ -312,16 +312,19 @@ class Contest:
             self._keep(is_next=True)
         else:
             self._has_kept = False
-        if self.shared is not None:  # nothing could be put off
-            return visit.answer
-        return with_work_put_off(visit.answer, visit.delivered, self.eager_deliver_seconds)
+        return with_work_put_off(visit.answer, visit.beside, self.eager_beside_seconds, self._slack)
+
+    @property
+    def _slack(self) -> float:
+        """How many times what eager mostly takes beside its calls is not counted. Where results are read from outside,
+        none can be put off, but memory could be made ready; there are short calls, which that would make unsteady."""
+        return 1.0 if self.shared is None else 2.0
 
     def time_arm(self, name: str, arm: Called, number: int, sweep_bytes: int) -> Answer:
         """A call of a baseline, on values that it has not seen."""
         seconds = self.limits.measure_seconds
         arm.begin_calls()  # again, where another arm has failed
-        if self.introduction.signature.has_state:
-            arm.ask(MEMBERS, deadline_s=seconds)
+        asked = [arm.ask(MEMBERS, deadline_s=seconds)] if self.introduction.signature.has_state else []
         if name in self._called:
             self._seed, self._called = secrets.randbits(63), set()
         self._called.add(name)
@@ -333,11 +336,10 @@ class Contest:
         # In the way that a solution's are: what was put there is not read.
         self.values.ask("take", judging_pb2.TakeRequest(), judging_pb2.Taken)
         with _Stopped(self.judge):
-            delivered = arm.ask(DELIVER, deadline_s=seconds)
-        if self.shared is not None:
-            return answer
-        self.eager_deliver_seconds.append(delivered.seconds)
-        return with_work_put_off(answer, delivered, self.eager_deliver_seconds)
+            asked.append(arm.ask(DELIVER, deadline_s=seconds))
+        beside = _together(asked)
+        self.eager_beside_seconds.append(beside.seconds)
+        return with_work_put_off(answer, beside, self.eager_beside_seconds, self._slack)
 
 
 class _Stopped:
@@ -353,16 +355,22 @@ class _Stopped:
         self._worker.resume()
 
 
-def with_work_put_off(answer: Answer, delivered: Answer, eager_seconds: Sequence[float]) -> Answer:
-    """A call that takes longer by what delivering its results does beyond what it mostly does for eager's."""
+def with_work_put_off(answer: Answer, beside: Answer, eager_seconds: Sequence[float], slack: float = 1.0) -> Answer:
+    """A call that takes longer by what is asked around it takes beyond `slack` times what it mostly takes eager."""
     if not eager_seconds:
         return answer
-    late_seconds = max(0.0, delivered.seconds - statistics.median(eager_seconds))
+    late_seconds = max(0.0, beside.seconds - slack * statistics.median(eager_seconds))
     return replace(
         answer,
         seconds=answer.seconds + late_seconds,
-        waited_seconds=answer.waited_seconds + min(delivered.waited_seconds, late_seconds),
+        waited_seconds=answer.waited_seconds + min(beside.waited_seconds, late_seconds),
     )
+
+
+def _together(answers: Sequence[Answer]) -> Answer:
+    """What several answers took, and what the last one carries."""
+    waited_seconds = sum(each.waited_seconds for each in answers)
+    return replace(answers[-1], seconds=sum(each.seconds for each in answers), waited_seconds=waited_seconds)
 
 
 def _is_far(error: verdict_pb2.OutputError) -> bool:

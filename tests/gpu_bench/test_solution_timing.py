@@ -39,11 +39,20 @@ def test_where_every_call_waits_the_last_one_counts() -> None:
     assert OutsideClock(lambda _: next(answers)).take(*READING).ns == pytest.approx(last * 1e9)
 
 
-@pytest.mark.parametrize(("eager_seconds", "late_seconds"), [([0.001, 0.001, 0.009], 0.004), ([0.006], 0.0), ([], 0.0)])
+@pytest.mark.parametrize(
+    ("eager_seconds", "slack", "late_seconds"),
+    [
+        ([0.001, 0.001, 0.009], 1.0, 0.004),
+        ([0.001], 2.0, 0.003),
+        ([0.006], 1.0, 0.0),
+        ([0.003], 2.0, 0.0),
+        ([], 1.0, 0.0),
+    ],
+)
 def test_what_is_put_off_until_somebody_looks_is_part_of_the_time(
-    eager_seconds: list[float], late_seconds: float
+    eager_seconds: list[float], slack: float, late_seconds: float
 ) -> None:
-    found = with_work_put_off(answer(0.002), answer(0.005, waited=0.0001), eager_seconds)
+    found = with_work_put_off(answer(0.002), answer(0.005, waited=0.0001), eager_seconds, slack)
     assert found.seconds == pytest.approx(0.002 + late_seconds)
     assert found.waited_seconds == (0.0001 if late_seconds else 0.0)
 
