@@ -23,6 +23,7 @@ from typing import Any
 from orchestrator.commands import report
 from orchestrator.serving.device_gate import most_ahead
 from orchestrator.tasks import model_suite
+from warpsmith.contract import words
 from warpsmith.digest import digest
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import private_files
@@ -302,10 +303,11 @@ def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """
     verdicts: dict[str, int] = {}
     product, judged = 1.0, 0
+    trivial = set(map(words.flag, report.TRIVIAL))
     for result in results:
         verdict = str(result.get("verdict"))
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
-        is_trivial = not report.TRIVIAL.keys().isdisjoint(result.get("labels", ()))
+        is_trivial = not trivial.isdisjoint(result.get("labels", ()))
         if verdict in ("PASS", "NO_FASTER", "AT_FLOOR") and not is_trivial:
             judged += 1
             product *= result["speedup_fastest"]["median"] if verdict == "PASS" else 1.0

@@ -7,6 +7,7 @@ format that imports it and draws its inputs. Whether the class exists and runs i
 from __future__ import annotations
 
 import ast
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ PRESENT_IN_JAIL = frozenset({"torch", "numpy"})
 
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
 _INTEGER = ("int64", "int32", "int16", "int8", "uint8")
+_MOST_ELEMENTS = 1 << 48
 _SPEC = re.compile(r"(?P<dtype>\w+)\s*\[(?P<shape>[\d\s,]*)\]")
 
 
@@ -103,7 +105,12 @@ def _draw(spec: str) -> str:
     if match is None or match["dtype"] not in dtypes:
         raise BadInput(f"--input {spec!r}: write dtype[shape], such as float32[16,16384]; dtypes: {', '.join(dtypes)}")
     dtype = match["dtype"]
-    shape = tuple(int(extent) for extent in match["shape"].split(",") if extent.strip())
+    try:
+        shape = tuple(int(extent) for extent in match["shape"].split(",") if extent.strip())
+    except ValueError as error:  # spaces inside a number, or more digits than Python reads
+        raise BadInput(f"--input {spec[:80]!r}: its shape has to be whole numbers with commas between them") from error
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise BadInput(f"--input {spec[:80]!r}: more elements than any machine holds")
     if dtype in _FLOATING:
         return f"torch.randn({shape}, dtype=torch.{dtype})"
     if dtype == "bool":
@@ -120,8 +127,10 @@ def _arguments(init: Sequence[str]) -> tuple[list[object], dict[str, object]]:
         is_named = bool(equals) and name.strip().isidentifier()
         try:
             value = ast.literal_eval((literal if is_named else text).strip())
-        except (ValueError, SyntaxError) as error:
-            raise BadInput(f"--init {text!r}: not a Python literal; write 8, 'text', [1, 2] or eps=1e-5") from error
+            repr(value)  # as the entry file has it
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            hint = "not a Python literal, or too deep; write 8, 'text', [1, 2] or eps=1e-5"
+            raise BadInput(f"--init {text[:80]!r}: {hint}") from error
         if is_named:
             named[name.strip()] = value
         else:

@@ -248,6 +248,12 @@ def test_results_that_bench_has_written_are_read_and_told(name: str, tmp_path: P
     assert directory_bench.summary(lines).startswith(f"{len(lines)} modules")
 
 
+@pytest.mark.parametrize("label", ["OUTPUT_CONSTANT", "OUTPUT_ZERO"])
+def test_a_module_that_computes_nothing_counts_in_no_mean(label: str) -> None:
+    trivial = LINE | {"verdict": "PASS", "labels": [label], "speedup_fastest": {"median": 100.0}}
+    assert directory_bench.summary([LINE, trivial]).endswith("geometric mean of 1 against the fastest baseline 1.00x")
+
+
 def test_a_file_name_that_is_not_utf8_costs_its_own_line(
     modules: list[directory_bench.Entry], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,27 @@ def test_missing_files_and_directories_are_named(tmp_path: Path) -> None:
         intake.read(intake.Request(str(tmp_path / "none.py")))
     with pytest.raises(BadInput, match="is a directory"):
         intake.read(intake.Request(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("float32[1 2]", "whole numbers with commas"),
+        (f"float32[{'9' * 5000}]", "whole numbers with commas"),
+        (f"float32[{'9' * 4000}]", "more elements than any machine holds"),
+        ("float32[1000000000, 1000000000]", "more elements than any machine holds"),
+    ],
+)
+def test_a_shape_that_no_tensor_has_is_named(spec: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
+        intake.read(intake.Request("torch.nn:Softmax", [spec]))
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["[" * 90 + "]" * 90, "[" * 5000 + "]" * 5000, "{[]: 1}", "{{}}", "a=1+", "9" * 5000])
+def test_a_constructors_argument_that_is_no_literal_is_named(text: str) -> None:
+    with contextlib.suppress(BadInput):  # how deep a literal may be depends on Python
+        intake.read(intake.Request("torch.nn:Softmax", ["float32[4]"], [text]))
 
 
 @pytest.mark.parametrize(
