@@ -101,5 +101,22 @@ class CalledSolution:
         except ValueError:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "its process does not say what it returned") from None
         wanted = structure_text.read(result or self._result)
-        if wrong := structure_text.difference(described, wanted):
+        wrong = structure_text.difference(described, wanted) or self._other_strides(wanted)
+        if wrong:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, wrong[:300])
+
+    def _other_strides(self, wanted: structure_text.Node) -> str:
+        """How the strides by which outputs were read are not those of the reference; empty where nothing was read.
+
+        What a process says of its results may be a lie, but by strides that are one, other elements are read.
+        """
+        if self._shared is None:
+            return ""
+        places = left_memory.unpacked(self._left[1], self._regions)
+        outputs = [(r.spec.shape, place) for r, place in zip(self._regions, places, strict=True) if Key.of(r).is_output]
+        for (shape, (_, strides)), node in zip(outputs, structure_text.tensors_of(wanted), strict=False):
+            read = [step if extent > 1 else 0 for step, extent in zip(strides, shape, strict=True)]
+            is_told = math.prod(shape) and not node.get("layout") and not node["dtype"].startswith("complex")
+            if is_told and read != node["stride"]:
+                return f"a result that says otherwise has strides {read} instead of {node['stride']}"
+        return ""

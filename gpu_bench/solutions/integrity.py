@@ -23,7 +23,10 @@ _WATCHED: Mapping[str, tuple[str, ...]] = {
     "torch.cuda": ("Event", "synchronize", "Stream", "stream", "current_stream", "default_stream", "set_stream"),
     "torch.cuda.Event": ("record", "elapsed_time", "synchronize", "query", "wait"),
     "torch.nn.Module": ("__call__", "_call_impl", "to", "named_parameters", "named_buffers"),
-    "torch.Tensor": ("clone", "copy_", "cpu", "to", "equal", "allclose", "sum", "detach", "data_ptr", "__eq__", "item"),
+    "torch.Tensor": (
+        "clone", "copy_", "cpu", "to", "equal", "allclose", "sum", "detach", "data_ptr", "__eq__", "item", "stride",
+        "shape", "size", "dtype", "layout", "untyped_storage", "storage_offset", "resolve_conj", "resolve_neg",
+    ),
     "numpy": ("allclose", "array_equal", "isclose"),
 }  # fmt: skip
 _OURS = ("gpu_bench", "warpsmith")

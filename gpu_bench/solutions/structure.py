@@ -78,14 +78,6 @@ def leaves(value: Any) -> list[torch.Tensor]:
     return [leaf for _, child in _children(value) or () for leaf in leaves(child)]
 
 
-def tensors_of(node: Node) -> Iterator[Node]:
-    """The described tensors of a result."""
-    if node["kind"] == TENSOR:
-        yield node
-    for child in node.get("children", {}).values():
-        yield from tensors_of(child)
-
-
 def written(node: Node) -> str:
     """As text."""
     return json.dumps(node)

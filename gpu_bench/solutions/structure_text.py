@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Node = Mapping[str, Any]
@@ -53,6 +53,14 @@ def difference(node: Any, wanted: Node, path: str = "the result") -> str:
     root = "output" if path == "the result" else path
     found = (difference(theirs[name], child, f"{root}{name}") for name, child in ours.items())
     return next(filter(None, found), "")
+
+
+def tensors_of(node: Node) -> Iterator[Node]:
+    """The described tensors of a result."""
+    if node["kind"] == TENSOR:
+        yield node
+    for child in node.get("children", {}).values():
+        yield from tensors_of(child)
 
 
 def _is_same_value(node: Node, wanted: Node) -> bool:

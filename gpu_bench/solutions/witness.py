@@ -21,7 +21,7 @@ from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
 from gpu_bench.judging.looks import LastLooks, Yardstick, differing, far, pace, yardstick
 from gpu_bench.running.straight_line import row
-from gpu_bench.solutions import structure
+from gpu_bench.solutions import structure, structure_text
 from gpu_bench.solutions.signature import described_call, signature_of
 from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, UntracedReference
 from gpu_bench.timing import floor
@@ -98,11 +98,11 @@ class Witness:
         Empty where results have other shapes than on the task's own values, of which nothing is judged.
         """
         described = described_call(self._loaded, args, seed)
-        shapes = [node["shape"] for node in structure.tensors_of(described)]
+        shapes = [node["shape"] for node in structure_text.tensors_of(described)]
         self._shapes = self._shapes or shapes
         if shapes != self._shapes:
             return ""
-        shares = [node["shares"] for node in structure.tensors_of(described)]
+        shares = [node["shares"] for node in structure_text.tensors_of(described)]
         of_sources = set(map(str, self._loaded.sources(args).by_key()))
         self._returned = set(shares)
         self._views = {Key.output(position) for position, word in enumerate(shares) if word in of_sources}
