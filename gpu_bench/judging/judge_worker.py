@@ -155,7 +155,7 @@ class Judge:
             return error
         try:
             if error.non_finite_mismatch_count:
-                with zero_factors.Skipped():  # type: ignore[no-untyped-call]
+                with zero_factors.Skipped():
                     skipped = compute(name, True)
                 candidate = zero_factors.excused(candidate, truth, skipped)
             judged = undecided.excused(candidate, truth, moved())

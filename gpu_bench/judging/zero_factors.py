@@ -1,8 +1,8 @@
 """What a product is where a factor of zero leaves out NaN and infinities: as a kernel gives it that skips masked work.
 
 The one idea: 0 * NaN is NaN to PyTorch where it multiplies, and nothing to a kernel that never reads what a mask has
-taken out, PyTorch's own attention among them, which also gives zeros for a row of which nothing is left. Both are
-right. What a factor other than zero meets stays as it is.
+taken out, PyTorch's own attention among them, which also gives zeros for a row of scores of which nothing is left. Both
+are right. What a factor other than zero meets stays as it is, and a softmax that is no factor does.
 """
 
 from __future__ import annotations
@@ -33,17 +33,24 @@ _WITHIN = {torch.float16: 3e-2, torch.bfloat16: 1e-1}
 class Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, factors of zero leave out what they meet, in float64."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._softmaxes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By address the result, and which of its elements are of rows of which nothing is left."""
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         plain, places = func(*args, **(kwargs or {})), _FACTORS.get(func)
         if func is torch.ops.aten._softmax.default:
-            return plain.masked_fill((args[0] == -torch.inf).all(args[1], keepdim=True), 0.0)
+            gone = (args[0] == -torch.inf).all(args[1], keepdim=True)
+            if bool(gone.any()):
+                self._softmaxes[plain.data_ptr()] = plain, torch.zeros_like(plain, dtype=torch.bool) | gone
         if places is None or not all(_is_wide(args[place]) for place in places):
             return plain
-        left, right = (args[place] for place in places)
+        left, right = (self._left_of(args[place]) for place in places)
         odd = [~factor.isfinite() for factor in (left, right)]
-        if not any(bool(each.any()) for each in odd):
+        if bool(plain.isfinite().all()):
             return plain
 
         def product(one: torch.Tensor, other: torch.Tensor, *ahead: torch.Tensor) -> torch.Tensor:
@@ -55,6 +62,13 @@ class Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
         met = product(odd[0], _is_there(right), *nothing).abs() + product(_is_there(left), odd[1], *nothing).abs()
         clean = product(left.masked_fill(odd[0], 0.0), right.masked_fill(odd[1], 0.0), *ahead)
         return torch.where(met > 0, plain, clean)
+
+    def _left_of(self, factor: torch.Tensor) -> torch.Tensor:
+        """A factor, zero where it is a softmax's row of which nothing is left."""
+        result, gone = self._softmaxes.get(factor.data_ptr(), (None, None))
+        if result is None or gone is None or factor.numel() != result.numel() or gone.stride() != result.stride():
+            return factor
+        return factor.masked_fill(gone.as_strided(factor.shape, factor.stride()), 0.0)
 
 
 def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:

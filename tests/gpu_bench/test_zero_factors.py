@@ -40,13 +40,18 @@ def test_a_zero_leaves_out_what_is_not_finite_and_nothing_else_does(
     assert int(product(LEFT, RIGHT).isnan().sum()) == 3
 
 
-def test_a_row_of_which_nothing_is_left_is_zeros_and_one_with_nan_is_not() -> None:
+def test_a_row_of_which_nothing_is_left_is_zeros_as_a_factor_and_one_with_nan_is_not() -> None:
     rows = torch.tensor([[-INF, -INF], [NAN, -INF], [0.0, 0.0]], dtype=torch.float64)
+    values = torch.ones(2, 2, 2, dtype=torch.float64)
     with zero_factors.Skipped():
-        skipped = rows.softmax(-1)
-    torch.testing.assert_close(skipped[0], torch.zeros(2, dtype=torch.float64))
-    assert bool(skipped[1].isnan().all())
-    assert skipped[2].tolist() == [0.5, 0.5]
+        softmax = rows.softmax(-1)
+        plain, each = softmax @ values[0], softmax.view(1, 1, 3, 2) @ values.view(2, 1, 2, 2)[:1]
+        turned = (values[0] @ softmax.t()).t()
+    assert softmax.isnan().tolist() == [[True, True], [True, True], [False, False]]
+    for found in (plain, each.view(3, 2), turned):
+        torch.testing.assert_close(
+            found, torch.tensor([[0.0, 0.0], [NAN, NAN], [1.0, 1.0]], dtype=torch.float64), equal_nan=True
+        )
 
 
 def test_only_what_is_not_finite_is_excused_and_only_where_the_candidate_is_right_without_it() -> None:
