@@ -8,16 +8,20 @@ in the judge's process.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gpu_bench.workers import room
 from gpu_bench.workers.pair import Pair
-from warpsmith.errors import WorkerCrashed
+from warpsmith.errors import WorkerCrashed, WorkerTimeout
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, verdict_pb2
 
 AHEAD_BYTES = 512 << 20
 """Outputs up to which two truths are held at once."""
+_OWN = verdict_pb2.VALUE_FAMILY_TASK
+_PATIENCE, _PATIENCE_SECONDS = 200.0, 120.0
+"""How long a truth on other values than the task's own may take: times what one on those took, and at least so long."""
 
 
 class Truths:
@@ -31,6 +35,8 @@ class Truths:
         """By family and seed, what the judge knew of the inputs' values when it drew the case; of (0, 0), what now."""
         self._known: dict[int, str | None] = {}
         """Families that had a truth (None), or have none: why, where the reason is the machine's."""
+        self._task_seconds = 0.0
+        """That a truth on the task's own values took."""
         workers.when_prepared(self._begin)
 
     def of(self, case: benchmark_service_pb2.ComparisonCase) -> str | None:
@@ -40,16 +46,23 @@ class Truths:
         if case.group:
             return None  # its truth is that of what it is given
         request = judging_pb2.TruthRequest(family=case.family, seed=case.seed, once=case.once)
+        is_own = case.family == _OWN
+        begin, seconds = time.monotonic(), self._judge_seconds
+        if not is_own and self._task_seconds:
+            seconds = min(seconds, max(_PATIENCE_SECONDS, _PATIENCE * self._task_seconds))
         try:
             judge, other = self._workers.judge(), self._workers.current_bench
-            truth = room.call(judge, other, "truth", request, judging_pb2.Truth, self._judge_seconds)
-        except WorkerCrashed as crash:
+            truth = room.call(judge, other, "truth", request, judging_pb2.Truth, seconds)
+        except (WorkerCrashed, WorkerTimeout) as end:
             self._workers.drop_judge()
-            if case.family == verdict_pb2.VALUE_FAMILY_TASK or crash.signal_number == signal.SIGKILL:
+            if is_own or (isinstance(end, WorkerCrashed) and end.signal_number == signal.SIGKILL):
                 raise  # the latter: killed for want of memory
-            # An assertion on the device ends the process: the reference refuses these values the hard way.
+            # An assertion on the device ends the process, and a loop may have no end on some values: the reference
+            # refuses them the hard way.
             self._known[case.family] = ""
             return ""
+        if is_own:
+            self._task_seconds = time.monotonic() - begin
         self._learned[case.family, case.seed] = self._learned[0, 0] = truth.learned
         self._known[case.family] = truth.unjudged if truth.undefined or truth.unjudged else None
         return self._known[case.family]

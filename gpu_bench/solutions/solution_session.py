@@ -106,6 +106,8 @@ class SolutionSession(Session):
         )
         self._digest = ""
         """Of the solution in the process."""
+        self._artifact = artifact_pb2.Artifact()
+        """The solution."""
         self._contest: Contest | None = None
         self._arms: Arms | None = None
         self._cache: CompilerCache | None = None
@@ -140,10 +142,13 @@ class SolutionSession(Session):
         prepared: judging_pb2.Preparation,
         response: benchmark_service_pb2.CompareOutputsResponse,
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        del program, prepared
+        del prepared
         there = self._workers.current_bench
         if there is None or not there.alive:
             return self._candidate.ended()
+        # A judge that values of another case have ended is a new one, which knows no solution yet.
+        if self._opened().solution is not there and (fault := self._load(program, self._artifact)) is not None:
+            return fault
         try:
             response.comparisons.append(self._opened().judged(case.family, case.seed))
         except SolutionFault as failed:
@@ -278,7 +283,7 @@ class SolutionSession(Session):
         self._workers.drop_bench()
         solution = self._processes.start(SOLUTION, self._shared_bytes, environment={"PATH": _PATH})
         self._workers.take_for_bench(solution)
-        self._digest = program.digest
+        self._digest, self._artifact = program.digest, artifact
         own = task_pb2.Task(
             entry_path="solution.py",
             class_name="ModelNew",

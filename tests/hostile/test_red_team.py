@@ -25,8 +25,10 @@ import ledger
 import rehearsal
 import where_it_hides
 from dropped_cases import Case, cases
-from judging_bench import Bench, Told
+from judging_bench import PASS, Bench, Told
 from workers import Job, Setting, judged, one
+
+from gpu_bench import truths
 
 pytestmark = pytest.mark.hostile
 
@@ -73,6 +75,29 @@ def test_no_attack_of_a_fixed_slice_is_believed(setting: Setting) -> None:
 def test_a_dropped_case_becomes_what_it_expects(dropped: Case, bench: Bench, final_bench: Bench) -> None:
     believed, told = one(final_bench if dropped.expect.startswith("FAIL") else bench, dropped.job)
     assert not dropped.complaint(told, believed=believed)
+
+
+def test_values_on_which_the_reference_has_no_end_are_held_against_nobody(
+    final_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(truths, "_PATIENCE_SECONDS", 2.0)
+    halving = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        while bool((x.abs() > 1).any()):
+            x = torch.where(x.abs() > 1, x * 0.5, x)
+        return x
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+def get_init_inputs():
+    return []
+"""
+    told = final_bench.judged(halving.partition("def get_inputs")[0].replace("class Model", "class ModelNew"), halving)
+    assert told.verdict == PASS, told
 
 
 @pytest.mark.parametrize("name", HONEST)
