@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gpu_bench.judging import alone, comparison, near_ties, undecided, zero_factors
+from gpu_bench.judging import alone, comparison, masks, near_ties, undecided
 from gpu_bench.judging.loaded import LoadedTask, release_surplus
 from gpu_bench.truth import conditioning, plausible
 from gpu_bench.truth.answers import Answer, Answers
@@ -155,9 +155,11 @@ class Judge:
             return error
         try:
             if error.non_finite_mismatch_count:
-                with zero_factors.Skipped():
+                with masks.Skipped():
                     skipped = compute(name, True)
-                candidate = zero_factors.excused(candidate, truth, skipped)
+                with masks.Added():
+                    added = compute(name, True)
+                candidate = masks.excused(candidate, truth, skipped, added)
             judged = undecided.excused(candidate, truth, moved())
         except (RuntimeError, MemoryError) as problem:
             if not is_want_of_memory(problem) or self.answers.shortages.is_first(

@@ -1,8 +1,9 @@
-"""What a product is where a factor of zero leaves out NaN and infinities: as a kernel gives it that skips masked work.
+"""What masks leave open: results of NaN and infinities that a kernel may give by skipping what is masked, or by adding.
 
 The one idea: 0 * NaN is NaN to PyTorch where it multiplies, and nothing to a kernel that never reads what a mask has
-taken out, PyTorch's own attention among them, which also gives zeros for a row of scores of which nothing is left. Both
-are right. What a factor other than zero meets stays as it is, and a softmax that is no factor does.
+taken out, PyTorch's own attention among them, which also gives zeros for a row of scores of which nothing is left. And
+a score of NaN is gone where it is filled, and stays where minus infinity is added. All are right. What a factor other
+than zero meets stays as it is, a softmax that is no factor does, and so does what is filled otherwise.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _FACTORS: Mapping[Callable[..., Any], tuple[int, int]] = {
     torch.ops.aten.addmv.default: (1, 2),
 }
 """Products → which arguments are factors; one ahead of them is a summand."""
+_FILLS = frozenset({torch.ops.aten.masked_fill.Scalar, torch.ops.aten.masked_fill.Tensor})
+_FILL = -1e4
+"""A score that is filled with this or less counts for nothing."""
 _ZERO = torch.finfo(torch.float32).tiny
 """Magnitude below which a factor in float64 is zero to a kernel in fp32."""
 _WITHIN = {torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -71,14 +75,36 @@ class Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return factor.masked_fill(gone.as_strided(factor.shape, factor.stride()), 0.0)
 
 
-def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
-    """The candidate's values, and the truth's where that is not finite and the candidate is what was `skipped` to.
+class Added(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, a mask of large negative numbers is added to what it would take the place of."""
 
-    `truth` and `skipped` are float64; all have one shape and one device. Returns the candidate's type.
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        plain = func(*args, **(kwargs or {}))
+        if func in _FILLS:
+            scores, mask, fill = args
+        elif func is torch.ops.aten.where.self:
+            mask, fill, scores = args
+            if not _is_fill(fill):
+                mask, scores, fill = ~mask, fill, scores
+        else:
+            return plain
+        if not _is_fill(fill) or not _is_wide(scores):
+            return plain
+        return torch.where(mask & ~scores.isfinite(), scores + fill, plain)
+
+
+def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """The candidate's values, and the truth's where that is not finite and the candidate is what was `skipped` to, or
+    where the candidate is NaN as is what was `added`.
+
+    All but the candidate are float64; all have one shape and one device. Returns the candidate's type.
     """
     size = skipped.abs().nan_to_num_(0.0, 0.0, 0.0)
     reach = _WITHIN.get(candidate.dtype, 1e-3) * (size + size.mean())
     is_open = ~truth.isfinite() & ((candidate - skipped).abs() <= reach)
+    is_open |= candidate.isnan() & added.isnan()
     return torch.where(is_open, truth.to(candidate.dtype), candidate)
 
 
@@ -88,3 +114,8 @@ def _is_wide(factor: object) -> bool:
 
 def _is_there(factor: torch.Tensor) -> torch.Tensor:
     return ~(factor.abs() < _ZERO)
+
+
+def _is_fill(value: object) -> bool:
+    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    return isinstance(number, int | float) and number <= _FILL
