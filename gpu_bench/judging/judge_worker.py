@@ -157,7 +157,7 @@ class Judge:
             if error.non_finite_mismatch_count:
                 with masks.Skipped():
                     skipped = compute(name, True)
-                with masks.Added():
+                with masks.Added():  # type: ignore[no-untyped-call]
                     added = compute(name, True)
                 candidate = masks.excused(candidate, truth, skipped, added)
             judged = undecided.excused(candidate, truth, moved())

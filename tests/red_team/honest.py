@@ -1,5 +1,7 @@
 """Judges the honest corpus, on a busy machine too: what is refused is a bug of the judge.
 
+All are compared as in a final, and timed as in a screening.
+
     python tests/red_team/honest.py [--count 12] [--only dropout] [--load 4] [--repeat 3] [--jobs 2] [--file FILE]
 
 Run again with the same FILE it goes on where it ended. It ends with 1 where more than one solution was refused.
@@ -59,7 +61,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
     parser.add_argument("--target", choices=sorted(TARGETS), default="cpu")
-    parser.add_argument("--final", action="store_true", help="judge as finals, as `warpsmith judge` does")
+    parser.add_argument("--final", action="store_true", help="time as finals too, as `warpsmith judge` does")
     parser.add_argument("--untimed", action="store_true", help="verify only: a third of the time")
     parser.add_argument("--rung", default="", help="of the jail: bubblewrap, unshare, landlock")
     parser.add_argument("--file", type=Path, default=Path("runs/red_team/honest.jsonl"))
@@ -71,7 +73,8 @@ def main() -> int:
     spinning = [subprocess.Popen([sys.executable, "-S", "-c", _SPIN]) for _ in range(options.load)]
     begin = time.monotonic()
     try:
-        setting = Setting(options.target, options.final, not options.untimed, options.rung, Limits())
+        timed = not options.untimed
+        setting = Setting(options.target, options.final, verified=True, timed=timed, rung=options.rung, limits=Limits())
         for job, passed, told in judged(jobs, setting, options.jobs):
             kind = named[job.name][0]
             line = {"name": job.name, "kind": kind, "load": options.load, "passed": passed, "told": told.__dict__}

@@ -68,10 +68,19 @@ class Bench:
     """One warm session at a time: that of the reference asked for last."""
 
     def __init__(
-        self, target: str = "cpu", *, final: bool = False, timed: bool = True, rung: str = "", limits: Limits = LIMITS
+        self,
+        target: str = "cpu",
+        *,
+        final: bool = False,
+        verified: bool = False,
+        timed: bool = True,
+        rung: str = "",
+        limits: Limits = LIMITS,
     ) -> None:
+        """`verified`: whether what is timed as in a screening is compared on all families of values, as in a final."""
         self._target = TARGETS[target]
         self._tier = timing_pb2.TIER_FINAL if final else timing_pb2.TIER_SCREENING
+        self._compared = timing_pb2.TIER_FINAL if verified else self._tier
         self._is_timed, self._limits = timed, limits
         self._rung = jail.Rung(rung) if rung else None
         self._session: SolutionSession | None = None
@@ -135,7 +144,7 @@ class Bench:
             content=solution.encode(),
         )
         asked = correctness_service_pb2.VerifyArtifactRequest(
-            task=session.task, program=program, artifact=artifact, tier=self._tier
+            task=session.task, program=program, artifact=artifact, tier=self._compared
         )
         verdict = Judge(_Comparer(session)).verify(asked)
         if verdict.state != verdict_pb2.VERDICT_STATE_PASS or not self._is_timed:

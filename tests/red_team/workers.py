@@ -39,6 +39,8 @@ class Setting:
 
     target: str = "cpu"
     final: bool = False
+    verified: bool = False
+    """Whether all are compared as in a final, though timed as in a screening."""
     timed: bool = True
     """Whether what is right is timed as well."""
     rung: str = ""
@@ -47,7 +49,14 @@ class Setting:
 
     def bench(self) -> Bench:
         """A bench of this kind."""
-        return Bench(self.target, final=self.final, timed=self.timed, rung=self.rung, limits=self.limits)
+        return Bench(
+            self.target,
+            final=self.final,
+            verified=self.verified,
+            timed=self.timed,
+            rung=self.rung,
+            limits=self.limits,
+        )
 
 
 def judged(jobs: Sequence[Job], setting: Setting, workers: int) -> Iterator[tuple[Job, bool, Told]]:
