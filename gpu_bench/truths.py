@@ -20,6 +20,8 @@ from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, verdict_p
 AHEAD_BYTES = 512 << 20
 """Outputs up to which two truths are held at once."""
 _OWN = verdict_pb2.VALUE_FAMILY_TASK
+_MOST_TIMEOUTS = 3
+"""Families on which a reference may have no end; with more it is the machine that stands still."""
 _PATIENCE, _PATIENCE_SECONDS = 200.0, 120.0
 """How long a truth on other values than the task's own may take: times what one on those took, and at least so long."""
 
@@ -35,6 +37,7 @@ class Truths:
         """By family and seed, what the judge knew of the inputs' values when it drew the case; of (0, 0), what now."""
         self._known: dict[int, str | None] = {}
         """Families that had a truth (None), or have none: why, where the reason is the machine's."""
+        self._timeouts = 0
         self._task_seconds = 0.0
         """That a truth on the task's own values took."""
         workers.when_prepared(self._begin)
@@ -55,12 +58,16 @@ class Truths:
             truth = room.call(judge, other, "truth", request, judging_pb2.Truth, seconds)
         except (WorkerCrashed, WorkerTimeout) as end:
             self._workers.drop_judge()
-            if is_own or (isinstance(end, WorkerCrashed) and end.signal_number == signal.SIGKILL):
-                raise  # the latter: killed for want of memory
-            # An assertion on the device ends the process, and a loop may have no end on some values: the reference
-            # refuses them the hard way.
-            self._known[case.family] = ""
-            return ""
+            self._timeouts += isinstance(end, WorkerTimeout)
+            if is_own or self._timeouts > _MOST_TIMEOUTS:
+                raise
+            if isinstance(end, WorkerCrashed) and end.signal_number == signal.SIGKILL:
+                raise  # for want of memory
+            # An assertion on the device ends the process: the reference refuses these values the hard way. A loop may
+            # have no end on some, which a machine that stands still looks like: it is said.
+            ended = isinstance(end, WorkerCrashed)
+            self._known[case.family] = "" if ended else f"the reference had no end within {seconds:.0f} s"
+            return self._known[case.family]
         if is_own:
             self._task_seconds = time.monotonic() - begin
         self._learned[case.family, case.seed] = self._learned[0, 0] = truth.learned

@@ -7,10 +7,11 @@ so both see equal values and neither sends a tensor. User code runs here: only i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -109,6 +110,8 @@ class LoadedTask:
     """Family and seed of parameters and state that go with FRESH values. None: on a processor the case's own seed moves
     parameters, as it does those of a candidate's timed calls."""
     _pristine: dict[str, torch.Tensor] = field(default_factory=dict)
+    _other_state: tuple[int, Mapping[str, torch.Tensor]] = (-1, MappingProxyType({}))
+    """A seed, and the buffers that go with it."""
     _attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = field(default_factory=list)
     """What every module of the tree held when it was made."""
 
@@ -145,16 +148,25 @@ class LoadedTask:
             tensor.copy_(self._pristine[name])
 
     def drawn_state(self, seed: int) -> list[str]:
-        """Names of buffers that `members` may put in another order, for they are others when built from `seed`."""
-        state = {name: self._pristine[name] for name, _ in self.module.named_buffers(remove_duplicate=False)}
-        found = [name for name, tensor in state.items() if name not in self.constants and members.may_be_drawn(tensor)]
-        if not found:
-            return []
-        other = dict(self.user.build(seed).named_buffers(remove_duplicate=False))
-        return sorted(name for name in found if name in other and not guard.same_bits(other[name], state[name].cpu()))
+        """Names of buffers in the `state_dict` that are others when the module is built from `seed`."""
+        constants = self.constants
+        state = {
+            name: self._pristine[name]
+            for name, _ in self.module.named_buffers(remove_duplicate=False)
+            if name not in constants and not members.is_of_one_value(self._pristine[name])
+        }
+        other = self._state_of(seed) if state else {}
+        return sorted(name for name, own in state.items() if _is_another(other.get(name), own))
+
+    def _state_of(self, seed: int) -> Mapping[str, torch.Tensor]:
+        """All buffers as a constructor makes them from `seed`; kept."""
+        if self._other_state[0] != seed:
+            built = self.user.build(seed, self.device).named_buffers(remove_duplicate=False)
+            self._other_state = seed, {name: tensor.detach() for name, tensor in built}
+        return self._other_state[1]
 
     def positions(self, written: Iterable[str]) -> list[str]:
-        """Of `written` state what may be a position in other state: single integers, but for counts of batch norms."""
+        """Of `written` state what may index other state: single integers, but for batch norms' counts, which do not."""
         return [
             name
             for name in written
@@ -197,22 +209,50 @@ class LoadedTask:
             if parameter.is_floating_point() and parameter.is_contiguous() and parameter.numel():
                 _scale(parameter.detach().view(-1), self._pristine[name].view(-1), factors.to(parameter.dtype))
 
-    def case(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Args:
+    def pristine(self, name: str) -> torch.Tensor:
+        """A parameter or a buffer as the constructor made it."""
+        return self._pristine[name]
+
+    @property
+    def trainable(self) -> set[str]:
+        """Names of parameters that training may change."""
+        return {name for name, each in self.module.named_parameters(remove_duplicate=False) if each.requires_grad}
+
+    def _keep_padding(self) -> None:
+        """Puts rows of tables back that stand for nothing: training leaves them."""
+        for name, each in self.module.named_modules(remove_duplicate=False):
+            if isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag) and each.padding_idx is not None:
+                own = f"{name}.weight".removeprefix(".")
+                each.weight.detach()[each.padding_idx] = self._pristine[own][each.padding_idx]
+
+    def case(
+        self, family: verdict_pb2.ValueFamily.ValueType, seed: int, learned: judging_pb2.Learned | None = None
+    ) -> Args:
         """The arguments of one case; parameters and state are set to what goes with them.
 
-        FRESH is what timed calls get, parameters included, so that nothing tells a judged call from one.
+        FRESH is what timed calls get, parameters included, so that nothing tells a judged call from one. `learned`: by
+        what was known when the case was drawn first, where more is known since.
         """
+        learned = learned or self.learned
         args = self.user.inputs(seed, self.device)
         self.restore()
-        constants = self.constants - {*self.learned.written_state}
+        constants = self.constants - {*learned.written_state}
         is_fresh = family == verdict_pb2.VALUE_FAMILY_FRESH
         moved_by = (self.fresh_members if is_fresh else None) or (family, seed)
         if is_fresh and self.fresh_members is None and self.device.type == "cpu":
             self.move_parameters(seed)
         own = {name: tensor for name, tensor in self._own_tensors().items() if name not in constants}
-        trainable = {name for name, p in self.module.named_parameters(remove_duplicate=False) if p.requires_grad}
-        members.vary(own, *moved_by, trainable=trainable, learned=self.learned)
-        leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, self.learned)
+        drawn = self._state_of(learned.state_seed) if learned.drawn_state else {}
+        members.vary(
+            own,
+            *moved_by,
+            trainable=self.trainable,
+            drawn={name: drawn[name] for name in learned.drawn_state},
+            learned=learned,
+            is_timed=is_fresh,
+        )
+        self._keep_padding()
+        leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, learned)
         return self.user.with_leaves(args, leaves)
 
     @contextmanager
@@ -295,3 +335,7 @@ def _scale(to: torch.Tensor, given: torch.Tensor, factors: torch.Tensor) -> None
     rows = (-1, len(factors))
     torch.mul(given[:whole].view(rows), factors, out=to[:whole].view(rows))
     torch.mul(given[whole:], factors[: given.numel() - whole], out=to[whole:])
+
+
+def _is_another(other: torch.Tensor | None, own: torch.Tensor) -> bool:
+    return other is not None and other.shape == own.shape and not guard.same_bits(other, own)

@@ -25,6 +25,7 @@ _FACTORS: Mapping[Callable[..., Any], tuple[int, int]] = {
     torch.ops.aten.addmv.default: (1, 2),
 }
 """Products → which arguments are factors; one ahead of them is a summand."""
+_COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten._to_copy.default})
 _FILLS = frozenset({torch.ops.aten.masked_fill.Scalar, torch.ops.aten.masked_fill.Tensor})
 _FILL = -1e4
 """A score that is filled with this or less counts for nothing."""
@@ -46,10 +47,13 @@ class Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         plain, places = func(*args, **(kwargs or {})), _FACTORS.get(func)
+        gone: torch.Tensor | None = None
         if func is torch.ops.aten._softmax.default:
             gone = (args[0] == -torch.inf).all(args[1], keepdim=True)
-            if bool(gone.any()):
-                self._softmaxes[plain.data_ptr()] = plain, torch.zeros_like(plain, dtype=torch.bool) | gone
+        elif func in _COPIES:
+            gone = self._gone_of(args[0])
+        if gone is not None and bool(gone.any()):
+            self._softmaxes[plain.data_ptr()] = plain, torch.zeros_like(plain, dtype=torch.bool) | gone
         if places is None or not all(_is_wide(args[place]) for place in places):
             return plain
         left, right = (self._left_of(args[place]) for place in places)
@@ -69,10 +73,15 @@ class Skipped(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _left_of(self, factor: torch.Tensor) -> torch.Tensor:
         """A factor, zero where it is a softmax's row of which nothing is left."""
-        result, gone = self._softmaxes.get(factor.data_ptr(), (None, None))
-        if result is None or gone is None or factor.numel() != result.numel() or gone.stride() != result.stride():
-            return factor
-        return factor.masked_fill(gone.as_strided(factor.shape, factor.stride()), 0.0)
+        gone = self._gone_of(factor)
+        return factor if gone is None else factor.masked_fill(gone, 0.0)
+
+    def _gone_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Which elements of a view of a softmax are of such rows; None for other tensors."""
+        result, gone = self._softmaxes.get(tensor.data_ptr(), (None, None))
+        if result is None or gone is None or tensor.numel() != result.numel() or gone.stride() != result.stride():
+            return None
+        return gone.as_strided(tensor.shape, tensor.stride())
 
 
 class Added(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,15 +105,17 @@ class Added(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-    """The candidate's values, and the truth's where that is not finite and the candidate is what was `skipped` to, or
-    where the candidate is NaN as is what was `added`.
+    """The candidate's values, and the truth's where that is not finite and the candidate is what was `skipped` to.
+
+    The truth's also where the candidate is NaN as is what was `added`, if it is so in all elements that have a truth.
 
     All but the candidate are float64; all have one shape and one device. Returns the candidate's type.
     """
     size = skipped.abs().nan_to_num_(0.0, 0.0, 0.0)
     reach = _WITHIN.get(candidate.dtype, 1e-3) * (size + size.mean())
     is_open = ~truth.isfinite() & ((candidate - skipped).abs() <= reach)
-    is_open |= candidate.isnan() & added.isnan()
+    if bool((candidate.isnan() == added.isnan())[truth.isfinite()].all()):
+        is_open |= candidate.isnan() & added.isnan()
     return torch.where(is_open, truth.to(candidate.dtype), candidate)
 
 

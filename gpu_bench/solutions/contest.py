@@ -62,8 +62,9 @@ class PlacedValues:
     def __init__(self, judge: Worker, judge_seconds: float) -> None:
         self.judge = judge
         self._judge_seconds = judge_seconds
-        self._members: tuple[verdict_pb2.ValueFamily.ValueType, int] | None = None
-        """Family and seed of the parameters that lie in the shared memory; (TASK, 0) for the constructor's."""
+        self._members: tuple[verdict_pb2.ValueFamily.ValueType, int, bool] | None = None
+        """Family and seed of the parameters that lie in the shared memory, and whether they are those of timed calls;
+        (TASK, 0, False) for the constructor's."""
         self._members_seed = secrets.randbits(63)
         """Of the parameters of timed calls."""
         self.are_taken = False
@@ -74,22 +75,22 @@ class PlacedValues:
     @property
     def are_new(self) -> bool:
         """Whether the parameters are others than the constructor's, and the solution has not taken them."""
-        return not self.are_taken and self._members != (_TASK, 0)
+        return not self.are_taken and self._members != (_TASK, 0, False)
 
     def place_members(self, family: verdict_pb2.ValueFamily.ValueType = _TASK, seed: int = 0) -> None:
         """Parameters and state of a case into the shared memory."""
         self._place_members((family, seed) if family in VARIED else (_TASK, 0))
 
-    def place_timed_members(self) -> None:
+    def place_timed_members(self, family: verdict_pb2.ValueFamily.ValueType) -> None:
         """Others than the constructor's, which go with FRESH values until others are placed: after training no weight
         is all zeros or all ones."""
-        self._place_members((_FRESH, self._members_seed))
+        self._place_members((family, self._members_seed), is_timed=True)
 
-    def _place_members(self, wanted: tuple[verdict_pb2.ValueFamily.ValueType, int]) -> None:
-        if wanted != self._members:
-            request = judging_pb2.PlaceMembersRequest(family=wanted[0], seed=wanted[1])
+    def _place_members(self, wanted: tuple[verdict_pb2.ValueFamily.ValueType, int], *, is_timed: bool = False) -> None:
+        if (*wanted, is_timed) != self._members:
+            request = judging_pb2.PlaceMembersRequest(family=wanted[0], seed=wanted[1], timed=is_timed)
             self.ask("place_members", request, judging_pb2.Done)
-            self._members, self.are_taken = wanted, False
+            self._members, self.are_taken = (*wanted, is_timed), False
 
     def place(
         self, family: verdict_pb2.ValueFamily.ValueType, seed: int, sweep_bytes: int = 0, *, same_beside: bool = False

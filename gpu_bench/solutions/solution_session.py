@@ -172,8 +172,10 @@ class SolutionSession(Session):
                 return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
             arms, contest = self._opened_arms(request.tier), self._opened()
             contest.values.place_members(_TASK, 0)
-            if any(self._truths.may_have(family) for family in VARIED):  # the reference takes other parameters
-                contest.values.place_timed_members()
+            for family in (verdict_pb2.VALUE_FAMILY_RARE, *VARIED):  # as trained, or else as the reference takes them
+                if self._truths.may_have(family):
+                    contest.values.place_timed_members(family)
+                    break
             swept = min(max(2 * arms.yardstick.ceilings.device.cache_bytes, 8 << 20), _MOST_SWEPT_BYTES)
 
             def call(name: str) -> Answer:

@@ -43,7 +43,8 @@ def _tensor(value: torch.Tensor, path: str, places: dict[int, str]) -> Node:
     if value.layout is not torch.strided:
         return described | {"stride": [], "shares": "", "layout": str(value.layout)}
     # Strides of extents of 1 mean nothing.
-    stride = [step if extent > 1 else 0 for step, extent in zip(value.stride(), value.shape, strict=True)]
+    resolved = value.resolve_conj().resolve_neg()  # as results are read
+    stride = [step if extent > 1 else 0 for step, extent in zip(resolved.stride(), value.shape, strict=True)]
     shares = places.get(value.untyped_storage().data_ptr(), "") if value.numel() else ""
     if value.numel():
         places.setdefault(value.untyped_storage().data_ptr(), path)

@@ -27,7 +27,7 @@ from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, 
 from gpu_bench.timing import floor
 from gpu_bench.timing.clocks import persisting_reset
 from gpu_bench.truth.answers import Answer
-from gpu_bench.values import seeds
+from gpu_bench.values import cases, seeds
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
@@ -39,8 +39,10 @@ from warpsmith.v1 import graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 GAP_BYTES = 4096
 """Of random bytes between inputs: who writes there is found out, who reads there gives other results."""
 ALIGNMENT = 256
-_CONSTRUCTORS = (verdict_pb2.VALUE_FAMILY_TASK, 0)
-"""Family and seed of parameters and state as the constructor leaves them."""
+Members = tuple[verdict_pb2.ValueFamily.ValueType, int]
+"""Family and seed of parameters and state."""
+_CONSTRUCTORS: Members = (verdict_pb2.VALUE_FAMILY_TASK, 0)
+"""As the constructor leaves them."""
 PROBE_CYCLES = 100_000
 """Of a GPU, 50 us: the piece of work that takes longer while other work runs there."""
 
@@ -125,13 +127,29 @@ class Witness:
 
     def place_members(self, request: judging_pb2.PlaceMembersRequest) -> None:
         """Puts parameters and state of a case into the shared memory."""
-        is_timed = request.family == verdict_pb2.VALUE_FAMILY_FRESH
-        self._loaded.fresh_members = (self._judge.cases.timed_family, request.seed) if is_timed else _CONSTRUCTORS
-        self._eager, self._last_looks = None, LastLooks()
-        self._turn_to(request.family, request.seed)
+        self._eager, self._last_looks, self._loaded.fresh_members = None, LastLooks(), _CONSTRUCTORS
+        if request.timed:
+            self._loaded.fresh_members = self._timed_members(request.family, request.seed)
+        self._turn_to(verdict_pb2.VALUE_FAMILY_FRESH if request.timed else request.family, request.seed)
         self._put([each for each in self._sources if not Key.of(each).is_input])
         if self._loaded.device.type == "cuda":
             torch.cuda.synchronize()  # another process reads them in the next call
+
+    def _timed_members(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Members:
+        """Family and seed of the parameters and the state of timed calls: the asked ones, or those of normal values
+        where the reference has no truth with the asked ones, or less that is finite."""
+        plain, lost = (verdict_pb2.VALUE_FAMILY_NORMAL, seed), dict[Members, int]()
+        for wanted in ((family, seed), plain):
+            self._loaded.fresh_members = wanted
+            try:
+                answer = self._judge.answers.of(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
+            except (BadInput, TruthTooLarge):
+                continue
+            self._yardsticks[wanted] = yardsticks_of(answer)
+            if not (lost_now := cases.lost(answer.eager)):
+                return wanted
+            lost[wanted] = lost_now
+        return min(lost, key=lost.__getitem__, default=plain)
 
     def place_inputs(self, request: judging_pb2.PlaceInputsRequest) -> judging_pb2.PlacedInputs:
         """Puts the inputs of a case into the shared memory, and other bytes beside them."""
@@ -271,11 +289,7 @@ class Witness:
         """How far eager is off the truth in each region, found out once for the parameters that timed calls have."""
         members = self._loaded.fresh_members
         if members not in self._yardsticks:
-            answer = self._answer_of_timed_calls()
-            self._yardsticks[members] = [
-                yardstick(eager, truth, floor)
-                for eager, truth, floor in zip(answer.eager, answer.truth, answer.floors, strict=True)
-            ]
+            self._yardsticks[members] = yardsticks_of(self._answer_of_timed_calls())
             self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
         return self._yardsticks[members]
 
@@ -291,6 +305,11 @@ class Witness:
         if self._eager is None or self._eager[0] != key:
             self._eager = key, self._judge.reference.eager(self._args, self._seed)
         return self._eager[1]
+
+
+def yardsticks_of(answer: Answer) -> list[Yardstick]:
+    """Of each region."""
+    return list(map(yardstick, answer.eager, answer.truth, answer.floors))
 
 
 def lay_out(

@@ -49,6 +49,8 @@ class Answer:
     most_errors: Sequence[float] = ()
     """What PyTorch's rms error counts as at most: what it might be without TF32. Four times more would let pass what
     leaves out a bias. 0 where the truth is eager's."""
+    learned: judging_pb2.Learned | None = None
+    """By what was known when its case was drawn."""
     rounded: list[torch.Tensor] = field(default_factory=list)
     """The truth of factors that are rounded to TF32, in eager's types, once it was asked for."""
 
@@ -218,7 +220,9 @@ class Answers:
             after = self.reference.truth(args, written, seed, conditioning.Moved(sources, seed))
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
         eager = self.reference.by_region(args, outputs, written)
-        answer = Answer(eager, truth, floors, self.reference.slice_count > sliced)
+        learned = judging_pb2.Learned()
+        learned.CopyFrom(self._loaded.learned)
+        answer = Answer(eager, truth, floors, self.reference.slice_count > sliced, learned=learned)
         names = [str(Key.of(region)) for region in self.reference.regions]
         if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):
             raise BadInput(chaotic)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -28,6 +29,8 @@ Eager = tuple[list[torch.Tensor], dict[Key, torch.Tensor]]
 Taken = tuple[Args, Eager]
 """The arguments of a case, and what eager makes of them."""
 
+_SIGNED_SECONDS = 2.0
+"""For finding which parameters have to keep their signs."""
 _DRAWS = 2
 """Of the task's own values, beside the first, that say what all have in common."""
 
@@ -58,11 +61,11 @@ class Cases:
 
     def _learn(self, args: Args, written: Sequence[str]) -> None:
         user, device = self._loaded.user, self._loaded.device
-        leaves, drawn = user.tensor_leaves(args), self._loaded.drawn_state(secrets.randbits(31))
+        leaves = user.tensor_leaves(args)
         if device.type == "cuda":
             state = self._loaded.sources(args).state
-            moving = [state[name] for name in (*drawn, *self._loaded.positions(written))]
-            self._rehearsal = learning.Rehearsal.of(user, self._graph, [*leaves, *moving])
+            positions = [state[name] for name in self._loaded.positions(written)]
+            self._rehearsal = learning.Rehearsal.of(user, self._graph, [*leaves, *positions])
         seeds = [secrets.randbits(63) for _ in range(_DRAWS)]
         draws = [[learning.seen(leaf) for leaf in user.tensor_leaves(user.inputs(seed, device))] for seed in seeds]
         specs = [source.spec for source in self._graph.sources]
@@ -71,7 +74,8 @@ class Cases:
         tries = learning.Tries(functools.partial(self._takes, args) if may_try else None)
         learned = learning.learn(leaves, draws, tries, [extent for spec in specs for extent in spec.shape])
         learned.written_state.extend(written)
-        learned.drawn_state.extend(drawn)
+        learned.state_seed = secrets.randbits(31)
+        learned.drawn_state.extend(self._loaded.drawn_state(learned.state_seed))
         self.report.learned.CopyFrom(learned if may_try else learning.held_back(learned))
         self.report.flags.extend(learning.flags(learned))
         self._loaded.learned = self.report.learned
@@ -79,7 +83,7 @@ class Cases:
     def taken(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
         """The arguments of a case and what eager makes of them. Raises BadInput where it takes none of the family.
 
-        Parameters keep their signs where others leave less that is finite, as the logarithm of a scale does.
+        Parameters keep their signs where others leave much less that is finite, as the logarithm of a scale does.
         """
         found = self._as_restrained(family, seed)
         if family not in members.AS_TRAINED or family in self._tried_signs:
@@ -90,21 +94,25 @@ class Cases:
             return found
         restraint = learning.restraint_in(learned, family)
         restraint.own_signs = True
-        kept = self._as_restrained(family, seed)
-        if _lost(kept) < lost:
-            return kept
+        least = 2 * _lost(self._as_restrained(family, seed))
         restraint.own_signs = False
+        if least < lost:
+            self._find_signed(restraint, family, seed, least)
         return self._as_restrained(family, seed)
 
-    @functools.cached_property
-    def timed_family(self) -> verdict_pb2.ValueFamily.ValueType:
-        """That of the parameters and state of a solution's timed calls: as trained, if the reference takes those."""
-        family = verdict_pb2.VALUE_FAMILY_RARE
-        try:
-            self.taken(family, secrets.randbits(62))
-        except BadInput:
-            return verdict_pb2.VALUE_FAMILY_NORMAL
-        return family
+    def _find_signed(
+        self, restraint: judging_pb2.Restraint, family: verdict_pb2.ValueFamily.ValueType, seed: int, most: int
+    ) -> None:
+        """Restrains the parameters without whose own signs alone more than `most` elements are lost; all of them where
+        that does not do, or there is no time."""
+        own = {name for name in self._loaded.trainable if members.has_signs(self._loaded.pristine(name))}
+        until, needed = time.monotonic() + _SIGNED_SECONDS, set[str]()
+        for name in sorted(own):
+            restraint.signed_parameters[:] = sorted(own - {name})
+            if time.monotonic() > until or _lost(self._as_restrained(family, seed)) > most:
+                needed.add(name)
+        restraint.signed_parameters[:] = sorted(needed)
+        restraint.own_signs = _lost(self._as_restrained(family, seed)) > most
 
     def _as_restrained(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
         while True:
@@ -182,7 +190,10 @@ class Cases:
         self.report.unused[:] = map(str, found.unused)
 
 
-def _lost(taken: Taken) -> int:
-    """How many elements of the outputs are not finite."""
-    _, (outputs, _) = taken
+def lost(outputs: Sequence[torch.Tensor]) -> int:
+    """How many elements are not finite."""
     return sum(int((~each.isfinite()).sum()) for each in outputs if each.is_floating_point() or each.is_complex())
+
+
+def _lost(taken: Taken) -> int:
+    return lost(taken[1][0])

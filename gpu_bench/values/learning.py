@@ -180,11 +180,13 @@ class Rehearsal:
 
     def __init__(self, user: task_module.TaskModule) -> None:
         self._user, self._module = user, user.build(device="cpu")
+        self._own = {name: each.clone() for name, each in self._module.named_buffers(remove_duplicate=False)}
+        """State, which a call may write."""
         self._proven: set[int] = set()
 
     @staticmethod
     def of(user: task_module.TaskModule, graph: graph_pb2.Graph, sources: Sequence[torch.Tensor]) -> Rehearsal | None:
-        """None where nothing among inputs and state that may vary is of integers, or it would take too long."""
+        """None where nothing among inputs and state that may index others is of integers, or it would take too long."""
         numbers = sum(math.prod(result.spec.shape) for node in graph.nodes for result in node.results)
         if all(each.is_floating_point() or each.is_complex() for each in sources) or numbers > _MOST_NUMBERS:
             return None
@@ -197,10 +199,9 @@ class Rehearsal:
         if family in self._proven:
             return  # never of no family: those are tries
         leaves = [leaf.to("cpu", copy=True) for leaf in task_module.tensor_leaves(args)]
-        own = dict(self._module.named_buffers(remove_duplicate=False))
-        for name, tensor in (state or {}).items():
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                own[name].copy_(tensor)
+        for name, tensor in self._module.named_buffers(remove_duplicate=False):
+            given = (state or {}).get(name, self._own[name])
+            tensor.copy_(self._own[name] if given.is_floating_point() or given.is_complex() else given)
         with torch.no_grad(), self._user.explaining("the forward failed"):
             self._module(*task_module.with_leaves(args, leaves))
         if family:

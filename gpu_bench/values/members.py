@@ -8,10 +8,11 @@ must not pass. What the constructor makes alike whatever the seed is part of the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import torch
 
-from gpu_bench.values import inputs, sorting
+from gpu_bench.values import inputs
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 AS_TRAINED = frozenset({verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE})
@@ -21,8 +22,8 @@ _SMALL, _ORDINARY = 1e-3, 0.1
 """Magnitude below which all of a parameter is taken for where training begins, and the one that it then gets."""
 _STEPS = 7
 """That a count or a position in state is moved on by, at most."""
-_FEW, _LOOKED_AT = 16, 4096
-"""Elements of a float buffer in which no more different values than these are those of a mask or a code book."""
+_ONE_SIDED = 0.9
+"""Share of a parameter's elements of one sign from which on it has that one for its beginning."""
 
 
 def vary(
@@ -31,22 +32,25 @@ def vary(
     seed: int,
     *,
     trainable: Collection[str] = (),
+    drawn: Mapping[str, torch.Tensor] = MappingProxyType({}),
     learned: judging_pb2.Learned | None = None,
+    is_timed: bool = False,
 ) -> None:
     """Moves parameters and state (by qualified name) in place, for plain families other than TASK.
 
     Floats are scaled by up to a quarter, which leaves signs, zeros of masks and infinities; what is zero as a whole (a
     bias, a running mean) gets small normal values. In families that are `AS_TRAINED` those that are `trainable` also
-    get an ordinary size, both signs and no zeros, state that is drawn is in another order, and counts are farther on,
-    as far as what is `learned` allows.
+    get an ordinary size, both signs and no zeros, state is what is `drawn` from another seed, and counts are farther
+    on, as far as what is `learned` allows. `is_timed`: a single number then keeps its sign, which may decide what there
+    is to compute.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK or family not in inputs.PLAIN:
         return
     known = learned or judging_pb2.Learned()
     restraint, as_trained = inputs.restraint_of(known, family), family in AS_TRAINED
-    drawn, counts = ({*known.drawn_state}, {*known.written_state}) if as_trained else (set(), set())
-    if restraint.own_integers:
-        drawn, counts = set(), set()
+    signed = trainable if restraint.own_signs else {*restraint.signed_parameters}
+    moves = as_trained and not restraint.own_integers
+    counts = {*known.written_state} if moves else set()
     seen: set[int] = set()
     for position, (name, tensor) in enumerate(sorted(tensors.items())):
         if tensor.numel() == 0 or tensor.data_ptr() in seen:
@@ -54,12 +58,16 @@ def vary(
         seen.add(tensor.data_ptr())
         generator = inputs.generator_for(family, seed, 1_000 + position, tensor.device)
         with torch.no_grad():
-            if name in drawn:
-                _shuffle(tensor, generator)
+            if moves and name in drawn:
+                tensor.copy_(drawn[name])
             if tensor.is_floating_point() or tensor.is_complex():
                 _scale(tensor, generator)
                 if as_trained and name in trainable and not tensor.is_complex():
-                    _train(tensor, generator, own_signs=restraint.own_signs)
+                    _grow(tensor)
+                    if name not in signed and tensor.numel() > 1:
+                        _change_signs(tensor, generator)
+                    elif name not in signed and family == verdict_pb2.VALUE_FAMILY_RARE and not is_timed:
+                        tensor.neg_()
             elif name in counts and is_count(tensor):
                 tensor.add_(torch.randint(1, _STEPS + 1, (), generator=generator, device=tensor.device))
 
@@ -69,44 +77,53 @@ def is_count(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 1 and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-def may_be_drawn(tensor: torch.Tensor) -> bool:
-    """Whether a buffer is of the kind that another order tells apart: integers, or few values, and in no order."""
-    if tensor.numel() < 2 or tensor.is_complex():
-        return False
+def is_of_one_value(tensor: torch.Tensor) -> bool:
+    """Whether all elements are equal, or there are none: as no buffer is that follows from a seed."""
     flat = tensor.reshape(-1)
-    if bool((flat == flat[0]).all()) or bool((tensor[..., 1:] >= tensor[..., :-1]).all()):
+    return bool((flat == flat[:1]).all())
+
+
+def has_signs(tensor: torch.Tensor) -> bool:
+    """Whether a parameter has zeros or a sign that training may change."""
+    if not tensor.is_floating_point() or is_zero(tensor):
         return False
-    return not tensor.is_floating_point() or len(sorting.distinct(flat[:_LOOKED_AT])) <= _FEW
+    return bool((tensor == 0).any()) or _is_one_sided(tensor)
 
 
-def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
-    tensor.copy_(tensor.reshape(-1)[order].view(tensor.shape))
+def is_zero(tensor: torch.Tensor) -> bool:
+    """Whether all elements are zero."""
+    return not bool((tensor != 0).any())
+
+
+def _is_one_sided(tensor: torch.Tensor) -> bool:
+    above, below = int((tensor > 0).sum()), int((tensor < 0).sum())
+    return max(above, below) >= _ONE_SIDED * (above + below)
 
 
 def _scale(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    if bool((tensor == 0).all()):
+    if is_zero(tensor):
         tensor.copy_(0.1 * _normal(tensor, generator))
     else:
         tensor.mul_(1.0 + 0.25 * _uniform(tensor, generator))
 
 
-def _train(tensor: torch.Tensor, generator: torch.Generator, *, own_signs: bool) -> None:
-    """What is small throughout gets an ordinary size; then zeros go, and of one sign there are two."""
+def _grow(tensor: torch.Tensor) -> None:
+    """What is small throughout gets an ordinary size."""
     most = float(tensor.abs().max())
-    if not 0 < most < float("inf"):  # false for NaN, too
-        return
-    if most < _SMALL:
+    if 0 < most < _SMALL:
         tensor.mul_(_ORDINARY / most)
-    if own_signs:
+
+
+def _change_signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Of one sign there are two afterwards, and no zeros; what is not finite stays as it is."""
+    if not bool(tensor.isfinite().all()):
         return
     zeros = tensor == 0
+    if _is_one_sided(tensor):
+        tensor.mul_(torch.where(_uniform(tensor, generator) < 0.5, -1.0, 1.0).to(tensor.dtype))
     if bool(zeros.any()):
         size = 0.5 * float(tensor.float().square().mean().sqrt())
         tensor.copy_(torch.where(zeros, size * _normal(tensor, generator), tensor))
-        return
-    if bool((tensor > 0).all()) or bool((tensor < 0).all()):
-        tensor.mul_(torch.where(_uniform(tensor, generator) < 0.5, -1.0, 1.0).to(tensor.dtype))
 
 
 def _normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -47,8 +47,9 @@ def test_a_row_of_which_nothing_is_left_is_zeros_as_a_factor_and_one_with_nan_is
         softmax = rows.softmax(-1)
         plain, each = softmax @ values[0], softmax.view(1, 1, 3, 2) @ values.view(2, 1, 2, 2)[:1]
         turned = (values[0] @ softmax.t()).t()
+        copied = softmax.clone() @ values[0]
     assert softmax.isnan().tolist() == [[True, True], [True, True], [False, False]]
-    for found in (plain, each.view(3, 2), turned):
+    for found in (plain, each.view(3, 2), turned, copied):
         torch.testing.assert_close(
             found, torch.tensor([[0.0, 0.0], [NAN, NAN], [1.0, 1.0]], dtype=torch.float64), equal_nan=True
         )
@@ -79,8 +80,13 @@ def test_only_what_is_not_finite_is_excused_and_only_where_the_candidate_is_righ
     torch.testing.assert_close(found, torch.tensor([NAN, 2.1, 1.5, INF, 4.0]), equal_nan=True)
 
 
-def test_nan_is_excused_only_where_an_added_mask_leaves_it() -> None:
-    truth = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    added = torch.tensor([NAN, 2.0, NAN], dtype=torch.float64)
-    found = masks.excused(torch.tensor([NAN, NAN, 9.0]), truth, truth, added)
-    torch.testing.assert_close(found, torch.tensor([1.0, NAN, 9.0]), equal_nan=True)
+def test_nan_is_excused_only_where_an_added_mask_leaves_it_and_only_together() -> None:
+    truth = torch.tensor([1.0, 2.0, 3.0, NAN], dtype=torch.float64)
+    added = torch.tensor([NAN, 2.0, NAN, NAN], dtype=torch.float64)
+
+    def judged(candidate: list[float]) -> torch.Tensor:
+        return masks.excused(torch.tensor(candidate), truth, truth, added)
+
+    torch.testing.assert_close(judged([NAN, 2.0, NAN, NAN]), torch.tensor([1.0, 2.0, 3.0, NAN]), equal_nan=True)
+    for wrong in ([NAN, NAN, NAN, NAN], [NAN, 2.0, 3.0, NAN]):
+        torch.testing.assert_close(judged(wrong), torch.tensor(wrong), equal_nan=True)

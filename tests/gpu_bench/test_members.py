@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from unusual_modules import Desk, source
 
 from gpu_bench.values import learning, members
 from warpsmith.v1 import judging_pb2, verdict_pb2
@@ -55,11 +57,35 @@ def test_a_parameter_keeps_its_signs_where_the_reference_needs_them_and_gets_an_
     assert bool((identity[torch.eye(16) == 0] == 0).all())
 
 
+def test_a_parameter_named_keeps_its_signs_and_others_do_not() -> None:
+    held_back = judging_pb2.Restraint(family=RARE, signed_parameters=["scale"])
+    both = {"scale": torch.ones(64), "gain": torch.ones(64)}
+    members.vary(both, RARE, SEED, trainable=set(both), learned=judging_pb2.Learned(restraints=[held_back]))
+    assert bool((both["scale"] > 0).all())
+    assert {*both["gain"].sign().tolist()} == {-1.0, 1.0}
+
+
+def test_nearly_all_of_one_sign_is_of_one_sign() -> None:
+    moved = varied(torch.cat([torch.ones(255), -torch.ones(1)]))
+    assert 64 < int((moved < 0).sum()) < 192
+
+
+@pytest.mark.parametrize(("family", "is_timed", "sign"), [(RARE, False, -1.0), (RARE, True, 1.0), (MIXED, False, 1.0)])
+def test_a_single_number_has_the_other_sign_in_one_family_and_its_own_while_timed(
+    family: verdict_pb2.ValueFamily.ValueType, is_timed: bool, sign: float
+) -> None:
+    for seed in range(20):
+        number = torch.tensor([2.0])
+        members.vary({"own": number}, family, seed, trainable={"own"}, is_timed=is_timed)
+        assert float(number.sign()) == sign
+
+
 def test_zeros_of_a_parameter_are_filled_and_those_of_state_and_of_what_is_frozen_stay() -> None:
     identity = torch.eye(64)
     moved = varied(identity)
     assert bool((moved != 0).all())
-    assert 0.3 < float(moved[identity == 0].square().sum() / 64) < 3.0  # as large as an ordinary product of that size
+    assert {*moved.diagonal().sign().tolist()} == {-1.0, 1.0}
+    assert 0.1 < float(moved[identity == 0].square().sum() / 64) < 3.0  # as large as an ordinary product of that size
     frozen = identity.clone()
     members.vary({"own": frozen}, RARE, SEED, trainable=set())
     assert bool((frozen[identity == 0] == 0).all())
@@ -72,21 +98,16 @@ def test_a_parameter_that_is_not_finite_keeps_what_it_has(odd: float) -> None:
     assert torch.equal(moved[:1].nan_to_num(7.0), torch.tensor([odd]).nan_to_num(7.0))
 
 
-def test_state_that_is_drawn_comes_in_another_order_and_what_is_alike_for_every_seed_stays() -> None:
-    own = {"codes": torch.arange(64).flip(0), "index": torch.arange(64).flip(0), "mask": torch.rand(64) < 0.5}
-    learned = judging_pb2.Learned(drawn_state=["codes", "mask"])
+def test_state_is_what_another_seed_draws_where_there_is_such_and_stays_elsewhere() -> None:
+    own, drawn = {"codes": torch.arange(64), "index": torch.arange(64)}, {"codes": torch.arange(64).flip(0)}
     for family, moves in ((MIXED, True), (RARE, True), (NORMAL, False)):
         state = {name: tensor.clone() for name, tensor in own.items()}
-        members.vary(state, family, SEED, learned=learned)
+        members.vary(state, family, SEED, drawn=drawn)
         assert torch.equal(state["index"], own["index"])
-        for name in learned.drawn_state:
-            assert torch.equal(state[name], own[name]) is not moves
-            assert torch.equal(state[name].sort().values, own[name].sort().values)
-    kept = judging_pb2.Learned(
-        drawn_state=["codes"], restraints=[judging_pb2.Restraint(family=RARE, own_integers=True)]
-    )
+        assert torch.equal(state["codes"], drawn["codes"] if moves else own["codes"])
+    held_back = judging_pb2.Restraint(family=RARE, own_integers=True)
     state = {"codes": own["codes"].clone()}
-    members.vary(state, RARE, SEED, learned=kept)
+    members.vary(state, RARE, SEED, drawn=drawn, learned=judging_pb2.Learned(restraints=[held_back]))
     assert torch.equal(state["codes"], own["codes"])
 
 
@@ -99,24 +120,19 @@ def test_a_count_that_the_module_writes_is_farther_on_and_one_that_it_only_reads
 
 
 @pytest.mark.parametrize(
-    ("tensor", "may"),
+    ("tensor", "has"),
     [
-        (torch.randint(-128, 128, (8, 8), dtype=torch.int8), True),
-        (torch.tensor([True, False, True]), True),
-        (torch.tensor([0.0, 1.0, 0.0, 1.0]), True),
-        (torch.arange(64).flip(0), True),
-        (torch.arange(64), False),  # in order, as the rows of a sparse matrix
-        (torch.zeros(64), False),
-        (torch.randn(64), False),
-        (torch.tensor(5), False),
-        (torch.zeros(0, dtype=torch.long), False),
+        (torch.ones(8), True),
+        (-torch.rand(64), True),
+        (torch.eye(8), True),
+        (torch.zeros(8), False),
+        (torch.linspace(-1, 1, 8), False),
+        (torch.arange(8), False),
     ],
-    ids=["codes", "mask", "few", "falling", "rising", "alike", "floats", "one", "none"],
+    ids=["ones", "below", "identity", "zeros", "both", "integers"],
 )
-def test_what_may_be_in_another_order_has_no_order_and_is_of_integers_or_few_values(
-    tensor: torch.Tensor, may: bool
-) -> None:
-    assert members.may_be_drawn(tensor) is may
+def test_which_parameters_have_signs_or_zeros_that_training_may_change(tensor: torch.Tensor, has: bool) -> None:
+    assert members.has_signs(tensor) is has
 
 
 def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both() -> None:
@@ -125,3 +141,57 @@ def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both() -> 
         (restraint,) = learned.restraints
         seen.append((restraint.own_signs, restraint.own_integers))
     assert seen == [(True, False), (False, True), (True, True)]
+
+
+# ---- of a module -------------------------------------------------------------------------------------------------
+
+
+def test_what_seeds_draw_is_another_seeds_and_what_the_constructor_makes_alike_stays(
+    references: Callable[[str], Desk],
+) -> None:
+    drawn = source(
+        "self.codes = torch.nn.Buffer(torch.randint(-99, 99, (16, 1)));"
+        "self.ends = torch.nn.Buffer(torch.rand(64).sort().values);"
+        "self.later = torch.nn.Buffer(torch.ones(16, 32).triu(1).bool())",
+        "return torch.bucketize(x, self.ends) + self.codes * x.masked_fill(self.later, 2.0)",
+    )
+    desk = references(drawn)
+    loaded = desk.judge._loaded
+    before = {name: tensor.clone() for name, tensor in loaded.module.named_buffers()}
+    assert [*desk.report.learned.drawn_state] == ["codes", "ends"]
+    for family in (RARE, MIXED):
+        assert desk.compare(family).outputs[0].max_ratio <= 1.0  # the candidate's process draws the same
+        loaded.case(family, SEED)
+        now = dict(loaded.module.named_buffers())
+        assert torch.equal(now["later"], before["later"])
+        assert not torch.equal(now["codes"], before["codes"])
+        assert not torch.allclose(now["ends"], before["ends"], rtol=0.5)
+
+
+def test_only_parameters_that_a_module_needs_of_one_sign_keep_it(references: Callable[[str], Desk]) -> None:
+    desk = references(
+        source(
+            "self.scale = torch.nn.Parameter(torch.ones(32)); self.gain = torch.nn.Parameter(torch.ones(32))",
+            "return x * self.gain + self.scale.log()",
+        )
+    )
+    for family in (RARE, MIXED):
+        assert desk.compare(family).outputs[0].max_ratio <= 1.0
+        (restraint,) = [each for each in desk.report.learned.restraints if each.family == family]
+        assert (restraint.own_signs, [*restraint.signed_parameters]) == (False, ["scale"])
+
+
+def test_a_module_that_overflows_whatever_the_signs_keeps_none(references: Callable[[str], Desk]) -> None:
+    desk = references(source("self.gain = torch.nn.Parameter(torch.ones(32))", "return torch.exp(x * self.gain)"))
+    desk.leaves(MIXED)
+    assert not [each for each in desk.report.learned.restraints if each.own_signs or each.signed_parameters]
+
+
+def test_a_tables_row_of_padding_stays(references: Callable[[str], Desk]) -> None:
+    desk = references(
+        source("self.table = torch.nn.Embedding(9, 4, padding_idx=2)", "return self.table(x)", "[torch.arange(9)]")
+    )
+    desk.leaves(RARE)
+    weight = desk.judge._loaded.module.table.weight
+    assert not bool(weight[2].any())
+    assert bool(weight[3].all())
