@@ -9,6 +9,7 @@ asks no solution.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,7 @@ class Witness:
         self._views_then: list[set[Key]] = [set(), set()]
         """Outputs that lay in an input's memory in the calls of both, the last first."""
         self._eager: tuple[tuple[int, int], list[torch.Tensor]] | None = None
-        self._yardsticks: dict[tuple[int, int] | None, list[Yardstick]] = {}
+        self._yardsticks: dict[Members | None, list[Yardstick]] = {}
         """By the parameters that go with FRESH values."""
         self._last_looks = LastLooks()
         self._sweep = torch.empty(0, dtype=torch.uint8)
@@ -129,27 +130,11 @@ class Witness:
         """Puts parameters and state of a case into the shared memory."""
         self._eager, self._last_looks, self._loaded.fresh_members = None, LastLooks(), _CONSTRUCTORS
         if request.timed:
-            self._loaded.fresh_members = self._timed_members(request.family, request.seed)
+            self._yardsticks |= find_timed_members(self._judge, request.family, request.seed)
         self._turn_to(verdict_pb2.VALUE_FAMILY_FRESH if request.timed else request.family, request.seed)
         self._put([each for each in self._sources if not Key.of(each).is_input])
         if self._loaded.device.type == "cuda":
             torch.cuda.synchronize()  # another process reads them in the next call
-
-    def _timed_members(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Members:
-        """Family and seed of the parameters and the state of timed calls: the asked ones, or those of normal values
-        where the reference has no truth with the asked ones, or less that is finite."""
-        plain, lost = (verdict_pb2.VALUE_FAMILY_NORMAL, seed), dict[Members, int]()
-        for wanted in ((family, seed), plain):
-            self._loaded.fresh_members = wanted
-            try:
-                answer = self._judge.answers.of(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
-            except (BadInput, TruthTooLarge):
-                continue
-            self._yardsticks[wanted] = yardsticks_of(answer)
-            if not (lost_now := cases.lost(answer.eager)):
-                return wanted
-            lost[wanted] = lost_now
-        return min(lost, key=lost.__getitem__, default=plain)
 
     def place_inputs(self, request: judging_pb2.PlaceInputsRequest) -> judging_pb2.PlacedInputs:
         """Puts the inputs of a case into the shared memory, and other bytes beside them."""
@@ -305,6 +290,26 @@ class Witness:
         if self._eager is None or self._eager[0] != key:
             self._eager = key, self._judge.reference.eager(self._args, self._seed)
         return self._eager[1]
+
+
+def find_timed_members(
+    judge: Judge, family: verdict_pb2.ValueFamily.ValueType, seed: int
+) -> dict[Members | None, list[Yardstick]]:
+    """Has the asked parameters and state go with FRESH values, or those of normal values where the reference has no
+    truth with the asked ones, or less that is finite. Returns yardsticks of what was tried."""
+    plain = (verdict_pb2.VALUE_FAMILY_NORMAL, seed)
+    found, lost = dict[Members | None, list[Yardstick]](), {plain: math.inf}
+    for wanted in dict.fromkeys(((family, seed), plain)):
+        judge.loaded.fresh_members = wanted
+        try:
+            answer = judge.answers.of(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
+        except (BadInput, TruthTooLarge):
+            continue
+        found[wanted], lost[wanted] = yardsticks_of(answer), cases.lost(answer.eager)
+        if not lost[wanted]:
+            break
+    judge.loaded.fresh_members = min(lost, key=lost.__getitem__)
+    return found
 
 
 def yardsticks_of(answer: Answer) -> list[Yardstick]:
