@@ -191,7 +191,9 @@ def _warm_up(_: judging_pb2.WarmUpRequest) -> judging_pb2.Done:
 def prepare(request: judging_pb2.PrepareJudgeRequest, kind: type[Reference] = Reference) -> judging_pb2.Preparation:
     """Makes the judge of this process. Raises BadInput."""
     _judges.clear()
-    _judges.append(Judge(LoadedTask.load(request.task), SharedMemory.inherited(), kind))
+    loaded = LoadedTask.load(request.task)
+    loaded.state_seed = request.state_seed or loaded.state_seed
+    _judges.append(Judge(loaded, SharedMemory.inherited(), kind))
     judge = _judges[0]
     judge.release_surplus()
     prepared = judging_pb2.Preparation(
@@ -205,9 +207,9 @@ def prepare(request: judging_pb2.PrepareJudgeRequest, kind: type[Reference] = Re
 
 def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
     """Says where the reference is undefined instead of failing: some functions refuse some values."""
-    truth = judging_pb2.Truth()
+    truth, learned = judging_pb2.Truth(), None
     try:
-        _judges[0].answers.of(request.family, request.seed, once=request.once)
+        learned = _judges[0].answers.of(request.family, request.seed, once=request.once).learned
     except BadInput as error:
         if request.family == verdict_pb2.VALUE_FAMILY_TASK:
             raise
@@ -219,7 +221,7 @@ def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
         truth.unjudged = str(error)  # they take most, for they need the truth twice
     finally:
         _judges[0].release_surplus()
-    truth.learned.CopyFrom(_judges[0].cases.report.learned)
+    truth.learned.CopyFrom(learned or _judges[0].cases.report.learned)
     return truth
 
 

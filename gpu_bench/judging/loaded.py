@@ -6,6 +6,7 @@ so both see equal values and neither sends a tensor. User code runs here: only i
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,6 +107,8 @@ class LoadedTask:
     executor: Executor
     learned: judging_pb2.Learned = field(default_factory=judging_pb2.Learned)
     """What values the inputs may have; in every process what the judge's found out."""
+    state_seed: int = field(default_factory=lambda: secrets.randbits(31))
+    """From which state of cases is built, where seeds draw it."""
     fresh_members: tuple[verdict_pb2.ValueFamily.ValueType, int] | None = None
     """Family and seed of parameters and state that go with FRESH values. None: on a processor the case's own seed moves
     parameters, as it does those of a candidate's timed calls."""
@@ -147,22 +150,33 @@ class LoadedTask:
         for name, tensor in self._own_tensors().items():
             tensor.copy_(self._pristine[name])
 
-    def drawn_state(self, seed: int) -> list[str]:
-        """Names of buffers in the `state_dict` that are others when the module is built from `seed`."""
+    def drawn_state(self) -> list[str]:
+        """Names of buffers in the `state_dict` that are others when the module is built from `state_seed`, and the same
+        each time; none where one then has another shape, which others may go with."""
         constants = self.constants
-        state = {
-            name: self._pristine[name]
-            for name, _ in self.module.named_buffers(remove_duplicate=False)
-            if name not in constants and not members.is_of_one_value(self._pristine[name])
-        }
-        other = self._state_of(seed) if state else {}
-        return sorted(name for name, own in state.items() if _is_another(other.get(name), own))
+        own = {n: self._pristine[n] for n, _ in self.module.named_buffers(remove_duplicate=False) if n not in constants}
+        if all(map(members.is_of_one_value, own.values())):
+            return []
+        other = self._built_state(self.state_seed)
+        if any(name not in other or other[name].shape != tensor.shape for name, tensor in own.items()):
+            return []
+        found = [name for name in own if not guard.same_bits(other[name], own[name].cpu())]
+        again = self._built_state(self.state_seed) if found else {}
+        return sorted(name for name in found if guard.same_bits(other[name], again[name]))
 
-    def _state_of(self, seed: int) -> Mapping[str, torch.Tensor]:
-        """All buffers as a constructor makes them from `seed`; kept."""
-        if self._other_state[0] != seed:
-            built = self.user.build(seed, self.device).named_buffers(remove_duplicate=False)
-            self._other_state = seed, {name: tensor.detach() for name, tensor in built}
+    def _built_state(self, seed: int) -> dict[str, torch.Tensor]:
+        """All buffers as the constructor makes them from `seed`, on the processor."""
+        task_module.seed_all(seed)  # it may draw as `get_inputs` does
+        return {name: each.detach() for name, each in self.user.build(seed).named_buffers(remove_duplicate=False)}
+
+    def _state_of(self, learned: judging_pb2.Learned) -> Mapping[str, torch.Tensor]:
+        """The buffers that another seed draws, which is made once."""
+        if not learned.drawn_state:
+            return {}
+        if self._other_state[0] != learned.state_seed:
+            built = self._built_state(learned.state_seed)
+            moved = {name: built[name].to(self.device) for name in learned.drawn_state}
+            self._other_state = learned.state_seed, moved
         return self._other_state[1]
 
     def positions(self, written: Iterable[str]) -> list[str]:
@@ -219,11 +233,12 @@ class LoadedTask:
         return {name for name, each in self.module.named_parameters(remove_duplicate=False) if each.requires_grad}
 
     def _keep_padding(self) -> None:
-        """Puts rows of tables back that stand for nothing: training leaves them."""
+        """Rows of tables that stand for nothing, and are zeros, stay so: training leaves them."""
         for name, each in self.module.named_modules(remove_duplicate=False):
             if isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag) and each.padding_idx is not None:
-                own = f"{name}.weight".removeprefix(".")
-                each.weight.detach()[each.padding_idx] = self._pristine[own][each.padding_idx]
+                own = self._pristine.get(f"{name}.weight".removeprefix("."))
+                if own is not None and "weight" in each._parameters and members.is_zero(own[each.padding_idx]):
+                    each.weight.detach()[each.padding_idx] = 0.0
 
     def case(
         self, family: verdict_pb2.ValueFamily.ValueType, seed: int, learned: judging_pb2.Learned | None = None
@@ -242,15 +257,8 @@ class LoadedTask:
         if is_fresh and self.fresh_members is None and self.device.type == "cpu":
             self.move_parameters(seed)
         own = {name: tensor for name, tensor in self._own_tensors().items() if name not in constants}
-        drawn = self._state_of(learned.state_seed) if learned.drawn_state else {}
-        members.vary(
-            own,
-            *moved_by,
-            trainable=self.trainable,
-            drawn={name: drawn[name] for name in learned.drawn_state},
-            learned=learned,
-            is_timed=is_fresh,
-        )
+        drawn = self._state_of(learned)
+        members.vary(own, *moved_by, trainable=self.trainable, drawn=drawn, learned=learned, is_timed=is_fresh)
         self._keep_padding()
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, learned)
         return self.user.with_leaves(args, leaves)

@@ -107,14 +107,15 @@ class Added(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
     """The candidate's values, and the truth's where that is not finite and the candidate is what was `skipped` to.
 
-    The truth's also where the candidate is NaN as is what was `added`, if it is so in all elements that have a truth.
+    The truth's also where the candidate is NaN as is what was `added`, if it is so nowhere else: of tiles some may be
+    skipped, and others added to.
 
     All but the candidate are float64; all have one shape and one device. Returns the candidate's type.
     """
     size = skipped.abs().nan_to_num_(0.0, 0.0, 0.0)
     reach = _WITHIN.get(candidate.dtype, 1e-3) * (size + size.mean())
     is_open = ~truth.isfinite() & ((candidate - skipped).abs() <= reach)
-    if bool((candidate.isnan() == added.isnan())[truth.isfinite()].all()):
+    if not bool((candidate.isnan() & ~added.isnan() & truth.isfinite()).any()):
         is_open |= candidate.isnan() & added.isnan()
     return torch.where(is_open, truth.to(candidate.dtype), candidate)
 

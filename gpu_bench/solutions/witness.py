@@ -297,18 +297,23 @@ def find_timed_members(
 ) -> dict[Members | None, list[Yardstick]]:
     """Has the asked parameters and state go with FRESH values, or those of normal values where the reference has no
     truth with the asked ones, or less that is finite. Returns yardsticks of what was tried."""
-    plain = (verdict_pb2.VALUE_FAMILY_NORMAL, seed)
-    found, lost = dict[Members | None, list[Yardstick]](), {plain: math.inf}
-    for wanted in dict.fromkeys(((family, seed), plain)):
+    asked, plain = (family, seed), (verdict_pb2.VALUE_FAMILY_NORMAL, seed)
+    with contextlib.suppress(BadInput):
+        judge.cases.taken(*asked)  # finds out what has to be held back
+    found, lost = dict[Members | None, list[Yardstick]](), dict.fromkeys((asked, plain), math.inf)
+    for wanted in lost:
         judge.loaded.fresh_members = wanted
+        learned = judging_pb2.Learned.FromString(judge.loaded.learned.SerializeToString())
         try:
             answer = judge.answers.of(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
         except (BadInput, TruthTooLarge):
+            judge.loaded.learned.CopyFrom(learned)  # FRESH is not to be held back for these
             continue
         found[wanted], lost[wanted] = yardsticks_of(answer), cases.lost(answer.eager)
         if not lost[wanted]:
             break
-    judge.loaded.fresh_members = min(lost, key=lost.__getitem__)
+    is_plain = asked not in found or 2 * lost[plain] < lost[asked]
+    judge.loaded.fresh_members = plain if is_plain else asked
     return found
 
 

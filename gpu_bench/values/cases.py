@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -74,8 +75,8 @@ class Cases:
         tries = learning.Tries(functools.partial(self._takes, args) if may_try else None)
         learned = learning.learn(leaves, draws, tries, [extent for spec in specs for extent in spec.shape])
         learned.written_state.extend(written)
-        learned.state_seed = secrets.randbits(31)
-        learned.drawn_state.extend(self._loaded.drawn_state(learned.state_seed))
+        learned.state_seed = self._loaded.state_seed
+        learned.drawn_state.extend(self._loaded.drawn_state())
         self.report.learned.CopyFrom(learned if may_try else learning.held_back(learned))
         self.report.flags.extend(learning.flags(learned))
         self._loaded.learned = self.report.learned
@@ -89,41 +90,60 @@ class Cases:
         if family not in members.AS_TRAINED or family in self._tried_signs:
             return found
         self._tried_signs.add(family)
-        lost, learned = _lost(found), self._loaded.learned
-        if not lost or inputs.restraint_of(learned, family).own_signs:
+        learned = self._loaded.learned
+        was_refused = inputs.restraint_of(learned, family).own_signs
+        lost = math.inf if was_refused else _lost(found)
+        if not lost:
             return found
         restraint = learning.restraint_in(learned, family)
         restraint.own_signs = True
-        least = 2 * _lost(self._as_restrained(family, seed))
+        least = 2 * self._lost_by(family, seed)
         restraint.own_signs = False
         if least < lost:
             self._find_signed(restraint, family, seed, least)
         return self._as_restrained(family, seed)
 
     def _find_signed(
-        self, restraint: judging_pb2.Restraint, family: verdict_pb2.ValueFamily.ValueType, seed: int, most: int
+        self, restraint: judging_pb2.Restraint, family: verdict_pb2.ValueFamily.ValueType, seed: int, most: float
     ) -> None:
-        """Restrains the parameters without whose own signs alone more than `most` elements are lost; all of them where
-        that does not do, or there is no time."""
-        own = {name for name in self._loaded.trainable if members.has_signs(self._loaded.pristine(name))}
-        until, needed = time.monotonic() + _SIGNED_SECONDS, set[str]()
-        for name in sorted(own):
-            restraint.signed_parameters[:] = sorted(own - {name})
-            if time.monotonic() > until or _lost(self._as_restrained(family, seed)) > most:
-                needed.add(name)
+        """Restrains the parameters without whose own signs more than `most` elements are lost, found by halves; all of
+        them where that does not do. What there is no time for is restrained."""
+        own = sorted(name for name in self._loaded.trainable if members.has_signs(self._loaded.pristine(name)))
+        until, needed = time.monotonic() + _SIGNED_SECONDS, list[str]()
+        groups = [own] if own else []
+        while groups:
+            group = groups.pop()
+            restraint.signed_parameters[:] = sorted({*own} - {*group})
+            is_late = time.monotonic() > until
+            if not is_late and self._lost_by(family, seed) <= most:
+                continue
+            if is_late or len(group) == 1:
+                needed += group
+            else:
+                groups += [group[: len(group) // 2], group[len(group) // 2 :]]
         restraint.signed_parameters[:] = sorted(needed)
-        restraint.own_signs = _lost(self._as_restrained(family, seed)) > most
+        restraint.own_signs = self._lost_by(family, seed) > most
+
+    def _lost_by(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> float:
+        """How many elements of outputs are not finite, as the family is restrained; infinity where it is refused."""
+        try:
+            return _lost(self._drawn(family, seed))
+        except BadInput:
+            return math.inf
 
     def _as_restrained(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
         while True:
             try:
-                args = self._loaded.case(family, seed)
-                if self._rehearsal is not None and family != verdict_pb2.VALUE_FAMILY_TASK:
-                    self._rehearsal.take(args, family, self._loaded.sources(args).state)
-                return args, self._run(args, seed)
+                return self._drawn(family, seed)
             except BadInput:
                 if not learning.restrain(self._loaded.learned, family):
                     raise
+
+    def _drawn(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
+        args = self._loaded.case(family, seed)
+        if self._rehearsal is not None and family != verdict_pb2.VALUE_FAMILY_TASK:
+            self._rehearsal.take(args, family, self._loaded.sources(args).state)
+        return args, self._run(args, seed)
 
     def _takes(self, args: Args, leaves: Sequence[torch.Tensor]) -> bool:
         """Whether the reference takes these inputs in the place of those of `args`."""

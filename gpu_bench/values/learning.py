@@ -146,16 +146,17 @@ def _is_one(values: Sequence[torch.Tensor]) -> bool:
 def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.ValueType) -> bool:
     """Holds a family back whose values the reference refused, one step further; False where nothing is left to try.
 
-    Where parameters are as trained, they keep their signs, or integers stay as the task draws them, or both. Of other
-    families it is integers; of normal values, floats then stay within what the task draws, as probabilities must.
-    Others leave that out: they would all be the same.
+    Where parameters are as trained, they keep their signs, or integers stay as the task draws them, or both; then state
+    stays the constructor's. Of other families it is integers; of normal values, floats then stay within what the task
+    draws, as probabilities must. Others leave that out: they would all be the same.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return False
     restraint = restraint_in(learned, family)
     if family in members.AS_TRAINED:
         if restraint.own_integers and restraint.own_signs:
-            return False
+            was_own, restraint.own_state = restraint.own_state, True
+            return not was_own
         restraint.own_integers |= restraint.own_signs
         restraint.own_signs = not restraint.own_signs
         return True
@@ -180,8 +181,8 @@ class Rehearsal:
 
     def __init__(self, user: task_module.TaskModule) -> None:
         self._user, self._module = user, user.build(device="cpu")
-        self._own = {name: each.clone() for name, each in self._module.named_buffers(remove_duplicate=False)}
-        """State, which a call may write."""
+        self._state = [(each, _copied(each._buffers)) for each in self._module.modules()]
+        """What a call may write, or make."""
         self._proven: set[int] = set()
 
     @staticmethod
@@ -199,10 +200,19 @@ class Rehearsal:
         if family in self._proven:
             return  # never of no family: those are tries
         leaves = [leaf.to("cpu", copy=True) for leaf in task_module.tensor_leaves(args)]
-        for name, tensor in self._module.named_buffers(remove_duplicate=False):
-            given = (state or {}).get(name, self._own[name])
-            tensor.copy_(self._own[name] if given.is_floating_point() or given.is_complex() else given)
+        for each, held in self._state:
+            each._buffers.clear()
+            each._buffers.update(_copied(held))
+        own = dict(self._module.named_buffers(remove_duplicate=False))
+        for name, tensor in (state or {}).items():
+            is_number = tensor.is_floating_point() or tensor.is_complex()
+            if not is_number and name in own and own[name].shape == tensor.shape:
+                own[name].copy_(tensor)
         with torch.no_grad(), self._user.explaining("the forward failed"):
             self._module(*task_module.with_leaves(args, leaves))
         if family:
             self._proven.add(family)
+
+
+def _copied(buffers: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    return {name: each if each is None else each.clone() for name, each in buffers.items()}

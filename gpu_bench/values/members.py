@@ -49,8 +49,8 @@ def vary(
     known = learned or judging_pb2.Learned()
     restraint, as_trained = inputs.restraint_of(known, family), family in AS_TRAINED
     signed = trainable if restraint.own_signs else {*restraint.signed_parameters}
-    moves = as_trained and not restraint.own_integers
-    counts = {*known.written_state} if moves else set()
+    is_drawn = as_trained and not restraint.own_state
+    counts = {*known.written_state} if as_trained and not restraint.own_integers else set()
     seen: set[int] = set()
     for position, (name, tensor) in enumerate(sorted(tensors.items())):
         if tensor.numel() == 0 or tensor.data_ptr() in seen:
@@ -58,7 +58,7 @@ def vary(
         seen.add(tensor.data_ptr())
         generator = inputs.generator_for(family, seed, 1_000 + position, tensor.device)
         with torch.no_grad():
-            if moves and name in drawn:
+            if is_drawn and name in drawn:
                 tensor.copy_(drawn[name])
             if tensor.is_floating_point() or tensor.is_complex():
                 _scale(tensor, generator)

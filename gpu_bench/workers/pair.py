@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,7 +46,7 @@ class Pair:
         lot: Lot | None = None,
         with_outbox: bool = True,
     ) -> None:
-        self._task = task
+        self._task, self._state_seed = task, secrets.randbits(31)
         self._judge_entry = judge_entry
         self._prepare_seconds = prepare_seconds
         self._rung = rung
@@ -121,9 +122,9 @@ class Pair:
         if self._judge is None or not self._judge.alive:
             self.drop_judge()
             self._judge = self._spawn(self._judge_entry)
-            request, seconds = judging_pb2.PrepareJudgeRequest(task=self._task), self._prepare_seconds
+            request = judging_pb2.PrepareJudgeRequest(task=self._task, state_seed=self._state_seed)
             with on_failure(self.drop_judge):
-                self._prepared = self._judge.call("prepare", request, judging_pb2.Preparation, deadline_s=seconds)
+                self._prepared = self._judge.call("prepare", request, judging_pb2.Preparation, self._prepare_seconds)
             self._tell_prepared(self._prepared)
             shared_file.grow(self.descriptor, self._prepared.total_bytes)
             self.begin_outbox(self._prepared)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from unusual_modules import Desk, source
 
+from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.values import learning, members
+from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 MIXED, RARE, NORMAL = (
@@ -105,10 +108,11 @@ def test_state_is_what_another_seed_draws_where_there_is_such_and_stays_elsewher
         members.vary(state, family, SEED, drawn=drawn)
         assert torch.equal(state["index"], own["index"])
         assert torch.equal(state["codes"], drawn["codes"] if moves else own["codes"])
-    held_back = judging_pb2.Restraint(family=RARE, own_integers=True)
-    state = {"codes": own["codes"].clone()}
-    members.vary(state, RARE, SEED, drawn=drawn, learned=judging_pb2.Learned(restraints=[held_back]))
-    assert torch.equal(state["codes"], own["codes"])
+    for held_back, moves in (({"own_integers": True}, True), ({"own_state": True}, False)):
+        learned = judging_pb2.Learned(restraints=[judging_pb2.Restraint(family=RARE, **held_back)])
+        state = {"codes": own["codes"].clone()}
+        members.vary(state, RARE, SEED, drawn=drawn, learned=learned)
+        assert torch.equal(state["codes"], drawn["codes"] if moves else own["codes"])
 
 
 def test_a_count_that_the_module_writes_is_farther_on_and_one_that_it_only_reads_is_its_own() -> None:
@@ -135,12 +139,12 @@ def test_which_parameters_have_signs_or_zeros_that_training_may_change(tensor: t
     assert members.has_signs(tensor) is has
 
 
-def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both() -> None:
+def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both_then_state() -> None:
     learned, seen = judging_pb2.Learned(), []
     while learning.restrain(learned, RARE):
         (restraint,) = learned.restraints
-        seen.append((restraint.own_signs, restraint.own_integers))
-    assert seen == [(True, False), (False, True), (True, True)]
+        seen.append((restraint.own_signs, restraint.own_integers, restraint.own_state))
+    assert seen == [(True, False, False), (False, True, False), (True, True, False), (True, True, True)]
 
 
 # ---- of a module -------------------------------------------------------------------------------------------------
@@ -168,11 +172,16 @@ def test_what_seeds_draw_is_another_seeds_and_what_the_constructor_makes_alike_s
         assert not torch.allclose(now["ends"], before["ends"], rtol=0.5)
 
 
-def test_only_parameters_that_a_module_needs_of_one_sign_keep_it(references: Callable[[str], Desk]) -> None:
+@pytest.mark.parametrize(
+    "needs",
+    ["self.scale.log()", "torch.nn.functional.binary_cross_entropy(self.scale / 2, torch.ones(32), reduction='none')"],
+)
+def test_only_parameters_that_a_module_needs_of_one_sign_keep_it(references: Callable[[str], Desk], needs: str) -> None:
+    gains = "; ".join(f"self.gain{n} = torch.nn.Parameter(torch.ones(32))" for n in range(5))
     desk = references(
         source(
-            "self.scale = torch.nn.Parameter(torch.ones(32)); self.gain = torch.nn.Parameter(torch.ones(32))",
-            "return x * self.gain + self.scale.log()",
+            f"self.scale = torch.nn.Parameter(torch.ones(32)); {gains}",
+            f"return (x * self.gain0 + self.gain1) * self.gain2 + self.gain3 * self.gain4 + {needs}",
         )
     )
     for family in (RARE, MIXED):
@@ -187,11 +196,50 @@ def test_a_module_that_overflows_whatever_the_signs_keeps_none(references: Calla
     assert not [each for each in desk.report.learned.restraints if each.own_signs or each.signed_parameters]
 
 
-def test_a_tables_row_of_padding_stays(references: Callable[[str], Desk]) -> None:
-    desk = references(
-        source("self.table = torch.nn.Embedding(9, 4, padding_idx=2)", "return self.table(x)", "[torch.arange(9)]")
-    )
+@pytest.mark.parametrize("wrapper", ["", "torch.nn.utils.parametrizations.weight_norm"])
+def test_a_tables_row_of_padding_stays(references: Callable[[str], Desk], wrapper: str) -> None:
+    table = f"self.table = {wrapper}(torch.nn.Embedding(9, 4, padding_idx=2))"
+    desk = references(source(table, "return self.table(x.clamp(0, 8)).nan_to_num()", "[torch.arange(9)]"))
     desk.leaves(RARE)
     weight = desk.judge._loaded.module.table.weight
-    assert not bool(weight[2].any())
+    assert bool(wrapper) or not bool(weight[2].any())
     assert bool(weight[3].all())
+
+
+def test_what_a_constructor_draws_elsewhere_is_alike_in_both_processes_or_stays(
+    references: Callable[[str], Desk],
+) -> None:
+    drawn = source(
+        "self.order = torch.nn.Buffer(torch.from_numpy(numpy.random.permutation(32)));"
+        "self.mine = torch.nn.Buffer(torch.rand(32, generator=OWN))",
+        "return x[:, self.order] * self.mine", before="import numpy\nOWN = torch.Generator().manual_seed(3)",
+    )  # fmt: skip
+    desk = references(drawn)
+    assert desk.compare(RARE).outputs[0].max_ratio <= 1.0
+    assert "mine" not in desk.report.learned.drawn_state
+
+
+def test_state_whose_shape_follows_the_seed_stays_as_a_whole(references: Callable[[str], Desk]) -> None:
+    pairs = "torch.nn.Buffer(torch.randint(32, (int(torch.randint(5, 25, ())),)))"
+    desk = references(
+        source(
+            f"self.some = {pairs}; self.end = torch.nn.Buffer(self.some.cumsum(0)[:1] % 32)",
+            "return x[:, self.some] + x[:, self.end]",
+        )
+    )
+    if desk.report.learned.drawn_state:  # another seed drew as many
+        pytest.skip("alike by chance")
+    assert desk.compare(RARE).outputs[0].max_ratio <= 1.0
+
+
+def test_a_rehearsal_begins_with_the_modules_own_state_each_time(small: Any) -> None:
+    text = source(
+        "self.at = torch.nn.Buffer(torch.zeros((), dtype=torch.long)); self.register_buffer('made', None)",
+        "self.made = x + self.at\nassert self.at < 3\nself.at += 1\nreturn self.made * 2",
+        "[torch.arange(9)]",
+    )
+    rehearsal = learning.Rehearsal(LoadedTask.load(small.task(text)).user)
+    for _ in range(5):
+        rehearsal.take((torch.arange(9),), 0)
+    with pytest.raises(BadInput):
+        rehearsal.take((torch.arange(9),), 0, {"at": torch.tensor(7), "gone": torch.tensor(1)})
