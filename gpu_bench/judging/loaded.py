@@ -153,8 +153,8 @@ class LoadedTask:
     def drawn_state(self) -> list[str]:
         """Names of buffers in the `state_dict` that are others when the module is built from `state_seed`, and the same
         each time; none where one then has another shape, which others may go with."""
-        constants = self.constants
-        own = {n: self._pristine[n] for n, _ in self.module.named_buffers(remove_duplicate=False) if n not in constants}
+        there = {name for name, _ in self.module.named_buffers(remove_duplicate=False)} - self.constants
+        own = {n: each for n, each in self._pristine.items() if n in there and each.layout is torch.strided}
         if all(map(members.is_of_one_value, own.values())):
             return []
         other = self._built_state(self.state_seed)
@@ -184,7 +184,8 @@ class LoadedTask:
         return [
             name
             for name in written
-            if not isinstance(self.module.get_submodule(name.rpartition(".")[0]), _NormBase)
+            if name in self._pristine  # no call has made it
+            and not isinstance(self.module.get_submodule(name.rpartition(".")[0]), _NormBase)
             and members.is_count(self._pristine[name])
         ]
 
@@ -343,7 +344,3 @@ def _scale(to: torch.Tensor, given: torch.Tensor, factors: torch.Tensor) -> None
     rows = (-1, len(factors))
     torch.mul(given[:whole].view(rows), factors, out=to[:whole].view(rows))
     torch.mul(given[whole:], factors[: given.numel() - whole], out=to[whole:])
-
-
-def _is_another(other: torch.Tensor | None, own: torch.Tensor) -> bool:
-    return other is not None and other.shape == own.shape and not guard.same_bits(other, own)
