@@ -203,6 +203,7 @@ def with_nobody_stopped(patch: pytest.MonkeyPatch) -> None:
 
 def with_any_structure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(structure_text, "difference", lambda *_: "")
+    patch.setattr(CalledSolution, "_other_strides", lambda *_: "")
 
 
 def without_looks_at_earlier_results(patch: pytest.MonkeyPatch) -> None:
@@ -224,10 +225,11 @@ def with_results_read_when_they_are_described(patch: pytest.MonkeyPatch) -> None
         look(self, text, result)
 
     patch.setattr(CalledSolution, "look_at_structure", looked)
+    patch.setattr(contest, "with_work_put_off", lambda answer, *_: answer)
 
 
 def with_the_constructors_parameters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(contest.PlacedValues, "place_timed_members", lambda _: None)
+    patch.setattr(contest.PlacedValues, "place_timed_members", lambda *_: None)
 
 
 @pytest.mark.parametrize(
