@@ -36,7 +36,7 @@ from gpu_bench.limits import Limits
 
 CORPUS = {"state": STATE, "outputs": OUTPUTS, "inputs": INPUTS, "code": CODE, "untraced": UNTRACED}
 MOST_REFUSED = 1
-_SPIN = "while True: pass"
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1 << 16))"
 
 
 def jobs_of(only: str = "", count: int = 0, repeat: int = 1) -> dict[str, tuple[str, Honest, Job]]:
