@@ -95,7 +95,8 @@ def _legal(
         legal.least = min((float(each.min()) for each in finite if each.numel()), default=0.0)
         legal.most = max((float(each.max()) for each in finite if each.numel()), default=0.0)
         return legal
-    legal.lowest, legal.highest = min(int(each.min()) for each in own), max(int(each.max()) for each in own)
+    lowest, highest = min(int(each.min()) for each in own), max(int(each.max()) for each in own)
+    legal.lowest, legal.highest, span = lowest, highest, highest - lowest
     if first.dim() and first.shape[-1] > 1:
         legal.distinct = _has_no_pairs(own, legal)
         is_sorted = legal.lowest < legal.highest and all(bool((each.diff(dim=-1) >= 0).all()) for each in own)
@@ -115,6 +116,10 @@ def _legal(
     legal.highest = _end(legal.highest, extents, takes)
     if legal.lowest > 0 and takes(0) and takes(-1) is False:
         legal.lowest = 0
+    if span > 1 and legal.highest == highest and takes(highest + span):
+        legal.highest += span  # numbers, which nothing bounds; of 0 and 1 a mask may be meant
+        if lowest < 0 and takes(lowest - span):
+            legal.lowest -= span
     return legal
 
 

@@ -43,14 +43,18 @@ STORED = source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torc
     [
         (TABLE, 0, 0, 49),
         (CLASSES, 1, 0, 99),
-        (COUNTS, 0, 1, 8),
+        (COUNTS, 0, 1, 15),
+        (source("", "return x * 3", "[torch.randint(-4, 5, (400,))]"), 0, -12, 12),
+        (source("", "return x * 3", "[torch.randint(0, 2, (40,))]"), 0, 0, 1),
+        (source("", "return x * 3", "[torch.randint(0, 101, (4000,), dtype=torch.int8)]"), 0, 0, 100),
         (source("", "return x[rest[0]]", "[torch.rand(30, 4), torch.randint(0, 9, (40,))]"), 1, 0, 29),
         (source("", "return x + rest[0]", "[torch.rand(4), torch.tensor(2)]"), 1, 2, 9),
         (source("self.e = torch.nn.Embedding(2, 8)", "return self.e(x)", "[torch.arange(9) * 0]"), 0, 0, 1),
     ],
-    ids=["rows of a table", "classes", "numbers", "a gather", "a number that never varies", "one of two rows"],
+    ids=["rows of a table", "classes", "numbers", "of two signs", "a mask", "of a short type", "a gather",
+         "a number that never varies", "one of two rows"],
 )  # fmt: skip
-def test_a_range_reaches_to_where_the_reference_begins_to_refuse_and_else_no_farther_than_the_task(
+def test_a_range_reaches_to_where_the_reference_begins_to_refuse_and_twice_as_far_where_nothing_does(
     references: MakeDesk, text: str, position: int, lowest: int, highest: int
 ) -> None:
     legal = references(text).report.learned.inputs[position]
