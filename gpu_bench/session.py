@@ -156,9 +156,9 @@ class Session:
         if observed.unjudged and case.group:
             response.comparisons.add(family=case.family, seed=case.seed, group=case.group, unjudged=observed.unjudged)
             return None
-        asked, seconds = judging_pb2.JudgeRequest(observed=observed), self._limits.judge_seconds
+        asked = judging_pb2.JudgeRequest(observed=observed, learned=request.learned)
         judge, other = self._workers.judge(), self._workers.current_bench
-        judged = room.call(judge, other, "judge", asked, judging_pb2.Judgement, seconds)
+        judged = room.call(judge, other, "judge", asked, judging_pb2.Judgement, self._limits.judge_seconds)
         response.comparisons.append(judged.comparison)
         if observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs:
             self._workers.note_damage()

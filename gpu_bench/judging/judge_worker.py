@@ -59,9 +59,10 @@ class Judge:
         self._boundaries = {group: found}
         return judging_pb2.Boundary(regions=found.regions, total_bytes=found.total_bytes)
 
-    def _judge_alone(self, observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
+    def judge_alone(self, observed: judging_pb2.Observation, learned: judging_pb2.Learned) -> verdict_pb2.Comparison:
+        """What was seen of a group alone, on a case that was drawn by what is `learned`."""
         boundary = self._boundaries[observed.group]
-        sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed))
+        sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed, learned))
         delivered = self._shared.tensors(boundary.regions)
         try:
             return with_room(
@@ -75,8 +76,6 @@ class Judge:
 
     def judge(self, observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
         """What was seen of a candidate's runs, with the errors of every region in the shared memory."""
-        if observed.group:
-            return self._judge_alone(observed)
         answer = self.answers.of(observed.family, observed.seed)
         complete = comparison.of(observed)
         complete.by_slices = answer.by_slices
@@ -226,7 +225,10 @@ def _truth(request: judging_pb2.TruthRequest) -> judging_pb2.Truth:
 
 
 def _judge(request: judging_pb2.JudgeRequest) -> judging_pb2.Judgement:
-    return judging_pb2.Judgement(comparison=_judges[0].judge(request.observed))
+    judge, observed = _judges[0], request.observed
+    if observed.group:
+        return judging_pb2.Judgement(comparison=judge.judge_alone(observed, request.learned))
+    return judging_pb2.Judgement(comparison=judge.judge(observed))
 
 
 def _boundary(request: judging_pb2.BoundaryRequest) -> judging_pb2.Boundary:

@@ -123,8 +123,8 @@ class Answers:
         if answer.rounded or not may_round or plausible.sets_precision(self._loaded.task):
             return answer.rounded
         try:
-            args, (_, written) = self.cases.taken(family, seed)
-            found = self.reference.rounded_to_tf32(args, written, seed)
+            args = self._loaded.case(family, seed, answer.learned)
+            found = self.reference.rounded_to_tf32(args, self.reference.run(args, seed)[1], seed)
             answer.rounded.extend([each.to(own.dtype) for each, own in zip(found, answer.eager, strict=True)])
         except (RuntimeError, MemoryError, BadInput) as error:
             self.shortages.ask(error, "tf32", family)
