@@ -11,6 +11,7 @@ import torch
 from unusual_modules import Desk, source
 
 from gpu_bench.judging.loaded import LoadedTask
+from gpu_bench.solutions.witness import find_timed_members
 from gpu_bench.values import learning, members
 from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, verdict_pb2
@@ -242,3 +243,35 @@ def test_a_rehearsal_begins_with_the_modules_own_state_each_time(small: Any) -> 
         rehearsal.take((torch.arange(9),), 0)
     with pytest.raises(BadInput):
         rehearsal.take((torch.arange(9),), 0, {"at": torch.tensor(7), "gone": torch.tensor(1)})
+
+
+# ---- of timed calls ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "is_asked"),
+    [
+        ("return x * self.gain", True),
+        ("return x * self.gain.log()", True),  # with the signs that it needs
+        (
+            "return x * self.gain + torch.nn.functional.binary_cross_entropy("
+            "self.gain * 500, torch.ones(32), reduction='none')",
+            False,
+        ),
+        ("return x * torch.exp(self.gain.abs() * 3e3)", False),
+    ],
+    ids=["anything goes", "needs one sign", "refuses what training makes", "overflows with what training makes"],
+)
+def test_timed_calls_have_parameters_as_trained_or_others_where_the_reference_has_no_answer(
+    references: Callable[[str], Desk], body: str, is_asked: bool
+) -> None:
+    desk = references(source("self.gain = torch.nn.Parameter(torch.full((32,), 5e-4))", body))
+    loaded = desk.judge._loaded
+    tried = find_timed_members(desk.judge, MIXED, SEED)
+    assert loaded.fresh_members == (MIXED if is_asked else NORMAL, SEED)
+    assert loaded.fresh_members in tried
+    assert not [each for each in loaded.learned.restraints if each.family == verdict_pb2.VALUE_FAMILY_FRESH]
+    loaded.case(verdict_pb2.VALUE_FAMILY_FRESH, 3)
+    gain = loaded.module.gain.detach()
+    assert (float(gain.abs().max()) > 0.05) == is_asked
+    assert (float(gain.min()) > 0) == (not is_asked or "log" in body)
