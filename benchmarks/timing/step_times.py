@@ -49,7 +49,7 @@ def plans(task: task_pb2.Task, count: int) -> Iterator[tuple[str, candidate_pb2.
             continue
         if program.digest not in seen and len(seen) < count:
             seen.add(program.digest)
-            yield ", ".join(map(words.move, moves)) or "plan zero", program
+            yield words.moves(moves) or "plan zero", program
 
 
 def steps_table(loaded: LoadedTask, program: candidate_pb2.Program, ceilings: device.Ceilings) -> list[str]:

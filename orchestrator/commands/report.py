@@ -234,7 +234,7 @@ def tree(title: str, trials: Iterable[trial_pb2.Trial]) -> Tree:
 def _done(trial: trial_pb2.Trial) -> str:
     moves = trial.candidate.moves or trial.hypothesis.moves
     new = moves[len(moves) - trial.hypothesis.new_move_count :] if trial.hypothesis.new_move_count else []
-    did = ", ".join(map(words.move, new)) or trial.hypothesis.source or "plan zero"
+    did = words.moves(new) or trial.hypothesis.source or "plan zero"
     if trial.ended_at == trial_pb2.STAGE_TIMED:
         ended = f"{speedup_text(trial.timing.speedup_fastest)} against {words.arm(trial.timing.fastest_arm)}"
     else:

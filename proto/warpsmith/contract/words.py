@@ -6,9 +6,15 @@ this version does not know, because a later one sent it, is its number. It knows
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from google.protobuf.descriptor import EnumDescriptor
 
 from warpsmith.v1 import analysis_pb2, judging_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2, trial_pb2, verdict_pb2
+
+_MOST_MOVES = 8
+"""That a line names one by one."""
 
 
 def engine(value: analysis_pb2.Engine.ValueType) -> str:
@@ -36,6 +42,19 @@ def move(value: analysis_pb2.Move) -> str:
     others = f"and {len(value.also)} alike" if value.also else ""
     integers = (f"{name}={number}" for name, number in sorted(value.arguments.items()))
     return " ".join(filter(None, (move_kind(value.kind), value.group, others, value.choice, *integers)))
+
+
+def moves(values: Sequence[analysis_pb2.Move]) -> str:
+    """Each move, or of many how often each: "28 times author cuda_product, 12 times fuse" and so on."""
+    if len(values) <= _MOST_MOVES:
+        return ", ".join(map(move, values))
+
+    def alike(value: analysis_pb2.Move) -> str:
+        is_fuse = value.kind == analysis_pb2.MOVE_KIND_FUSE  # whose choice is another group
+        return f"{move_kind(value.kind)} {'' if is_fuse else value.choice}".strip()
+
+    counts = Counter(map(alike, values))
+    return ", ".join(f"{count} times {what}" if count > 1 else what for what, count in counts.items())
 
 
 def arm(value: timing_pb2.ArmKind.ValueType) -> str:
