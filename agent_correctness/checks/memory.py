@@ -97,12 +97,13 @@ def _dirty(comparison: verdict_pb2.Comparison) -> Finding | None:
 def _unrepeatable(comparison: verdict_pb2.Comparison) -> Finding | None:
     if not comparison.unrepeatable_outputs:
         return None
+    first = f"; the first to differ is what {comparison.unlike_step} makes" if comparison.unlike_step else ""
     return Finding(
         verdict_pb2.FAILURE_KIND_WRONG_NONDETERMINISTIC,
-        f"{_names(comparison.unrepeatable_outputs)} differs between two runs on equal inputs ({where(comparison)}). A "
-        "race does that, and so do atomics that add floats in whatever order blocks come, which are refused: what is "
-        "not equal to the bit cannot be told from a stray read. Let each block store its part, and add the parts in a "
-        "fixed order: in a second step, or in the block that comes last",
+        f"{_names(comparison.unrepeatable_outputs)} differs between two runs on equal inputs ({where(comparison)})"
+        f"{first}. A race does that, and so do atomics that add floats in whatever order blocks come, which are "
+        "refused: what is not equal to the bit cannot be told from a stray read. Let each block store its part, and "
+        "add the parts in a fixed order: in a second step, or in the block that comes last",
     )
 
 

@@ -19,7 +19,7 @@ from gpu_bench.truth.terms import terms_floor
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import lay_out
 from warpsmith.graphs import aten, dtypes
-from warpsmith.program_steps import buffers_of, tensor_names
+from warpsmith.program_steps import buffers_of, made_by, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 MOST_BYTES = 8 << 30
@@ -56,10 +56,10 @@ def boundary_of(program: candidate_pb2.Program, group: str, graph: graph_pb2.Gra
     if first < 0:
         return Refusal("the program has no such group")
     specs = {result.name: result.spec for node in graph.nodes for result in node.results if result.name}
-    before = {name for step in program.steps[:first] for name in _written(step)}
+    before = {name for step in program.steps[:first] for name in made_by(step)}
     after = {name for step in program.steps[last + 1 :] for name in buffers_of(step)} | {*program.outputs}
     touched = dict.fromkeys(name for step in program.steps[first : last + 1] for name in buffers_of(step))
-    written = {name for step in program.steps[first : last + 1] for name in _written(step)}
+    written = {name for step in program.steps[first : last + 1] for name in made_by(step)}
     given = [name for name in touched if name in before and name in specs and name not in written]
     made = [name for name in touched if name in written and name in after and name in specs]
     if not made:
@@ -73,15 +73,6 @@ def boundary_of(program: candidate_pb2.Program, group: str, graph: graph_pb2.Gra
     if total > MOST_BYTES:
         return Refusal(f"what it is given and makes takes {total / 2**30:.1f} GiB, more than {MOST_BYTES >> 30} GiB")
     return Boundary(part, regions, total)
-
-
-def _written(step: candidate_pb2.Step) -> Sequence[str]:
-    match step.WhichOneof("kind"):
-        case "launch":
-            return step.launch.writes
-        case "library":
-            return step.library.results
-    return [step.memset.buffer]
 
 
 def _meta(spec: tensor_pb2.TensorSpec) -> torch.Tensor:

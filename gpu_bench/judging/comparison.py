@@ -135,6 +135,7 @@ def of(observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
         stray_read_outputs=observed.stray_read_outputs,
         uninitialized_read_outputs=observed.uninitialized_read_outputs,
         dirty_workspaces=observed.dirty_workspaces,
+        unlike_step=observed.unlike_step,
     )
 
 

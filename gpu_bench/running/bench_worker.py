@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +19,7 @@ from gpu_bench import device, policy
 from gpu_bench.judging import alone, guard
 from gpu_bench.judging.guard import GuardedMemory, Seeds
 from gpu_bench.judging.loaded import Args, LoadedTask, release_surplus
+from gpu_bench.running import unlike
 from gpu_bench.running.executor import LoadedProgram, ProgramFault, Sources
 from gpu_bench.timing.timed_memory import KeptContent
 from gpu_bench.timing.timed_task import TimedTask
@@ -30,6 +31,7 @@ from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, capture, dtypes
 from warpsmith.graphs.kept import is_function
 from warpsmith.graphs.task_module import seed_generators
+from warpsmith.program_steps import made_by
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2, tensor_pb2, timing_pb2, verdict_pb2
 
@@ -169,10 +171,27 @@ class Bench:
             broken += canary.memory.broken()
             if not (suspects or observed.stray_read_outputs or observed.unrepeatable_outputs):
                 observed.unrepeatable_outputs.extend(sorted(differs))
+        if observed.unrepeatable_outputs:
+            observed.unlike_step = self._first_unlike(args, request, seeds)
         delivered()
         observed.broken_canaries.extend(dict.fromkeys(broken))
         observed.unwritten_counts.extend(unwritten)
         return observed
+
+    def _first_unlike(self, args: Args, request: judging_pb2.ExecuteRequest, seeds: Seeds) -> str:
+        """The first step whose results differ between some more equal runs; empty where none does in those."""
+        assert self.program is not None
+        program = self.program.program
+        made, runs = {name for step in program.steps for name in made_by(step)}, list[unlike.Hashes]()
+        with suppress(ProgramFault):  # want of memory: what was seen is told without it
+            for _ in range(0 if self.loaded.task.prepared else _REPEATS):
+                memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, made)
+                after_step, hashes = unlike.hashing(program, memory.named.get)
+                self._run(args, request, memory, after_step)
+                runs.append(hashes)
+                if found := unlike.first_unlike(program, runs):
+                    return found
+        return ""
 
     def execute_group(self, request: judging_pb2.ExecuteGroupRequest, shared: SharedMemory) -> judging_pb2.Observation:
         """Delivers what a group of the program is given in a run of the whole, and what it makes. Raises as `load`."""

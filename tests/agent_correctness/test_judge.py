@@ -259,6 +259,17 @@ def test_a_race_is_not_mistaken_for_a_stray_read() -> None:
     assert verdict_of(spoil).kind == verdict_pb2.FAILURE_KIND_WRONG_NONDETERMINISTIC
 
 
+@pytest.mark.parametrize("step", ["", "step 3 of 9, kernel ws_relu of relu"])
+def test_of_a_race_the_step_is_named_where_it_was_found(step: str) -> None:
+    def spoil(comparison: verdict_pb2.Comparison) -> None:
+        comparison.unrepeatable_outputs.append("output 0")
+        comparison.unlike_step = step
+
+    detail = verdict_of(spoil).detail
+    assert detail.startswith("output 0 differs between two runs on equal inputs (")
+    assert ("the first to differ is what step 3 of 9, kernel ws_relu of relu makes. A race" in detail) == bool(step)
+
+
 def test_wrong_on_ordinary_values_only_is_overfitting() -> None:
     def spoil(comparison: verdict_pb2.Comparison) -> None:
         if comparison.family != TASK:

@@ -1,0 +1,60 @@
+"""The first step whose results differ between two runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_bench.running.unlike import first_unlike, hashing
+from warpsmith.v1 import candidate_pb2
+
+Step, Launch, Library = candidate_pb2.Step, candidate_pb2.Launch, candidate_pb2.LibraryCall
+PROGRAM = candidate_pb2.Program(
+    steps=[
+        Step(library=Library(target="aten.convolution.default", results=["a"]), group="conv"),
+        Step(launch=Launch(entry="ws_relu", writes=["b", "c"]), group="relu"),
+        Step(launch=Launch(entry="ws_sum", writes=["d"])),
+    ]
+)
+
+
+def hashes_of(**tensors: torch.Tensor) -> list[int]:
+    after_step, hashes = hashing(PROGRAM, tensors.get)
+    for _ in range(1 + len(PROGRAM.steps)):
+        after_step()
+    return hashes
+
+
+def test_it_is_the_first_in_which_any_result_differs() -> None:
+    plain = {name: torch.randn(5) for name in "abcd"}
+    other = torch.randn(5)
+    same = hashes_of(**plain)
+    assert first_unlike(PROGRAM, [same, hashes_of(**plain)]) == ""
+    assert first_unlike(PROGRAM, [same, hashes_of(**plain | {"c": other, "d": other})]) == (
+        "step 2 of 3, kernel ws_relu of relu"
+    )
+    assert first_unlike(PROGRAM, [same, same, hashes_of(**plain | {"a": other})]) == (
+        "step 1 of 3, aten.convolution.default of conv"
+    )
+    assert first_unlike(PROGRAM, [same, hashes_of(**plain | {"d": other})]) == "step 3 of 3, kernel ws_sum"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1.0, float("nan"), 3.0]),
+        torch.randn(4, dtype=torch.complex64),
+        torch.tensor([True, False]),
+        torch.randn(4, 6).half().T,
+        torch.arange(4),
+        torch.empty(0),
+        torch.ones(4).bfloat16(),
+    ],
+    ids=["NaN", "complex", "bool", "strided halves", "integers", "empty", "bfloat16"],
+)
+def test_any_result_has_the_hash_of_its_values(tensor: torch.Tensor) -> None:
+    assert hashes_of(a=tensor) == hashes_of(a=tensor.clone())
+    if tensor.numel():
+        changed = tensor.clone()
+        changed[(0,) * tensor.dim()] = 0 if tensor.reshape(-1)[0] else 1
+        assert hashes_of(a=tensor) != hashes_of(a=changed)
