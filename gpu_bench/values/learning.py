@@ -116,8 +116,11 @@ def _legal(
     legal.highest = _end(legal.highest, extents, takes)
     if legal.lowest > 0 and takes(0) and takes(-1) is False:
         legal.lowest = 0
-    if span > 1 and legal.highest == highest and takes(highest + span):
-        legal.highest += span  # numbers, which nothing bounds; of 0 and 1 a mask may be meant
+    # Numbers that nothing bounds. Of 0 and 1 a mask may be meant, and up to an extent a length.
+    bound = next((each for each in extents if each >= highest), highest + span)
+    wider = min(highest + span, bound) if bound > highest + 1 else highest
+    if span > 1 and legal.highest == highest < wider and takes(wider):
+        legal.highest = wider
         if lowest < 0 and takes(lowest - span):
             legal.lowest -= span
     return legal

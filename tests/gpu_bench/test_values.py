@@ -30,6 +30,9 @@ CLASSES = source(
     "", "return torch.nn.functional.cross_entropy(x, rest[0])", "[torch.randn(16, 100), torch.randint(3, 9, (16,))]"
 )
 TABLE = source("self.e = torch.nn.Embedding(50, 8)", "return self.e(x)", "[torch.randint(5, 9, (40,))]")
+LENGTHS = source(
+    "", "return x * (torch.arange(32) < rest[0][:, None])", "[torch.rand(400, 32), torch.randint(1, {}, (400,))]"
+)
 COUNTS = source("", "return x * 3", "[torch.randint(1, 9, (40,))]")
 BAG = MODULES["an embedding bag"]
 STORED = source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torch.arange(32)]")
@@ -44,6 +47,8 @@ STORED = source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torc
         (TABLE, 0, 0, 49),
         (CLASSES, 1, 0, 99),
         (COUNTS, 0, 1, 15),
+        (LENGTHS.format(33), 1, 1, 32),
+        (LENGTHS.format(21), 1, 1, 32),
         (source("", "return x * 3", "[torch.randint(-4, 5, (400,))]"), 0, -12, 12),
         (source("", "return x * 3", "[torch.randint(0, 2, (40,))]"), 0, 0, 1),
         (source("", "return x * 3", "[torch.randint(0, 101, (4000,), dtype=torch.int8)]"), 0, 0, 100),
@@ -51,7 +56,8 @@ STORED = source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torc
         (source("", "return x + rest[0]", "[torch.rand(4), torch.tensor(2)]"), 1, 2, 9),
         (source("self.e = torch.nn.Embedding(2, 8)", "return self.e(x)", "[torch.arange(9) * 0]"), 0, 0, 1),
     ],
-    ids=["rows of a table", "classes", "numbers", "of two signs", "a mask", "of a short type", "a gather",
+    ids=["rows of a table", "classes", "numbers", "lengths", "lengths below the most", "of two signs", "a mask",
+         "of a short type", "a gather",
          "a number that never varies", "one of two rows"],
 )  # fmt: skip
 def test_a_range_reaches_to_where_the_reference_begins_to_refuse_and_twice_as_far_where_nothing_does(
