@@ -383,6 +383,7 @@ def fastest_baseline(arms: Mapping[str, ArmSamples]) -> str:
 
 def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = ()) -> list[timing_pb2.Arm]:
     """All arms for the record, those that could not be prepared included."""
+    seconds = {item.name: item.seconds for item in prepared}
     messages = [
         timing_pb2.Arm(
             kind=known_arms.kind(arm.name),
@@ -391,11 +392,14 @@ def arm_messages(arms: Mapping[str, ArmSamples], prepared: Sequence[Prepared] = 
             warm_median_ns=arm.warm_ns,
             call_median_ns=arm.call_ns,
             samples_ns=arm.samples_ns,
+            prepare_seconds=seconds.get(arm.name, 0.0),
         )
         for arm in arms.values()
     ]
     return messages + [
-        timing_pb2.Arm(kind=known_arms.kind(item.name), failure=item.failure) for item in prepared if item.failure
+        timing_pb2.Arm(kind=known_arms.kind(item.name), failure=item.failure, prepare_seconds=item.seconds)
+        for item in prepared
+        if item.failure
     ]
 
 

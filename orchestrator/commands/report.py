@@ -155,6 +155,7 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "fastest_baseline": words.arm(timing.fastest_arm if timing else run.reference.fastest_arm),
         "arms_ns": {words.arm(kind): arm.median_ns for kind, arm in arms_of(run).items() if not arm.failure},
         "arms_failed": failures_of(run),
+        "arms_seconds": {words.arm(kind): round(arm.prepare_seconds, 2) for kind, arm in arms_of(run).items()},
         "gain": gain_text(run),
         "inspections": inspections_of(run),
         "model_tokens": run.model_tokens,
