@@ -32,8 +32,8 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
-_RUNS = 6
-"""Guarded runs of one case at most."""
+_RUNS = 12
+"""Guarded runs of one case at most: three, six more where something differs, three to find the step."""
 
 
 class Session:

@@ -8,9 +8,10 @@ crash here is the candidate's.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +40,8 @@ _PIECE = 1 << 24
 """Elements that are copied to the host at once."""
 _REPEATS = 4
 """More runs with nothing changed, before a difference is put down to what was changed: a race may be rare."""
+_MORE_RUNS = 3
+"""To find the step of which a difference comes."""
 
 
 class NamedMemory(GuardedMemory):
@@ -53,9 +56,17 @@ class NamedMemory(GuardedMemory):
         """As `Memory.empty`."""
         return self._note(name, super().empty(name, spec))
 
+    def zeros(self, name: str, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+        """As `Memory.zeros`."""
+        return self._note(name, super().zeros(name, spec))
+
     def adopt(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """As `Memory.adopt`."""
         return self._note(name, super().adopt(name, tensor))
+
+    def copy_of(self, name: str, tensor: torch.Tensor, *, aligned: bool = True) -> torch.Tensor:
+        """As of one that knows none."""
+        return self._note(name, super().copy_of(name, tensor, aligned=aligned))
 
     def _note(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name in self._wanted:
@@ -169,29 +180,34 @@ class Bench:
                 again = self._guarded(args, request, seeds.poison, seeds.canary)
                 observed.unrepeatable_outputs.extend(_different(first, again, names))
             broken += canary.memory.broken()
+            del poison, canary
             if not (suspects or observed.stray_read_outputs or observed.unrepeatable_outputs):
                 observed.unrepeatable_outputs.extend(sorted(differs))
-        if observed.unrepeatable_outputs:
-            observed.unlike_step = self._first_unlike(args, request, seeds)
         delivered()
+        del first
         observed.broken_canaries.extend(dict.fromkeys(broken))
         observed.unwritten_counts.extend(unwritten)
+        if observed.unrepeatable_outputs:
+            observed.unlike_step = self._first_unlike(args, request, seeds)
         return observed
 
     def _first_unlike(self, args: Args, request: judging_pb2.ExecuteRequest, seeds: Seeds) -> str:
-        """The first step whose results differ between some more equal runs; empty where none does in those."""
+        """The first step whose results differ between two more equal runs, where memory allows; else empty."""
         assert self.program is not None
-        program = self.program.program
-        made, runs = {name for step in program.steps for name in made_by(step)}, list[unlike.Hashes]()
-        with suppress(ProgramFault):  # want of memory: what was seen is told without it
-            for _ in range(0 if self.loaded.task.prepared else _REPEATS):
-                memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, made)
-                after_step, hashes = unlike.hashing(program, memory.named.get)
+        program, runs = self.program.program, list[unlike.Hashes]()
+        sources = {each.name: str(Key.of_source(each.source)) for each in program.buffers if each.HasField("source")}
+        made = {sources.get(name, name) for step in program.steps for name in made_by(step)}
+        for _ in range(_MORE_RUNS):
+            memory = NamedMemory(self.loaded.device, seeds.poison, seeds.canary, made)
+            after_step, hashes = unlike.hashing(program, functools.partial(_found, memory.named, sources))
+            try:
                 self._run(args, request, memory, after_step)
-                runs.append(hashes)
-                if found := unlike.first_unlike(program, runs):
-                    return found
-        return ""
+            except ProgramFault as fault:
+                if fault.kind != verdict_pb2.FAILURE_KIND_RESOURCE:
+                    raise
+                break
+            runs.append(hashes)
+        return unlike.first_unlike(program, runs)
 
     def execute_group(self, request: judging_pb2.ExecuteGroupRequest, shared: SharedMemory) -> judging_pb2.Observation:
         """Delivers what a group of the program is given in a run of the whole, and what it makes. Raises as `load`."""
@@ -268,6 +284,11 @@ class Bench:
             again = None if mask is None else other.memory.still_poisoned(output)
             counts.append(0 if mask is None or again is None else int((mask & again).sum()))
         return counts
+
+
+def _found(tensors: Mapping[str, torch.Tensor], sources: Mapping[str, str], buffer: str) -> torch.Tensor | None:
+    """The tensor of a buffer, or of the source that it is."""
+    return tensors.get(sources.get(buffer, buffer))
 
 
 def _if_any(mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -28,7 +28,7 @@ from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, 
 from gpu_bench.timing import floor
 from gpu_bench.timing.clocks import persisting_reset
 from gpu_bench.truth.answers import Answer
-from gpu_bench.values import cases, seeds
+from gpu_bench.values import learning, seeds
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge
@@ -309,7 +309,7 @@ def find_timed_members(
         except (BadInput, TruthTooLarge):
             judge.loaded.learned.CopyFrom(learned)  # FRESH is not to be held back for these
             continue
-        found[wanted], lost[wanted] = yardsticks_of(answer), cases.lost(answer.eager)
+        found[wanted], lost[wanted] = yardsticks_of(answer), learning.lost(answer.eager)
         if not lost[wanted]:
             break
     is_plain = asked not in found or 2 * lost[plain] < lost[asked]

@@ -49,7 +49,7 @@ class Answer:
     most_errors: Sequence[float] = ()
     """What PyTorch's rms error counts as at most: what it might be without TF32. Four times more would let pass what
     leaves out a bias. 0 where the truth is eager's."""
-    learned: judging_pb2.Learned | None = None
+    learned: judging_pb2.Learned = field(default_factory=judging_pb2.Learned)
     """By what was known when its case was drawn."""
     rounded: list[torch.Tensor] = field(default_factory=list)
     """The truth of factors that are rounded to TF32, in eager's types, once it was asked for."""
@@ -67,6 +67,8 @@ class Answers:
         self._loaded = loaded
         self._kept: OrderedDict[tuple[int, int], Answer] = OrderedDict()
         self.shortages = Shortages()
+        self._drawn_by: dict[tuple[int, int], judging_pb2.Learned] = {}
+        """What was known when a case was drawn first: it is drawn by that again."""
         self._known_floors: dict[int, list[float]] = {}
         """By family the least that was seen."""
         self._is_first = True
@@ -113,7 +115,9 @@ class Answers:
                 self.give_back,
             )
         self._kept.move_to_end(key)
-        return self._kept[key]
+        answer = self._kept[key]
+        self._drawn_by.setdefault(key, answer.learned)
+        return answer
 
     def rounded(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Sequence[torch.Tensor]:
         """What TF32 makes of a case's truth; nothing where PyTorch's settings do not allow it, no graph is known, the
@@ -123,8 +127,8 @@ class Answers:
         if answer.rounded or not may_round or plausible.sets_precision(self._loaded.task):
             return answer.rounded
         try:
-            args = self._loaded.case(family, seed, answer.learned)
-            found = self.reference.rounded_to_tf32(args, self.reference.run(args, seed)[1], seed)
+            args, (_, written) = self._case(family, seed)
+            found = self.reference.rounded_to_tf32(args, written, seed)
             answer.rounded.extend([each.to(own.dtype) for each, own in zip(found, answer.eager, strict=True)])
         except (RuntimeError, MemoryError, BadInput) as error:
             self.shortages.ask(error, "tf32", family)
@@ -145,8 +149,15 @@ class Answers:
                 return
             self._kept.popitem(last=False)
 
+    def _case(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
+        learned = self._drawn_by.get((int(family), seed))
+        if learned is None:
+            return self.cases.taken(family, seed)
+        args = self._loaded.case(family, seed, learned)
+        return args, self.reference.run(args, seed)
+
     def _compute(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, known: Sequence[float] | None) -> Answer:
-        case = self.cases.taken(family, seed)
+        case = self._case(family, seed)
         answer, doubts = self._measured(case, family, seed, known)
         args, (_, written) = case
         if self._is_first:
@@ -221,7 +232,7 @@ class Answers:
             floors = list(map(max, floors, map(conditioning.shift, truth, after)))
         eager = self.reference.by_region(args, outputs, written)
         learned = judging_pb2.Learned()
-        learned.CopyFrom(self._loaded.learned)
+        learned.CopyFrom(self._drawn_by.get((int(family), seed), self._loaded.learned))
         answer = Answer(eager, truth, floors, self.reference.slice_count > sliced, learned=learned)
         names = [str(Key.of(region)) for region in self.reference.regions]
         if family not in comparison.ORDINARY and (chaotic := plausible.disagreement(names, answer.eager, answer.truth)):

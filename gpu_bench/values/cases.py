@@ -72,8 +72,10 @@ class Cases:
         specs = [source.spec for source in self._graph.sources]
         specs += [result.spec for node in self._graph.nodes for result in node.results]
         may_try = self._rehearsal is not None or device.type == "cpu"
-        tries = learning.Tries(functools.partial(self._takes, args) if may_try else None)
-        learned = learning.learn(leaves, draws, tries, [extent for spec in specs for extent in spec.shape])
+        tries = learning.Tries(functools.partial(self._lost_on, args) if may_try else None)
+        extents = [extent for spec in specs for extent in spec.shape]
+        may_go_beyond = learning.may_go_beyond(self._graph)
+        learned = learning.learn(leaves, draws, tries, extents, may_go_beyond=may_go_beyond)
         learned.written_state.extend(written)
         learned.state_seed = self._loaded.state_seed
         learned.drawn_state.extend(self._loaded.drawn_state())
@@ -147,15 +149,17 @@ class Cases:
 
     def _takes(self, args: Args, leaves: Sequence[torch.Tensor]) -> bool:
         """Whether the reference takes these inputs in the place of those of `args`."""
+        return self._lost_on(args, leaves) < math.inf
+
+    def _lost_on(self, args: Args, leaves: Sequence[torch.Tensor]) -> float:
+        """As `learning.Lost`, for these inputs in the place of those of `args`."""
         tried = self._loaded.user.with_leaves(args, leaves)
         try:
             if self._rehearsal is not None:
-                self._rehearsal.take(tried, verdict_pb2.VALUE_FAMILY_UNSPECIFIED)
-            else:
-                self._run(tried, 0)
+                return self._rehearsal.take(tried, verdict_pb2.VALUE_FAMILY_UNSPECIFIED)
+            return learning.lost(self._run(tried, 0)[0])
         except BadInput:
-            return False
-        return True
+            return math.inf
 
     def try_sources(
         self,
@@ -210,10 +214,5 @@ class Cases:
         self.report.unused[:] = map(str, found.unused)
 
 
-def lost(outputs: Sequence[torch.Tensor]) -> int:
-    """How many elements are not finite."""
-    return sum(int((~each.isfinite()).sum()) for each in outputs if each.is_floating_point() or each.is_complex())
-
-
 def _lost(taken: Taken) -> int:
-    return lost(taken[1][0])
+    return learning.lost(taken[1][0])

@@ -69,9 +69,16 @@ def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generat
     if leaf.dtype == torch.bool:
         return with_few(leaf, torch.logical_not, generator)
 
+    sides = [(legal.highest + 1, legal.beyond_highest), (legal.beyond_lowest, legal.lowest - 1)]
+    sides = [(low, high) for low, high in sides if low <= high]
+
     def ends(old: torch.Tensor) -> torch.Tensor:
-        highest = torch.full_like(old, legal.highest)
-        return highest.masked_fill_(_uniform(list(old.shape), generator) < 0.5, legal.lowest)
+        values = torch.full_like(old, legal.highest)
+        values.masked_fill_(_uniform(list(old.shape), generator) < 0.5, legal.lowest)
+        for number, (low, high) in enumerate(sides):  # half of them, the first one too
+            part = values[number :: 2 * len(sides)]
+            part.copy_(torch.randint(low, high + 1, part.shape, generator=generator, device=generator.device))
+        return values
 
     return with_few(leaf, ends, generator)
 

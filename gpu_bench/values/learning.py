@@ -2,8 +2,9 @@
 
 The one idea: the module draws the line. A range reaches from the lowest to the highest value that the task draws, and
 farther only to where the reference begins to refuse, which is at an extent of something in its graph: the rows of a
-table, the number of classes. What is in order in every draw stays so, and what has no value twice. Nothing is tried
-where a refusal would end the process; then what the task draws is all that is known. It draws no case.
+table, the number of classes. Where nothing refuses, a few elements of one family go farther. What is in order in every
+draw stays so, and what has no value twice. Nothing is tried where a refusal would end the process; then what the task
+draws is all that is known. It draws no case.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2, verdict_p
 TASK_VALUES_FIXED = timing_pb2.FLAG_TASK_VALUES_FIXED
 """Whatever the seed, get_inputs draws some input alike: that input is varied by families alone."""
 
-Takes = Callable[[Sequence[torch.Tensor]], bool]
-"""Whether the reference takes these inputs."""
+Lost = Callable[[Sequence[torch.Tensor]], float]
+"""How many elements of what the reference gives for these inputs are not finite; infinity where it refuses them."""
 
 SECONDS = 1.0
 """Spent on trying at most."""
@@ -44,24 +45,52 @@ _CHANCE = 4.0
 class Tries:
     """Asks the reference as long as there is time; says None afterwards, and where nothing may be tried."""
 
-    def __init__(self, takes: Takes | None, now_s: Callable[[], float] = time.perf_counter) -> None:
-        self._takes, self._now_s, self._until = takes, now_s, now_s() + SECONDS
+    def __init__(self, lost: Lost | None, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._lost, self._now_s, self._until = lost, now_s, now_s() + SECONDS
 
     def __call__(self, leaves: Sequence[torch.Tensor], position: int, values: torch.Tensor) -> bool | None:
-        if self._takes is None or self._now_s() > self._until:
+        """Whether the reference takes the values in the place of those at the position."""
+        lost = self.lost(leaves, position, values)
+        return None if lost is None else lost < math.inf
+
+    def lost(self, leaves: Sequence[torch.Tensor], position: int, values: torch.Tensor) -> float | None:
+        """As `Lost`, with the values in the place of those at the position."""
+        if self._lost is None or self._now_s() > self._until:
             return None
-        return self._takes([*leaves[:position], values.to(leaves[position].dtype), *leaves[position + 1 :]])
+        return self._lost([*leaves[:position], values.to(leaves[position].dtype), *leaves[position + 1 :]])
 
 
 def learn(
-    leaves: Sequence[torch.Tensor], draws: Sequence[Sequence[torch.Tensor]], tries: Tries, extents: Iterable[int]
+    leaves: Sequence[torch.Tensor],
+    draws: Sequence[Sequence[torch.Tensor]],
+    tries: Tries,
+    extents: Iterable[int],
+    *,
+    may_go_beyond: bool = False,
 ) -> judging_pb2.Learned:
     """From the tensor inputs, what was `seen` of them as the task draws them from other seeds, and the extents of the
-    module's graph."""
+    module's graph. `may_go_beyond`: whether numbers that nothing bounds may be other than the task's."""
     known = sorted(set(extents))
     own = [[seen(leaf), *others] for leaf, *others in zip(leaves, *draws, strict=True)]
     inputs = [_legal(leaves, position, each, tries, known) for position, each in enumerate(own)]
+    for position, each in enumerate(own):
+        legal = inputs[position]
+        legal.beyond_lowest, legal.beyond_highest = legal.lowest, legal.highest
+        if may_go_beyond:
+            _go_beyond(legal, leaves, position, each, tries, known)
     return judging_pb2.Learned(inputs=inputs)
+
+
+def may_go_beyond(graph: graph_pb2.Graph) -> bool:
+    """Whether what is computed with integers is known, and defined for any: bits are shifted by so many at most."""
+    return len(graph.nodes) > 0 and not any("shift" in node.target for node in graph.nodes)
+
+
+def lost(outputs: Sequence[torch.Tensor]) -> int:
+    """How many elements are not finite; of what is not laid out by strides none are counted."""
+    floats = [each for each in outputs if each.is_floating_point() or each.is_complex()]
+    strided = [each for each in floats if each.layout == torch.strided]
+    return sum(int((~(each if each.element_size() > 1 else each.half()).isfinite()).sum()) for each in strided)
 
 
 def seen(leaf: torch.Tensor) -> torch.Tensor:
@@ -95,8 +124,7 @@ def _legal(
         legal.least = min((float(each.min()) for each in finite if each.numel()), default=0.0)
         legal.most = max((float(each.max()) for each in finite if each.numel()), default=0.0)
         return legal
-    lowest, highest = min(int(each.min()) for each in own), max(int(each.max()) for each in own)
-    legal.lowest, legal.highest, span = lowest, highest, highest - lowest
+    legal.lowest, legal.highest = _range(own)
     if first.dim() and first.shape[-1] > 1:
         legal.distinct = _has_no_pairs(own, legal)
         is_sorted = legal.lowest < legal.highest and all(bool((each.diff(dim=-1) >= 0).all()) for each in own)
@@ -116,14 +144,43 @@ def _legal(
     legal.highest = _end(legal.highest, extents, takes)
     if legal.lowest > 0 and takes(0) and takes(-1) is False:
         legal.lowest = 0
-    # Numbers that nothing bounds. Of 0 and 1 a mask may be meant, and up to an extent a length.
-    bound = next((each for each in extents if each >= highest), highest + span)
-    wider = min(highest + span, bound) if bound > highest + 1 else highest
-    if span > 1 and legal.highest == highest < wider and takes(wider):
-        legal.highest = wider
-        if lowest < 0 and takes(lowest - span):
-            legal.lowest -= span
     return legal
+
+
+def _range(own: Sequence[torch.Tensor]) -> tuple[int, int]:
+    return min(int(each.min()) for each in own), max(int(each.max()) for each in own)
+
+
+def _go_beyond(
+    legal: judging_pb2.Legal,
+    leaves: Sequence[torch.Tensor],
+    position: int,
+    own: Sequence[torch.Tensor],
+    tries: Tries,
+    extents: Sequence[int],
+) -> None:
+    """Finds out how far numbers may go that nothing bounds: by as much as the task's own span, up to a size in the
+    graph, which may bound lengths and labels. Of 0 and 1 a mask may be meant; what has one sign keeps it."""
+    first = own[0]
+    if not first.numel() or first.dtype == torch.bool or first.is_floating_point() or first.is_complex():
+        return
+    lowest, highest = _range(own)
+    is_open = (legal.lowest, legal.highest) == (lowest, highest) and highest - lowest > 1
+    if not is_open or legal.ordered or legal.distinct:
+        return
+    span, info = highest - lowest, torch.iinfo(first.dtype)
+    bound = next((each for each in extents if each >= highest), info.max)
+    least = max(lowest - span, info.min, 1 - bound) if lowest < 0 < highest else lowest
+    most = min(highest + span, info.max, bound - 1) if highest > 0 else highest
+
+    def lost(value: int) -> float:
+        found = tries.lost(leaves, position, torch.full_like(first, value))
+        return math.inf if found is None else found
+
+    if most > highest and lost(most) <= lost(highest) < math.inf:
+        legal.beyond_highest = most
+    if least < lowest and lost(least) <= lost(lowest) < math.inf:
+        legal.beyond_lowest = least
 
 
 def _end(highest: int, extents: Sequence[int], takes: Callable[[int], bool | None]) -> int:
@@ -202,11 +259,11 @@ class Rehearsal:
         flops = floor.work_of(graph, task_pb2.PRECISION_FP32).executed_flops
         return Rehearsal(user) if flops <= _MOST_FLOPS else None
 
-    def take(self, args: tuple[Any, ...], family: int, state: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Raises BadInput where the reference refuses the arguments, with the integers of `state` (by qualified name);
-        one case of a family speaks for all."""
+    def take(self, args: tuple[Any, ...], family: int, state: Mapping[str, torch.Tensor] | None = None) -> int:
+        """How many elements of what it gives are `lost`. Raises BadInput where the reference refuses the arguments,
+        with the integers of `state` (by qualified name); one case of a family speaks for all, and loses nothing."""
         if family in self._proven:
-            return  # never of no family: those are tries
+            return 0  # never of no family: those are tries
         leaves = [leaf.to("cpu", copy=True) for leaf in task_module.tensor_leaves(args)]
         for each, held in self._state:
             each._buffers.clear()
@@ -217,9 +274,10 @@ class Rehearsal:
             if not is_number and name in own and own[name].shape == tensor.shape:
                 own[name].copy_(tensor)
         with torch.no_grad(), self._user.explaining("the forward failed"):
-            self._module(*task_module.with_leaves(args, leaves))
+            returned = self._module(*task_module.with_leaves(args, leaves))
         if family:
             self._proven.add(family)
+        return lost(task_module.tensor_leaves(returned))
 
 
 def _copied(buffers: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:

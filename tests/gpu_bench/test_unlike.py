@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -49,8 +51,10 @@ def test_it_is_the_first_in_which_any_result_differs() -> None:
         torch.arange(4),
         torch.empty(0),
         torch.ones(4).bfloat16(),
+        torch.randn(4, dtype=torch.complex64).conj(),
+        torch.ones(4).to(torch.float8_e4m3fn),
     ],
-    ids=["NaN", "complex", "bool", "strided halves", "integers", "empty", "bfloat16"],
+    ids=["NaN", "complex", "bool", "strided halves", "integers", "empty", "bfloat16", "conjugated", "float8"],
 )
 def test_any_result_has_the_hash_of_its_values(tensor: torch.Tensor) -> None:
     assert hashes_of(a=tensor) == hashes_of(a=tensor.clone())
@@ -58,3 +62,11 @@ def test_any_result_has_the_hash_of_its_values(tensor: torch.Tensor) -> None:
         changed = tensor.clone()
         changed[(0,) * tensor.dim()] = 0 if tensor.reshape(-1)[0] else 1
         assert hashes_of(a=tensor) != hashes_of(a=changed)
+
+
+def test_equal_rows_and_numbers_in_other_places_count_as_well() -> None:
+    ones = torch.ones(6, 8)
+    assert hashes_of(a=ones)[0] != hashes_of(a=2 * ones)[0]
+    order = torch.arange(48.0).view(6, 8)
+    assert hashes_of(a=order)[0] != hashes_of(a=order.flip(0))[0]
+    assert hashes_of(a=torch.tensor([math.nan]))[0] == hashes_of(a=-torch.tensor([math.nan]))[0]

@@ -13,7 +13,7 @@ from unusual_modules import FAMILIES, FRESH, MODULES, SEED, TASK, Desk, source
 
 from agent_correctness.checks.check import Finding, seed_from
 from agent_correctness.checks.overfit import OverfitCheck
-from gpu_bench.judging import dependence
+from gpu_bench.judging import dependence, judge_worker
 from gpu_bench.session import Session
 from gpu_bench.timing import headline
 from gpu_bench.values import inputs, integers, learning
@@ -33,6 +33,13 @@ TABLE = source("self.e = torch.nn.Embedding(50, 8)", "return self.e(x)", "[torch
 LENGTHS = source(
     "", "return x * (torch.arange(32) < rest[0][:, None])", "[torch.rand(400, 32), torch.randint(1, {}, (400,))]"
 )
+LABELS = source("", "return x[:, None] == torch.arange(32)", "[torch.randint(0, 20, (400,))]")
+
+
+def numbers(drawn: str, result: str = "x * 3") -> str:
+    return source("", f"return {result}", f"[{drawn}]")
+
+
 COUNTS = source("", "return x * 3", "[torch.randint(1, 9, (40,))]")
 BAG = MODULES["an embedding bag"]
 STORED = source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torch.arange(32)]")
@@ -46,25 +53,51 @@ STORED = source("self.e = torch.nn.Embedding(64, 8)", "return self.e(x)", "[torc
     [
         (TABLE, 0, 0, 49),
         (CLASSES, 1, 0, 99),
-        (COUNTS, 0, 1, 15),
-        (LENGTHS.format(33), 1, 1, 32),
-        (LENGTHS.format(21), 1, 1, 32),
-        (source("", "return x * 3", "[torch.randint(-4, 5, (400,))]"), 0, -12, 12),
-        (source("", "return x * 3", "[torch.randint(0, 2, (40,))]"), 0, 0, 1),
-        (source("", "return x * 3", "[torch.randint(0, 101, (4000,), dtype=torch.int8)]"), 0, 0, 100),
+        (COUNTS, 0, 1, 8),
         (source("", "return x[rest[0]]", "[torch.rand(30, 4), torch.randint(0, 9, (40,))]"), 1, 0, 29),
         (source("", "return x + rest[0]", "[torch.rand(4), torch.tensor(2)]"), 1, 2, 9),
         (source("self.e = torch.nn.Embedding(2, 8)", "return self.e(x)", "[torch.arange(9) * 0]"), 0, 0, 1),
     ],
-    ids=["rows of a table", "classes", "numbers", "lengths", "lengths below the most", "of two signs", "a mask",
-         "of a short type", "a gather",
-         "a number that never varies", "one of two rows"],
+    ids=["rows of a table", "classes", "numbers", "a gather", "a number that never varies", "one of two rows"],
 )  # fmt: skip
-def test_a_range_reaches_to_where_the_reference_begins_to_refuse_and_twice_as_far_where_nothing_does(
+def test_a_range_reaches_to_where_the_reference_begins_to_refuse_and_else_no_farther_than_the_task(
     references: MakeDesk, text: str, position: int, lowest: int, highest: int
 ) -> None:
     legal = references(text).report.learned.inputs[position]
     assert (legal.lowest, legal.highest) == (lowest, highest)
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "lowest", "highest"),
+    [
+        (COUNTS, 0, 1, 15),
+        (numbers("torch.randint(-4, 5, (400,))"), 0, -12, 12),
+        (numbers("torch.randint(-30, 31, (40,)) "), 0, -39, 39),
+        (numbers("torch.randint(-9, 0, (400,))"), 0, -9, -1),
+        (numbers("torch.randint(0, 2, (40,))"), 0, 0, 1),
+        (numbers("torch.randint(0, 101, (4000,), dtype=torch.int8)"), 0, 0, 127),
+        (numbers("torch.randint(0, 61, (400,))", "x.float().exp()"), 0, 0, 60),
+        (numbers("torch.randint(0, 9, (400,))", "1 << x"), 0, 0, 8),
+        (TABLE, 0, 0, 49),
+        (LENGTHS.format(33), 1, 1, 32),
+        (LENGTHS.format(21), 1, 1, 31),
+        (LABELS, 0, 0, 31),
+    ],
+    ids=["numbers", "of two signs", "up to a size", "negative", "a mask", "of a short type", "overflows", "shifts",
+         "rows", "lengths", "lengths below the most", "labels"],
+)  # fmt: skip
+def test_numbers_that_nothing_bounds_go_beyond_in_a_few_elements(
+    references: MakeDesk, text: str, position: int, lowest: int, highest: int
+) -> None:
+    place = references(text)
+    legal = place.report.learned.inputs[position]
+    assert (legal.beyond_lowest, legal.beyond_highest) == (lowest, highest)
+    is_beyond = (lowest, highest) != (legal.lowest, legal.highest)
+    for family in FAMILIES:
+        leaf = place.leaves(family)[position]
+        outside = (leaf < legal.lowest) | (leaf > legal.highest)
+        assert int(outside.sum()) <= 1, "one of so few elements"
+        assert bool(outside.any()) == (is_beyond and family == verdict_pb2.VALUE_FAMILY_RARE)
 
 
 def test_every_family_of_an_index_stays_in_the_range_and_reaches_its_ends(references: MakeDesk) -> None:
@@ -225,10 +258,31 @@ def test_where_nothing_may_be_tried_integers_stay_the_tasks_own() -> None:
 
 def test_trying_ends_when_its_time_is_over() -> None:
     now = [0.0]
-    tries = learning.Tries(lambda _: True, lambda: now[0])
+    tries = learning.Tries(lambda _: 0.0, lambda: now[0])
     assert tries([torch.zeros(2)], 0, torch.ones(2)) is True
     now[0] = 2 * learning.SECONDS
     assert tries([torch.zeros(2)], 0, torch.ones(2)) is None
+
+
+def test_a_case_is_drawn_again_as_it_was_drawn_first_whatever_was_learned_since(
+    references: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, rare = references(COUNTS), verdict_pb2.VALUE_FAMILY_RARE
+    judge, answers, loaded = place.judge, place.judge.answers, place.judge._loaded
+    first = answers.of(rare, SEED)
+    learning.restraint_in(loaded.learned, rare).own_integers = True
+    now, then = (loaded.case(rare, SEED, learned)[0] for learned in (loaded.learned, first.learned))
+    assert not torch.equal(now, then)
+    answers.give_back()
+    assert torch.equal(answers.of(rare, SEED).eager[0], first.eager[0])
+    monkeypatch.setattr(judge.reference, "rounds_to_tf32", True)
+    assert torch.equal(answers.rounded(rare, SEED)[0], first.eager[0])
+
+    seen = []
+    monkeypatch.setattr(judge_worker.alone, "judge", lambda *given: seen.append(given[3]) or verdict_pb2.Comparison())
+    judge._boundaries = {"group": judge_worker.alone.Boundary(judge.graph, [], 0)}
+    judge.judge_alone(judging_pb2.Observation(family=rare, seed=SEED, group="group"), first.learned)
+    assert torch.equal(next(iter(seen[0].values())), then)
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------
