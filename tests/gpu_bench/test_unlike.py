@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from gpu_bench.running.bench_worker import NamedMemory
 from gpu_bench.running.unlike import first_unlike, hashing
-from warpsmith.v1 import candidate_pb2
+from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 Step, Launch, Library = candidate_pb2.Step, candidate_pb2.Launch, candidate_pb2.LibraryCall
 PROGRAM = candidate_pb2.Program(
@@ -70,3 +71,12 @@ def test_equal_rows_and_numbers_in_other_places_count_as_well() -> None:
     order = torch.arange(48.0).view(6, 8)
     assert hashes_of(a=order)[0] != hashes_of(a=order.flip(0))[0]
     assert hashes_of(a=torch.tensor([math.nan]))[0] == hashes_of(a=-torch.tensor([math.nan]))[0]
+
+
+def test_results_workspaces_and_sources_are_known_by_name() -> None:
+    spec = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4], strides=[1])
+    memory = NamedMemory(torch.device("cpu"), 1, 2, {"made", "words", "state mean"})
+    made, words = memory.empty("made", spec), memory.zeros("words", spec)
+    mean, other = memory.copy_of("state mean", torch.ones(4)), memory.copy_of("input 0", torch.ones(4))
+    assert set(map(id, memory.named.values())) == {id(made), id(words), id(mean)}
+    assert other.tolist() == [1.0] * 4
