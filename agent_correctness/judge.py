@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from agent_correctness.adversary import Adversary
 from agent_correctness.checks.check import Case, Check, Comparer, Finding
-from agent_correctness.checks.limits import ratios_of, worst_of
+from agent_correctness.checks.limits import Ratios, ratios_of, worst_of
 from agent_correctness.checks.memory import MemoryCheck
 from agent_correctness.checks.overfit import OverfitCheck
 from agent_correctness.checks.pooling import missing, pools
@@ -104,7 +104,7 @@ class Judge:
         )
         verdict.by_tf32 = any(error.by_tf32 for each in comparisons for error in each.outputs)
         found = pools(comparisons)
-        ratios = [(pool.rms_ratio, pool.max_ratio, 0.0) for pool in found if pool.decides]
+        ratios: list[Ratios] = [(pool.rms_ratio, pool.max_ratio, 0.0, 0.0) for pool in found if pool.decides]
         ratios += [ratios_of(error) for pool in found if not pool.decides for error in pool.errors]
         verdict.worst_rms_ratio = max((each[0] for each in ratios), default=0.0)
         finding = self._finding(answer, cases)

@@ -17,7 +17,9 @@ MAX_LIMIT = 8.0
 """Largest error over the yardstick's largest."""
 BLOCK_LIMIT = 16.0
 """rms error of any 4,096 elements over the yardstick there."""
-LIMITS = (RMS_LIMIT, MAX_LIMIT, BLOCK_LIMIT)
+SMALL_LIMIT = 8.0
+"""rms error of elements of about one magnitude that are small beside the rest, over the yardstick there."""
+LIMITS = (RMS_LIMIT, MAX_LIMIT, BLOCK_LIMIT, SMALL_LIMIT)
 GROSS = 1e5
 """Ratio from which on an error is no rounding: bf16 inside an fp32 contract stays below."""
 
@@ -30,9 +32,13 @@ class Size(enum.Enum):
     WRONG = "beyond any rounding"
 
 
-def ratios_of(error: verdict_pb2.OutputError) -> tuple[float, float, float]:
-    """What the limits are of: rms, largest error, worst block."""
-    return error.rms_ratio, error.max_ratio, error.block_ratio
+Ratios = tuple[float, float, float, float]
+"""What `LIMITS` are of: rms, largest error, worst block, worst magnitude of small elements."""
+
+
+def ratios_of(error: verdict_pb2.OutputError) -> Ratios:
+    """Of an output."""
+    return error.rms_ratio, error.max_ratio, error.block_ratio, error.small_ratio
 
 
 def size_of(error: verdict_pb2.OutputError) -> Size:
@@ -47,9 +53,15 @@ def size_of(error: verdict_pb2.OutputError) -> Size:
     return Size.IMPRECISE if even and small else Size.WRONG
 
 
-def worst_of(ratios: tuple[float, float, float]) -> float:
+def worst_of(ratios: Ratios) -> float:
     """The ratio that is furthest beyond its limit, whichever it is."""
     return max((ratio / limit, ratio) for ratio, limit in zip(ratios, LIMITS, strict=True))[1]
+
+
+def is_off_in_small(error: verdict_pb2.OutputError) -> bool:
+    """Whether what is small beside the rest is all that is beyond its limit."""
+    others = zip(ratios_of(error)[:3], LIMITS, strict=False)
+    return error.small_ratio > SMALL_LIMIT and all(ratio <= limit for ratio, limit in others)
 
 
 def worst_ratio(error: verdict_pb2.OutputError) -> float:

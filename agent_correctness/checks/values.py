@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from agent_correctness.checks.check import FAMILIES, Case, Finding, Judgement, Passed, number, seed_from, where
-from agent_correctness.checks.limits import Size, outputs, size_of, worst_ratio
+from agent_correctness.checks.limits import Size, is_off_in_small, outputs, size_of, worst_ratio
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 _ALWAYS = (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL)
@@ -46,6 +46,11 @@ class ValueCheck:
 
 def far_sentence(comparison: verdict_pb2.Comparison, error: verdict_pb2.OutputError) -> str:
     """How far off an output is, and where most."""
+    if is_off_in_small(error):
+        return (
+            f"what is small in output {error.output} beside the rest is {number(error.small_ratio)}x farther from the "
+            f"truth than PyTorch or the third digit ({where(comparison)})"
+        )
     return (
         f"output {error.output} is {number(worst_ratio(error))}x farther from the truth than PyTorch at element "
         f"{error.worst_index} ({where(comparison)}): {number(error.worst_value)} instead of {number(error.worst_truth)}"

@@ -111,13 +111,13 @@ class Judge:
             )
 
         error = against(answer.eager[position])
-        is_far = max(error.rms_ratio, error.max_ratio, error.block_ratio) > _FAR
+        is_far = max(error.rms_ratio, error.max_ratio, error.block_ratio, error.small_ratio) > _FAR
         if not is_far or not (rounded := self.answers.rounded(observed.family, observed.seed)):
             return error
         # What a ReLU leaves of a block may be one element.
         off, _ = plausible.off_and_size(rounded[position], answer.truth[position])
         by_tf32 = against(rounded[position], min(off, answer.most_errors[position]))
-        for ratio in ("rms_ratio", "max_ratio", "block_ratio"):
+        for ratio in ("rms_ratio", "max_ratio", "block_ratio", "small_ratio"):
             if getattr(by_tf32, ratio) < getattr(error, ratio):
                 setattr(error, ratio, getattr(by_tf32, ratio))
                 error.by_tf32 = True

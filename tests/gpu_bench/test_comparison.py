@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -144,3 +145,42 @@ def test_an_empty_output_compares() -> None:
 def test_an_ulp_is_the_distance_to_the_next_number() -> None:
     assert ulp(1.0, torch.float32) == torch.finfo(torch.float32).eps
     assert ulp(5.0, torch.bfloat16) == 4 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["all of it", "some blocks of it"])
+def test_what_is_small_beside_a_large_column_is_measured_by_its_own_magnitude(large: bool) -> None:
+    rows = 20_000 if large else 600
+    truth = torch.rand(rows, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(7)) + 0.5
+    truth[:, 0] = truth[:, 0] * 1e6 + 1.7e9
+    eager = truth.float()
+
+    def ratio_of(change: Callable[[torch.Tensor], torch.Tensor], *, is_usual: bool = True) -> float:
+        candidate = eager.clone()
+        candidate[:, 1:] = change(candidate[:, 1:])
+        error = compare(candidate, eager, truth, forgiveness=Forgiveness(worst_block_for_all=not is_usual))
+        assert max(error.rms_ratio, error.max_ratio, error.block_ratio) <= 1
+        return error.small_ratio
+
+    assert ratio_of(torch.zeros_like) > 8000
+    assert ratio_of(lambda part: part.bfloat16().float()) > 8
+    assert ratio_of(lambda part: part * (1 + 1e-4)) < 1, "three digits are always enough"
+    assert ratio_of(torch.zeros_like, is_usual=False) == 0
+
+
+def test_what_eager_has_no_digits_of_is_held_to_eagers_error() -> None:
+    """Differences of large numbers: eager is as far off in what is small as in what is not."""
+    generator = torch.Generator().manual_seed(3)
+    truth = torch.randn(1 << 20, dtype=torch.float64, generator=generator)
+    noise = [2e-5 * torch.randn(1 << 20, dtype=torch.float64, generator=generator) for _ in range(2)]
+    eager, candidate = ((truth + each).float() for each in noise)
+    error = compare(candidate, eager, truth)
+    assert 0 < error.small_ratio < 2
+
+
+def test_a_few_small_elements_and_zeros_say_nothing_of_a_magnitude() -> None:
+    truth = torch.full((4096,), 1e9, dtype=torch.float64)
+    truth[:200], truth[200:1000] = 1e-3, 0.0
+    eager = truth.float()
+    candidate = eager.clone()
+    candidate[:1000] = 5e-3
+    assert compare(candidate, eager, truth).small_ratio == 0

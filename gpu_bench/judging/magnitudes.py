@@ -1,0 +1,70 @@
+"""How far elements are off that are small beside the rest of an output: by their own magnitude.
+
+The one idea: a column of ids or of pixels beside one of scores sets the yardstick for both, and nothing that is done to
+the scores shows in it. So elements below what it resolves are gathered by the magnitude of their truth, and held to
+eager's error there, or to three digits, whichever is more. Of a large output some blocks speak for all, drawn anew.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import torch
+
+_BINADES = 8
+"""Powers of two that count as one magnitude."""
+_RESOLVED = 2.0**12
+"""Elements that are so many times the yardstick show in it."""
+_DIGITS = 2.0**-13
+"""Relative error that is always allowed: less than a rounding to bf16 makes, more than a fast function does."""
+_LEAST_COUNT = 256
+"""Elements of a magnitude: the error of few is small by luck."""
+_LOWEST, _BINS = -1100, 2200 // _BINADES
+_MOST_ELEMENTS = 1 << 19
+"""That are looked at, about."""
+
+
+class Magnitudes:
+    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together."""
+
+    def __init__(self, count: int, block: int) -> None:
+        self._share, self._block = min(1.0, _MOST_ELEMENTS / count), block
+        self._generator = torch.Generator().manual_seed(secrets.randbits(63))
+        self._sums: torch.Tensor | None = None
+        """float64 [magnitudes, 5]: squares of the errors of candidate, eager and rounding, and of truth; count."""
+
+    def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> None:
+        """Takes flat tensors in; candidate and eager have the output's type, truth is float64."""
+        candidate, eager, truth = self._drawn(candidate, eager, truth)
+        rounded = truth.to(candidate.dtype)
+        counts = torch.isfinite(truth) & torch.isfinite(candidate) & torch.isfinite(eager) & (truth != 0.0)
+        known = torch.where(counts, truth, 1.0)
+        places = (known.abs().log2().floor().long() - _LOWEST) // _BINADES
+        columns = [torch.where(counts, each - known, 0.0).square() for each in (candidate, eager, rounded)]
+        columns += [torch.where(counts, known, 0.0).square(), counts.double()]
+        sums = torch.stack([torch.bincount(places, column, _BINS) for column in columns], dim=1)
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def ratio(self, yardstick: float, part: float, least: float) -> float:
+        """The largest rms error of a magnitude that `yardstick` does not resolve over what it may be, of which `part`
+        is the share that eager's errors have and `least` the least; 0 where there is none of enough elements."""
+        if self._sums is None:
+            return 0.0
+        off, own, rounding, size, count = self._sums.cpu().unbind(dim=1)
+        tops = 2.0 ** (torch.arange(1, _BINS + 1, dtype=torch.float64) * _BINADES + _LOWEST).clamp(max=1000.0)
+        is_small = (tops < _RESOLVED * yardstick) & (count >= _LEAST_COUNT)
+        if not bool(is_small.any()):
+            return 0.0
+        off, own, rounding, size = ((each / count).sqrt()[is_small] for each in (off, own, rounding, size))
+        allowed = torch.stack([part * own, rounding, _DIGITS * size, torch.full_like(own, least)]).amax(dim=0)
+        return float((off / allowed).max())
+
+    def _drawn(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Some blocks of each, the same ones; all where there are few."""
+        whole = tensors[0].numel() // self._block
+        if self._share == 1.0 or not whole:
+            return list(tensors)
+        rows = torch.randint(whole, (math.ceil(self._share * whole),), generator=self._generator)
+        rows = rows.to(tensors[0].device)
+        return [each[: whole * self._block].view(whole, self._block)[rows].reshape(-1) for each in tensors]
