@@ -22,6 +22,10 @@ _SMALL, _ORDINARY = 1e-3, 0.1
 """Magnitude below which all of a parameter is taken for where training begins, and the one that it then gets."""
 _STEPS = 7
 """That a count or a position in state is moved on by, at most."""
+_GROWN_TENSORS, _GROWN_ROWS = 8, 8
+"""Parameters of which some rows are larger than the constructor makes any, about, and one row of how many that is."""
+_GROWTH = (3.0, 8.0)
+"""How many times as large those are."""
 _ONE_SIDED = 0.9
 """Share of a parameter's elements of one sign from which on it has that one for its beginning."""
 
@@ -40,9 +44,9 @@ def vary(
 
     Floats are scaled by up to a quarter, which leaves signs, zeros of masks and infinities; what is zero as a whole (a
     bias, a running mean) gets small normal values. In families that are `AS_TRAINED` those that are `trainable` also
-    get an ordinary size, both signs and no zeros, state is what is `drawn` from another seed, and counts are farther
-    on, as far as what is `learned` allows. `is_timed`: a single number then keeps its sign, which may decide what there
-    is to compute.
+    get an ordinary size, both signs and no zeros, and a few of them some rows several times as large; state is what is
+    `drawn` from another seed, and counts are farther on, as far as what is `learned` allows. `is_timed`: a single
+    number then keeps its sign, which may decide what there is to compute.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK or family not in inputs.PLAIN:
         return
@@ -51,6 +55,7 @@ def vary(
     signed = trainable if restraint.own_signs else {*restraint.signed_parameters}
     is_drawn = as_trained and not restraint.own_state
     counts = {*known.written_state} if as_trained and not restraint.own_integers else set()
+    rows = sum(name in trainable and _has_rows(tensor) for name, tensor in tensors.items())
     seen: set[int] = set()
     for position, (name, tensor) in enumerate(sorted(tensors.items())):
         if tensor.numel() == 0 or tensor.data_ptr() in seen:
@@ -64,6 +69,8 @@ def vary(
                 _scale(tensor, generator)
                 if as_trained and name in trainable and not tensor.is_complex():
                     _grow(tensor)
+                    if name not in signed and _has_rows(tensor):
+                        _grow_rows(tensor, _GROWN_TENSORS / rows, generator)
                     if name not in signed and tensor.numel() > 1:
                         _change_signs(tensor, generator)
                     elif name not in signed and family == verdict_pb2.VALUE_FAMILY_RARE and not is_timed:
@@ -112,6 +119,21 @@ def _grow(tensor: torch.Tensor) -> None:
     most = float(tensor.abs().max())
     if 0 < most < _SMALL:
         tensor.mul_(_ORDINARY / most)
+
+
+def _has_rows(tensor: torch.Tensor) -> bool:
+    return tensor.dim() > 1 and tensor.numel() > 0 and tensor.is_floating_point()
+
+
+def _grow_rows(tensor: torch.Tensor, chance: float, generator: torch.Generator) -> None:
+    """By chance some rows get larger, as without a bound on them training makes them."""
+    count = tensor.shape[0]
+    least, most = _GROWTH
+    draws = torch.rand(2 + count, device=tensor.device, generator=generator)
+    if float(draws[0]) < chance:
+        grown = draws[2:] <= max(1 / _GROWN_ROWS, float(draws[2:].min()))
+        factors = torch.where(grown, least + (most - least) * draws[1], 1.0)
+        tensor.mul_(factors.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
 
 
 def _change_signs(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -69,6 +69,24 @@ def test_a_parameter_named_keeps_its_signs_and_others_do_not() -> None:
     assert {*both["gain"].sign().tolist()} == {-1.0, 1.0}
 
 
+@pytest.mark.parametrize("family", [MIXED, RARE, NORMAL])
+def test_some_rows_are_larger_than_the_constructor_makes_any_unless_signs_are_kept(
+    family: verdict_pb2.ValueFamily.ValueType,
+) -> None:
+    weight = torch.randn(64, 32)
+    growth = (varied(weight, family).norm(dim=1) / weight.norm(dim=1)).sort().values
+    assert bool((growth[:32] < 1.3).all())
+    assert bool(growth[-1] > 2) == (family != NORMAL)
+    kept = varied(weight, family, signs_kept(family)).norm(dim=1) / weight.norm(dim=1)
+    assert float(kept.max()) < 1.3
+
+
+def test_of_many_parameters_a_few_have_larger_rows() -> None:
+    many = {f"w{number}": torch.ones(4, 4) for number in range(80)}
+    members.vary(many, MIXED, SEED, trainable=set(many))
+    assert 2 <= sum(float(each.abs().max()) > 2 for each in many.values()) <= 20
+
+
 def test_nearly_all_of_one_sign_is_of_one_sign() -> None:
     moved = varied(torch.cat([torch.ones(255), -torch.ones(1)]))
     assert 64 < int((moved < 0).sum()) < 192
