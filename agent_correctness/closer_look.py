@@ -21,6 +21,8 @@ SECONDS = 5.0
 FIRST = 4
 """Cases that are asked for at first; then as many as they say that there is time for, for each question may meet
 another replica of the service, which has to open the task."""
+_OWN = {verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH, verdict_pb2.VALUE_FAMILY_RARE}
+"""Families that are the task's own values, but for a few elements."""
 NO_TIME = f"{SECONDS:.0f} s were over before its turn"
 
 
@@ -66,7 +68,7 @@ def authored_groups(program: candidate_pb2.Program) -> list[str]:
 
 def said(comparisons: Sequence[verdict_pb2.Comparison]) -> list[verdict_pb2.Inspection]:
     """Of a program that passed: groups judged alone, or why not; a truth by slices, convolutions without TF32; values
-    that were not judged on."""
+    that were not judged on, and whether the task's own are all that the module took."""
     found = {f"group {each.group}": each.unjudged for each in comparisons if each.group}
     if any(each.by_slices for each in comparisons):
         found["truth by slices"] = ""
@@ -75,6 +77,10 @@ def said(comparisons: Sequence[verdict_pb2.Comparison]) -> list[verdict_pb2.Insp
     for each in comparisons:
         if each.unjudged and not each.group:
             found[f"values {family_name(each)}"] = each.unjudged
+    judged = {each.family for each in comparisons if each.outputs}
+    refused = {family_name(each) for each in comparisons if each.family not in judged and not each.group}
+    if refused and judged <= _OWN:
+        found["values beside the task's own"] = f"the module defines no result on {', '.join(sorted(refused))}"
     return [verdict_pb2.Inspection(tool=name, skipped=reason) for name, reason in found.items()]
 
 

@@ -270,6 +270,28 @@ def test_of_a_race_the_step_is_named_where_it_was_found(step: str) -> None:
     assert ("the first to differ is what step 3 of 9, kernel ws_relu of relu makes. A race" in detail) == bool(step)
 
 
+def test_where_the_module_takes_no_other_values_than_the_tasks_that_is_said() -> None:
+    def refused(comparison: verdict_pb2.Comparison) -> None:
+        if comparison.family != TASK:
+            del comparison.outputs[:]
+
+    verdict = verdict_of(refused)
+    (told,) = [each for each in verdict.inspections if each.tool == "values beside the task's own"]
+    assert verdict.state == verdict_pb2.VERDICT_STATE_PASS
+    assert told.skipped.startswith("the module defines no result on ")
+    assert "normal" in told.skipped
+    assert not [each for each in verdict_of(untouched).inspections if each.tool == told.tool]
+
+
+def test_of_small_elements_alone_it_is_said_that_they_are_off() -> None:
+    def spoil(comparison: verdict_pb2.Comparison) -> None:
+        comparison.outputs[0].small_ratio = 8192.0
+
+    verdict = verdict_of(spoil)
+    assert verdict.kind == verdict_pb2.FAILURE_KIND_WRONG_PRECISION
+    assert verdict.detail.startswith("what is small in output 0 beside the rest is 8.19e+03x farther from the truth")
+
+
 def test_wrong_on_ordinary_values_only_is_overfitting() -> None:
     def spoil(comparison: verdict_pb2.Comparison) -> None:
         if comparison.family != TASK:
