@@ -41,6 +41,8 @@ class CalledSolution:
         """Processes of its jail as it was opened."""
         self._left: tuple[bytes, bytes] = (b"", b"")
         """Where the results of the last two calls lie, as the process said at once."""
+        self._values = b""
+        """What the result of the last is beside tensors, as it said at once (`structure_text.digest`)."""
 
     @property
     def has_others(self) -> bool:
@@ -63,11 +65,16 @@ class CalledSolution:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_CRASH, str(error)[:300]) from None
 
     def read_results(self, told: bytes) -> str:
-        """Copies what a call left, from its stopped process to where the judge looks; names what is not there."""
+        """Copies what a call left, from its stopped process to where the judge looks; names what is not there.
+
+        `told`: in its answer.
+        """
+        size = len(structure_text.NO_VALUES)
+        self._values = told[:size]
         if self._shared is None:
             return ""
-        self._left = (self._left[1], told)
-        return self._copied(told)
+        self._left = (self._left[1], told[size:])
+        return self._copied(self._left[1])
 
     def read_earlier(self) -> str:
         """The same of the outputs of the call before the last, which are still to be there."""
@@ -104,6 +111,11 @@ class CalledSolution:
         wrong = structure_text.difference(described, wanted) or self._other_strides(wanted)
         if wrong:
             raise SolutionFault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, wrong[:300])
+        if structure_text.digest(described) != self._values:
+            raise SolutionFault(
+                verdict_pb2.FAILURE_KIND_CHEAT,
+                "what it returns beside tensors is not there yet when its call ends, or changes after it",
+            )
 
     def _other_strides(self, wanted: structure_text.Node) -> str:
         """How the strides by which outputs were read are not those of the reference; empty where nothing was read.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pytest
 import torch
 
 from gpu_bench.judging.looks import Yardstick, far, yardstick
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.solutions import integrity, solution_worker, structure, structure_text
+from gpu_bench.solutions.called_solution import CalledSolution, SolutionFault
 from gpu_bench.solutions.solution_worker import Solution, counterparts, glimpses, refuse_promises
 from gpu_bench.solutions.witness import GAP_BYTES, lay_out
 from gpu_bench.values.keys import Key
@@ -31,6 +35,7 @@ class Loss:
 
 
 X = torch.arange(12.0).reshape(3, 4)
+MANY = [1.0, -1.0] * 8
 
 
 def difference(returned: Any, wanted: Any) -> str:
@@ -63,10 +68,106 @@ def difference(returned: Any, wanted: Any) -> str:
         ((X + 1)[:, :0], (X + 2)[:, :0], ""),
         (1.0000001, 1.0, ""),
         (2.0, 1.0, "the result is 2.0 instead of 1.0"),
+        (2.0, np.float64(2.0), "the result is a float instead of a float64: 2.0"),
+        (np.float32(1.00001), np.float32(1.0), ""),
+        ((1 + 2.00001j), 1 + 2j, ""),
+        ([1, 2, 3], [1, 2, 4], "output[2] is 3 instead of 4"),
+        ([1, 2], [1.0, 2.0], "the result is a list of int instead of a list of float"),
+        ([1.0], [1.0, 2.0], "the result has 1 numbers instead of 2"),
+        ([], [1.0], "the result is a list instead of a list of float"),
+        ([True, False], [True, True], "output[1] is 0 instead of 1"),
+        ([1 << 80, 2], [1 << 80, 2], ""),
+        ([math.nan, math.inf, 1.0], [math.nan, math.inf, 1.0], ""),
+        ([*MANY, 1e-4 + 2e-6], [*MANY, 1e-4], ""),
+        ([*MANY, 1.0], [*MANY, 1.0 + 2e-5], "output[16] is 1.0 instead of 1.00002"),
+        ({3, 1, 2}, {1, 2, 3}, ""),
+        ({3, 1, 2}, {1, 2, 4}, "output{2} is 3 instead of 4"),
+        (["a" * 300 + "b"], ["a" * 300 + "b"], ""),
+        (X.numpy() + 1, X.numpy() + 2, ""),
+        (X.numpy() + 1, X + 1, "the result is numpy array float32 [3, 4] instead of float32 [3, 4]"),
+        (X.numpy(), X.numpy() + 1, "the result is the memory of input 0"),
+        (
+            np.array(["a", "c"]),
+            np.array(["a", "b"]),
+            "the result is (dtype('<U1'), (2,), ['a', 'c']) instead of (dtype('<U1'), (2,), ['a', 'b'])",
+        ),
+        (np.array(["X", None], object), np.array(["X", 3], object), "output.flat[1] is None instead of 3"),
     ],
 )
 def test_a_result_of_another_structure_is_named(returned: Any, wanted: Any, told: str) -> None:
     assert difference(returned, wanted) == told
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        ("a" * 300 + "b", "a" * 300 + "c"),
+        (b"a" * 300 + b"b", b"a" * 300 + b"c"),
+        (np.ma.masked_array(np.arange(5000)), np.ma.masked_array(np.arange(5000) // 4000)),
+        (np.array(["a"] * 5000), np.array((["a"] * 2500 + ["b"]) * 2)[:5000]),
+        ({float(number) for number in range(5000)}, {number + 0.5 * (number == 2500) for number in range(5000)}),
+    ],
+)
+def test_what_differs_only_where_it_is_not_printed_is_another_result(returned: Any, wanted: Any) -> None:
+    assert difference(wanted, wanted) == ""
+    assert difference(returned, wanted)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(6.0), np.arange(6.0)[::-1], np.array(3.0), np.frombuffer(b"abcd", np.uint8), np.ones(0)],
+)
+def test_a_numpy_array_is_looked_at_as_a_tensor_is(array: Any) -> None:
+    """Also one that goes backwards, has no dimension, cannot be written or is empty."""
+    leaves = structure.leaves(([array], {"a": array}))
+    assert all(torch.equal(leaf, torch.tensor(array.tolist(), dtype=leaf.dtype)) for leaf in leaves)
+    assert len(leaves) == len(structure.opened_leaves(([array], {"a": array}))) == 2
+
+
+def told(returned: Any) -> tuple[bytes, bytes]:
+    """What is said of a result's values as a call ends, and what follows from its description."""
+    described, _ = structure.describe(returned, {})
+    return structure.digest(returned), structure_text.digest(structure_text.read(structure.written(described)))
+
+
+@pytest.mark.parametrize("returned", [X, (X, [X]), Pair(X, X), X.numpy(), [X.numpy(), X]])
+def test_of_tensors_alone_no_values_are_told(returned: Any) -> None:
+    assert set(told(returned)) == {structure_text.NO_VALUES}
+
+
+@pytest.mark.parametrize("late", [1.0, [1.0], {}, {0.5: X}, "text", None, {1}, np.float32(1), (X, 1), [[]] * 2 + [1]])
+def test_values_that_come_after_a_call_are_not_those_that_it_told(late: Any) -> None:
+    found: list[Any] = []
+    before, _ = told((X, found))
+    found.append(late)
+    at_once, described = told((X, found))
+    assert at_once == described != before
+
+
+@pytest.mark.parametrize("children", [{}, 5])
+@pytest.mark.parametrize("value", [1.0, "text", [1.0, 2.0], {}])
+def test_no_value_is_left_out_of_what_a_call_tells_by_calling_it_a_container(value: Any, children: Any) -> None:
+    described, _ = structure.describe((X, value), {})
+    node = structure_text.read(structure.written(described))
+    node["children"]["[1]"]["children"] = {} if value == {} else children
+    assert structure_text.difference(node, described) == ""
+    assert structure_text.digest(node) != structure_text.NO_VALUES
+    if value:
+        other, _ = structure.describe((X, type(value)([3.0, 4.0]) if isinstance(value, list) else value * 2), {})
+        other["children"]["[1]"]["children"] = children
+        assert structure_text.digest(other) != structure_text.digest(node)
+
+
+def test_a_result_that_is_filled_after_its_call_is_a_cheat() -> None:
+    described, _ = structure.describe((X, MANY), {})
+    text = structure.written(described)
+    solution = CalledSolution(cast(Any, SimpleNamespace(processes=frozenset())), [], None, text)
+    solution.read_results(structure.digest((X, MANY)))
+    solution.look_at_structure(text.encode())
+    solution.read_results(structure.digest((X, [])))
+    with pytest.raises(SolutionFault, match="not there yet") as refused:
+        solution.look_at_structure(text.encode())
+    assert refused.value.fault.kind == verdict_pb2.FAILURE_KIND_CHEAT
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "[" * 100_000])
