@@ -15,7 +15,7 @@ from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 _ALWAYS = (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL)
 FINAL_SEEDS = 3
-"""Seeds of the task's and of normal values in a final; the other families get one each."""
+"""Seeds of the task's, of normal and of rare values in a final; the other families get one each."""
 
 
 class ValueCheck:
@@ -28,8 +28,9 @@ class ValueCheck:
         del task
         others = [family for family in FAMILIES if family not in _ALWAYS]
         if tier == timing_pb2.TIER_FINAL:
-            always = [(family, seed_from(draw)) for family in _ALWAYS for _ in range(FINAL_SEEDS)]
-            return [*always, *((family, seed_from(draw)) for family in others)]
+            counts = dict.fromkeys((*_ALWAYS, verdict_pb2.VALUE_FAMILY_RARE), FINAL_SEEDS)
+            drawn = [family for family in (*_ALWAYS, *others) for _ in range(counts.get(family, 1))]
+            return [(family, seed_from(draw)) for family in drawn]
         return [(family, seed_from(draw)) for family in (*_ALWAYS, draw.choice(others))]
 
     def judge(self, comparisons: Sequence[verdict_pb2.Comparison]) -> Judgement:

@@ -86,12 +86,14 @@ class Cases:
     def taken(self, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
         """The arguments of a case and what eager makes of them. Raises BadInput where it takes none of the family.
 
-        Parameters keep their signs where others leave much less that is finite, as the logarithm of a scale does.
+        Parameters keep their signs where others leave much less that is finite, as the logarithm of a scale does; rare
+        floats stay within what the task draws where most of a result would be lost, as sums of logarithms are.
         """
         found = self._as_restrained(family, seed)
         if family not in members.AS_TRAINED or family in self._tried_signs:
             return found
         self._tried_signs.add(family)
+        found = self._with_floats_held(found, family, seed)
         learned = self._loaded.learned
         was_refused = inputs.restraint_of(learned, family).own_signs
         lost = math.inf if was_refused else _lost(found)
@@ -103,6 +105,15 @@ class Cases:
         restraint.own_signs = False
         if least < lost:
             self._find_signed(restraint, family, seed, least)
+        return self._as_restrained(family, seed)
+
+    def _with_floats_held(self, found: Taken, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> Taken:
+        count = sum(each.numel() for each in found[1][0])
+        restraint = learning.restraint_in(self._loaded.learned, family)
+        if family != verdict_pb2.VALUE_FAMILY_RARE or restraint.floats_within or 2 * _lost(found) <= count:
+            return found
+        restraint.floats_within = True
+        restraint.floats_within = 2 * self._lost_by(family, seed) < _lost(found)
         return self._as_restrained(family, seed)
 
     def _find_signed(

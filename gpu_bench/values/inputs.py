@@ -21,6 +21,8 @@ from warpsmith.v1 import judging_pb2, verdict_pb2
 
 _LOOKED_AT, _FEW = 4096, 16
 """Elements of a float input in which no more different values than these are those of a mask."""
+_BEYOND = 0.875
+"""Share of rare floats that lie beyond what the task draws: branches hang on size far more often than on order."""
 
 Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 """(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
@@ -112,12 +114,32 @@ def _values(
 def _rare(
     leaf: torch.Tensor, restraint: judging_pb2.Restraint, legal: judging_pb2.Legal | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """The task's own values but for a few, which are of the family of mixed magnitudes, or anywhere in their range."""
+    """The task's own values but for a few: beyond either end of their range, of the family of mixed magnitudes, or the
+    task's own from another place. Restrained floats are those, or anywhere in the range."""
+    is_held, has_range = restraint.floats_within, legal is not None and not leaf.is_complex()
 
     def others(old: torch.Tensor) -> torch.Tensor:
-        return _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, legal, restraint, generator, resembling=False)
+        own = integers.elsewhere(leaf, old, generator)
+        if is_held and not has_range:
+            return own
+        free = _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, legal, restraint, generator, resembling=False)
+        kind = _uniform(old.shape, torch.float32, generator)
+        if is_held or legal is None or not has_range:
+            return torch.where(kind < 0.5, own, free)
+        free = torch.where(kind < 1 - _BEYOND, free, _beyond(old, legal, generator))
+        return torch.where(kind < (1 - _BEYOND) / 2, own, free)
 
     return integers.with_few(leaf, others, generator)
+
+
+def _beyond(old: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generator) -> torch.Tensor:
+    """Finite values above what the task draws or below it, by a tenth of its range to a hundred times as much; in fp16
+    to twice as much, whose squares overflow soon."""
+    width, limits = (legal.most - legal.least) or abs(legal.most) or 1.0, torch.finfo(old.dtype)
+    decades = 3.0 if limits.max > 1e30 else 1.3
+    far = width * torch.pow(10.0, decades * _uniform(old.shape, torch.float64, generator) - 1.0)
+    is_above = _uniform(old.shape, torch.float32, generator) < 0.5
+    return torch.where(is_above, legal.most + far, legal.least - far).clamp_(limits.min, limits.max).to(old.dtype)
 
 
 def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) -> torch.Tensor:

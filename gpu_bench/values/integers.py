@@ -7,7 +7,8 @@ sorted. What is in order stays so, as offsets do, and what has no value twice, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -29,7 +30,13 @@ _NEAR = 8
 _REPLACED_SHARE = 1 / 32
 """Of a mask or of indices that the task gives alike each time, where fresh ones differ in more than their places."""
 _RARE = 1 << 16
-"""Elements of which one is replaced in the family that is the task's own but for few."""
+"""Elements of which one is replaced, wherever it is, in the family that is the task's own but for few."""
+_RARE_AT_MOST = 1 << 8
+"""Elements of which one is replaced at most, so that every index of a dimension is met."""
+_MET = 4096
+"""Extent of a dimension up to which each of its indices is to be met: a decision may hang on one column."""
+_ROUNDS = 2
+"""Lines along each dimension, where there are elements enough."""
 _MOST_KEYS = 1 << 24
 """Numbers drawn at most for rows without a value twice; beyond that the task's own are put in another order."""
 
@@ -72,26 +79,80 @@ def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generat
     sides = [(legal.highest + 1, legal.beyond_highest), (legal.beyond_lowest, legal.lowest - 1)]
     sides = [(low, high) for low, high in sides if low <= high]
 
-    def ends(old: torch.Tensor) -> torch.Tensor:
+    def others(old: torch.Tensor) -> torch.Tensor:
         values = torch.full_like(old, legal.highest)
         values.masked_fill_(_uniform(list(old.shape), generator) < 0.5, legal.lowest)
+        is_own = _uniform(list(old.shape), generator) < 0.25
+        is_own[0] = False  # where only one is replaced, it has to differ
+        values = torch.where(is_own, elsewhere(leaf, old, generator), values)
         for number, (low, high) in enumerate(sides):  # half of them, the first one too
             part = values[number :: 2 * len(sides)]
             part.copy_(torch.randint(low, high + 1, part.shape, generator=generator, device=generator.device))
         return values
 
-    return with_few(leaf, ends, generator)
+    return with_few(leaf, others, generator)
 
 
 def with_few(
     leaf: torch.Tensor, others: Callable[[torch.Tensor], torch.Tensor], generator: torch.Generator
 ) -> torch.Tensor:
-    """Contiguous: the values of `leaf`, a few of which, in places drawn, are what `others` makes of them."""
+    """Contiguous: the values of `leaf`, a few of which, in places drawn, are what `others` makes of them (1-D, in an
+    order drawn)."""
     flat = leaf.reshape(-1).clone()
-    count = max(1, flat.numel() // _RARE)
-    places = torch.randint(flat.numel(), (count,), generator=generator, device=generator.device)
+    places = _few_places(leaf.shape, generator)
     flat[places] = others(flat[places])
     return flat.view(list(leaf.shape))
+
+
+def elsewhere(leaf: torch.Tensor, old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Values of `leaf` from places drawn, as many as in `old`: they break order, runs and what is there once."""
+    places = torch.randint(leaf.numel(), old.shape, generator=generator, device=generator.device)
+    return leaf.reshape(-1)[places]
+
+
+def _few_places(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Flat places, each once and in an order drawn: some anywhere, then such that every index along each dimension is
+    among them, as far as one in `_RARE_AT_MOST` goes.
+
+    In one case of two these are scattered: a decision by a column meets several, in rows that a sample seldom has. In
+    one of four they are whole lines, of which what samples a grid sees none; in one of four there are none of them.
+    """
+    count = math.prod(shape)
+    found = [_below(count, max(1, count // _RARE), generator)]
+    left, kind = count // _RARE_AT_MOST - len(found[0]), int(_below(4, 1, generator))
+    if left > 0 and kind < 3:
+        found += [_scattered(shape, left, generator)] if kind < 2 else _on_lines(shape, left, generator)
+    places = torch.cat(found).unique()  # type: ignore[no-untyped-call]
+    return places[torch.randperm(len(places), generator=generator, device=generator.device)]  # type: ignore[no-any-return]
+
+
+def _scattered(shape: Sequence[int], count: int, generator: torch.Generator) -> torch.Tensor:
+    """Places that meet the indices of a dimension equally often."""
+    places = torch.zeros(count, dtype=torch.int64, device=generator.device)
+    for extent in shape:
+        index = _below(extent, count, generator)
+        if extent <= _MET:
+            index = _uniform([-(-count // extent), extent], generator).argsort(dim=1).reshape(-1)[:count]
+        places = places * extent + index
+    return places
+
+
+def _on_lines(shape: Sequence[int], count: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Places on a line along one dimension after the other, in an order drawn, as long as there are any left."""
+    found, all_places = list[torch.Tensor](), math.prod(shape)
+    for dim in torch.randperm(len(shape), generator=generator, device=generator.device).tolist() * _ROUNDS:
+        extent, step = shape[dim], math.prod(shape[dim + 1 :])
+        met = min(extent, count)
+        if 1 < extent <= _MET and met > 0:
+            place = _below(all_places, 1, generator)
+            index = torch.randperm(extent, generator=generator, device=generator.device)[:met]
+            found.append(place + (index - place // step % extent) * step)
+            count -= met
+    return found
+
+
+def _below(end: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(end, (count,), generator=generator, device=generator.device)
 
 
 def resemblance(

@@ -212,16 +212,22 @@ def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.Value
     """Holds a family back whose values the reference refused, one step further; False where nothing is left to try.
 
     Where parameters are as trained, they keep their signs, or integers stay as the task draws them, or both; then state
-    stays the constructor's. Of other families it is integers; of normal values, floats then stay within what the task
-    draws, as probabilities must. Others leave that out: they would all be the same.
+    stays the constructor's. Of rare values, floats stay within what the task draws before each of these, as
+    probabilities must. Of other families it is integers; of normal values then floats. Others leave floats out: they
+    would all be the same.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return False
     restraint = restraint_in(learned, family)
     if family in members.AS_TRAINED:
-        if restraint.own_integers and restraint.own_signs:
+        is_rare = family == verdict_pb2.VALUE_FAMILY_RARE
+        if restraint.own_integers and restraint.own_signs and restraint.floats_within == is_rare:
             was_own, restraint.own_state = restraint.own_state, True
             return not was_own
+        if is_rare and not restraint.floats_within:
+            restraint.floats_within = True
+            return True
+        restraint.floats_within = False
         restraint.own_integers |= restraint.own_signs
         restraint.own_signs = not restraint.own_signs
         return True

@@ -158,12 +158,20 @@ def test_which_parameters_have_signs_or_zeros_that_training_may_change(tensor: t
     assert members.has_signs(tensor) is has
 
 
-def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both_then_state() -> None:
+@pytest.mark.parametrize("family", [MIXED, RARE])
+def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both_then_state_and_rare_floats_before_each(
+    family: verdict_pb2.ValueFamily.ValueType,
+) -> None:
     learned, seen = judging_pb2.Learned(), []
-    while learning.restrain(learned, RARE):
-        (restraint,) = learned.restraints
-        seen.append((restraint.own_signs, restraint.own_integers, restraint.own_state))
-    assert seen == [(True, False, False), (False, True, False), (True, True, False), (True, True, True)]
+    while learning.restrain(learned, family):
+        (each,) = learned.restraints
+        seen.append((each.own_signs, each.own_integers, each.own_state, each.floats_within))
+    steps = [(False, False, False), (True, False, False), (False, True, False), (True, True, False)]
+    by_floats = [(*step, is_held) for step in steps for is_held in (False, True)]
+    free = [(*step, False) for step in steps]
+    assert seen == (
+        [*by_floats[1:], (True, True, True, True)] if family == RARE else [*free[1:], (True, True, True, False)]
+    )
 
 
 # ---- of a module -------------------------------------------------------------------------------------------------
@@ -293,3 +301,14 @@ def test_timed_calls_have_parameters_as_trained_or_others_where_the_reference_ha
     gain = loaded.module.gain.detach()
     assert (float(gain.abs().max()) > 0.05) == is_asked
     assert (float(gain.min()) > 0) == (not is_asked or "log" in body)
+
+
+def test_rare_floats_stay_in_the_tasks_range_where_most_of_a_result_would_be_lost(
+    references: Callable[[str], Desk],
+) -> None:
+    held = {}
+    for body in ("return x.log().sum(-1)", "return x.log()"):
+        desk = references(source("pass", body, "[torch.rand(2, 600_000) + 0.5]"))
+        desk.judge.answers.of(RARE, SEED)
+        held[body] = [each.floats_within for each in desk.report.learned.restraints if each.family == RARE]
+    assert held == {"return x.log().sum(-1)": [True], "return x.log()": [False]}
