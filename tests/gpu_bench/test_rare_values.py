@@ -1,0 +1,110 @@
+"""Rare values: the task's own but for a few elements, where those lie and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from unusual_modules import SEED, Desk, source
+
+from gpu_bench.values import inputs
+from warpsmith.v1 import judging_pb2, verdict_pb2
+
+MakeDesk = Callable[[str], Desk]
+RARE = verdict_pb2.VALUE_FAMILY_RARE
+
+
+def rare(leaf: torch.Tensor, seed: int = SEED, **known: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rare values in the place of `leaf`, and which of them are others; `known` of its `Legal`, and restraint."""
+    held = judging_pb2.Restraint(family=RARE, floats_within=known.pop("floats_within", False))
+    legal = judging_pb2.Legal(varies=True, **known)
+    (drawn,) = inputs.replaced([leaf], RARE, seed, judging_pb2.Learned(inputs=[legal], restraints=[held]))
+    return drawn, drawn != leaf
+
+
+def test_a_few_elements_are_others_and_the_rest_as_the_task_draws_them() -> None:
+    own = torch.rand(1 << 10, 1 << 10)
+    drawn = inputs.replaced([own], RARE, SEED)[0]  # nothing is known of them
+    changed = drawn != own
+    assert 0 < int(changed.sum()) <= own.numel() // 256
+    assert float(drawn[changed].abs().max()) > 1.0
+    assert bool(torch.isin(drawn[changed], own).any())
+    numbers, others = rare(own.long(), lowest=-3, highest=9)
+    assert {*numbers[others].tolist()} == {-3, 9}
+    assert 0 < int(others.sum()) <= own.numel() // 256
+
+
+@pytest.mark.parametrize("shape", [(1024, 512), (64, 3, 96, 96), (5000, 400), (600, 1, 900)])
+def test_in_most_cases_rare_values_are_met_at_every_index_of_a_dimension_that_has_few(shape: tuple[int, ...]) -> None:
+    kinds = []
+    for seed in range(1, 33):
+        changed = rare(torch.zeros(shape, dtype=torch.bool), seed)[1]
+        assert 0 < int(changed.sum()) <= changed.numel() / 256
+        are_sparse = int(changed.sum()) <= max(1, changed.numel() >> 16)
+        lines = max(int(changed.sum(dim=dim).max()) for dim in range(len(shape)) if shape[dim] > 200 or len(shape) > 3)
+        kinds.append("sparse" if are_sparse else "lines" if lines > 30 else "scattered")
+        for dim, extent in enumerate(shape):
+            met = changed.movedim(dim, 0).reshape(extent, -1).any(dim=1)
+            assert bool(met.all()) or extent > 4096 or kinds[-1] == "sparse"
+    assert {*kinds} == {"sparse", "lines", "scattered"}
+    assert kinds.count("sparse") < 16
+
+
+@pytest.mark.parametrize("count", [1, 40, 600])
+def test_of_few_elements_at_least_one_is_another(count: int) -> None:
+    for seed in range(1, 9):
+        assert 1 <= int(rare(torch.zeros(count, dtype=torch.bool), seed)[1].sum()) <= max(1, count // 256)
+        numbers, changed = rare(torch.full((count,), 4), seed, lowest=0, highest=9)
+        assert 1 <= int(changed.sum()) <= max(1, count // 256)
+        assert {*numbers[changed].tolist()} <= {0, 9}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("least", "most"), [(2e3, 4e3), (-1.0, 1.0), (-60.0, -60.0), (0.0, 0.0), (-6e4, 6e4)])
+def test_rare_floats_lie_far_beyond_both_ends_of_the_tasks_range_and_are_finite(
+    dtype: torch.dtype, least: float, most: float
+) -> None:
+    own = (torch.rand(512, 512) * (most - least) + least).to(dtype)
+    drawn, _ = rare(own, least=least, most=most)
+    width, limits = (most - least) or abs(most) or 1.0, torch.finfo(dtype)
+    far = (1 if dtype == torch.float16 else 20) * width  # squares of halves overflow soon
+    assert bool(drawn.isfinite().all())
+    assert float(drawn.max()) >= min(most + far, limits.max)
+    assert float(drawn.min()) <= max(least - far, limits.min)
+    held, changed = rare(own, least=least, most=most, floats_within=True)
+    assert least <= float(held.min()) <= float(held.max()) <= most
+    assert bool(changed.any()) == (least < most)
+
+
+def test_rare_floats_break_the_order_of_rows_whatever_they_are_held_to() -> None:
+    own = torch.rand(256, 256).sort(dim=-1).values
+    for is_held in (False, True):
+        drawn, changed = rare(own, least=0.0, most=1.0, floats_within=is_held)
+        assert bool(torch.isin(drawn[changed], own).any())
+        assert int((drawn.diff(dim=-1) < 0).any(dim=-1).sum()) > 100
+
+
+def test_rare_complex_numbers_are_held_to_the_tasks_own_from_other_places() -> None:
+    own = torch.randn(256, 256, dtype=torch.complex64)
+    assert float(rare(own)[0].abs().max()) > 100
+    held, changed = rare(own, floats_within=True)
+    assert bool(changed.any())
+    assert bool(torch.isin(held.real, own.real).all())
+
+
+def test_rare_values_that_a_module_refuses_are_drawn_within_the_tasks(references: MakeDesk) -> None:
+    place = references(
+        source(
+            "", "return torch.nn.functional.binary_cross_entropy(x, rest[0])", "[torch.rand(64, 64) for _ in range(2)]"
+        )
+    )
+    assert place.compare(RARE).outputs[0].max_ratio <= 1.0
+    (restraint,) = [each for each in place.report.learned.restraints if each.family == RARE]
+    assert restraint == judging_pb2.Restraint(family=RARE, floats_within=True)
+
+
+@pytest.mark.parametrize("result", ["x.log()", "x.sqrt().sum(-1)", "torch.logit(x)", "x.exp()", "x.softmax(-1)"])
+def test_what_leaves_a_modules_domain_is_judged_all_the_same(references: MakeDesk, result: str) -> None:
+    assert references(source("", f"return {result}", "[torch.rand(64, 64)]")).compare(RARE).outputs[0].max_ratio <= 1.0
