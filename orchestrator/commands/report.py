@@ -142,6 +142,8 @@ def tokens_text(run: run_pb2.Run) -> str:
 def as_json(run: run_pb2.Run) -> dict[str, Any]:
     """The result of one task as `--json` prints it, with the run's identifier and message."""
     timing = run.best.timing if run.HasField("best") else None
+    seconds = {words.arm(kind): round(arm.prepare_seconds, 2) for kind, arm in arms_of(run).items()}
+    told = {"arms_seconds": seconds} if any(seconds.values()) else {}  # no earlier release told them
     return {
         "name": run.task.name,
         "verdict": verdict_of(run),
@@ -155,7 +157,7 @@ def as_json(run: run_pb2.Run) -> dict[str, Any]:
         "fastest_baseline": words.arm(timing.fastest_arm if timing else run.reference.fastest_arm),
         "arms_ns": {words.arm(kind): arm.median_ns for kind, arm in arms_of(run).items() if not arm.failure},
         "arms_failed": failures_of(run),
-        "arms_seconds": {words.arm(kind): round(arm.prepare_seconds, 2) for kind, arm in arms_of(run).items()},
+        **told,
         "gain": gain_text(run),
         "inspections": inspections_of(run),
         "model_tokens": run.model_tokens,

@@ -126,6 +126,13 @@ def test_a_run_without_a_faster_kernel_says_so() -> None:
     assert "no faster kernel found" in report.row(run)[4]
 
 
+def test_what_making_arms_ready_took_is_told_where_it_is_known() -> None:
+    run = faster_run()
+    assert "arms_seconds" not in report.as_json(run)
+    run.best.timing.arms.add(kind=timing_pb2.ARM_KIND_COMPILE_MAX_AUTOTUNE, median_ns=2000, prepare_seconds=41.237)
+    assert report.as_json(run)["arms_seconds"]["compile_max_autotune"] == 41.24
+
+
 def test_a_run_at_its_floor_shows_the_reference() -> None:
     run = run_pb2.Run(task=testing.task(), state=run_pb2.RUN_STATE_AT_FLOOR, message="at most 1.01x could be won")
     run.reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=1500)
