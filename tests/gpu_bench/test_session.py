@@ -123,9 +123,7 @@ def test_nan_in_place_of_numbers_is_counted(compare: Compare, small: Any) -> Non
 
 def test_results_that_change_from_call_to_call_are_named(compare: Compare, small: Any) -> None:
     body = f"static int calls = 0;\n{small.softmax}\ny[0] *= 1.0f + 1e-6f * (calls++ % 2);"
-    comparison = compare(body).comparisons[0]
-    assert list(comparison.unrepeatable_outputs) == ["output 0"]
-    assert comparison.unlike_step.startswith("step 1 of 1, kernel ")
+    assert list(compare(body).comparisons[0].unrepeatable_outputs) == ["output 0"]
 
 
 def test_a_rare_difference_is_not_put_down_to_what_was_changed_in_that_run(compare: Compare, small: Any) -> None:

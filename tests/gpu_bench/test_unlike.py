@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
+from bench_desk import MakeDesk
 
+from gpu_bench.judging.guard import Seeds
 from gpu_bench.running.bench_worker import NamedMemory
 from gpu_bench.running.unlike import first_unlike, hashing
-from warpsmith.v1 import candidate_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, judging_pb2, tensor_pb2, verdict_pb2
 
 Step, Launch, Library = candidate_pb2.Step, candidate_pb2.Launch, candidate_pb2.LibraryCall
 PROGRAM = candidate_pb2.Program(
@@ -80,3 +84,23 @@ def test_results_workspaces_and_sources_are_known_by_name() -> None:
     mean, other = memory.copy_of("state mean", torch.ones(4)), memory.copy_of("input 0", torch.ones(4))
     assert set(map(id, memory.named.values())) == {id(made), id(words), id(mean)}
     assert other.tolist() == [1.0] * 4
+
+
+def test_of_a_program_the_step_that_draws_is_found(desk: MakeDesk) -> None:
+    place = desk("torch.softmax(x, -1) * 2")
+    program = place.plan_zero()
+    place.compare(program, verdict_pb2.VALUE_FAMILY_TASK)
+    args = place.bench.loaded.case(verdict_pb2.VALUE_FAMILY_TASK, 3)
+    request = judging_pb2.ExecuteRequest(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
+    assert place.bench.first_unlike(args, request, Seeds.drawn()) == ""
+    held = iter(range(1, 9))
+    with mock.patch.object(place.bench, "_run", side_effect=lambda *given: _ran(given[3], given[2], next(held))):
+        found = place.bench.first_unlike(args, request, Seeds.drawn())
+    assert found.startswith(f"step 1 of {len(program.steps)}, ")
+
+
+def _ran(after_step: Callable[[], None], memory: NamedMemory, number: int) -> None:
+    after_step()
+    for name in sorted(memory._wanted):
+        memory.named[name] = torch.full((3,), float(number))
+    after_step()
