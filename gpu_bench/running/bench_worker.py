@@ -158,7 +158,6 @@ class Bench:
         observed.unrepeatable_outputs.extend(_different(first, second, names))
         broken += second.memory.broken()
         del second
-
         other = self._guarded(args, request, seeds.other_poison, seeds.other_canary)
         unwritten = self._unwritten(poisoned, other)
         written = {name for name, count in zip(names, unwritten, strict=True) if not count}
