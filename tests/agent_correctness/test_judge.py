@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -281,6 +282,13 @@ def test_where_the_module_takes_no_other_values_than_the_tasks_that_is_said() ->
     assert told.skipped.startswith("the module defines no result on ")
     assert "normal" in told.skipped
     assert not [each for each in verdict_of(untouched).inspections if each.tool == told.tool]
+
+
+def test_a_final_has_three_cases_of_each_family_whose_values_lie_by_chance() -> None:
+    cases = ValueCheck().cases(task_pb2.Task(), timing_pb2.TIER_FINAL, random.Random(3))
+    counts = Counter(family for family, _ in cases)
+    assert {family for family, count in counts.items() if count == 3} == {TASK, NORMAL, verdict_pb2.VALUE_FAMILY_RARE}
+    assert len({seed for _, seed in cases}) == len(cases)
 
 
 def test_of_small_elements_alone_it_is_said_that_they_are_off() -> None:
