@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_bench.timing import headline
 from gpu_bench.truth import plausible
+from gpu_bench.truth.answers import Answer
 from gpu_bench.truth.reference import Reference
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
@@ -403,3 +404,23 @@ def test_a_truth_of_rounded_factors_is_made_by_slices_too(desk: MakeDesk, monkey
     monkeypatch.setattr(aten, "interpret", short)
     (sliced,) = reference.rounded_to_tf32(args, written, 5)
     assert torch.equal(whole, sliced)
+
+
+def test_what_is_small_beside_the_rest_is_measured_by_what_tf32_makes_of_it_too(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = desk("x * 2").judge
+    truth = torch.rand(600, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(7)) + 0.5
+    truth[:, 0] = 1.7e9
+    off = 1 + 4e-3 * torch.rand(600, 63, generator=torch.Generator().manual_seed(8))
+    eager, rounded, given = truth.float(), truth.float(), truth.float()
+    rounded[:, 1:] *= off
+    given[:, 1:] *= off
+    answer = Answer([eager], [truth], [0.0], most_errors=[math.inf])
+    observed = judging_pb2.Observation(family=verdict_pb2.VALUE_FAMILY_TASK)
+    monkeypatch.setattr(judge.answers, "rounded", lambda *_: [])
+    assert judge._compare(given, 0, answer, observed).small_ratio > 8
+    monkeypatch.setattr(judge.answers, "rounded", lambda *_: [rounded])
+    error = judge._compare(given, 0, answer, observed)
+    assert error.by_tf32
+    assert error.small_ratio <= 1
