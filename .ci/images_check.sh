@@ -55,7 +55,7 @@ done
 starts() { # image, module: a service answers its health and ends when asked
   local begin=$SECONDS module=$2 running port
   # `exec`, so that the number in the file is the service's own.
-  buildah run "${peers[@]}" --env WARPSMITH_RUNS=/tmp/runs --env WARPSMITH_PORT_FILE=/tmp/$module.port "$container" -- \
+  buildah run "${peers[@]}" --env WARPSMITH_RUNS=/tmp/runs --env WARPSMITH_PORT=0 --env WARPSMITH_PORT_FILE=/tmp/$module.port "$container" -- \
     sh -c "echo \$\$ >/tmp/$module.pid; exec ${start}$module" >"$work/$module.log" 2>&1 &
   running=$!
   for _ in $(seq 300); do

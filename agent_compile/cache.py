@@ -1,8 +1,9 @@
 """Keeps outcomes of compilations in a directory, by digest.
 
 The one idea: an entry is a directory made aside and published by one rename, so a reader sees all of it or nothing,
-and of two writers the first wins. A cache that cannot be read or written, or that others could write, costs time,
-never an answer.
+and of two writers the first wins. What is found is run, so every folder and file on the way is made for us alone, and
+looked at again before it is read. A cache that cannot be read or written, or that others could write, costs time, never
+an answer.
 """
 
 from __future__ import annotations
@@ -54,23 +55,22 @@ class Cache:
             self._warn(error)
 
     def find(self, digest: str) -> compile_service_pb2.CompileCandidateResponse | None:
-        """What was stored under the digest; None when nothing is, or when it is damaged."""
-        if self._closed:
-            return None
+        """What was stored under the digest; None when nothing is. What is damaged, or others' to write, is removed."""
         entry = self._entry(digest)
-        name = entry.relative_to(self._directory).as_posix()
-        try:
-            answer = private_files.read_beneath(self._directory, f"{name}/{_ANSWER}")
-            checksum = private_files.read_beneath(self._directory, f"{name}/{_CHECKSUM}").decode(errors="replace")
-        except (OSError, BadInput):
+        if self._closed or not self._is_ours(entry):
             return None
         try:
-            if hashlib.sha256(answer).hexdigest() != checksum:
-                raise DecodeError("checksum")
+            answer, checksum = (
+                private_files.read(private_files.own_file(entry / name)) for name in (_ANSWER, _CHECKSUM)
+            )
+            if hashlib.sha256(answer).hexdigest().encode() != checksum:
+                raise DecodeError("it is damaged")
             response = compile_service_pb2.CompileCandidateResponse.FromString(answer)
-        except DecodeError:
-            log.warning("the cache entry %s is damaged and was removed", entry)
-            self._remove(entry)
+        except (FileNotFoundError, BadInput, DecodeError) as error:
+            if entry.is_dir():  # not one that another process has removed
+                self._discard(entry, error)
+            return None
+        except OSError:
             return None
         try:
             os.utime(entry)  # when it was used last
@@ -88,10 +88,10 @@ class Cache:
         aside = self._directory / f".new-{os.getpid()}-{secrets.token_hex(8)}"
         answer = response.SerializeToString(deterministic=True)
         try:
-            aside.mkdir(parents=True)
-            (aside / _ANSWER).write_bytes(answer)
-            (aside / _CHECKSUM).write_text(hashlib.sha256(answer).hexdigest())
-            entry.parent.mkdir(exist_ok=True)
+            private_files.make_folder(aside)
+            private_files.replace(aside / _ANSWER, answer)
+            private_files.replace(aside / _CHECKSUM, hashlib.sha256(answer).hexdigest())
+            private_files.make_folder(entry.parent)
             try:
                 aside.rename(entry)
             except OSError:
@@ -108,6 +108,22 @@ class Cache:
 
     def _entry(self, digest: str) -> Path:
         return self._directory / digest[:2] / digest
+
+    def _is_ours(self, entry: Path) -> bool:
+        """Whether it is there, in folders that only we can write. What others could, in a cache of ours, is removed."""
+        place = self._directory
+        try:
+            for place in (self._directory, entry.parent, entry):
+                private_files.directory(place, make=False)
+        except (NotADirectoryError, BadInput) as error:
+            if place == self._directory:
+                self._warn(error)
+            else:
+                self._discard(place, error)
+            return False
+        except OSError:
+            return False
+        return True
 
     def _bound(self, added: int) -> None:
         """Counts what was added; walks the directory only at the first time and when the count reaches the limit."""
@@ -136,14 +152,22 @@ class Cache:
                 continue  # removed by another process
         return found
 
-    def _remove(self, entry: Path) -> None:
+    def _discard(self, entry: Path, why: Exception) -> None:
+        if self._remove(entry):
+            log.warning("the cache entry %s was removed: %s", entry, why)
+
+    def _remove(self, entry: Path) -> bool:
+        """Whether it was still there."""
         # Renamed first, so that no reader finds half an entry.
         aside = self._directory / f".old-{os.getpid()}-{secrets.token_hex(8)}"
         try:
             entry.rename(aside)
+            if aside.is_symlink() or not aside.is_dir():
+                aside.unlink()
         except OSError:
-            return
+            return False
         shutil.rmtree(aside, ignore_errors=True)
+        return True
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:

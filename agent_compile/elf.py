@@ -13,6 +13,7 @@ from dataclasses import dataclass
 _SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11
 _STARTUP_TAGS = {12: "DT_INIT", 13: "DT_FINI", 25: "DT_INIT_ARRAY", 26: "DT_FINI_ARRAY", 32: "DT_PREINIT_ARRAY"}
 _IFUNC, _CUDA = 10, 190
+_RELA, _CHOSEN_WHEN_LOADED = 4, frozenset({37, 1032})  # R_X86_64_IRELATIVE, R_AARCH64_IRELATIVE
 _RELOCATIONS = {4: 24, 9: 16}  # bytes of an entry, with what is to be added and without: sm_80 to sm_89 have both
 _LDC, _ANY_SLOT = 0xB82, -1
 _CUDA_TABLES = frozenset({("__cudart_i2opi_f", 24), ("__cudart_i2opi_d", 144), ("__cudart_sin_cos_coeffs", 128)})
@@ -80,6 +81,10 @@ def _read(data: bytes) -> Elf:
                     continue  # local
                 text = strings[name : strings.index(b"\0", name, name + _LONGEST_NAME)].decode()
                 (defined if section else undefined).add(text)
+        elif kind == _RELA and machine != _CUDA:
+            kinds = {struct.unpack_from("<Q", data, at + 8)[0] & 0xFFFFFFFF for at in range(start, start + length, 24)}
+            if kinds & _CHOSEN_WHEN_LOADED:  # of a local function there is no symbol
+                startup.add("an indirect function")
         elif kind == _DYNAMIC:
             for at in range(start, start + length, 16):
                 tag, _ = struct.unpack_from("<qQ", data, at)

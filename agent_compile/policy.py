@@ -144,7 +144,10 @@ def _refuse(message: str) -> Rejected:
 # Assembly that a compiler wrote has none of these unless the source put them there: through asm statements (whose
 # text is between APP marks), through asm labels, or through section attributes.
 # The directives that read files or make text are refused wherever they stand: a comment may stand before one.
-_ASSEMBLY = re.compile(r"^\s*#+APP|(\.(?:incbin|include|macro|irpc?|rept|altmacro))\b", re.MULTILINE | re.IGNORECASE)
+_ASSEMBLY = re.compile(
+    r"^\s*(?:#+|//)\s*APP|file scope inline assembly|(\.(?:incbin|include|macro|irpc?|rept|altmacro))\b",
+    re.MULTILINE | re.IGNORECASE,
+)
 
 
 def check_assembly(name: str, text: str) -> Rejected | None:

@@ -77,10 +77,12 @@ def said(comparisons: Sequence[verdict_pb2.Comparison]) -> list[verdict_pb2.Insp
     for each in comparisons:
         if each.unjudged and not each.group:
             found[f"values {family_name(each)}"] = each.unjudged
-    judged = {each.family for each in comparisons if each.outputs}
+    judged = {each.family for each in comparisons if each.outputs and not each.near_task}
     refused = {family_name(each) for each in comparisons if each.family not in judged and not each.group}
     if refused and judged <= _OWN:
-        found["values beside the task's own"] = f"the module defines no result on {', '.join(sorted(refused))}"
+        near = " values farther from those," if any(each.near_task for each in comparisons) else ""
+        reason = f"the module defines no result on{near} {', '.join(sorted(refused))}"
+        found["values beside the task's own"] = reason
     return [verdict_pb2.Inspection(tool=name, skipped=reason) for name, reason in found.items()]
 
 

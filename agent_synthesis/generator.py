@@ -24,7 +24,7 @@ from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest, plugins
 from warpsmith.contract import program_parts, words
 from warpsmith.errors import IllegalMove
-from warpsmith.program_steps import kept_steps, made_by
+from warpsmith.program_steps import is_in_list, kept_steps, made_by
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
 _INCLUDE = re.compile(r'^\s*#include "([\w.]+)"', re.MULTILINE)
@@ -103,6 +103,7 @@ class _Generator:
 
     def _append_call(self, node: graph_pb2.Node, group: str) -> None:
         call = candidate_pb2.LibraryCall(target=node.target, args=node.args, kwargs=node.kwargs)
+        call.result_in_list = is_in_list(node)
         for result in node.results:
             wanted = bool(result.name) and (bool(self._index.users(result.name)) or result.name in self._index.outputs)
             call.results.append(result.name if wanted else "")

@@ -53,7 +53,7 @@ def excerpts() -> dict[str, str]:
     made["settings"] = "\n".join(sorted(settings, key=len)[:8])
     made["operation"] = "\n".join(_lines_with(re.compile(r"\berfc\b")))
     made["composed"] = "\n".join(_lines_with(re.compile(r'_number\("mish"')))
-    made["rule"] = inspect.getsource(identities.Dead)
+    made["rule"] = inspect.getsource(identities.Involution)
     return made
 
 

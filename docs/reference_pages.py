@@ -192,7 +192,10 @@ ELSEWHERE = {
     "WARPSMITH_VLLM": "the `vllm` command that `warpsmith up --with-vllm` starts",
 }
 """Variables that are read where they are needed, not by `warpsmith.settings`."""
-INTERNAL = frozenset({"WARPSMITH_CALL_FDS", "WARPSMITH_PASSAGE_FD", "WARPSMITH_SECRET", "WARPSMITH_SHARED_FD"})
+INTERNAL = frozenset({
+    "WARPSMITH_CALL_FDS", "WARPSMITH_COMPILED_HEADERS", "WARPSMITH_PASSAGE_FD", "WARPSMITH_SECRET",
+    "WARPSMITH_SHARED_FD",
+})  # fmt: skip
 """What processes of ours tell each other; no user sets them."""
 _VARIABLE = re.compile(r"WARPSMITH_[A-Z]+(?:_[A-Z]+)*(?!\w)")
 

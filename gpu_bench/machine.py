@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 from gpu_bench.pytorch.compiler_cache import CompilerCache
 from warpsmith.errors import WorkerFault
-from warpsmith.sandbox import jail
+from warpsmith.sandbox import jail, private_files, trees
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import benchmark_service_pb2, judging_pb2, task_pb2
 
@@ -29,6 +31,8 @@ class Machine:
         self._rung = rung
         self._ceilings: dict[int, judging_pb2.Ceilings] = {}
         self._compiled: dict[int, CompilerCache] = {}
+        self.headers = Path(tempfile.mkdtemp(prefix="warpsmith-headers-", dir=private_files.temporary_directory()))
+        """C++ headers that `compiled` compiles; processes that compile baselines may read them, none may write them."""
         self._compiling: Worker | None = None
         self._lock = threading.Lock()
 
@@ -62,8 +66,10 @@ class Machine:
         """A cache that holds what torch.compile needs for any module; empty where torch.compile does not work."""
         with self._lock:
             if target not in self._compiled:
-                cache = self._compiled[target] = CompilerCache()
-                policy = replace(worker_policy(target), writable=(cache.directory,))
+                cache = self._compiled[target] = CompilerCache(headers=self.headers)
+                policy = cache.allowed(worker_policy(target))
+                if self.headers.is_dir():  # a cleaner of temporary files may take it from a service that waits for days
+                    policy = replace(policy, writable=(*policy.writable, self.headers))
                 environment = worker_environment(-1) | cache.environment()
                 request = judging_pb2.CompileOnceRequest(target=target)
                 with contextlib.suppress(WorkerFault):  # a baseline that cannot run says so itself
@@ -83,6 +89,7 @@ class Machine:
             for cache in self._compiled.values():
                 cache.close()
             self._compiled.clear()
+            trees.remove(str(self.headers))
 
 
 def worker_policy(target: task_pb2.Target.ValueType) -> jail.Policy:

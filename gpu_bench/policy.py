@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from warpsmith import arguments
+from warpsmith.contract import structures
+from warpsmith.errors import BadInput
 from warpsmith.hardware import CARDS, TENSOR_MAP_DIMENSIONS
-from warpsmith.program_steps import kept_steps
+from warpsmith.program_steps import BLOCK, NUMBERS, calls_in, kept_steps
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 MOST_STEPS = 4096
@@ -43,7 +45,9 @@ _SIZES = {
     tensor_pb2.DTYPE_FLOAT64: 8, tensor_pb2.DTYPE_FLOAT32: 4, tensor_pb2.DTYPE_FLOAT16: 2,
     tensor_pb2.DTYPE_BFLOAT16: 2, tensor_pb2.DTYPE_INT64: 8, tensor_pb2.DTYPE_INT32: 4, tensor_pb2.DTYPE_INT16: 2,
     tensor_pb2.DTYPE_INT8: 1, tensor_pb2.DTYPE_UINT8: 1, tensor_pb2.DTYPE_BOOL: 1,
-    tensor_pb2.DTYPE_COMPLEX64: 8, tensor_pb2.DTYPE_COMPLEX128: 16,
+    tensor_pb2.DTYPE_COMPLEX64: 8, tensor_pb2.DTYPE_COMPLEX128: 16, tensor_pb2.DTYPE_FLOAT8_E4M3FN: 1,
+    tensor_pb2.DTYPE_FLOAT8_E5M2: 1, tensor_pb2.DTYPE_UINT16: 2, tensor_pb2.DTYPE_UINT32: 4,
+    tensor_pb2.DTYPE_UINT64: 8,
 }  # fmt: skip
 
 
@@ -107,6 +111,10 @@ def _of_whole(program: candidate_pb2.Program, artifact: artifact_pb2.Artifact) -
     for name in program.outputs:
         if name not in names:
             yield f"output {name!r} is no buffer of the program"
+    try:
+        structures.require(program.output_tree, program.output_leaves, len(program.outputs))
+    except BadInput as error:
+        yield str(error)
 
 
 def _of_buffer(buffer: candidate_pb2.Buffer, input_count: int | None) -> Iterator[str]:
@@ -263,11 +271,22 @@ def _of_call(
     ready: set[str],
     is_allowed: Callable[[str], bool],
 ) -> Iterator[str]:
-    if not is_allowed(call.target):
-        yield f"{where} calls {call.target}, which is not on the list of allowed operations"
     for name in _tensors([*call.args, *(item.value for item in call.kwargs)]):
         if name not in ready:
             yield f"{where} reads buffer {name!r}, which is missing or not yet computed"
+    try:
+        for inner in calls_in(call):
+            is_number = call.target == BLOCK and inner.target in NUMBERS
+            if not (is_number or is_allowed(inner.target)):
+                yield f"{where} calls {inner.target}, which is not on the list of allowed operations"
+            for item in inner.kwargs:
+                if not item.name.isidentifier() or not item.name.isascii():
+                    yield f"{where} passes {item.name[:40]!r}, which is no name of an argument"
+            for constant in structures.torch_constants([*inner.args, *(item.value for item in inner.kwargs)]):
+                if constant not in structures.TORCH_CONSTANTS:
+                    yield f"{where} passes {constant[:40]!r}, which is no memory format or layout"
+    except BadInput as error:
+        yield f"{where}: {error}"
     for name in filter(None, call.results):
         if roles.get(name) != candidate_pb2.ROLE_LIBRARY:
             yield f"{where} returns {name!r}, which is no library buffer"

@@ -21,6 +21,8 @@ from gpu_bench.truths import AHEAD_BYTES, Truths
 from gpu_bench.workers import room
 from gpu_bench.workers.pair import Pair
 from gpu_bench.workers.reserve import Lot
+from warpsmith.contract import structures
+from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
 from warpsmith.v1 import (
     artifact_pb2,
@@ -41,6 +43,8 @@ class Session:
 
     _judge_entry = JUDGE
     _with_outbox = True
+    _says_structure = True
+    """Whether a program says in which structure its outputs stand; a solution returns them in it."""
 
     def __init__(
         self,
@@ -101,7 +105,8 @@ class Session:
         with self._lock:
             prepared = self._workers.preparation()
             self._workers.share_outbox()
-            fault = self._load(program, artifact)
+            fault = _other_structure(program, prepared) if self._says_structure else None
+            fault = fault or self._load(program, artifact)
             defined = self._ahead(cases, prepared)
             self._left_seconds = self._patience(prepared) * max(3.0, self._limits.phase_share * len(cases))
             try:
@@ -280,3 +285,21 @@ class Session:
     ) -> benchmark_service_pb2.ExecutionFault | None:
         seconds = max(30.0, self._limits.patience(self.task.target, 0.0))
         return self._candidate.load(program, artifact, seconds)
+
+
+def _other_structure(
+    program: candidate_pb2.Program, prepared: judging_pb2.Preparation
+) -> benchmark_service_pb2.ExecutionFault | None:
+    """Why the structure in which a program's outputs stand is not the module's."""
+    try:
+        given = structures.require(program.output_tree, program.output_leaves, len(program.outputs))
+        wanted = structures.read(prepared.output_tree)
+    except BadInput as error:
+        return faults.fault(verdict_pb2.FAILURE_KIND_POLICY_REJECT, str(error))
+    if given == wanted and [*program.output_leaves] == [*prepared.output_leaves]:
+        return None
+    detail = (
+        "the program's outputs have another structure than the module's, or other values in it; where it names none, "
+        "that is one tensor, or a tuple"
+    )
+    return faults.fault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, detail)

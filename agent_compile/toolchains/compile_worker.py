@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from agent_compile import diagnostics, policy, resources
 from warpsmith import hardware
+from warpsmith.processor_flags import LINKED
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, verdict_pb2
 
 VARIABLE = "COMPILER_SETTING"
@@ -99,10 +100,7 @@ def _build_shared_object(
     assembly = (directory / "kernel.s").read_text(errors="replace")
     if refused := policy.check_assembly(source, assembly):
         return _rejected(refused.kind, refused.diagnostics, directory)
-    # Without -fopenmp here, so that no second libgomp is asked for; without start files, which would add code that
-    # runs on loading. What the loader alone writes is protected before the kernel runs.
-    link = "-Wl,--as-needed,-O1,-z,relro,-z,now"
-    ran = run("-shared", "-fPIC", "-nostartfiles", link, "-o", "kernel.so", "kernel.s")
+    ran = run(*LINKED, "-o", "kernel.so", "kernel.s")
     if ran.code:
         return _rejected(_kind(ran), ran.log, directory)
     return _compiled(artifact_pb2.BINARY_FORMAT_SHARED_OBJECT, (directory / "kernel.so").read_bytes(), "")

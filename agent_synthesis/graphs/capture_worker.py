@@ -12,7 +12,8 @@ from pathlib import Path
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs.capture import CaptureRefused, capture, rehearse
+from warpsmith.graphs.capture import capture, rehearse
+from warpsmith.graphs.refusals import CaptureRefused
 from warpsmith.graphs.task_module import TaskModule, load
 from warpsmith.v1 import graph_pb2, task_pb2
 

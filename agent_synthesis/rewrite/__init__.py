@@ -33,6 +33,7 @@ class Rule(Protocol):
 
 
 RULES: tuple[Rule, ...] = (
+    identities.Dead(),
     linear.LinearRowSum(),
     linear.LinearPool(),
     linear.ScaleIntoWeights(),
@@ -40,7 +41,6 @@ RULES: tuple[Rule, ...] = (
     einsum.EinsumPairs(),
     identities.Identity(),
     identities.Involution(),
-    identities.Dead(),
     reductions.OfOneElement(),
     reductions.Nested(),
     reductions.OfBroadcast(),
@@ -93,7 +93,7 @@ def _applicable(plan: Plan, group: Group, rule: Rule) -> Replacement | None:
     if group.engine != "library":
         return None
     made = rule.replacement(plan.index, group.nodes[-1])
-    if made is None or (len(plan.groups) == len(made.removed) and not made.added):
+    if made is None or (not made.added and all(set(made.removed).issuperset(each.nodes) for each in plan.groups)):
         return None  # something must be left to run
     for other in plan.groups:
         shares = set(plan.all_nodes(other)) & set(made.removed)

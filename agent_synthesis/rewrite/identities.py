@@ -5,6 +5,8 @@ Transposes that cancel need no rule: they are views, and views are index express
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Named, Replacement, arguments, maker, operation
 from agent_synthesis.rewrite.linear import number
@@ -62,18 +64,29 @@ class Involution:
 
 
 class Dead:
-    """A call that is never read, writes nothing and draws no random numbers. Nothing changes."""
+    """A call that is never read, writes nothing and draws no random numbers, with all before it that is made for it
+    alone. Nothing changes."""
 
     name = "dead"
-    effect = "drops a call that is never read"
+    effect = "drops a call that is never read, and what is made for it alone"
 
     def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
-        results = index.results(node)
-        if not index.is_pure(node) or index.nodes[node].mutates:
-            return None
-        if any(index.users(result) or result in index.outputs for result in results):
-            return None
-        return Replacement((node,))
+        dead, pending = set[str](), [node]
+        while pending:
+            name = pending.pop()
+            if name in dead or not _is_never_read(index, name, dead):
+                continue
+            dead.add(name)
+            makers = (index.producer(tensor) for tensor in index.reads(name))
+            pending.extend(maker for maker in makers if maker is not None)
+        return Replacement(tuple(sorted(dead, key=index.position.__getitem__))) if dead else None
+
+
+def _is_never_read(index: GraphIndex, node: str, beside: Set[str]) -> bool:
+    """Whether nothing would be missed without a call, if the calls `beside` it were not there."""
+    if not index.is_pure(node) or index.nodes[node].mutates:
+        return False
+    return all(result not in index.outputs and beside >= {*index.users(result)} for result in index.results(node))
 
 
 def renamed(index: GraphIndex, removed: tuple[str, ...], of: Named) -> Replacement | None:

@@ -45,7 +45,7 @@ from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.running.host import HostExecutor, HostProgram
 from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove
-from warpsmith.graphs.capture import CaptureRefused
+from warpsmith.graphs.refusals import CaptureRefused
 from warpsmith.graphs.task_module import TaskModule
 from warpsmith.processor_flags import FLAGS
 from warpsmith.v1 import (

@@ -55,8 +55,8 @@ def started(role: str, count: int, directory: Path, stack: contextlib.ExitStack,
     for file in files:
         environment = {
             **os.environ,
+            "WARPSMITH_PORT": "0",
             "WARPSMITH_PORT_FILE": str(file),
-            "WARPSMITH_METRICS_PORT": "none",
             "WARPSMITH_LOG": "WARNING",
             "WARPSMITH_PARENT_PID": str(os.getpid()),
             "OMP_NUM_THREADS": "1",

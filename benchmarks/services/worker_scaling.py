@@ -42,6 +42,7 @@ def started(role: str, count: int, job_seconds: float, stack: contextlib.ExitSta
     """New processes with so many servers of a role in all, which end with `stack`; each prints its ports."""
     environment = {
         **os.environ,
+        "WARPSMITH_PORT": "0",
         "WARPSMITH_LOG": "WARNING",
         "WARPSMITH_PARENT_PID": str(os.getpid()),
         fake_service.SECONDS: str(job_seconds),

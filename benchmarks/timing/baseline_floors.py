@@ -4,8 +4,8 @@
     python -m benchmarks.timing.baseline_floors --kernelbench DIR
 
 The first form needs neither GPU nor checkout: least work by task comes from baseline_floors.jsonl, times from the
-`*_h200.jsonl` beside it. The second captures every module again, by the digest of its source, and writes that file; DIR
-is the directory of KernelBench that holds level1/ and level2/. Rows of reduced modules (plan_zero) are left out.
+`*_h200.jsonl` beside it. The second captures every module that this file lacks, by the digest of its source; DIR is the
+directory of KernelBench that holds level1/ to level3/. Rows of reduced modules (plan_zero) are left out.
 """
 
 from __future__ import annotations
@@ -116,16 +116,19 @@ def report(found: Sequence[Asked]) -> str:
 
 
 def capture_all(kernelbench: Path) -> list[str]:
-    """One line for each module of the rows whose source is found."""
-    sources = [
-        file.read_text() for level in ("level1", "level2") for file in sorted((kernelbench / level).glob("*.py"))
-    ]
+    """One line for each module of the rows whose source is found; those that are known stay."""
+    levels = ("level1", "level2", "level3")
+    sources = [file.read_text() for level in levels for file in sorted((kernelbench / level).glob("*.py"))]
     sources += [level1.changed(source) for source in sources]
     sources += [*products.SIXTEEN_BIT.values(), *products.TF32.values(), *hopper_rows.modules().values()]
     by_digest = {digest(source.encode()): source for source in sources}
     wanted = {row["source"]: (row["file"], "tf32" in row["labels"]) for row in rows() if row.get("arms_ns")}
+    known = {json.loads(line)["source"]: line for line in WORKS.read_text().splitlines()}
     lines = []
     for number, (key, (name, is_tf32)) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+        if key in known:
+            lines.append(known[key])
+            continue
         print(f"{number + 1}/{len(wanted)} {name}{'' if key in by_digest else ': its source is not here'}", flush=True)
         if key in by_digest:
             precision = task_pb2.PRECISION_TF32 if is_tf32 else task_pb2.PRECISION_FP32
@@ -152,7 +155,9 @@ def work_of(source: str, precision: task_pb2.Precision.ValueType) -> floor.Work:
 def main() -> int:
     """Prints the report; 1 where a baseline is rejected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernelbench", type=Path, help="captures the modules again; holds level1/ and level2/")
+    parser.add_argument(
+        "--kernelbench", type=Path, help="captures modules that are not known yet; holds level1/ to level3/"
+    )
     options = parser.parse_args()
     if options.kernelbench:
         WORKS.write_text("\n".join(capture_all(options.kernelbench)) + "\n")

@@ -9,7 +9,7 @@ session. *judge*: `warpsmith judge` of an honest softmax of 256 x 4096 on a proc
 worker of a judge, forked and as a new process, until it has answered once.
 
 Trees take turns, each in a process of its own, so that what the machine does meanwhile is shared fairly; the other tree
-is a checkout of an earlier commit with its stubs made (`python proto/generate.py`).
+is a checkout of an earlier commit with an environment of its own (`make setup`).
 """
 
 from __future__ import annotations
@@ -104,12 +104,13 @@ class ModelNew(torch.nn.Module):
 
 def measured(tree: Path, script: str) -> dict[str, float]:
     """Runs a script in a tree: by part, the median of the seconds that it says. Raises CalledProcessError."""
+    own = tree / ".venv" / "bin" / "python"  # its plugins are those of its own distribution
     paths = [tree, tree / "proto", tree / "tests" / "hostile", os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory(prefix="judging-cost-") as place:
         for name, text in (("reference.py", _REFERENCE), ("solution.py", _SOLUTION)):
             (Path(place) / name).write_text(text)
         ran = subprocess.run(
-            [sys.executable, "-c", script],
+            [str(own) if own.exists() else sys.executable, "-c", script],
             cwd=place,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, paths)))},
             check=True,

@@ -222,8 +222,8 @@ def _poison_tile(dtype: torch.dtype, seed: int, device: torch.device) -> torch.T
         tile = torch.rand(_TILE, generator=torch.Generator().manual_seed(seed // 2)) < 0.5
         tile = tile ^ bool(seed % 2)
     else:
-        tile = torch.randint(0, 4, (_TILE,), generator=torch.Generator().manual_seed(seed // 2)).to(dtype)
-        tile = tile + (4 if seed % 2 else 0)
+        tile = torch.randint(0, 4, (_TILE,), generator=torch.Generator().manual_seed(seed // 2))
+        tile = (tile + (4 if seed % 2 else 0)).to(dtype)
     return tile.to(device)
 
 

@@ -16,7 +16,7 @@ from gpu_bench.judging.loaded import LoadedTask, release_surplus
 from gpu_bench.truth import conditioning, plausible
 from gpu_bench.truth.answers import Answer, Answers
 from gpu_bench.truth.reference import Reference
-from gpu_bench.values import seeds
+from gpu_bench.values import inputs, seeds
 from gpu_bench.values.inputs import family_name
 from gpu_bench.workers.sharing import SharedMemory, move
 from gpu_bench.workers.shortage import TruthTooLarge, is_want_of_memory, with_room
@@ -79,6 +79,7 @@ class Judge:
         answer = self.answers.of(observed.family, observed.seed)
         complete = comparison.of(observed)
         complete.by_slices = answer.by_slices
+        complete.near_task = inputs.restraint_of(answer.learned, observed.family).floats_near
         complete.without_tf32 = self.answers.cases.report.learned.without_tf32
         unwritten = dict(enumerate(observed.unwritten_counts))
         candidates = self._shared.tensors(self.regions)
@@ -199,6 +200,8 @@ def prepare(request: judging_pb2.PrepareJudgeRequest, kind: type[Reference] = Re
         regions=judge.regions,
         total_bytes=judge.total_bytes,
         eager_seconds=judge.reference.eager_seconds,
+        output_tree=judge.graph.output_tree,
+        output_leaves=judge.graph.output_leaves,
     )
     prepared.MergeFrom(judge.cases.report)
     return prepared

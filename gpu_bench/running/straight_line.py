@@ -25,7 +25,16 @@ from gpu_bench.values.keys import Key
 from warpsmith import arguments as launch_arguments
 from warpsmith import digest
 from warpsmith.graphs import aten, dtypes
-from warpsmith.program_steps import buffers_of, last_uses, relies_on_layout, tensor_names
+from warpsmith.program_steps import (
+    BLOCK,
+    NUMBERS,
+    body,
+    buffers_of,
+    last_uses,
+    names_made,
+    relies_on_layout,
+    tensor_names,
+)
 from warpsmith.v1 import candidate_pb2, graph_pb2, tensor_pb2, verdict_pb2
 
 
@@ -334,34 +343,73 @@ def _write_library(
     device: torch.device,
     buffers: Mapping[str, candidate_pb2.Buffer],
 ) -> None:
-    overload = aten.resolve(call.target)
-    arguments = [_argument_text(writer, value, device) for value in call.args]
+    names = [writer.variable(name) if name else "" for name in call.results]
+    if call.target == BLOCK:
+        _write_block(writer, call, names, device)
+    else:
+        overload = aten.resolve(call.target)
+        invoke = writer.keep("f", _binding(overload, call, device, buffers))
+        _write_call(writer, overload, invoke, _arguments_text(writer, overload, call, writer.variable, device), names)
+    if memory is not None:
+        adopt = writer.keep("m", memory.adopt)
+        for name, variable in zip(call.results, names, strict=True):
+            if name:
+                writer.lines.append(f"{variable} = {adopt}({writer.keep('n', name)}, {variable})")
+
+
+def _write_block(writer: _Writer, call: candidate_pb2.LibraryCall, names: Sequence[str], device: torch.device) -> None:
+    """The calls that a block stands for, one by one, as an exported file has them."""
+    graph = body(call.args[0].text)
+    given = map(writer.variable, tensor_names(call.args))
+    known = dict(zip((source.name for source in graph.sources), given, strict=True))
+    own = {name: f"b{number}" for number, name in enumerate(names_made(graph))}
+    known |= own
+    for node in graph.nodes:
+        results = [known[result.name] if result.name else "" for result in node.results]
+        if node.target in NUMBERS:
+            arguments = [_argument_text(writer, value, known.__getitem__, device) for value in node.args]
+            writer.lines.append(f"{results[0]} = {NUMBERS[node.target].format(*arguments)}")
+            continue
+        overload = aten.resolve(node.target)
+        arguments = _arguments_text(writer, overload, node, known.__getitem__, device)
+        _write_call(writer, overload, writer.keep("f", overload), arguments, results)
+    writer.lines += [f"{name} = {known[out]}" for name, out in zip(names, graph.outputs, strict=True) if name]
+    writer.lines += [f"{name} = None" for name in own.values()]
+
+
+def _arguments_text(
+    writer: _Writer,
+    overload: OpOverload,
+    call: candidate_pb2.LibraryCall | graph_pb2.Node,
+    variable: Callable[[str], str],
+    device: torch.device,
+) -> list[str]:
+    arguments = [_argument_text(writer, value, variable, device) for value in call.args]
     known = {argument.name for argument in overload._schema.arguments}
     for item in call.kwargs:
         if item.name not in known:  # it is about to become code
             raise ProgramFault(
                 verdict_pb2.FAILURE_KIND_POLICY_REJECT, f"{call.target} has no argument called {item.name!r}"
             )
-        arguments.append(f"**{{{item.name!r}: {_argument_text(writer, item.value, device)}}}")
-    invoked = f"{writer.keep('f', _binding(overload, call, device, buffers))}({', '.join(arguments)})"
-    single = len(overload._schema.returns) == 1 and str(overload._schema.returns[0].type) == "Tensor"
-    names = list(call.results)
+        arguments.append(f"**{{{item.name!r}: {_argument_text(writer, item.value, variable, device)}}}")
+    return arguments
+
+
+def _write_call(
+    writer: _Writer, overload: OpOverload, invoke: str, arguments: Sequence[str], names: Sequence[str]
+) -> None:
+    """A call, and its results under `names`, of which an empty one drops a result."""
+    invoked = f"{invoke}({', '.join(arguments)})"
     if not any(names):
         writer.lines.append(invoked)
-        return
-    if single:
-        writer.lines.append(f"{writer.variable(names[0])} = {invoked}")
+    elif len(overload._schema.returns) == 1 and str(overload._schema.returns[0].type) == "Tensor":
+        writer.lines.append(f"{names[0]} = {invoked}")
     else:
         flatten = writer.keep("f", aten.flatten_results)
         # By position, not by unpacking, which Python allows up to 255 targets.
         writer.lines.append(f"results = {flatten}({invoked})")
-        writer.lines += [f"{writer.variable(name)} = results[{at}]" for at, name in enumerate(names) if name]
+        writer.lines += [f"{name} = results[{at}]" for at, name in enumerate(names) if name]
         writer.lines.append("results = None")
-    if memory is not None:
-        adopt = writer.keep("m", memory.adopt)
-        for name in filter(None, names):
-            variable = writer.variable(name)
-            writer.lines.append(f"{variable} = {adopt}({writer.keep('n', name)}, {variable})")
 
 
 def _write_layouts(
@@ -408,12 +456,14 @@ def _binding(
     return bindings.fastest(overload, args, kwargs, digest.digest(device.type, *key))
 
 
-def _argument_text(writer: _Writer, value: tensor_pb2.Value, device: torch.device) -> str:
+def _argument_text(
+    writer: _Writer, value: tensor_pb2.Value, variable: Callable[[str], str], device: torch.device
+) -> str:
     kind = value.WhichOneof("kind")
     if kind == "tensor":
-        return writer.variable(value.tensor)
+        return variable(value.tensor)
     if kind == "list":
-        return f"[{', '.join(_argument_text(writer, element, device) for element in value.list.values)}]"
+        return f"[{', '.join(_argument_text(writer, element, variable, device) for element in value.list.values)}]"
     return writer.keep("c", aten.decode(value, _no_tensor, device))
 
 

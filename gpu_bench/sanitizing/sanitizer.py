@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gpu_bench.policy import span_bytes
-from warpsmith.sandbox import jail
+from warpsmith.sandbox import jail, private_files
 from warpsmith.sandbox.jail import Policy, Rung
 from warpsmith.v1 import (
     artifact_pb2,
@@ -128,7 +128,9 @@ class Inspecting:
             self._said = [*(_said(tool, skipped=reason) for tool in tools), *self._said]
         if sanitizer is None or rung is Rung.LANDLOCK or not tools:
             return
-        self._place = tempfile.TemporaryDirectory(prefix="warpsmith-sanitizer-")
+        self._place = tempfile.TemporaryDirectory(
+            prefix="warpsmith-sanitizer-", dir=private_files.temporary_directory()
+        )
         place = Path(self._place.name)
         if programs is not None:
             self._give(programs)

@@ -89,6 +89,7 @@ class SolutionSession(Session):
     """A task's judge, and the processes of one solution and of the baselines. One call at a time."""
 
     _judge_entry = WITNESS
+    _says_structure = False
     _with_outbox = False  # all is shared from the beginning, once it is known what lies there
 
     def __init__(

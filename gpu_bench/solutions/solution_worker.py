@@ -94,7 +94,9 @@ class Solution:
 
         def make(*arguments: Any, **named: Any) -> torch.nn.Module:
             with user.explaining(f"{user.class_name}(...) failed"):
-                module = getattr(user.namespace, user.class_name)(*arguments, **named)
+                kind = getattr(user.namespace, user.class_name)
+                is_module = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+                module = (task_module.by_position(kind) if is_module else kind)(*arguments, **named)
             if not isinstance(module, torch.nn.Module):
                 raise BadInput(f"{user.class_name} is no nn.Module")
             return module

@@ -21,6 +21,8 @@ from warpsmith.v1 import judging_pb2, verdict_pb2
 
 _LOOKED_AT, _FEW = 4096, 16
 """Elements of a float input in which no more different values than these are those of a mask."""
+_NEAR = 1e-3
+"""Of their root mean square, by which values are moved that have to stay near the task's."""
 _BEYOND = 0.875
 """Share of rare floats that lie beyond what the task draws: branches hang on size far more often than on order."""
 
@@ -101,6 +103,8 @@ def _values(
         return leaf if legal is None or legal.varies else _likeness(leaf, generator, resembling)
     if family == verdict_pb2.VALUE_FAMILY_RARE:
         return _rare(leaf, restraint, legal, generator)
+    if restraint.floats_near:
+        return _near(leaf, generator)
     if restraint.floats_within and legal is not None and not leaf.is_complex():
         share = _uniform(leaf.shape, leaf.dtype, generator)
         return (share * (legal.most - legal.least) + legal.least).clamp_(legal.least, legal.most)
@@ -140,6 +144,15 @@ def _beyond(old: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Genera
     far = width * torch.pow(10.0, decades * _uniform(old.shape, torch.float64, generator) - 1.0)
     is_above = _uniform(old.shape, torch.float32, generator) < 0.5
     return torch.where(is_above, legal.most + far, legal.least - far).clamp_(limits.min, limits.max).to(old.dtype)
+
+
+def _near(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The values of a float input, each moved by about a thousandth of what they are by root mean square."""
+    if leaf.is_complex():
+        return torch.complex(*(_near(part.contiguous(), generator) for part in (leaf.real, leaf.imag)))
+    wide = leaf.double()
+    size = wide[wide.isfinite()].square().mean().sqrt().nan_to_num(0.0)
+    return (wide + _NEAR * size * _normal(leaf.shape, torch.float32, generator)).to(leaf.dtype)
 
 
 def _likeness(leaf: torch.Tensor, generator: torch.Generator, resembling: bool) -> torch.Tensor:

@@ -213,8 +213,9 @@ def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.Value
 
     Where parameters are as trained, they keep their signs, or integers stay as the task draws them, or both; then state
     stays the constructor's. Of rare values, floats stay within what the task draws before each of these, as
-    probabilities must. Of other families it is integers; of normal values then floats. Others leave floats out: they
-    would all be the same.
+    probabilities must. Of other families it is integers; of normal values then floats, which at last are the task's own
+    with each moved a little, as of matrices that have to be positive definite. Others leave floats out: they would all
+    be the same.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return False
@@ -231,13 +232,13 @@ def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.Value
         restraint.own_integers |= restraint.own_signs
         restraint.own_signs = not restraint.own_signs
         return True
-    if not restraint.own_integers and not restraint.floats_within:
+    if not restraint.own_integers:
         restraint.own_integers = True
         return True
-    if family != verdict_pb2.VALUE_FAMILY_NORMAL or (restraint.floats_within and restraint.own_integers):
+    if family != verdict_pb2.VALUE_FAMILY_NORMAL or restraint.floats_near:
         return False
-    restraint.own_integers = restraint.floats_within
-    restraint.floats_within = True
+    restraint.floats_near, restraint.floats_within = restraint.floats_within, not restraint.floats_within
+    restraint.own_integers = False
     return True
 
 

@@ -66,15 +66,19 @@ def vary(
             if is_drawn and name in drawn:
                 tensor.copy_(drawn[name])
             if tensor.is_floating_point() or tensor.is_complex():
-                _scale(tensor, generator)
-                if as_trained and name in trainable and not tensor.is_complex():
-                    _grow(tensor)
-                    if name not in signed and _has_rows(tensor):
-                        _grow_rows(tensor, _GROWN_TENSORS / rows, generator)
-                    if name not in signed and tensor.numel() > 1:
-                        _change_signs(tensor, generator)
+                held = _computable(tensor)
+                _scale(held, generator)
+                if as_trained and name in trainable and not held.is_complex():
+                    _grow(held)
+                    if name not in signed and _has_rows(held):
+                        _grow_rows(held, _GROWN_TENSORS / rows, generator)
+                    if name not in signed and held.numel() > 1:
+                        _change_signs(held, generator)
                     elif name not in signed and family == verdict_pb2.VALUE_FAMILY_RARE and not is_timed:
-                        tensor.neg_()
+                        held.neg_()
+                if held is not tensor:
+                    limits = torch.finfo(tensor.dtype)
+                    tensor.copy_(held.clamp_(limits.min, limits.max))
             elif name in counts and is_count(tensor):
                 tensor.add_(torch.randint(1, _STEPS + 1, (), generator=generator, device=tensor.device))
 
@@ -94,7 +98,12 @@ def has_signs(tensor: torch.Tensor) -> bool:
     """Whether a parameter has zeros or a sign that training may change."""
     if not tensor.is_floating_point() or is_zero(tensor):
         return False
-    return bool((tensor == 0).any()) or _is_one_sided(tensor)
+    return bool((tensor == 0).any()) or _is_one_sided(_computable(tensor))
+
+
+def _computable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy in float32 of one of 8-bit floats, which nothing computes with."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def is_zero(tensor: torch.Tensor) -> bool:

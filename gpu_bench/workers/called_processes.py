@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gpu_bench.machine import worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
@@ -58,7 +57,7 @@ class CalledProcesses:
             **(environment or {}),
         }
         if cache is not None:
-            policy, variables = replace(policy, writable=(cache.directory,)), variables | cache.environment()
+            policy, variables = cache.allowed(policy), variables | cache.environment()
         inherited = (self._workers.descriptor, self._workers.passage.inherited)
         process = Called(entry, policy, rung=self._rung, env=variables, shared_fds=inherited)
         with on_failure(process.close):

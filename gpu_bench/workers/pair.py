@@ -270,7 +270,7 @@ class Pair:
 
     def _spawn(self, entry: str) -> Worker:
         if entry == BENCH:
-            self._cache = self._cache or CompilerCache()
+            self._cache = self._cache or CompilerCache(headers=self._machine.headers if self._machine else None)
             self._cache.renew()
             self._saw_candidate = False
         waiting = self._lot.take(entry) if self._lot is not None else None

@@ -11,7 +11,6 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 from gpu_bench.machine import BENCH, JUDGE, Machine, worker_environment, worker_policy
 from gpu_bench.pytorch.compiler_cache import CompilerCache
@@ -75,7 +74,7 @@ class Lot:
         self.descriptor = memory.take()
         self.passage = Passage()
         self._memory = memory
-        self.cache = CompilerCache()
+        self.cache = CompilerCache(headers=machine.headers)
         self._target, self._rung = target, rung
         self._waiting: dict[str, list[Future[Worker]]] = {}
         self._started: list[Worker] = []
@@ -133,7 +132,7 @@ def started(
         inherited.append(passage.inherited)
     if entry == BENCH and cache is not None:
         environment |= cache.environment()
-        policy = replace(policy, writable=(cache.directory,))
+        policy = cache.allowed(policy)
     return Worker(entry, policy, rung=rung, env=environment, shared_fds=inherited)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -48,9 +49,8 @@ from orchestrator.commands.options import (
     Trust,
 )
 from orchestrator.commands.progress import Progress
-from orchestrator.commands.terminal import note, tell, tell_file, tell_line
+from orchestrator.commands.terminal import note, tell, tell_file, tell_line, trouble
 from orchestrator.exports import export_files
-from orchestrator.serving import local
 from orchestrator.tasks import intake
 from orchestrator.trust import record
 from warpsmith import printable
@@ -70,6 +70,8 @@ app = typer.Typer(
 )
 
 INSPECTED_AT_ONCE = 2
+_UsageError: Any = typer.BadParameter.__base__
+"""click's, of which typer may carry a copy of its own."""
 
 MadeT = TypeVar("MadeT")
 
@@ -116,21 +118,28 @@ def optimize(
     pool = ThreadPoolExecutor(INSPECTED_AT_ONCE)
     try:
         inspected = [pool.submit(intake.inspect, task) for task in tasks]
-        with client.searching(server, runs, environment) as orchestrator:
+        with client.searching(server, runs, environment) as serving:
             ready = _all(each.result for each in inspected)
-            ended = _optimise_all(orchestrator, ready, limits, search, fresh, progress)
+            ended = _optimise_all(serving.orchestrator, ready, limits, search, fresh, progress)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nothing queued is inspected
     errors = list(filter(None, map(report.error_text, ended)))
     if as_json or len(errors) < len(ended):
         _print_results(ended, as_json)
-    for text in errors:
-        _print_error(text)
+    _print_errors(*errors)
     raise typer.Exit(report.exit_code(ended))
 
 
+class _Refused(BadInput):
+    """Several errors at once."""
+
+    def __init__(self, each: Sequence[str]) -> None:
+        super().__init__("\n".join(each))
+        self.each = each
+
+
 def _all(calls: Iterable[Callable[[], MadeT]]) -> list[MadeT]:
-    """What every call gives; where some are refused, one BadInput with a line for each."""
+    """What every call gives; where some are refused, one BadInput of them all."""
     made, refused = [], []
     for call in calls:
         try:
@@ -138,7 +147,7 @@ def _all(calls: Iterable[Callable[[], MadeT]]) -> list[MadeT]:
         except BadInput as error:
             refused.append(str(error))
     if refused:
-        raise BadInput("\n".join(refused))
+        raise _Refused(refused)
     return made
 
 
@@ -215,11 +224,9 @@ def bench(
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with ExitStack() as stack:
-        orchestrators = [
-            stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices
-        ]
+        serving = [stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices]
         made = ModuleRuns(
-            orchestrators, limits, target if gpus == 1 else "cuda", precision, prepared, search, fresh, progress
+            serving, limits, target if gpus == 1 else "cuda", precision, prepared, search, fresh, progress
         )
         found = directory_bench.bench(
             entries,
@@ -230,7 +237,7 @@ def bench(
             seconds_left=lambda: end - time.monotonic(),
             note=progress.note,
             stop=made.stop,
-            check=local.check,
+            check=made.check,
         )
     _tell_results(found, as_json)
     raise typer.Exit(directory_bench.exit_code(found))
@@ -378,20 +385,44 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
     console.print(report.table(ended))
 
 
-def _print_error(text: str) -> None:
-    for line in text.split("\n"):
-        note(f"warpsmith: {printable.line(line)}")
+def _print_errors(*errors: str) -> None:
+    for text in errors:
+        note(f"warpsmith: {printable.line(text)}")
+
+
+def _print_usage_error(error: Any) -> None:
+    """An error of the command line's form, as typer would print it but for what the arguments may hold."""
+    message, context = error.format_message(), error.ctx
+    if context is None:
+        note(f"Error: {printable.line(message)}")
+    elif message == context.get_help():  # no arguments
+        print(printable.lines(message), file=sys.stderr)
+    else:
+        print(printable.lines(context.get_usage()), file=sys.stderr)
+        note(f"Try '{context.command_path} --help' for help.")
+        note("")
+        note(f"Error: {printable.line(message)}")
 
 
 def main() -> None:
     """Entry point of `warpsmith`: every error of ours is one line and an exit code."""
     try:
-        app()
+        code = app(prog_name=app.info.name, standalone_mode=False)
+    except _UsageError as error:
+        _print_usage_error(error)
+        raise SystemExit(error.exit_code) from None
+    except typer.Abort:
+        note("Aborted!")
+        raise SystemExit(1) from None
     except (BadInput, NotFound) as error:
-        _print_error(str(error))
+        _print_errors(*(error.each if isinstance(error, _Refused) else [str(error)]))
         raise SystemExit(2) from None
     except WarpsmithError as error:
-        _print_error(str(error))
+        _print_errors(str(error))
         raise SystemExit(3) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception:  # a bug of ours, whose words may be others' all the same
+        trouble(f"warpsmith: {traceback.format_exc()}")
+        raise SystemExit(1) from None
+    raise SystemExit(code or 0)

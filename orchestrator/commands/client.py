@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -127,8 +128,17 @@ def _at(server: str) -> Optimization:
     return cast("Optimization", orchestrator_at(address, settings.read().tls))
 
 
+@dataclass(frozen=True)
+class Serving:
+    """A client that can start runs, and those who serve it."""
+
+    orchestrator: Optimization
+    check: Callable[[], None]
+    """Raises Infrastructure when a service that this command has started has ended."""
+
+
 @contextmanager
-def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterator[Optimization]:
+def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterator[Serving]:
     """A client that can start runs: of a server, or of six services that live as long as the block.
 
     Raises:
@@ -136,11 +146,12 @@ def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterat
     """
     with ending_on_sigterm():
         if server:
-            yield _at(server)
+            yield Serving(_at(server), lambda: None)
             return
         with LocalServices(runs, environment=environment) as services:
             try:
-                yield cast("Optimization", orchestrator_at(services.address("orchestrator")))
+                orchestrator = cast("Optimization", orchestrator_at(services.address("orchestrator")))
+                yield Serving(orchestrator, services.check)
             except Infrastructure:
                 services.check()  # a service that ended explains more than a call that failed
                 raise

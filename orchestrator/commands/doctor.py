@@ -102,7 +102,10 @@ def compiler() -> Finding:
 
 def confinement() -> Finding:
     """The rungs of the jail that work here."""
-    rungs = [rung.value for rung in jail.probe()]
+    try:
+        rungs = [rung.value for rung in jail.probe()]
+    except BadInput as error:
+        return Finding("jail", Health.BAD, str(error), "set TMPDIR to a folder that only you can change")
     if not rungs:
         fix = (
             "install bubblewrap (Debian: apt-get install bubblewrap), or use Linux 6.2 or newer with Landlock; "

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from warpsmith.sandbox import jail
+from warpsmith.sandbox import jail, private_files
 from warpsmith.sandbox.jail import Exit, Finished, Policy, Rung
 
 HELD: Final = Exit(0, None)
@@ -218,7 +218,7 @@ def target() -> Iterator[Target]:
     token, name = secrets.token_hex(8), f"warpsmith-{secrets.token_hex(4)}"
     shared = Path("/dev/shm", name)
     with (
-        tempfile.TemporaryDirectory(prefix="warpsmith-attack-") as made,
+        tempfile.TemporaryDirectory(prefix="warpsmith-attack-", dir=private_files.temporary_directory()) as made,
         socket.create_server(("127.0.0.1", 0)) as service,
         socket.socket(socket.AF_UNIX) as local,
         socket.socket(socket.AF_UNIX) as nameless,
@@ -302,10 +302,10 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def text(findings: Sequence[Finding]) -> str:
-    """A table: probes down, rungs across."""
+def rows(findings: Sequence[Finding]) -> list[str]:
+    """A table, line by line: probes down, rungs across."""
     if not findings:
-        return "no jail works on this machine: nothing untrusted is run (see `warpsmith doctor`)"
+        return ["no jail works on this machine: nothing untrusted is run (see `warpsmith doctor`)"]
     rungs = list(dict.fromkeys(each.rung for each in findings))
     cells = {(each.probe, each.rung): "held" if each.held else "BROKEN" for each in findings}
     probes = list(dict.fromkeys(each.probe for each in findings))
@@ -314,7 +314,7 @@ def text(findings: Sequence[Finding]) -> str:
     lines += [f"BROKEN on {each.rung.value}: {each.probe}: {each.detail}" for each in findings if not each.held]
     held = sum(each.held for each in findings)
     lines.append(f"in force: {rungs[0].value}; {held} of {len(findings)} probes held")
-    return "\n".join(lines)
+    return lines
 
 
 def _processes_with(token: str) -> list[int]:

@@ -1,7 +1,7 @@
 """Runs that a bench makes, one a module, to be stopped together; with several orchestrators, each has a GPU of its own.
 
 The one idea: a run may be asked for while the bench is being stopped, so the thread that begins one looks again
-once it is under way.
+once it is under way. Where the services of one GPU have ended, its modules go to the others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pathlib import Path
 from orchestrator.commands import client
 from orchestrator.commands.progress import Progress
 from orchestrator.tasks import intake
-from warpsmith.errors import WarpsmithError
-from warpsmith.v1 import run_pb2
+from warpsmith.errors import Infrastructure, WarpsmithError
+from warpsmith.v1 import run_pb2, task_pb2
+
+_UNDONE = (run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED)
 
 
 @dataclass
 class ModuleRuns:
     """Runs with the same options."""
 
-    orchestrators: Sequence[client.Optimization]
+    serving: Sequence[client.Serving]
     """A module goes to the one with the fewest."""
     budget: run_pb2.Budget
     """Of each run, but for the seconds of search, which `optimise` is told."""
@@ -39,13 +41,15 @@ class ModuleRuns:
     _under_way: dict[str, client.Optimization] = field(default_factory=dict)
     _taken: Counter[int] = field(default_factory=Counter)
     """Modules at each orchestrator, by its place."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _gone: set[int] = field(default_factory=set)
+    """Places of orchestrators of which a service has ended."""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def optimise(self, path: Path, most_seconds: float) -> run_pb2.Run:
         """A module's run in its end.
 
-        Raises BadInput: the module cannot be read or its options are wrong; Infrastructure: a service is gone.
+        Raises BadInput: the module cannot be read or its options are wrong; Infrastructure: no orchestrator is left.
         """
         request = intake.Request(str(path), target=self.target, precision=self.precision, prepared=self.prepared)
         task = intake.inspect(intake.read(request))
@@ -54,33 +58,71 @@ class ModuleRuns:
         budget = run_pb2.Budget()
         budget.CopyFrom(self.budget)
         budget.wall_seconds = most_seconds
-        with self._one() as orchestrator:
-            run = client.create(orchestrator, task, budget, self.search, fresh=self.fresh)
-            self.progress.expect(run)
-            self._under_way[run.id] = orchestrator
-            try:
-                if self._stopping.is_set():  # since before the run was under way
-                    client.cancel(orchestrator, run.id)
-                return client.follow(orchestrator, run.id, partial(self.progress.take, run.id))
-            finally:
-                del self._under_way[run.id]
+        while True:
+            with self._one() as place:
+                try:
+                    run = self._followed(self.serving[place].orchestrator, task, budget)
+                except Infrastructure:
+                    self.check()
+                    if place not in self._gone:
+                        raise
+                    continue
+            if place not in self._gone or run.state not in _UNDONE or self._stopping.is_set():
+                return run
+
+    def _followed(self, orchestrator: client.Optimization, task: task_pb2.Task, budget: run_pb2.Budget) -> run_pb2.Run:
+        run = client.create(orchestrator, task, budget, self.search, fresh=self.fresh)
+        self.progress.expect(run)
+        self._under_way[run.id] = orchestrator
+        try:
+            if self._stopping.is_set():  # since before the run was under way
+                client.cancel(orchestrator, run.id)
+            return client.follow(orchestrator, run.id, partial(self.progress.take, run.id))
+        finally:
+            del self._under_way[run.id]
 
     @contextmanager
-    def _one(self) -> Iterator[client.Optimization]:
-        """An orchestrator for one more module."""
+    def _one(self) -> Iterator[int]:
+        """The place of an orchestrator for one more module."""
         with self._lock:
-            place = min(range(len(self.orchestrators)), key=self._taken.__getitem__)
+            left = set(range(len(self.serving))) - self._gone
+            place = min(left or {0}, key=lambda place: (self._taken[place], place))
             self._taken[place] += 1
         try:
-            yield self.orchestrators[place]
+            yield place
         finally:
             with self._lock:
                 self._taken[place] -= 1
+
+    def check(self) -> None:
+        """Looks for services that have ended; what their orchestrator was at goes to another.
+
+        Raises Infrastructure: no orchestrator is left.
+        """
+        for place, each in enumerate(self.serving):
+            with self._lock:
+                if place in self._gone and len(self._gone) < len(self.serving):
+                    continue
+                try:
+                    each.check()
+                except Infrastructure as error:
+                    self._gone.add(place)
+                    if len(self._gone) == len(self.serving):
+                        raise
+                    self.progress.note(f"{error}; its modules go to the other GPUs")
+                else:
+                    continue
+            self._cancel(each.orchestrator)
 
     def stop(self) -> None:
         """Asks every run that is under way to end, and lets none begin."""
         self._stopping.set()
         self.progress.note("stopping: the best so far is judged (Ctrl-C again drops it)")
-        for identifier, orchestrator in list(self._under_way.items()):
+        for each in self.serving:
+            self._cancel(each.orchestrator)
+
+    def _cancel(self, orchestrator: client.Optimization) -> None:
+        for identifier, at in list(self._under_way.items()):
             with contextlib.suppress(WarpsmithError):  # one that has ended, or is gone, keeps no other from being asked
-                client.cancel(orchestrator, identifier)
+                if at is orchestrator:
+                    client.cancel(orchestrator, identifier)

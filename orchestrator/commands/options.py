@@ -90,7 +90,8 @@ Gpus = Annotated[
         "--gpus",
         min=0,
         help="GPUs to use at once, a module on each; 0 for all that this command can see. Each has services of its "
-        "own: `watch`, `cancel` and metrics of other commands reach those of the last.",
+        "own; where they end, the others take over its modules. `watch`, `cancel` and metrics of other commands reach "
+        "those of the last.",
     ),
 ]
 

@@ -12,6 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.commands.report import error_text, funnel, speedup_text, state_name, trial_line
 from orchestrator.commands.terminal import cell
@@ -83,7 +84,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line for the person who watches."""
-        self._console.print(printable.lines(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(Text(printable.line(text)), soft_wrap=True)
 
     def _refresh(self) -> None:
         if self._live is None:

@@ -1,4 +1,8 @@
-"""What commands write: every text on its way to a terminal passes here, because any of it may be foreign."""
+"""What commands write: every text on its way to a terminal passes here, because any of it may be foreign.
+
+The one idea: a text is one line, whatever it holds, so that no text of others begins one of its own. Only a file that
+was asked for is written as it is, and trouble of several lines is indented after its first.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from warpsmith import printable
 CELL_CHARACTERS = 1000
 
 
-def tell(text: str) -> None:
-    """A result, on stdout."""
-    print(printable.lines(text), flush=True)
+def tell(*rows: str) -> None:
+    """Results of one line each that keep their columns, on stdout."""
+    for each in rows:
+        print(printable.row(each), flush=True)
 
 
 def tell_line(text: str) -> None:
@@ -22,8 +27,13 @@ def tell_line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """What is no result, on stderr."""
-    print(printable.lines(text), file=sys.stderr, flush=True)
+    """A line that is no result, on stderr."""
+    print(printable.row(text), file=sys.stderr, flush=True)
+
+
+def trouble(text: str) -> None:
+    """What went wrong in several lines, on stderr."""
+    print(printable.block(text), file=sys.stderr, flush=True)
 
 
 def tell_file(text: str) -> None:

@@ -17,6 +17,7 @@ from orchestrator.commands.terminal import tell
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.tasks import intake
 from orchestrator.trust import judge, record, verify
+from warpsmith import printable
 from warpsmith.sandbox import jail
 from warpsmith.v1 import task_pb2
 
@@ -34,7 +35,7 @@ def verify_command(
     run, contradictions = record.read(file)
     with client.verifying(runs, _trusting(trust_input)) as agents:
         found = verify.verify(agents, DeviceGate(agents.benchmarks), run, contradictions)
-    print(json.dumps({"tasks": [verify.as_json(found)]})) if as_json else tell(verify.text(found))
+    print(json.dumps({"tasks": [verify.as_json(found)]})) if as_json else tell(*verify.rows(found))
     raise typer.Exit(found.exit_code)
 
 
@@ -53,7 +54,7 @@ def judge_command(
     task = intake.inspect(intake.read(intake.Request(str(reference), target=target, precision=precision)))
     with client.judging(runs, environment) as (correctness, benchmark):
         found = judge.judge(correctness, benchmark, task, solution)
-    print(json.dumps({"tasks": [judge.as_json(found)]})) if as_json else tell(judge.text(found))
+    print(json.dumps({"tasks": [judge.as_json(found)]})) if as_json else tell(*judge.rows(found))
     raise typer.Exit(found.exit_code)
 
 
@@ -65,15 +66,15 @@ def doctor_command(
     """Says what this machine can do, and how to mend what it cannot; with --attack, whether its jail holds."""
     if attack:
         attacked = doctor_attack.attack()
-        print(json.dumps(doctor_attack.as_json(attacked))) if as_json else tell(doctor_attack.text(attacked))
+        print(json.dumps(doctor_attack.as_json(attacked))) if as_json else tell(*doctor_attack.rows(attacked))
         raise typer.Exit(doctor_attack.exit_code(attacked))
     findings = []
     for finding in doctor.examine(runs):
         findings.append(finding)
         if not as_json:
-            tell(f"{finding.health.value:<8}{finding.name:<10}{finding.detail}")
+            tell(f"{finding.health.value:<8}{finding.name:<10}{printable.line(finding.detail)}")
             if finding.fix:
-                tell(f"{'':<18}fix: {finding.fix}")
+                tell(f"{'':<18}fix: {printable.line(finding.fix)}")
     if as_json:
         print(json.dumps({"findings": [doctor.as_json(finding) for finding in findings]}))
     raise typer.Exit(3 if any(finding.health is doctor.Health.BAD for finding in findings) else 0)

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from orchestrator.commands.report import labels_of
+from orchestrator.exports import foreign_text, library_steps
+from orchestrator.exports.export_outputs import outputs
 from warpsmith import arguments as launch_arguments
-from warpsmith import hardware, printable
-from warpsmith.contract import words
+from warpsmith import hardware
+from warpsmith.contract import structures, words
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.program_steps import buffers_of, last_uses, made_by, relies_on_layout
-from warpsmith.sandbox import private_files
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
 
-OWN_CLASS = "warpsmith_task_module."
-"""How names of classes begin that are the user's own, in a structure that `task_module` let pytree write down."""
 READS_MODE = re.compile(r"""\.training\b|["']training["']|def (train|eval)\(self""")
 """Text of sources that look at train() or eval(). Of classes from elsewhere, the guard asks their code (see there)."""
 
@@ -68,12 +66,11 @@ def require_winner(run: run_pb2.Run) -> candidate_pb2.Program:
 
     Raises:
         NotFound: the run found nothing faster.
-        BadInput: a source's name is a path.
+        BadInput: a name in it is more than a name.
     """
     if run.state != run_pb2.RUN_STATE_FASTER and not run.best.timing.faster:
         raise NotFound(f"run {run.id} found no faster kernel, so there is nothing to export")
-    for source in run.best.candidate.program.sources:  # a file of this name is written where the kernel is built
-        private_files.require_name("the source", source.name)
+    foreign_text.require_names(run.best.candidate.program)
     return run.best.candidate.program
 
 
@@ -101,7 +98,7 @@ def header(run: run_pb2.Run, needs: str, *remarks: str) -> str:
         f"Program {run.best.candidate.program.digest[:12]}, task {run.task.digest[:12]}. Moves:",
         *[f"  {number}. {text}" for number, text in enumerate(moves, start=1)],
     ]
-    return "\n".join(f"# {line}".rstrip() for line in printable.lines("\n".join(lines)).splitlines())
+    return foreign_text.comment(lines)
 
 
 def pasted(modules: Iterable[str], *imports: str) -> str:
@@ -124,7 +121,7 @@ def pasted(modules: Iterable[str], *imports: str) -> str:
 
 def reference(task: task_pb2.Task) -> str:
     """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`."""
-    entries = ",\n".join(f"    {source.path!r}: {text_literal(text_of(source))}" for source in task.sources)
+    entries = ",\n".join(f"    {source.path!r}: {foreign_text.literal(text_of(source))}" for source in task.sources)
     package = f"warpsmith_reference_{hashlib.sha256(entries.encode()).hexdigest()[:12]}"
     return f"""_WS_REFERENCE = {{
 {entries},
@@ -142,34 +139,39 @@ def text_of(source: task_pb2.SourceFile) -> str:
         return source.content.decode(errors="replace")
 
 
-def text_literal(text: str) -> str:
-    """A Python literal of a text that reads as the text does, wherever it can."""
-    if "\\" in text or "'''" in text or text.endswith("'"):
-        return repr(text) if "\n" not in text else f"({_lines_literal(text)})"
-    return f"'''{text}'''"
-
-
-def _lines_literal(text: str) -> str:
-    return "\n        ".join(["", *[repr(line) for line in text.splitlines(keepends=True)], ""])
-
-
 # ---- the program as straight-line Python -------------------------------------------------------------
 
 
+_BUILTINS = ("complex", "float", "getattr", "int", "max", "min", "sum")
+"""What statements of a program call."""
+
+
 class Names:
-    """Python names for a program's buffers: as in the captured module where that is a legal name."""
+    """Python names for a program's buffers: as in the captured module where that is a name that nothing else has."""
 
     def __init__(self, program: candidate_pb2.Program) -> None:
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
-        self._taken = {"torch", "leaves", "device", "stream", "owner"}
-        self._names = {name: self._free(name) for name in self.buffers}
+        self._taken = {
+            "torch",
+            "leaves",
+            "device",
+            "stream",
+            "owner",
+            "float",
+            "complex",
+            "getattr",
+            "int",
+            "max",
+            "min",
+        }
+        self.of_buffers = {name: self._free(name) for name in self.buffers}
 
     def __getitem__(self, buffer: str) -> str:
-        return self._names[buffer]
+        return self.of_buffers[buffer]
 
     def _free(self, wanted: str) -> str:
-        name = re.sub(r"\W", "_", wanted)
-        if not name or name[0].isdigit() or keyword.iskeyword(name):
+        name = re.sub(r"\W", "_", wanted, flags=re.ASCII)  # Python takes other letters for these: "ｆ" for "f"
+        if not name[:1].isalpha() or keyword.iskeyword(name):  # names of ours begin with "_"
             name = f"t_{name}"
         while name in self._taken:
             name += "_"
@@ -178,7 +180,7 @@ class Names:
 
     def laid_out(self, buffer: candidate_pb2.Buffer) -> str:
         """The statement that brings a library's result into the layout that was planned."""
-        name = self._names[buffer.name]
+        name = self.of_buffers[buffer.name]
         return f"{name} = _ws_laid_out({name}, {tuple(buffer.spec.strides)})"
 
     def placed(self, launch: candidate_pb2.Launch) -> tuple[list[str], list[str], list[str]]:
@@ -190,7 +192,7 @@ class Names:
             if seen is None:
                 continue
             buffer = self.buffers[seen]
-            name = self._names[buffer.name]
+            name = self.of_buffers[buffer.name]
             if buffer.role == candidate_pb2.ROLE_LIBRARY:
                 before.append(self.laid_out(buffer))
             if buffer.role == candidate_pb2.ROLE_LIBRARY and buffer.alignment_bytes > 1:
@@ -251,16 +253,16 @@ def bindings(part: Part, names: Names, input_count: int, owner: str) -> list[str
             case candidate_pb2.ROLE_SOURCE if buffer.source.origin == graph_pb2.ORIGIN_INPUT:
                 lines.append(f"{name} = leaves[{buffer.source.input_index}]")
             case candidate_pb2.ROLE_SOURCE if buffer.source.origin == graph_pb2.ORIGIN_CONSTANT:
-                kind = f"{dtype(spec.dtype)}, {tuple(spec.shape)}"
+                kind = f"{library_steps.dtype(spec.dtype)}, {tuple(spec.shape)}"
                 lines.append(f"{name} = _ws_constant({buffer.source.content.hex()!r}, {kind}, device)")
             case candidate_pb2.ROLE_SOURCE:
                 lines.append(f"{name} = leaves[{places[buffer.source.qualified_name]}]")
             case candidate_pb2.ROLE_WORKSPACE if buffer.zero_between_calls:
-                kind = f"{tuple(spec.shape)}, {dtype(spec.dtype)}"
+                kind = f"{tuple(spec.shape)}, {library_steps.dtype(spec.dtype)}"
                 lines.append(f"{name} = _ws_zeros({buffer.name!r}, {kind}, device, {owner})")
             case candidate_pb2.ROLE_WORKSPACE if program.target == task_pb2.TARGET_CPU and not part.prepared:
                 # Kept, as it was while the program was timed: the system would have to fetch its pages in each call.
-                kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)}"
+                kind = f"{tuple(spec.shape)}, {tuple(spec.strides)}, {library_steps.dtype(spec.dtype)}"
                 lines.append(f"{name} = _ws_workspace({buffer.name!r}, {kind}, stream)")
     return lines
 
@@ -269,8 +271,8 @@ def _allocation(buffer: candidate_pb2.Buffer, name: str, target: task_pb2.Target
     spec = buffer.spec
     layout = f"{tuple(spec.shape)}, {tuple(spec.strides)}"
     if target == task_pb2.TARGET_CPU:
-        return f"{name} = _ws_result({layout}, {dtype(spec.dtype)})"
-    return f"{name} = torch.empty_strided({layout}, dtype={dtype(spec.dtype)}, device=device)"
+        return f"{name} = _ws_result({layout}, {library_steps.dtype(spec.dtype)})"
+    return f"{name} = torch.empty_strided({layout}, dtype={library_steps.dtype(spec.dtype)}, device=device)"
 
 
 def body_of(part: Part, names: Names, steps: Sequence[Sequence[str]]) -> list[str]:
@@ -296,15 +298,11 @@ def body_of(part: Part, names: Names, steps: Sequence[Sequence[str]]) -> list[st
 
 def library_call(step: candidate_pb2.Step, names: Names) -> list[str]:
     """The statements of one library step."""
-    call, lines = step.library, []
+    lines = []
     if relies_on_layout(step):
-        read = [names.buffers[name] for name in buffers_of(step) if name not in call.results]
+        read = [names.buffers[name] for name in buffers_of(step) if name not in step.library.results]
         lines = [names.laid_out(buffer) for buffer in read if buffer.role == candidate_pb2.ROLE_LIBRARY]
-    arguments = [_value(value, names) for value in call.args]
-    arguments += [f"{item.name}={_value(item.value, names)}" for item in call.kwargs]
-    text = f"torch.ops.{call.target}({', '.join(arguments)})"
-    results = [names[name] if name else "_" for name in call.results]
-    return [*lines, f"{', '.join(results)} = {text}" if results else text]
+    return [*lines, *library_steps.call(step.library, names.of_buffers)]
 
 
 def fill(step: candidate_pb2.Memset, names: Names) -> str:
@@ -312,43 +310,13 @@ def fill(step: candidate_pb2.Memset, names: Names) -> str:
     return f"{names[step.buffer]}.view(torch.uint8).fill_({step.byte})"
 
 
-def outputs(program: candidate_pb2.Program, names: Names) -> str:
-    """The expression that the forward returns."""
-    if len(program.outputs) == 1 and '"builtins.' not in program.output_tree and not program.output_leaves:
-        return names[program.outputs[0]]
-    tree = f"torch.utils._pytree.treespec_loads({program.output_tree!r})"
-    tensors = (names[name] for name in program.outputs)
-    leaves = [text or next(tensors) for text in program.output_leaves] or list(tensors)
-    if OWN_CLASS in program.output_tree:
-        return _built(json.loads(program.output_tree)[1], iter(leaves))
-    return f"torch.utils._pytree.tree_unflatten([{', '.join(leaves)}], {tree})"
-
-
-def _built(node: Mapping[str, Any], leaves: Iterator[str]) -> str:
-    """The expression of a structure with classes of the user's own, which are in the reference's file."""
-    if node["type"] is None:
-        return next(leaves)
-    parts = [_built(child, leaves) for child in node["children_spec"]]
-    match node["type"].removeprefix("builtins."), node["context"]:
-        case "tuple", _:
-            return f"({', '.join(parts)},)"
-        case "list", _:
-            return f"[{', '.join(parts)}]"
-        case "dict", keys:
-            return f"{{{', '.join(f'{key!r}: {part}' for key, part in zip(json.loads(keys), parts, strict=True))}}}"
-        case "collections.namedtuple", name:
-            return f"_WsReference.forward.__globals__[{name.removeprefix(OWN_CLASS)!r}]({', '.join(parts)})"
-        case name, fields if name.startswith(OWN_CLASS):
-            given = ", ".join(f"{key}={part}" for key, part in zip(json.loads(fields)[0], parts, strict=True))
-            return f"_WsReference.forward.__globals__[{name.removeprefix(OWN_CLASS)!r}]({given})"
-    raise BadInput(f"the module returns a {node['type']} beside classes of its own, which no export can give")
-
-
 def guard(run: run_pb2.Run) -> str:
     """Python that makes `_ws_guard`, which knows a call that was verified."""
     task, program = run.task, run.best.candidate.program
     specs = {buffer.source.qualified_name: buffer.spec for buffer in program.buffers}
     tensors = iter(task.inputs)
+    if strange := next((text for text in task.input_literals if text and not structures.is_input_literal(text)), ""):
+        raise BadInput(f"the input {strange[:40]!r} is no literal")
     leaves = [f"({text},)" if text else _kind(next(tensors)) for text in task.input_literals]
     leaves += map(_kind, tensors)
     leaf_rows = "".join(f"        {leaf},\n" for leaf in leaves)
@@ -370,7 +338,7 @@ def guard(run: run_pb2.Run) -> str:
 
 
 def _kind(spec: tensor_pb2.TensorSpec) -> str:
-    return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {dtype(spec.dtype)})"
+    return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {library_steps.dtype(spec.dtype)})"
 
 
 def forward(
@@ -446,47 +414,3 @@ def model(answer: str = ANSWER) -> str:
     def forward(self, *args, **kwargs):
         tensors = _ws_guard.read(self, args, kwargs)
         {answer.strip()}'''
-
-
-_DTYPES = {
-    tensor_pb2.DTYPE_FLOAT64: "torch.float64",
-    tensor_pb2.DTYPE_FLOAT32: "torch.float32",
-    tensor_pb2.DTYPE_FLOAT16: "torch.float16",
-    tensor_pb2.DTYPE_BFLOAT16: "torch.bfloat16",
-    tensor_pb2.DTYPE_INT64: "torch.int64",
-    tensor_pb2.DTYPE_INT32: "torch.int32",
-    tensor_pb2.DTYPE_INT16: "torch.int16",
-    tensor_pb2.DTYPE_INT8: "torch.int8",
-    tensor_pb2.DTYPE_COMPLEX64: "torch.complex64",
-    tensor_pb2.DTYPE_COMPLEX128: "torch.complex128",
-    tensor_pb2.DTYPE_UINT8: "torch.uint8",
-    tensor_pb2.DTYPE_BOOL: "torch.bool",
-}
-
-
-def dtype(value: tensor_pb2.Dtype.ValueType) -> str:
-    """A dtype as Python writes it."""
-    return _DTYPES[value]
-
-
-def _value(value: tensor_pb2.Value, names: Names) -> str:
-    match value.WhichOneof("kind"):
-        case "tensor":
-            return names[value.tensor]
-        case "list":
-            return f"[{', '.join(_value(item, names) for item in value.list.values)}]"
-        case "real":
-            number = repr(value.real)
-            return number if number not in ("inf", "-inf", "nan") else f'float("{number}")'
-        case "dtype":
-            return dtype(value.dtype)
-        case "none":
-            return "None"
-        case "device":
-            return "device"
-        case "torch_constant":
-            return value.torch_constant
-        case kind if kind is not None:
-            return repr(getattr(value, kind))
-        case _:
-            raise BadInput("a library step has an argument without a value")

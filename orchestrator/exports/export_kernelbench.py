@@ -7,15 +7,17 @@ task. Its stopwatch runs with gradients on, so here a call that may be different
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 
-from orchestrator.exports import export
+from orchestrator.exports import export, foreign_text
 from orchestrator.exports.export import Exported, Names
 from orchestrator.exports.export_module import extents
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.errors import BadInput
-from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
+from warpsmith.sandbox import python_text
+from warpsmith.v1 import analysis_pb2, candidate_pb2, run_pb2, task_pb2
 
 REFUSED = {
     "a try statement": r"\btry\s*:",
@@ -114,6 +116,11 @@ class KernelBenchExporter:
         program = export.require_winner(run)
         if program.target != task_pb2.TARGET_CUDA or not program.sources:
             raise BadInput("the kernelbench flavour is for CUDA kernels: export with --flavour module instead")
+        if any(move.kind == analysis_pb2.MOVE_KIND_WRITE for move in run.best.candidate.moves):
+            raise BadInput(
+                "a kernel of this winner was written by a model, and the kernelbench flavour has nvcc compile it for "
+                "the host too: export with --flavour module instead, which compiles for the GPU alone"
+            )
         names = Names(program)
         hosts, declarations, steps = [], [], []
         for number, step in enumerate(program.steps):
@@ -165,7 +172,8 @@ def _tolerated(task: task_pb2.Task) -> task_pb2.Task:
     made.CopyFrom(task)
     for source in made.sources:
         if refusals(export.text_of(source)):
-            source.content = ast.unparse(_Terse().visit(ast.parse(source.content))).encode()
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # brought along, not Python
+                source.content = ast.unparse(_Terse().visit(python_text.parse(source.content))).encode()
     return made
 
 
@@ -189,15 +197,14 @@ def _build(program: candidate_pb2.Program, hosts: list[str], declarations: list[
         headers += ["#include <cuda.h>", "#include <initializer_list>"]
         support.append(_MAP)
     cuda = "\n".join([*headers, _without_word(inline_headers(program)), *support, *hosts])
-    cpp = "\n".join(["#include <pybind11/pybind11.h>", "#include <cstdint>", *declarations])
-    real = hardware.architecture(program)
-    return f"""_WS_CUDA = r'''{cuda}'''
+    cpp = "\n".join(["#include <pybind11/pybind11.h>", "#include <cstdint>", *declarations, ""])
+    real = hardware.of_architecture(hardware.architecture(program)).architecture
+    return f"""_WS_CUDA = {foreign_text.literal(cuda)}
 
-_WS_CPP = '''{cpp}
-'''
+_WS_CPP = {foreign_text.literal(cpp)}
 
 _ws_extension = load_inline(
-    name="warpsmith_{program.digest[:16]}",
+    name="warpsmith_{re.sub("[^0-9a-z]", "_", program.digest[:16])}",
     cpp_sources=_WS_CPP,
     cuda_sources=_WS_CUDA,
     functions={[f"launch_{number}" for number, step in enumerate(program.steps) if step.HasField("launch")]!r},
@@ -232,7 +239,7 @@ def inline_headers(program: candidate_pb2.Program) -> str:
 def _host_function(name: str, launch: candidate_pb2.Launch, program: candidate_pb2.Program) -> tuple[str, str]:
     """The C++ that launches one kernel on a stream, and its declaration."""
     parameters, arguments = ["std::uintptr_t stream"], ""
-    kinds = _parameter_types(program.sources[0].text, launch.entry)
+    kinds = _parameter_types(program.sources[0].text, launch)
     for number, argument in enumerate(launch.arguments):
         kind = argument.WhichOneof("kind") or "buffer"
         if kind == "buffer":
@@ -280,12 +287,13 @@ def _attribute(entry: str, name: str, value: int) -> str:
     return f"  check(cudaFuncSetAttribute({entry}, cudaFuncAttribute{name}, {value}));\n"
 
 
-def _parameter_types(text: str, entry: str) -> list[str]:
+def _parameter_types(text: str, launch: candidate_pb2.Launch) -> list[str]:
     """Types of a kernel's parameters, without their names, from its definition."""
-    found = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", text)
-    if found is None:
-        raise BadInput(f"the program's source defines no kernel {entry}")
-    return [re.sub(r"(__restrict__)?\s*\w+\s*$", "", part).strip() for part in found.group(1).split(",")]
+    found = re.search(rf"__global__[^;{{}}]*?\b{re.escape(launch.entry)}\s*\(([^)]*)\)", text)
+    types = found.group(1).split(",") if found else []
+    if len(types) != len(launch.arguments):
+        raise BadInput(f"the program's source defines no kernel {launch.entry} of {len(launch.arguments)} arguments")
+    return [re.sub(r"(__restrict__)?\s*\w+\s*$", "", part).strip() for part in types]
 
 
 def _without_word(text: str) -> str:

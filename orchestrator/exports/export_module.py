@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+import textwrap
 
-from orchestrator.exports import export
+from orchestrator.exports import export, foreign_text
 from orchestrator.exports.export import Exported, Names
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
-from warpsmith.processor_flags import FLAGS
+from warpsmith.processor_flags import FLAGS, LINKED
+from warpsmith.sandbox import kernel_calls
 from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2
 
 _FORMATS = {"int32": "<i", "int64": "<q", "float32": "<f"}
@@ -38,17 +40,27 @@ class ModuleExporter:
                     steps.append(export.library_call(step, names))
                 case "memset":
                     steps.append([export.fill(step.memset, names)])
-        sources = "".join(f"    {s.name!r}: r{_raw(s.text)},\n" for s in program.sources)
-        built = ["_WS_SOURCES", repr(hardware.architecture(program) if on_gpu else list(FLAGS))]
+        sources = "".join(f"    {s.name!r}: {foreign_text.literal(s.text)},\n" for s in program.sources)
+        flags = (
+            [repr(hardware.architecture(program))] if on_gpu else [repr(list(FLAGS)), repr(list(LINKED)), "_ws_require"]
+        )
+        built = ["_WS_SOURCES", *flags]
         keeps = any(step.prepared for step in program.steps)
-        runtime = ["cuda_runtime" if on_gpu else "cpu_runtime"]
+        runtime = ["cuda_runtime"] if on_gpu else ["library_check", "cpu_runtime"]
         runtime += [*(["cuda_graphs"] if program.cuda_graph else []), *(["kept"] if keeps else [])]
         remarks = [export.PREPARED] if run.task.prepared else []
         parts = [
             export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++", *remarks),
             export.pasted([*runtime, "guard", "reference"]),
             export.reference(run.task).strip(),
-            "\n".join([f"_WS_SOURCES = {{\n{sources}}}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]),
+            "\n".join(
+                [
+                    *([] if on_gpu else _calls()),
+                    f"_WS_SOURCES = {{\n{sources}}}",
+                    f"_ws_kernels = _WsKernels({', '.join(built)})",
+                    *launches,
+                ]
+            ),
             export.guard(run),
             export.forward(run, names, steps),
             export.model(),
@@ -56,10 +68,16 @@ class ModuleExporter:
         return Exported(f"{run.task.name}_warpsmith.py", "\n\n\n".join(parts) + "\n")
 
 
-def _raw(text: str) -> str:
-    if "'''" in text:
-        raise AssertionError("generated sources hold no triple quotes")
-    return f"'''{text}'''"
+def _calls() -> list[str]:
+    """What a kernel for a processor may call, as the check of its library reads it."""
+    names = sorted({*kernel_calls.FUNCTIONS, *kernel_calls.ENDS, *kernel_calls.ABSENT})
+    wrapped = textwrap.fill(" ".join(names), 116, break_long_words=False, break_on_hyphens=False)
+    return [
+        f'_WS_CALLS = frozenset("""\n{wrapped}\n""".split())',
+        "_ws_require = functools.partial(",
+        f"    _ws_require_kernel, calls=_WS_CALLS, ending={kernel_calls.ENDING_PREFIXES!r}",
+        ")",
+    ]
 
 
 def _cuda_launch(launch: candidate_pb2.Launch) -> str:

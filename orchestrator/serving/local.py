@@ -27,7 +27,7 @@ from typing import IO, Self
 
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput, Infrastructure
-from warpsmith.sandbox import jail_init, private_files
+from warpsmith.sandbox import private_files, trees
 from warpsmith.service import is_reachable, wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
 
@@ -75,15 +75,6 @@ class _Child:
     address: str = ""
     port: str = "0"
     metrics_address: str = ""
-
-
-_up: list[LocalServices] = []
-
-
-def check() -> None:
-    """Raises Infrastructure when a service that this process keeps up has ended."""
-    for services in list(_up):
-        services.check()
 
 
 def open_log(log: Path) -> IO[bytes]:
@@ -146,7 +137,7 @@ class LocalServices:
             Infrastructure: a service did not start; its log's last line is in the message.
         """
         # Scratch folders of all services are made there: a user who can move one away can put another in its place.
-        temporary = private_files.shared_directory(Path(tempfile.gettempdir()), remedy="set TMPDIR to another folder")
+        temporary = private_files.temporary_directory()
         try:
             self._runs = private_files.directory(self._runs, remedy=REMEDY)
             private_files.directory(self._runs / "logs", remedy=REMEDY)
@@ -168,7 +159,6 @@ class LocalServices:
                 if not wait_until_healthy(child.address, START_SECONDS):
                     raise self._failure(name)
             self._publish()
-            _up.append(self)
         except BaseException:
             self.stop()
             raise
@@ -210,8 +200,6 @@ class LocalServices:
     def stop(self) -> None:
         """Ends all services and their workers; the last to start goes first. Can be called twice."""
         self._stopping = True
-        if self in _up:
-            _up.remove(self)
         children = list(reversed(self._children.values()))
         for child in children:
             _signal(child, signal.SIGTERM)
@@ -225,7 +213,7 @@ class LocalServices:
         self._withdraw()
         self._children.clear()
         for folder in filter(None, (self._sockets, self._scratch)):
-            jail_init.remove(str(folder))
+            trees.remove(str(folder))
 
     def __enter__(self) -> Self:
         self.start()
@@ -250,7 +238,7 @@ class LocalServices:
             "WARPSMITH_HOST": listens[0] if listens else "127.0.0.1",
             "WARPSMITH_PORT": str(listens[1]) if listens else "none",
             "WARPSMITH_HEALTH_PORT": "none",
-            METRICS: "0" if self._variables().get(METRICS, "none") != "none" else "none",
+            METRICS: "0" if self._variables().get(METRICS, "") not in ("", "none") else "none",
             "WARPSMITH_PORT_FILE": str(port_file),
             "WARPSMITH_PARENT_PID": str(os.getpid()),
             "WARPSMITH_DRAIN_SECONDS": str(DRAIN_SECONDS),

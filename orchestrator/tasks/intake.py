@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.tasks.module_entry import find_module, sources_of, write_entry
+from warpsmith import printable
+from warpsmith.contract import structures
 from warpsmith.digest import of_task
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerRaised, WorkerTimeout
-from warpsmith.sandbox import private_files
+from warpsmith.sandbox import private_files, python_text
 from warpsmith.sandbox.jail import Policy
 from warpsmith.sandbox.worker import Worker
 from warpsmith.v1 import task_pb2, tensor_pb2
@@ -33,7 +35,6 @@ WORKER_ENTRY = "orchestrator.tasks.intake_worker:METHODS"
 
 UNKNOWN = "object()"
 """Stands for an argument that no literal makes; it equals no argument of a call."""
-_NAMED_LITERAL = re.compile(r"torch\.\w+|float\('(?:-?inf|nan)'\)|object\(\)")
 
 TARGETS = {
     "auto": task_pb2.TARGET_UNSPECIFIED,
@@ -112,13 +113,16 @@ def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
             return inspect(task, own)
     try:
         seen = worker.call("inspect", task, task_pb2.Task, deadline_s=INSPECT_SECONDS)
+    except BadInput as error:
+        raise BadInput(_about(task, str(error))) from None
     except WorkerRaised as error:
         raise BadInput(f"{task.entry_path}: {error}") from error
     except WorkerTimeout as error:
         raise BadInput(f"{task.entry_path}: one forward did not end within {INSPECT_SECONDS:.0f} s") from error
     except WorkerCrashed as error:
-        tail = error.stderr_tail.strip().splitlines()[-1:] or ["no message"]
-        raise BadInput(f"{task.entry_path}: the module ended the process: {tail[0]}") from error
+        tail = error.stderr_tail.strip().splitlines()[-1:]
+        said = printable.quotation(tail[0]) if tail else "no message"
+        raise BadInput(f"{task.entry_path}: the module ended the process: {said}") from error
     # The worker ran the user's code: only specs and literals are taken from it.
     inspected = task_pb2.Task()
     inspected.CopyFrom(task)
@@ -131,14 +135,15 @@ def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
     return inspected
 
 
+def _about(task: task_pb2.Task, said: str) -> str:
+    """What a worker said of a module that may have said it itself: it begins with one of its files, or is quoted."""
+    files = "|".join(re.escape(source.path) for source in task.sources)
+    return said if re.match(rf"(?:{files})(?::\d+)?: ", said) else f"{task.entry_path}: {printable.quotation(said)}"
+
+
 def _is_literal(text: str) -> bool:
     """Whether an exported file may hold the text: a number, a string, a type, or what stands for anything else."""
-    if not text or _NAMED_LITERAL.fullmatch(text):
-        return True
-    try:
-        return isinstance(ast.literal_eval(text), bool | int | float | complex | str | None)
-    except (SyntaxError, ValueError):
-        return False
+    return not text or structures.is_input_literal(text)
 
 
 def accept(task: task_pb2.Task) -> None:
@@ -175,7 +180,7 @@ def _read_file(task: task_pb2.Task, path: Path, *, needs_inputs: bool) -> None:
     if os.path.isdir(path):
         raise BadInput(f"{path}: is a directory; name a file, or use `warpsmith bench {path}` for all files in it")
     root = path.parent
-    tree = _parse(path, _content(root, path.name), path.name)
+    tree = _parse(path, _content(root, path.name))
     bound = _bound_names(tree)
     if "*" not in bound:
         if task.class_name not in bound:
@@ -203,7 +208,7 @@ def _read_class(task: task_pb2.Task, request: Request) -> None:
     except OSError as error:
         raise BadInput(f"{request.subject}: cannot be looked for: {error.strerror}") from error
     if found.entry:
-        bound = _bound_names(_parse(found.file, _content(found.root, found.entry), str(found.file)))
+        bound = _bound_names(_parse(found.file, _content(found.root, found.entry)))
         if class_name not in bound and "*" not in bound:
             raise BadInput(f"{found.file}: defines no class {class_name}")
     entry = write_entry(module, class_name, request.inputs, request.init)
@@ -232,7 +237,7 @@ def _with_siblings(root: Path, entry: str) -> dict[str, bytes]:
         if name in found:
             continue
         found[name] = _content(root, name)
-        for imported in _imported_modules(_parse(root / name, found[name], name, is_named=name == entry)):
+        for imported in _imported_modules(_parse(root / name, found[name], is_named=name == entry)):
             place = root / imported
             if os.path.lexists(place.with_suffix(".py")) and not place.with_suffix(".py").is_dir():
                 waiting.append(f"{imported}.py")
@@ -271,10 +276,10 @@ def _bound_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def _parse(path: Path, content: bytes, shown: str, *, is_named: bool = True) -> ast.Module:
+def _parse(path: Path, content: bytes, *, is_named: bool = True) -> ast.Module:
     """The syntax tree of a file. The compiler's message may hold words of it: said only of a file that was named."""
     try:
-        return ast.parse(content, filename=shown)
+        return python_text.parse(content)
     except SyntaxError as error:
         why = f": {error.msg}" if is_named else ""
         raise BadInput(f"{path}:{error.lineno}: syntax error{why}") from None

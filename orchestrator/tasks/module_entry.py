@@ -6,7 +6,6 @@ format that imports it and draws its inputs. Whether the class exists and runs i
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warpsmith.errors import BadInput
+from warpsmith.sandbox import python_text
 
 PRESENT_IN_JAIL = frozenset({"torch", "numpy"})
 """Packages that every worker can import; their sources are not carried."""
@@ -126,9 +126,9 @@ def _arguments(init: Sequence[str]) -> tuple[list[object], dict[str, object]]:
         name, equals, literal = text.partition("=")
         is_named = bool(equals) and name.strip().isidentifier()
         try:
-            value = ast.literal_eval((literal if is_named else text).strip())
+            value = python_text.literal(literal if is_named else text)
             repr(value)  # as the entry file has it
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:
             hint = "not a Python literal, or too deep; write 8, 'text', [1, 2] or eps=1e-5"
             raise BadInput(f"--init {text[:80]!r}: {hint}") from error
         if is_named:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from warpsmith.sandbox import python_text
+
 
 @dataclass(frozen=True)
 class Step:
@@ -61,7 +63,8 @@ def reduce(source: str, step: Step) -> Reduced:
     """The source with sizes reduced as far as a step says. Raises SyntaxError for what is no Python."""
     lines = source.encode().splitlines(keepends=True)
     changes = []
-    numbers = sorted(_numbers(ast.parse(source), step), key=lambda number: (number.node.lineno, number.node.col_offset))
+    found = _numbers(python_text.parse(source), step)
+    numbers = sorted(found, key=lambda number: (number.node.lineno, number.node.col_offset))
     for number in reversed(numbers):  # from the end, so that places before stay right
         value = _fitting(number, step)
         if value == number.value:

@@ -17,9 +17,10 @@ from orchestrator.agents import Benchmark, Correctness
 from orchestrator.commands import report
 from orchestrator.pipeline import failed, impossible
 from orchestrator.tasks import intake
-from warpsmith import digest
+from warpsmith import digest, printable
 from warpsmith.contract import words
 from warpsmith.errors import Infrastructure
+from warpsmith.sandbox import python_text
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -157,21 +158,23 @@ def as_json(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def text(judgement: Judgement) -> str:
-    """For people: the verdict and why, then the times."""
+def rows(judgement: Judgement) -> list[str]:
+    """For people, line by line: the verdict and why, then the times."""
     verdict, timing = judgement.verdict, judgement.timing
     head = " ".join(filter(None, [state_of(verdict), kind_of(verdict)]))
-    lines = [f"{judgement.name}: {head}: {verdict.detail} (jail: {verdict.jail_rung or 'none needed'})"]
+    name, detail = printable.line(judgement.name), printable.line(verdict.detail)
+    lines = [f"{name}: {head}: {detail} (jail: {verdict.jail_rung or 'none needed'})"]
     if timing is not None:
         faster = "faster" if timing.faster else "not faster"
         lines.append(
             f"{faster}: {report.speedup_text(timing.speedup_fastest)} against {words.arm(timing.fastest_arm)}, the "
             f"fastest baseline that ran; {report.speedup_text(timing.speedup_eager)} against eager"
         )
-        lines += [f"  {words.arm(arm.kind):<22}{arm.failure or report.time_text(arm.median_ns)}" for arm in timing.arms]
+        times = [(arm, printable.line(arm.failure) or report.time_text(arm.median_ns)) for arm in timing.arms]
+        lines += [f"  {words.arm(arm.kind):<22}{time}" for arm, time in times]
     if judgement.labels:
         lines.append(f"labels: {' '.join(judgement.labels)}")
-    return "\n".join(lines)
+    return lines
 
 
 def state_of(verdict: verdict_pb2.Verdict) -> str:
@@ -186,7 +189,7 @@ def kind_of(verdict: verdict_pb2.Verdict) -> str:
 
 def _labels(text: bytes) -> tuple[str, ...]:
     """What a reader of the number must know that the text alone tells."""
-    tree = ast.parse(text)
+    tree = python_text.parse(text)
     return (FALLBACK,) if any(_falls_back(node) for node in ast.walk(tree)) else ()
 
 

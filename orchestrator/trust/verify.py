@@ -17,6 +17,7 @@ from orchestrator.commands import report
 from orchestrator.pipeline import Judged, Pipeline
 from orchestrator.prepare import describe_device
 from orchestrator.serving.device_gate import DeviceGate
+from warpsmith import printable
 from warpsmith.contract import words
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import (
@@ -181,19 +182,20 @@ def _result_json(trial: trial_pb2.Trial) -> dict[str, Any]:
     }
 
 
-def text(found: Verification) -> str:
-    """The outcome for people."""
-    told = as_json(found)
-    lines = [f"{told['name']}: {'the record holds' if not found.differences else 'the record does not hold'}"]
-    lines += [f"  differs: {sentence}" for sentence in found.differences]
-    lines += [f"  note: {sentence}" for sentence in found.notes]
+def rows(found: Verification) -> list[str]:
+    """The outcome for people, line by line."""
+    told, name = as_json(found), printable.line(found.run.task.name)
+    lines = [f"{name}: {'the record holds' if not found.differences else 'the record does not hold'}"]
+    lines += [f"  differs: {printable.line(sentence)}" for sentence in found.differences]
+    lines += [f"  note: {printable.line(sentence)}" for sentence in found.notes]
     for when in ("recorded", "now"):
         result = told[when]
         speedups = [result[name] or {"median": 0.0} for name in ("speedup_fastest", "speedup_eager")]
         lines.append(
             f"  {when:<9}{result['verdict']}  {speedups[0]['median']:.2f}x over the fastest baseline, "
-            f"{speedups[1]['median']:.2f}x over eager  on {result['device']}, program {result['program'][:12]}"
+            f"{speedups[1]['median']:.2f}x over eager  on {printable.line(result['device'], 80)}, program "
+            f"{printable.line(result['program'], 12)}"
         )
     if found.tolerance:
         lines.append(f"  speedups over eager agree where they differ by less than {found.tolerance:.0%}")
-    return "\n".join(lines)
+    return lines

@@ -1,8 +1,9 @@
 """Makes text of others safe to show to a person: in a terminal, a log, a table.
 
 The one idea: what a terminal would obey, or what would show a text as another one, is written out as Python writes it
-(`\\x1b`, `\\u202e`), so that nothing is hidden and nothing is done; the rest stays as it is. For what a language model
-reads see `untrusted`, which takes such characters away.
+(`\\x1b`, `\\u202e`), so that nothing is hidden and nothing is done; the rest stays as it is. Only what we write begins
+a line: a text of others is one, or what follows its first is indented. For what a language model reads see
+`untrusted`, which takes such characters away.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ def line(text: str, most_characters: int = LINE_CHARACTERS) -> str:
     return words if len(words) <= most_characters else words[: most_characters - 1] + "…"
 
 
+def row(text: str, most_characters: int = MOST_CHARACTERS) -> str:
+    """The text as one line that keeps its spaces, for what is written in columns."""
+    return re.sub(r"[\n\t]", " ", lines(text, most_characters))
+
+
+def block(text: str, most_characters: int = MOST_CHARACTERS) -> str:
+    """The text as lines of which only the first begins at the margin: none of the others passes for a line of ours."""
+    return lines(text, most_characters).replace("\n", "\n    ")
+
+
 def quotation(text: str, most_characters: int = LINE_CHARACTERS) -> str:
     """The text as one line that is marked as quoted."""
     inner = re.sub("[“”]", '"', line(text, most_characters))
@@ -49,4 +60,4 @@ class LogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as text."""
-        return lines(super().format(record)).replace("\n", "\n    ")
+        return block(super().format(record))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from google.protobuf import json_format
+
 from warpsmith import arguments
+from warpsmith.errors import BadInput
 from warpsmith.v1 import candidate_pb2, graph_pb2, tensor_pb2
 
 # Operations that fail, or give other elements, where a tensor lies otherwise than planned.
@@ -14,6 +18,26 @@ _BY_LAYOUT: Final = frozenset({
     "aten.view.default", "aten.view.dtype", "aten._unsafe_view.default", "aten.as_strided.default",
     "aten.view_as_complex.default", "aten.view_as_real.default", "aten.view_as.default",
 })  # fmt: skip
+
+
+BLOCK: Final = "warpsmith.block.default"
+"""The call that stands for several (`warpsmith.graphs.blocks`): a graph as text, what it writes, what it reads."""
+
+NUMBERS: Final[Mapping[str, str]] = MappingProxyType({
+    "aten.sym_size.int": "{0}.size({1})", "aten.sym_stride.int": "{0}.stride({1})",
+    "aten.sym_numel.default": "{0}.numel()", "aten.item.default": "{0}.item()",
+    "aten._local_scalar_dense.default": "{0}.item()",
+    "operator.add": "({0} + {1})", "operator.sub": "({0} - {1})", "operator.mul": "({0} * {1})",
+    "operator.truediv": "({0} / {1})", "operator.floordiv": "({0} // {1})", "operator.mod": "({0} % {1})",
+    "operator.neg": "(-{0})", "operator.pow": "({0} ** {1})", "operator.and_": "({0} & {1})",
+    "operator.or_": "({0} | {1})", "operator.eq": "({0} == {1})", "operator.ne": "({0} != {1})",
+    "operator.lt": "({0} < {1})", "operator.le": "({0} <= {1})", "operator.gt": "({0} > {1})",
+    "operator.ge": "({0} >= {1})", "torch.sym_max": "max({0}, {1})", "torch.sym_min": "min({0}, {1})",
+    "torch.sym_not": "(not {0})", "torch.sym_int": "int({0})", "torch.sym_float": "float({0})",
+    "torch.sym_ite": "({1} if {0} else {2})", "torch.sym_sum": "sum({0})", "math.ceil": "(-int(-{0} // 1))",
+    "math.floor": "int({0} // 1)", "math.trunc": "int({0})",
+})  # fmt: skip
+"""Calls in a block that give a number, and each as a Python expression of its arguments."""
 
 
 def tensor_names(values: Iterable[tensor_pb2.Value]) -> list[str]:
@@ -25,6 +49,73 @@ def tensor_names(values: Iterable[tensor_pb2.Value]) -> list[str]:
         elif value.WhichOneof("kind") == "list":
             names += tensor_names(value.list.values)
     return names
+
+
+def body_text(graph: graph_pb2.Graph) -> str:
+    """The calls of a block, as its first argument has them."""
+    return json_format.MessageToJson(graph, indent=None, preserving_proto_field_name=True)
+
+
+@functools.lru_cache(maxsize=256)
+def body(text: str) -> graph_pb2.Graph:
+    """The calls that a block stands for (`warpsmith.graphs.blocks`), not to be changed.
+
+    Raises:
+        BadInput: the text is none, or reads what none of its calls has made.
+    """
+    try:
+        graph = json_format.Parse(text, graph_pb2.Graph())
+    except (json_format.ParseError, RecursionError) as error:
+        raise BadInput(f"a block of calls cannot be read: {error}") from error
+    known = {source.name for source in graph.sources}
+    for node in graph.nodes:
+        args = [*node.args, *(named.value for named in node.kwargs)]
+        made = [result.name for result in node.results if result.name]
+        if node.target == BLOCK or not known.issuperset(tensor_names(args)):
+            raise BadInput(f"a block's call {node.target[:40]!r} reads what is not there, or is a block")
+        if node.target in NUMBERS and (node.kwargs or not _are_numbers(args, NUMBERS[node.target].count("{"))):
+            raise BadInput(f"a block's call {node.target[:40]!r} has other arguments than that takes")
+        if not known.isdisjoint(made):
+            raise BadInput(f"a block's call {node.target[:40]!r} makes what is there already")
+        known.update(made)
+    if not known.issuperset(graph.outputs):
+        raise BadInput("a block gives what none of its calls has made")
+    return graph
+
+
+def _are_numbers(args: Sequence[tensor_pb2.Value], count: int) -> bool:
+    kinds = [value.WhichOneof("kind") for value in args]
+    of_lists = [value.WhichOneof("kind") for each in args for value in each.list.values]
+    return len(kinds) == count and {*kinds, *of_lists} <= {"tensor", "integer", "real", "boolean", "list"}
+
+
+def names_made(graph: graph_pb2.Graph) -> list[str]:
+    """Names of all results of a graph's calls, in order."""
+    return [result.name for node in graph.nodes for result in node.results if result.name]
+
+
+def is_in_list(node: graph_pb2.Node) -> bool:
+    """Whether a call gives its one result in a list: only a result by itself has the call's name."""
+    return len(node.results) == 1 and node.results[0].name not in ("", node.name)
+
+
+def calls_in(call: candidate_pb2.LibraryCall) -> Iterator[candidate_pb2.LibraryCall]:
+    """The calls that a library step makes, without results: those of a block, else its own.
+
+    Raises:
+        BadInput: a block that cannot be read.
+    """
+    if call.target != BLOCK:
+        yield candidate_pb2.LibraryCall(target=call.target, args=call.args, kwargs=call.kwargs)
+        return
+    is_text = len(call.args) == 3 and not call.kwargs and call.args[0].WhichOneof("kind") == "text"
+    graph = body(call.args[0].text) if is_text else graph_pb2.Graph()
+    lists = [value.list.values for value in call.args[1:]]
+    is_whole = all(value.WhichOneof("kind") == "tensor" for values in lists for value in values)
+    if not is_text or not is_whole or sum(map(len, lists)) != len(graph.sources):
+        raise BadInput("a block takes its calls as text, and two lists of tensors")
+    for node in graph.nodes:
+        yield candidate_pb2.LibraryCall(target=node.target, args=node.args, kwargs=node.kwargs)
 
 
 def buffers_of(step: candidate_pb2.Step) -> list[str]:

@@ -223,7 +223,8 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     find itself unfit has `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
 
     Raises:
-        BadInput: a port is in use, a socket's folder is not private, or a certificate cannot be read; names it.
+        BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
+            certificate cannot be read; names it.
     """
     server = grpc.server(
         _Threads(settings.thread_count, name),
@@ -302,6 +303,11 @@ def _listen(server: grpc.Server, settings: Settings) -> int:
     if settings.socket is not None:
         _bind(server, local_sockets.address_of(local_sockets.place_for(settings.socket)))
     if settings.port is None:
+        if settings.socket is None:
+            raise BadInput(
+                "nowhere to listen: set WARPSMITH_SOCKET to a path in a folder that only you can enter, or "
+                "WARPSMITH_PORT to a port, which any user of the machine can reach where there is no mutual TLS"
+            )
         return 0
     credentials = transport.server_credentials(settings.tls) if settings.tls else None
     return _bind(server, f"{settings.host}:{settings.port}", credentials)

@@ -51,14 +51,14 @@ class Settings:
 
     host: str = "127.0.0.1"
     """Interface to listen on; `0.0.0.0` in a pod."""
-    port: int | None = 0
-    """gRPC port; 0 lets the system choose, None for none, where there is a socket."""
+    port: int | None = None
+    """gRPC port, which any user of the machine can reach where there is no mutual TLS; 0 lets the system choose."""
     socket: Path | None = None
-    """Unix domain socket to listen at, in a folder that only we can enter; local mode sets it."""
+    """Unix domain socket to listen at, in a folder that only we can enter; there has to be one, or a port."""
     health_port: int | None = None
     """Port of a second, plaintext server with health only, for probes; None for none."""
-    metrics_port: int | None = 0
-    """Port of the Prometheus endpoint; 0 lets the system choose, None for none."""
+    metrics_port: int | None = None
+    """Port of the Prometheus endpoint, which any user of the machine can read; 0 lets the system choose."""
     port_file: Path | None = None
     """Where to write "port metrics_port" once serving; local mode reads it."""
     drain_seconds: float = 10.0
@@ -104,14 +104,14 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
-        port=_optional(environment, "WARPSMITH_PORT", 0),
+        port=_optional(environment, "WARPSMITH_PORT"),
         socket=Path(socket) if socket else None,
-        health_port=_optional(environment, "WARPSMITH_HEALTH_PORT", None),
-        metrics_port=_optional(environment, "WARPSMITH_METRICS_PORT", 0),
+        health_port=_optional(environment, "WARPSMITH_HEALTH_PORT"),
+        metrics_port=_optional(environment, "WARPSMITH_METRICS_PORT"),
         port_file=Path(port_file) if port_file else None,
         drain_seconds=float(_integer(environment, "WARPSMITH_DRAIN_SECONDS", 10)),
         thread_count=_integer(environment, "WARPSMITH_THREADS", 16),
-        parent_pid=_optional(environment, "WARPSMITH_PARENT_PID", None),
+        parent_pid=_optional(environment, "WARPSMITH_PARENT_PID"),
         runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
         database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
         addresses={name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))},
@@ -168,10 +168,8 @@ def _variable(service: str) -> str:
     return f"WARPSMITH_{service.upper()}_ADDRESS"
 
 
-def _optional(environment: Mapping[str, str], name: str, default: int | None) -> int | None:
-    if environment.get(name, "") == "none":
-        return None
-    return default if not environment.get(name) else _integer(environment, name, 0)
+def _optional(environment: Mapping[str, str], name: str) -> int | None:
+    return None if environment.get(name, "") in ("", "none") else _integer(environment, name, 0)
 
 
 def _integer(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from warpsmith import arguments, digest, service
+from warpsmith import arguments, digest, printable, service
 from warpsmith.contract import words
 from warpsmith.errors import BadInput, IllegalMove, Infrastructure, WarpsmithError
 from warpsmith.v1 import (
@@ -235,7 +235,7 @@ def check_server(role: str, address: str) -> list[str]:
 def concluded(name: str, findings: Sequence[str]) -> int:
     """Prints the findings on what is called `name`; the exit status: 0 when it fits, 1 when not."""
     for finding in findings:
-        print(f"- {finding}")
+        print(f"- {printable.line(finding)}")
     print(f"{name}: {'fits' if not findings else f'{len(findings)} findings'}")
     return 1 if findings else 0
 
@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     except Infrastructure as error:
-        print(f"{arguments[0]} at {arguments[1]}: {error}", file=sys.stderr)
+        print(f"{arguments[0]} at {arguments[1]}: {printable.line(str(error))}", file=sys.stderr)
         return 3
     return concluded(f"{arguments[0]} at {arguments[1]}", findings)
 

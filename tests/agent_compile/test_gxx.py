@@ -95,6 +95,8 @@ def test_equal_sources_give_equal_bytes(gxx: Gxx, program: Any) -> None:
         ('extern "C" void kernel() asm("x\\n.inc" "bin \\"/etc/passwd\\"\\n"); void kernel() {}', ".incbin"),
         ('static int k() { return 1; }\nextern "C" void* chosen() { return (void*)k; }\n'
          'extern "C" void kernel() __attribute__((ifunc("chosen")));', "indirect"),
+        ('typedef void (*F)(); static void one() {}\nextern "C" { static F chosen() { return one; } }\n'
+         'static void late() __attribute__((ifunc("chosen"))); extern "C" void kernel() { late(); }', "indirect"),
     ],
 )  # fmt: skip
 def test_kernels_that_do_more_than_arithmetic_are_refused(gxx: Gxx, program: Any, text: str, words: str) -> None:
@@ -134,7 +136,7 @@ extern "C" long kernel() { return Bomb<26, 1>::value; }
     outcome = rejected(gxx, program(bomb))
     assert outcome.kind == verdict_pb2.FAILURE_KIND_COMPILE_LIMIT
     assert "3 s" in outcome.diagnostics
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     assert isinstance(gxx.compile(program('extern "C" void kernel() {}\n')), Compiled)
     gxx.close()
     assert not [pid for pid in jail_init.descendants(os.getpid()) if b"cc1plus" in _command(pid)]

@@ -284,6 +284,17 @@ def test_where_the_module_takes_no_other_values_than_the_tasks_that_is_said() ->
     assert not [each for each in verdict_of(untouched).inspections if each.tool == told.tool]
 
 
+def test_where_the_module_takes_but_values_near_the_tasks_that_is_said() -> None:
+    def near(comparison: verdict_pb2.Comparison) -> None:
+        comparison.near_task = comparison.family == verdict_pb2.VALUE_FAMILY_NORMAL
+        if comparison.family != TASK and not comparison.near_task:
+            del comparison.outputs[:]
+
+    (told,) = [each for each in verdict_of(near).inspections if each.tool == "values beside the task's own"]
+    assert told.skipped.startswith("the module defines no result on values farther from those, ")
+    assert "normal" in told.skipped
+
+
 def test_a_final_has_three_cases_of_each_family_whose_values_lie_by_chance() -> None:
     cases = ValueCheck().cases(task_pb2.Task(), timing_pb2.TIER_FINAL, random.Random(3))
     counts = Counter(family for family, _ in cases)

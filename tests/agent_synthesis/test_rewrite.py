@@ -224,6 +224,46 @@ def test_a_rule_is_not_offered_where_it_does_not_hold(
     assert not [move for move in offered(plan) if move.choice != "dead"], why
 
 
+def test_what_is_never_read_goes_with_all_that_is_made_for_it() -> None:
+    def unread(line: Any, x: torch.Tensor) -> torch.Tensor:
+        kept = x.exp()
+        shifted = (kept.t() + 1).relu()
+        torch.einsum("ab,bc,cd->ad", shifted, kept, shifted)
+        line(x).softmax(-1)
+        return kept.tanh()
+
+    plan, module = planned(unread, X)
+    chosen = [move for move in offered(plan) if move.choice == "dead"]
+    assert [move.group for move in chosen] == ["einsum", "softmax"]
+    assert next(move for move in offered(plan) if move.group == "einsum").choice == "dead"  # not its pairs
+    after = moves.apply_all(plan, chosen)
+    assert [group.name for group in after.groups] == ["exp", "tanh"]
+    assert len(after.index.nodes) == 2  # views went as well
+    torch.testing.assert_close(results(after, module, (X,))[0], X.exp().tanh())
+
+
+def test_what_writes_or_draws_or_is_read_by_what_does_stays() -> None:
+    def writes(_: Any, x: torch.Tensor) -> torch.Tensor:
+        made = x.exp()
+        made[0].mul_(2.0)
+        torch.bernoulli(made.sigmoid()).exp()
+        return made
+
+    plan, _ = planned(writes, X)
+    (chosen,) = [move for move in offered(plan) if move.choice == "dead"]
+    after = moves.apply(plan, chosen)
+    assert [group.name for group in after.groups] == [group.name for group in plan.groups if group.name != chosen.group]
+
+
+def test_a_graph_is_never_emptied() -> None:
+    def nothing(_: Any, x: torch.Tensor) -> torch.Tensor:
+        x.exp().sum()
+        return x
+
+    plan, _ = planned(nothing, X)
+    assert not offered(plan)
+
+
 def test_rules_end_whatever_their_order() -> None:
     def chain(line: Any, x: torch.Tensor) -> torch.Tensor:
         summed = (line(x) * 1).sum(1, keepdim=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from bench_desk import BenchDesk, MakeDesk
 from unusual_modules import Desk
 
+from gpu_bench.timing import interleaving, measurement
 from warpsmith import digest
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -142,8 +144,9 @@ def plan_zero(graph: graph_pb2.Graph) -> candidate_pb2.Program:
         )
         steps.append(candidate_pb2.Step(group=node.name, library=call))
     program = candidate_pb2.Program(
-        target=task_pb2.TARGET_CPU, buffers=buffers, steps=steps, outputs=graph.outputs, output_tree=graph.output_tree
-    )
+        target=task_pb2.TARGET_CPU, buffers=buffers, steps=steps, outputs=graph.outputs,
+        output_tree=graph.output_tree, output_leaves=graph.output_leaves,
+    )  # fmt: skip
     program.digest = digest.of_program(program)
     return program
 
@@ -171,6 +174,19 @@ def compiled(program: candidate_pb2.Program, flags: Sequence[str] = ()) -> artif
         format=artifact_pb2.BINARY_FORMAT_SHARED_OBJECT,
         content=content,
     )
+
+
+@pytest.fixture
+def short_finals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A final has a few blocks, for tests that ask what it does and not how well it tells times apart."""
+    whole = measurement.plan_for
+
+    def short(*args: Any) -> interleaving.Plan:
+        plan = whole(*args)
+        return dataclasses.replace(plan, budget_s=0.1, least_blocks=min(plan.least_blocks, 4), extra_count=1)
+
+    monkeypatch.setattr(measurement, "plan_for", short)
+    monkeypatch.setattr(measurement, "FRESH_READINGS", 1)
 
 
 @pytest.fixture(scope="session")

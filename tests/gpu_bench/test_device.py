@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpu_bench import device, nvml
-from gpu_bench.machine import Machine
+from gpu_bench.machine import BENCH, Machine, worker_environment, worker_policy
+from gpu_bench.pytorch.compiler_cache import CompilerCache
 from warpsmith import hardware
 from warpsmith.errors import BadInput
-from warpsmith.v1 import task_pb2, timing_pb2
+from warpsmith.sandbox import jail
+from warpsmith.sandbox.worker import Worker
+from warpsmith.v1 import judging_pb2, task_pb2, timing_pb2
 
 
 def test_a_cpu_is_described_quickly_and_once():
@@ -45,6 +50,26 @@ def test_a_machine_is_measured_once_whatever_the_target_is_called():
         assert machine.known_ceilings(found.device.target) is found
     finally:
         machine.close()
+
+
+def test_torch_compile_works_where_no_namespace_gives_a_process_a_tmp_of_its_own():
+    machine = Machine(jail.Rung.LANDLOCK)
+    try:
+        cache = CompilerCache(machine.compiled(task_pb2.TARGET_CPU))
+        compiled = {*machine.headers.glob("*.h.gch")}
+        assert compiled
+        cache.renew()
+        policy = cache.allowed(worker_policy(task_pb2.TARGET_CPU))
+        variables = worker_environment(-1) | cache.environment()
+        with Worker(BENCH, policy, rung=jail.Rung.LANDLOCK, env=variables) as another:
+            request = judging_pb2.CompileOnceRequest(target=task_pb2.TARGET_CPU)
+            another.call("compile_once", request, judging_pb2.Done, deadline_s=100.0)
+            scratch = Path(tempfile.gettempdir()).glob("warpsmith-jail-*/torchinductor_*/precompiled_headers/*.gch")
+            assert compiled <= {header.resolve() for header in scratch if header.is_symlink()}
+        cache.close()
+    finally:
+        machine.close()
+    assert not machine.headers.exists()
 
 
 def test_load_can_only_lower_a_ceiling():

@@ -24,7 +24,8 @@ from gpu_bench.values import inputs
 from warpsmith import digest, plugins
 from warpsmith.errors import UnknownPlugin
 from warpsmith.graphs import dtypes
-from warpsmith.v1 import candidate_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
+from warpsmith.program_steps import BLOCK, body_text
+from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, task_pb2, tensor_pb2, verdict_pb2
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,10 @@ def sources(small: Any) -> Sources:
     return Sources([torch.rand(small.rows, small.columns)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.uint16],
+)
 def test_two_poisons_differ_in_every_element_so_that_no_written_value_can_be_both(dtype: torch.dtype) -> None:
     spec = dtypes.spec_of(torch.empty(70_000, dtype=dtype))
     even, odd = (GuardedMemory(CPU, poison, 0).empty("", spec) for poison in (1000, 1001))
@@ -55,6 +59,33 @@ def test_what_goes_by_layout_finds_the_planned_one_where_pytorch_gives_another(s
     program.outputs[:] = ["flat"]
     (flat,) = HostExecutor().load(program, small.compiled(program), CPU).bind(given)()
     assert torch.equal(flat, given.inputs[0].t().flatten())
+
+
+def test_the_calls_of_a_block_are_made_one_by_one_and_keep_their_results_apart(small: Any) -> None:
+    """Of one call only the second result has a name, of another only the first."""
+    program, given = small.library_program(target=BLOCK), sources(small)
+    x, largest, order, rows = (tensor_pb2.Value(tensor=name) for name in ("x", "largest", "order", "rows"))
+    number = tensor_pb2.Value(integer=1)
+    graph = graph_pb2.Graph(sources=[graph_pb2.Source(name="x")], outputs=["y"])
+    nodes = (
+        ("aten.max.dim", [x, number], ["largest", ""]), ("aten.sort.default", [x, number], ["", "order"]),
+        ("aten.sym_size.int", [x, number], ["rows"]), ("aten.gather.default", [x, number, order], ["sorted"]),
+        ("aten.mul.Tensor", [tensor_pb2.Value(tensor="sorted"), rows], ["scaled"]),
+        ("aten.unsqueeze.default", [largest, number], ["column"]),
+        ("aten.add.Tensor", [tensor_pb2.Value(tensor="scaled"), tensor_pb2.Value(tensor="column")], ["y"]),
+    )  # fmt: skip
+    for target, args, results in nodes:
+        node = graph.nodes.add(name=results[-1], target=target, args=args)
+        node.results.extend(graph_pb2.NodeResult(name=name) for name in results)
+    call = program.steps[0].library
+    (buffer,) = [buffer.name for buffer in program.buffers if buffer.HasField("source")]
+    del call.args[:], call.kwargs[:]
+    call.args.add(text=body_text(graph))
+    call.args.add().list.SetInParent()
+    call.args.add().list.values.add(tensor=buffer)
+    (found,) = HostExecutor().load(program, small.compiled(program), CPU).bind(given)()
+    (value,) = given.inputs
+    assert torch.equal(found, value.sort(1)[0] * small.columns + value.max(1)[0].unsqueeze(1))
 
 
 def test_an_operation_of_many_calls_is_called_as_it_is_without_trying_each() -> None:

@@ -17,9 +17,10 @@ REFUSED = {
     "another object": (source("", "return x, torch.Size([2])[0:1], object()"), "return|does not look into"),
     "a sparse tensor": (source("", "return torch.sparse.mm(x.to_sparse(), x.t())"), "layout torch.sparse_coo"),
     "a shape that depends on values": (source("", "return x.nonzero()"), "shape depends on values"),
-    "a value that decides a shape": (
-        source("", "return x[:, : (x > 0.5).sum().item()]"),
-        "needs to know it beforehand",
+    "a value that decides a shape": (source("", "return x[:, : (x[0] > 0.5).sum().item()]"), "depends on values"),
+    "an input that nothing computes with": (
+        source("", "return x.float() * 2", "[torch.rand(4, 4).to(torch.float8_e5m2)]"),
+        "convert it inside",
     ),
     "a buffer that the first call registers": (
         source("", "if not hasattr(self, 'p'):\n    self.register_buffer('p', x[:1] * 0 + 2)\nreturn x * self.p"),
@@ -67,6 +68,8 @@ def test_what_cannot_be_judged_is_said_in_one_sentence(references: Callable[[str
         "complex inputs",
         "an operation of its own that writes",
         "autocast",
+        "rows to two experts",
+        "weights of 8-bit floats",
     ],
 )
 def test_judge_and_candidate_in_processes_of_their_own_draw_alike(

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_bench.policy import objections
+from warpsmith.contract import structures
+from warpsmith.program_steps import BLOCK, body_text
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 Spoil = Callable[[candidate_pb2.Program], object]
@@ -47,7 +49,27 @@ def _in_graph(program: candidate_pb2.Program, *outputs: str) -> None:
     program.outputs.extend(outputs)
 
 
+PAIR = (
+    '[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": null, "context": null, '
+    '"children_spec": []}, {"type": null, "context": null, "children_spec": []}]}]'
+)
+"""A structure of two leaves, as pytree writes it."""
+
+
+def test_a_structure_that_goes_without_saying_is_a_tuple_as_pytree_writes_it() -> None:
+    assert structures.require("", [], 2) == structures.read(PAIR)
+
+
+def _returns(program: candidate_pb2.Program, *leaves: str, tree: str = PAIR) -> None:
+    program.output_tree, program.output_leaves[:] = tree, leaves
+
+
 CASES: list[tuple[str, Spoil]] = [
+    ("is no literal", lambda p: _returns(p, "", '__import__("os").getcwd()')),
+    ("is no literal", lambda p: _returns(p, "", "1)#")),
+    ("2 leaves instead of 1", _returns),
+    ("2 leaves for 1 tensors", lambda p: _returns(p, "", "")),
+    ("none that pytree writes", lambda p: _returns(p, tree="print()")),
     ("only a program for a GPU is launched as a CUDA graph", lambda p: setattr(p, "cuda_graph", True)),
     ("its results are copies", lambda p: _in_graph(p, p.buffers[0].name)),
     ("its results are copies", lambda p: _in_graph(p, p.outputs[0])),
@@ -100,6 +122,41 @@ def test_what_a_program_may_not_have_is_named(small: Any, reason: str, spoil: Sp
 def test_an_operation_off_the_list_is_named(small: Any) -> None:
     found = objections(small.library_program(target="aten.exec.evil"), artifact_pb2.Artifact(), allowed)
     assert found == ["step 0 calls aten.exec.evil, which is not on the list of allowed operations"]
+
+
+def test_an_operation_off_the_list_is_named_in_a_block_too(small: Any) -> None:
+    graph = graph_pb2.Graph(sources=[graph_pb2.Source(name="x")], outputs=["y"])
+    x = tensor_pb2.Value(tensor="x")
+    graph.nodes.add(name="n", target="aten.sym_numel.default", args=[x]).results.add(name="n")
+    graph.nodes.add(name="y", target="aten.exec.evil", args=[x]).results.add(name="y")
+    program = small.library_program(target=BLOCK)
+    (step,) = program.steps
+    read = list(step.library.args)[:1]
+    del step.library.args[:], step.library.kwargs[:]
+    step.library.args.add(text=body_text(graph))
+    step.library.args.add().list.SetInParent()
+    step.library.args.add().list.values.extend(read)
+    found = objections(program, artifact_pb2.Artifact(), lambda target: target == BLOCK)
+    assert found == ["step 0 calls aten.exec.evil, which is not on the list of allowed operations"]
+    del step.library.args[2:]
+    (said,) = objections(program, artifact_pb2.Artifact(), lambda target: target == BLOCK)
+    assert said.startswith("step 0: a block takes its calls as text")
+
+
+def test_a_program_may_return_literals_beside_tensors(small: Any) -> None:
+    program = small.kernel_program(small.softmax)
+    _returns(program, "0.5", "")
+    assert objections(program, artifact_pb2.Artifact(), allowed, input_count=1) == []
+
+
+def test_an_argument_that_is_more_than_a_name_and_a_value_is_named(small: Any) -> None:
+    program = small.library_program()
+    program.steps[0].library.kwargs.add(name="dtype=print(), a")
+    program.steps[0].library.args.add().list.values.add(torch_constant="print()")
+    assert objections(program, artifact_pb2.Artifact(), allowed) == [
+        "step 0 passes 'dtype=print(), a', which is no name of an argument",
+        "step 0 passes 'print()', which is no memory format or layout",
+    ]
 
 
 def test_a_result_that_is_read_before_it_is_computed_is_named(small: Any) -> None:

@@ -306,7 +306,7 @@ def test_a_program_that_hangs_is_charged_only_where_the_gpu_survives_it(
         "benchmark",
         benchmark_service_pb2_grpc.add_BenchmarkServiceServicer_to_server,
         servicer,
-        Settings(drain_seconds=0.1, metrics_port=None),
+        Settings(port=0, drain_seconds=0.1),
     )
     stub = service.dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, f"127.0.0.1:{running.port}")
     request = benchmark_service_pb2.MeasureArtifactRequest(task=task_pb2.Task(target=CUDA))
@@ -332,6 +332,8 @@ def test_the_real_service_goes_out_of_service_when_the_driver_reports_errors(
         "LD_LIBRARY_PATH": str(library),
         "FAKE_NVML": str(tmp_path / "nvml"),
         "CUDA_VISIBLE_DEVICES": "0",
+        "WARPSMITH_PORT": "0",
+        "WARPSMITH_METRICS_PORT": "0",
         "WARPSMITH_PORT_FILE": str(ports),
     }
     process = subprocess.Popen([sys.executable, "-m", "gpu_bench"], env=environment, stderr=subprocess.DEVNULL)

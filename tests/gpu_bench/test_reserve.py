@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,9 +25,16 @@ class QuickMachine(Machine):
         return CompilerCache()
 
 
-def test_a_session_takes_the_processes_that_wait_and_leaves_none_behind(small: Any) -> None:
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = QuickMachine()
+    yield machine
+    machine.close()
+
+
+def test_a_session_takes_the_processes_that_wait_and_leaves_none_behind(small: Any, machine: Machine) -> None:
     files = SharedFiles()
-    lot = Lot(task_pb2.TARGET_CPU, QuickMachine(), None, files)
+    lot = Lot(task_pb2.TARGET_CPU, machine, None, files)
     session = Session(small.task(), lot=lot)
     program = small.kernel_program(small.softmax)
     case = benchmark_service_pb2.ComparisonCase(family=verdict_pb2.VALUE_FAMILY_TASK, seed=3)
@@ -60,13 +68,13 @@ def test_shared_memory_goes_from_session_to_session_unless_it_is_large(monkeypat
         os.fstat(second)
 
 
-def test_nothing_waits_where_the_processor_is_the_target() -> None:
-    waiting = Reserve(QuickMachine())
+def test_nothing_waits_where_the_processor_is_the_target(machine: Machine) -> None:
+    waiting = Reserve(machine)
     assert waiting.take(task_pb2.TARGET_CPU) is None
     waiting.close()
 
 
-def test_lots_are_made_before_anybody_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lots_are_made_before_anybody_takes_one(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
 
     class Quick:
@@ -80,7 +88,7 @@ def test_lots_are_made_before_anybody_takes_one(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(reserve, "Lot", Quick)
     monkeypatch.setattr(reserve.os, "cpu_count", lambda: reserve.LEAST_PROCESSORS)
-    waiting = Reserve(QuickMachine())
+    waiting = Reserve(machine)
     waiting.begin(task_pb2.TARGET_CPU)
     assert not waiting._coming
     waiting.begin(task_pb2.TARGET_CUDA)

@@ -37,9 +37,9 @@ def addresses() -> Iterator[tuple[str, str]]:
         "benchmark",
         benchmark_service_pb2_grpc.add_BenchmarkServiceServicer_to_server,
         BenchmarkServicer(Sessions(limits=Limits(hang_seconds=30.0))),
-        Settings(metrics_port=None),
+        Settings(port=0),
     )
-    settings = Settings(metrics_port=None, addresses={"benchmark": f"127.0.0.1:{bench.port}"})
+    settings = Settings(port=0, addresses={"benchmark": f"127.0.0.1:{bench.port}"})
     judge = service.start(
         "correctness",
         correctness_service_pb2_grpc.add_CorrectnessServiceServicer_to_server,

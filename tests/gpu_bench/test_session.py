@@ -73,11 +73,32 @@ def test_plan_zero_stays_within_the_limits_on_every_family(small: Any, session: 
     assert_honest(session.compare(program, small.compiled(program), ALL))
 
 
+def test_an_output_that_is_given_in_another_structure_is_none_of_the_modules(small: Any, session: Session) -> None:
+    program = small.kernel_program(small.softmax)
+    leaf, artifact = '[1, {"type": null, "context": null, "children_spec": []}]', small.compiled(program)
+    a_list = f'[1, {{"type": "builtins.list", "context": "null", "children_spec": [{leaf[4:-1]}]}}]'
+    for tree, leaves in ((a_list, []), (leaf, ["1.0"]), ("[]", [])):
+        program.output_tree, program.output_leaves[:] = tree, leaves
+        response = session.compare(program, artifact, [TASK])
+        assert "structure" in response.fault.detail
+        assert not response.comparisons
+    for tree in (f" {leaf}", ""):  # the same, written otherwise, and what goes without saying
+        program.output_tree, program.output_leaves[:] = tree, []
+        assert_honest(session.compare(program, artifact, [TASK]))
+
+
 def test_a_wrong_value_has_a_large_ratio_at_its_element(compare: Compare, small: Any) -> None:
     error = compare(small.softmax + "y[40] += 0.01f;").comparisons[0].outputs[0]
     assert error.max_ratio > 1000
     assert error.worst_index == 40
     assert error.worst_value - error.worst_truth == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_program_under_anothers_digest_is_not_taken_for_it(small: Any, session: Session) -> None:
+    right, wrong = small.kernel_program(small.softmax), small.kernel_program(small.softmax + "y[40] += 0.01f;")
+    assert_honest(session.compare(right, small.compiled(right), [TASK]))
+    wrong.digest = right.digest
+    assert session.compare(wrong, small.compiled(wrong), [TASK]).comparisons[0].outputs[0].worst_index == 40
 
 
 def test_one_unwritten_element_is_counted(compare: Compare, small: Any) -> None:

@@ -83,6 +83,7 @@ def measured(timed, small, program, tier):
     return timed.measure(timed.loaded.load_program(program, artifact), artifact, tier)
 
 
+@pytest.mark.usefixtures("short_finals")
 def test_a_final_times_the_other_steps_beside_frozen_parameters(timed, small):
     timing = measured(timed, small, a_program(small), timing_pb2.TIER_FINAL).timing
     kinds = [words.arm(arm.kind) for arm in timing.arms]
@@ -90,6 +91,7 @@ def test_a_final_times_the_other_steps_beside_frozen_parameters(timed, small):
     assert [step.name for step in timing.steps] == ["scale"]
 
 
+@pytest.mark.usefixtures("short_finals")
 def test_what_is_kept_follows_parameters_that_are_moved_before_inputs_are_drawn(timed, small, monkeypatch):
     """A final moves them ahead of its cold readings, whose outputs are looked at: stale ones would be wrong. What a
     prepared step can see then are inputs that no timed call gets."""

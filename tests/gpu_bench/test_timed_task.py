@@ -123,6 +123,7 @@ def test_a_program_that_runs_short_of_memory_is_timed_again_and_only_then_to_bla
     assert (again.fault.kind, again.HasField("timing")) == (kind, times == 1)
 
 
+@pytest.mark.usefixtures("short_finals")
 def test_a_program_gets_the_memory_of_graphs_before_it_is_to_blame(timed, small, monkeypatch):
     program = small.kernel_program(small.softmax)
     artifact = small.compiled(program)
@@ -156,6 +157,7 @@ def test_no_baseline_is_given_up_in_a_screening_or_for_another_want(timed, small
     assert timed.measure(loaded, artifact, tier).fault.kind == verdict_pb2.FAILURE_KIND_RESOURCE
 
 
+@pytest.mark.usefixtures("short_finals")
 def test_no_program_is_to_blame_for_a_baseline_that_runs_short_of_memory(timed, small, monkeypatch):
     def refuse(*_args, **_options):
         raise torch.OutOfMemoryError("tried to allocate 16.00 GiB")

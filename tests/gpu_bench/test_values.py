@@ -204,6 +204,38 @@ def test_a_family_that_the_reference_refuses_is_drawn_with_restraint(references:
         place.leaves(verdict_pb2.VALUE_FAMILY_LARGE)
 
 
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_floats_that_only_fit_one_another_are_moved_a_little(references: MakeDesk, *, is_complex: bool) -> None:
+    dtype = "torch.complex64" if is_complex else "torch.float32"
+    draw = f"torch.randn(40, 40, dtype={dtype})"
+    place = references(source("", "return torch.linalg.cholesky(x)",
+        f"[(lambda each: each @ each.mH + 40 * torch.eye(40))({draw})]"))  # fmt: skip
+    (own,) = place.judge._loaded.user.inputs(SEED)
+    (near,) = place.leaves(NORMAL)
+    size = float(own.abs().square().mean().sqrt())
+    moved = (near - own).abs()
+    assert bool((moved > 0).all())
+    assert 1e-4 * size < float(moved.mean()) < 1e-2 * size
+    (restraint,) = [each for each in place.report.learned.restraints if each.family == NORMAL]
+    assert (restraint.floats_near, restraint.floats_within, restraint.own_integers) == (True, False, False)
+
+
+def test_values_are_held_back_by_steps_and_no_farther() -> None:
+    learned, seen = judging_pb2.Learned(), []
+    while learning.restrain(learned, NORMAL):
+        (each,) = learned.restraints
+        seen.append((each.own_integers, each.floats_within, each.floats_near))
+    assert seen == [
+        (True, False, False),
+        (False, True, False),
+        (True, True, False),
+        (False, False, True),
+        (True, False, True),
+    ]
+    large = judging_pb2.Learned()
+    assert [learning.restrain(large, verdict_pb2.VALUE_FAMILY_LARGE) for _ in range(2)] == [True, False]
+
+
 def test_integers_that_only_fit_one_another_stay_as_the_task_draws_them(references: MakeDesk) -> None:
     coupled = source(
         "", "return torch.nn.functional.embedding(x, rest[0][: 20 + 10 * int(bool(0))])",

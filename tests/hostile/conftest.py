@@ -221,10 +221,6 @@ class Bench:
         """Time of a right program of the module: the least sample of a screening, for load only ever adds."""
         return least_ns(self.measured(module, self.honest(module)).timing)
 
-    def is_usual(self, module: hostile_tasks.Module, before_ns: float) -> bool:
-        """Whether such a program takes no more than twice what it took before; others may keep the machine busy."""
-        return any(self.usual_ns(module) < 2.0 * before_ns for _ in range(24))
-
     def warm(self, module: hostile_tasks.Module) -> None:
         """Makes sure that both workers of the module's session are there, and the compiler's."""
         if not module.honest:  # plan zero compiles nothing

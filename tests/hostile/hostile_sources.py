@@ -24,7 +24,7 @@ class Source:
     text: str
     file: str = "kernel.cpp"
     category: str = "compile"
-    seconds: float = 20.0
+    seconds: float = 60.0
 
 
 def _body(text: str, ahead: str = "") -> str:
@@ -89,6 +89,9 @@ extern "C" void run0(void* const* a) { many<800>(static_cast<float*>(a[1])); }
     Source("an indirect function", POLICY,
            'static void k(void* const*) {}\nextern "C" void* chosen() { return (void*)k; }\n'
            'extern "C" void run0(void* const*) __attribute__((ifunc("chosen")));\n'),
+    Source("an indirect function of its own", POLICY,
+           'typedef void (*F)(); static void one() {}\nextern "C" { static F chosen() { return one; } }\n'
+           'static void late() __attribute__((ifunc("chosen")));\n' + _body("late(); y[0] = x[0];")),
     Source("starts a shell", POLICY, _body('std::system("id");')),
     Source("reads the environment", POLICY, _body('if (std::getenv("HOME")) y[0] = x[0];')),
     Source("starts a thread", POLICY, _body("pthread_create(nullptr, nullptr, nullptr, nullptr);",
@@ -138,7 +141,7 @@ class Plan:
     words: str
     """Part of what has to be said."""
     category: str = "plan"
-    seconds: float = 20.0
+    seconds: float = 60.0
 
 
 def _library(program: candidate_pb2.Program, target: str, argument: str, result: str) -> None:
@@ -192,7 +195,7 @@ class BadModule:
     words: str
     """Part of what has to be said."""
     category: str = "input module"
-    seconds: float = 30.0
+    seconds: float = 60.0
     is_judged: bool = False
     """Only the judge can tell: the file itself is in order."""
 

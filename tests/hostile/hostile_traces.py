@@ -1,10 +1,11 @@
-"""What a case leaves behind: processes, temporary files, shared memory.
+"""What a case leaves behind: processes, temporary files, shared memory, work that goes on.
 
 The one idea: what there is before a case has to be all that there is after it, once what is ending has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -23,6 +24,8 @@ _PYTORCHS_CACHE = "torchinductor_"
 SETTLE_SECONDS = 20.0
 """For what is left behind to go away: a jail closes 1,500 processes in that time on a busy machine too."""
 _EQUAL_LOOKS = 5
+_REST_SECONDS, _MOST_WORK = 0.1, 0.2
+"""For how long processes are watched that have nothing to do, and the share of a processor that they may want then."""
 
 Footprint = tuple[Counter[str], int, frozenset[str]]
 """Descendants by name, number of temporary files, names of shared memory that no process holds."""
@@ -64,6 +67,32 @@ class Traces:
         while not _is_within(seen := self._look(), before) and time.monotonic() < end:
             time.sleep(0.02)
         assert _is_within(seen, before), f"{seen} instead of {before}; files: {sorted(os.listdir(self.place))}"
+
+    def assert_at_rest(self) -> None:
+        """Fails unless no descendant has work, once what is ending has ended; a busy machine changes nothing there."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while (work := _work()) > _MOST_WORK and time.monotonic() < end:
+            pass
+        assert work <= _MOST_WORK, f"with nothing to do, descendants want {work:.1f} processors"
+
+
+def _work() -> float:
+    """How many processors the descendants want: the time in which their threads run or wait for one, by the watch."""
+    begin, before = time.monotonic(), _wanted_ns()
+    time.sleep(_REST_SECONDS)
+    after, seconds = _wanted_ns(), time.monotonic() - begin
+    return sum(max(0, ns - before.get(thread, ns)) for thread, ns in after.items()) / (1e9 * seconds)
+
+
+def _wanted_ns() -> dict[str, int]:
+    """For each thread of a descendant the time that it has run or waited for a processor."""
+    wanted = {}
+    for process in jail_init.descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # one that ends in between
+            for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+                ran, waited, _ = file.read_text().split()
+                wanted[str(file)] = int(ran) + int(waited)
+    return wanted
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def test_a_probe_gets_out_where_there_is_no_jail(name: str, outside: doctor_atta
     finding = doctor_attack.run(probe, Rung.NONE, outside)
     assert not finding.held
     assert doctor_attack.exit_code([finding]) == 1
-    assert f"BROKEN on none: {name}" in doctor_attack.text([finding])
+    assert f"BROKEN on none: {name}" in "\n".join(doctor_attack.rows([finding]))
 
 
 def test_without_a_rung_there_is_nothing_to_attack() -> None:

@@ -107,7 +107,7 @@ def test_methods_that_nobody_serves_and_texts_of_users_make_no_series() -> None:
         "test-cardinality",
         optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server,
         Answering(),
-        Settings(drain_seconds=0.1, metrics_port=None),
+        Settings(port=0, drain_seconds=0.1),
     )
 
     def series() -> set[str]:

@@ -19,7 +19,6 @@ from orchestrator.archive import Archive
 from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, report
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
-from orchestrator.serving import local
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.hosting import Story
 from orchestrator.tasks import intake
@@ -27,6 +26,12 @@ from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import jail
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
+
+
+def served(*_: object, check: Callable[[], None] = lambda: None) -> contextlib.nullcontext[client.Serving]:
+    """In the place of services, where calls to them are replaced too."""
+    return contextlib.nullcontext(client.Serving(None, check))  # type: ignore[arg-type]
+
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -149,7 +154,7 @@ def test_every_search_takes_limits_of_tokens_and_of_time_on_the_device(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
-    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(client, "searching", served)
     monkeypatch.setattr(client, "create", create)
     monkeypatch.setattr(client, "follow", lambda *_, **__: done)
     monkeypatch.setattr(intake, "inspect", lambda task: task)
@@ -181,7 +186,7 @@ def test_ctrl_c_reaches_a_module_of_a_bench_that_is_still_in_intake(
 
     cancelled = run_pb2.Run(id="r", state=run_pb2.RUN_STATE_CANCELLED)
     (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
-    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(client, "searching", served)
     monkeypatch.setattr(directory_bench, "bench", benched)
     monkeypatch.setattr(intake, "inspect", inspect)
     monkeypatch.setattr(client, "create", create)
@@ -232,7 +237,7 @@ def test_a_bench_ends_with_the_error_of_a_service_that_has_ended(
     for name in "abc":
         (tmp_path / f"{name}.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
     failed = run_pb2.Run(id="r", state=run_pb2.RUN_STATE_FAILED, message="benchmark: gone")
-    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(client, "searching", served)
     monkeypatch.setattr(intake, "inspect", lambda task: task)
     monkeypatch.setattr(client, "create", create)
     monkeypatch.setattr(client, "follow", lambda *_, **__: failed)
@@ -240,7 +245,7 @@ def test_a_bench_ends_with_the_error_of_a_service_that_has_ended(
     code, out, _ = warpsmith(*arguments, capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out.split()[0], begun) == (3, "FAILED", ["a", "b", "c"])
     begun.clear()
-    monkeypatch.setattr(local, "check", gone)
+    monkeypatch.setattr(client, "searching", lambda *_: served(check=gone))
     code, out, err = warpsmith(*arguments, capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out, begun) == (3, "", ["a"])
     assert err.endswith("warpsmith: the benchmark service ended with code -9\n")
@@ -264,7 +269,7 @@ def test_a_bench_asked_for_something_else_searches_again(
 
     (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
     at_floor = run_pb2.Run(id="r", state=run_pb2.RUN_STATE_AT_FLOOR)
-    monkeypatch.setattr(client, "searching", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(client, "searching", served)
     monkeypatch.setattr(intake, "inspect", lambda task: task)
     monkeypatch.setattr(client, "create", create)
     monkeypatch.setattr(client, "follow", lambda *_, **__: at_floor)
@@ -318,6 +323,12 @@ def test_the_doctor_finds_this_machine_fit_to_run_tests(tmp_path: Path) -> None:
 def test_the_doctor_names_a_remedy_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "apt-get install g++" in doctor.compiler().fix
+    with monkeypatch.context() as elsewhere:
+        tmp_path.chmod(0o777)
+        elsewhere.setattr("tempfile.tempdir", str(tmp_path))
+        elsewhere.setattr(jail, "probe", jail.probe.__wrapped__)
+        assert (doctor.confinement().health, "TMPDIR" in doctor.confinement().fix) == (doctor.Health.BAD, True)
+        tmp_path.chmod(0o700)
     monkeypatch.setattr(doctor, "FREE_BYTES", 1 << 62)
     assert doctor.disk(tmp_path).health is doctor.Health.LIMITED
     monkeypatch.setattr(doctor, "driver_version", lambda: (12, 4))

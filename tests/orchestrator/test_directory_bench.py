@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from orchestrator import testing
 from orchestrator.commands import chosen, client, directory_bench, module_runs
 from orchestrator.commands.terminal import tell_line
 from orchestrator.tasks import intake
-from warpsmith.errors import BadInput, Infrastructure
+from warpsmith.errors import BadInput, Infrastructure, ServiceGone
 from warpsmith.v1 import run_pb2
 
 OPTIONS = {"target": "cpu", "precision": "tf32", directory_bench.BUDGET: 60.0, "plugins": []}
@@ -322,36 +324,103 @@ def test_several_gpus_are_for_services_of_the_command_itself(server: str, target
         chosen.gpus(2, server, target, tmp_path)
 
 
-def test_modules_go_where_the_fewest_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two GPUs: the first module is held until the others, one after the other at the second, have ended."""
-    at: dict[str, Any] = {}
-    cancelled: list[tuple[Any, str]] = []
-    begun, may_end = threading.Event(), threading.Event()
+@dataclass
+class Machines:
+    """Two GPUs' services, and the runs that they are asked for; a module called "held" ends when it may, or must."""
 
-    def create(orchestrator: Any, task: Any, *_: Any, **__: Any) -> run_pb2.Run:
-        at[task] = orchestrator
+    monkeypatch: pytest.MonkeyPatch
+    at: list[tuple[str, str]] = field(default_factory=list)
+    cancelled: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
+    begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+    end: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_FASTER
+
+    def runs(self) -> module_runs.ModuleRuns:
+        self.monkeypatch.setattr(module_runs.intake, "read", lambda request: request.subject)
+        self.monkeypatch.setattr(module_runs.intake, "inspect", lambda text: text)
+        for method in ("create", "follow", "cancel"):
+            self.monkeypatch.setattr(client, method, getattr(self, method))
+        progress = SimpleNamespace(expect=lambda _: None, take=lambda *_: None, note=self.notes.append)
+        serving = [client.Serving(name, partial(self.check, name)) for name in ("one", "other")]  # type: ignore[arg-type]
+        return module_runs.ModuleRuns(serving, run_pb2.Budget(), "cuda", "auto", False, "", False, progress)  # type: ignore[arg-type]
+
+    def check(self, name: str) -> None:
+        if name in self.gone:
+            raise Infrastructure(f"the benchmark service of {name} ended")
+
+    def create(self, orchestrator: Any, task: Any, *_: Any, **__: Any) -> run_pb2.Run:
+        self.at.append((task, orchestrator))
         return run_pb2.Run(id=task)
 
-    def follow(_: Any, identifier: str, __: Any) -> run_pb2.Run:
-        if identifier == "held":
-            begun.set()
-            assert may_end.wait(10)
-        return run_pb2.Run(id=identifier)
+    def follow(self, orchestrator: str, identifier: str, _: Any) -> run_pb2.Run:
+        if identifier != "held" or orchestrator != "one":
+            return run_pb2.Run(id=identifier, state=run_pb2.RUN_STATE_FASTER)
+        self.begun.set()
+        assert self.may_end.wait(10)
+        if self.end == run_pb2.RUN_STATE_UNSPECIFIED:
+            raise ServiceGone("the connection broke")
+        return run_pb2.Run(id=identifier, state=self.end)
 
-    monkeypatch.setattr(module_runs.intake, "read", lambda request: request.subject)
-    monkeypatch.setattr(module_runs.intake, "inspect", lambda text: text)
-    monkeypatch.setattr(client, "create", create)
-    monkeypatch.setattr(client, "follow", follow)
-    monkeypatch.setattr(client, "cancel", lambda orchestrator, identifier: cancelled.append((orchestrator, identifier)))
-    progress = SimpleNamespace(expect=lambda _: None, take=lambda *_: None, note=lambda _: None)
-    made = module_runs.ModuleRuns(["one", "other"], run_pb2.Budget(), "cuda", "auto", False, "", False, progress)  # type: ignore[list-item, arg-type]
+    def cancel(self, orchestrator: str, identifier: str) -> None:
+        self.cancelled.append((orchestrator, identifier))
+        self.may_end.set()
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return Machines(monkeypatch)
+
+
+def test_modules_go_where_the_fewest_are(machines: Machines) -> None:
+    """The first module is held until the others, one after the other at the second GPU, have ended."""
+    made = machines.runs()
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(made.optimise, Path("held"), 1.0)
-        assert begun.wait(10)
+        assert machines.begun.wait(10)
         for name in ("second", "third"):
             made.optimise(Path(name), 1.0)
         made.stop()
-        may_end.set()
         assert held.result().id == "held"
-    assert at == {"held": "one", "second": "other", "third": "other"}
-    assert cancelled == [("one", "held")]
+    assert machines.at == [("held", "one"), ("second", "other"), ("third", "other")]
+    assert machines.cancelled == [("one", "held")]
+
+
+@pytest.mark.parametrize("end", [run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_UNSPECIFIED])
+def test_what_a_gpu_was_at_whose_services_ended_goes_to_another(
+    machines: Machines, end: run_pb2.RunState.ValueType
+) -> None:
+    """Whether its orchestrator lives and says that the run came to nothing, or is gone with its connection."""
+    made, machines.end = machines.runs(), end
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(made.optimise, Path("held"), 1.0)
+        assert machines.begun.wait(10)
+        made.check()
+        machines.gone.add("one")
+        made.check()
+        assert held.result().state == run_pb2.RUN_STATE_FASTER
+        made.optimise(Path("next"), 1.0)
+    assert machines.at == [("held", "one"), ("held", "other"), ("next", "other")]
+    assert machines.notes == ["the benchmark service of one ended; its modules go to the other GPUs"]
+    machines.gone.add("other")
+    with pytest.raises(Infrastructure, match="of other ended"):
+        made.check()
+
+
+def test_a_result_that_came_before_its_services_ended_stays(machines: Machines) -> None:
+    made = machines.runs()
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(made.optimise, Path("held"), 1.0)
+        assert machines.begun.wait(10)
+        machines.gone.add("one")
+        made.check()
+        assert held.result().state == run_pb2.RUN_STATE_FASTER
+    assert machines.at == [("held", "one")]
+
+
+def test_a_fault_of_services_that_live_is_told(machines: Machines) -> None:
+    made, machines.end = machines.runs(), run_pb2.RUN_STATE_UNSPECIFIED
+    machines.may_end.set()
+    with pytest.raises(ServiceGone):
+        made.optimise(Path("held"), 1.0)

@@ -19,7 +19,7 @@ from orchestrator.exports.carried import gradient, guard
 from orchestrator.exports.export_kernelbench import KernelBenchExporter, inline_headers, refusals
 from orchestrator.exports.export_module import ModuleExporter
 from warpsmith.errors import BadInput, NotFound
-from warpsmith.processor_flags import FLAGS
+from warpsmith.processor_flags import FLAGS, LINKED
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2, timing_pb2
 
 MODULE = '''
@@ -149,7 +149,7 @@ def test_the_exported_module_gives_the_modules_results_and_falls_back(tmp_path: 
     exported = ModuleExporter().export(_run(task_pb2.TARGET_CPU, KERNEL))
     assert exported.file_name == "scale_warpsmith.py"
     (tmp_path / exported.file_name).write_text(exported.text)
-    assert f"_WsKernels(_WS_SOURCES, {list(FLAGS)!r})" in exported.text  # compiled as what was measured
+    assert f"(_WS_SOURCES, {list(FLAGS)!r}, {list(LINKED)!r}, _ws_require)" in exported.text  # as what was measured
     environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     check = CHECK.format(directory=str(tmp_path), module="scale_warpsmith", device="cpu", calls=4)
     subprocess.run([sys.executable, "-c", check], check=True, env=environment)

@@ -47,7 +47,7 @@ def serving(archive: Archive, world: testing.World) -> Iterator[client.Optimizat
 
     servicer = OptimizationServicer(RunHost(archive, make_run))
     add = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server
-    server = service.start("orchestrator", add, servicer, Settings(metrics_port=None))
+    server = service.start("orchestrator", add, servicer, Settings(port=0))
     try:
         yield orchestrator_at(f"127.0.0.1:{server.port}")
     finally:
@@ -240,7 +240,7 @@ def test_watchers_that_left_a_run_in_which_nothing_happens_hold_no_thread(archiv
 
     servicer = OptimizationServicer(RunHost(archive, make_run))
     add = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server
-    server = service.start("orchestrator", add, servicer, Settings(metrics_port=None, thread_count=4))
+    server = service.start("orchestrator", add, servicer, Settings(port=0, thread_count=4))
     try:
         orchestrator = orchestrator_at(f"127.0.0.1:{server.port}")
         run = client.create(orchestrator, testing.task(), BUDGET)

@@ -96,7 +96,7 @@ def test_a_solution_is_an_artifact_that_is_its_text(tmp_path: Path) -> None:
     assert (found.exit_code, judge.as_json(found)["speedup_fastest"]["median"]) == (0, 1.5)
     assert {each.format for each in services.artifacts} == {artifact_pb2.BINARY_FORMAT_PYTHON_MODULE}
     assert b"ModelNew" in services.artifacts[0].content
-    assert "faster: 1.50x [1.40, 1.60] against eager" in judge.text(found)
+    assert "faster: 1.50x [1.40, 1.60] against eager" in "\n".join(judge.rows(found))
 
 
 def test_a_failure_has_its_kind_and_exit_code_1(tmp_path: Path) -> None:

@@ -116,15 +116,6 @@ def test_a_service_that_ends_is_noticed(tmp_path: Path, modules: dict[str, str])
             check_for(services.check, 20)
 
 
-def test_whoever_keeps_services_up_can_ask_for_all_of_this_process(tmp_path: Path, modules: dict[str, str]) -> None:
-    with LocalServices(tmp_path / "runs", modules=modules):
-        local.check()
-        os.kill(pids(tmp_path)[0], signal.SIGKILL)
-        with pytest.raises(Infrastructure, match="benchmark service ended with code -9"):
-            check_for(local.check, 20)
-    local.check()
-
-
 @pytest.mark.usefixtures("modules")
 def test_commands_that_share_a_runs_directory_leave_each_other_alone(tmp_path: Path) -> None:
     runs, modules = tmp_path / "runs", {"orchestrator": "good"}

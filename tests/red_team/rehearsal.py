@@ -10,7 +10,10 @@ import os
 import signal
 import sys
 import traceback
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,8 +65,17 @@ def calls(text: str, reference: Reference) -> None:
             module(*sets[number // 2 % 3])
 
 
-def fault(text: str, reference: Reference) -> str:
-    """What went wrong in a process of its own; empty where nothing did."""
+@dataclass(frozen=True)
+class Begun:
+    """An attack whose calls are made in a process of its own."""
+
+    name: str
+    child: int
+    out: int
+
+
+def begun(name: str, text: str, reference: Reference) -> Begun:
+    """Begins with the calls of an attack."""
     out, into = os.pipe()
     if (child := os.fork()) == 0:
         os.setsid()
@@ -76,31 +88,47 @@ def fault(text: str, reference: Reference) -> str:
         os.write(into, told.encode()[:4000])
         os.kill(0, signal.SIGKILL)  # with what it started
     os.close(into)
-    _, status = os.waitpid(child, 0)
-    os.set_blocking(out, False)
+    return Begun(name, child, out)
+
+
+def fault(attack: Begun) -> str:
+    """What went wrong, once it has ended; empty where nothing did."""
+    _, status = os.waitpid(attack.child, 0)
+    os.set_blocking(attack.out, False)
     try:
-        told = os.read(out, 4000).decode()
+        told = os.read(attack.out, 4000).decode()
     except BlockingIOError:
         told = f"ended by itself: {status}"
-    os.close(out)
+    os.close(attack.out)
     return "" if DONE in told else told
 
 
-def inside() -> int:
-    """Prints each part that fails; 1 where one does. For a process that is in the jail."""
-    torch.set_num_threads(1)
-    count, bad = 0, 0
+def all_begun() -> Iterator[Begun]:
+    """Each part, with each of its numbers, on two references."""
     for chosen in parts():
         for number in next((part.numbers for part in chosen if part.numbers), ()) or (None,):
-            count += 1
             here = tuple(part if number is None else part.with_number(number) for part in chosen)
+            name = next((part.name for part in here if part not in (BLAND, NEVER, AFTER_TEN, MEMO)), "the memo")
             for reference in (REFERENCES[4], REFERENCES[6]):
-                if told := fault(composed(here, reference, "cpu"), reference):
-                    bad += 1
-                    name = next((part.name for part in here if part not in (BLAND, NEVER, AFTER_TEN, MEMO)), "the memo")
-                    print(f"{name} on {reference.name}: {told}", flush=True)
-                    break
-    print(f"{count} parts, {bad} that fail")
+                yield begun(f"{name} on {reference.name}", composed(here, reference, "cpu"), reference)
+
+
+def inside() -> int:
+    """Prints each attack that fails; 1 where one does. For a process that is in the jail."""
+    torch.set_num_threads(1)
+    count, bad = 0, 0
+    running: deque[Begun] = deque()
+    attacks = all_begun()
+    while True:
+        running.extend(islice(attacks, len(os.sched_getaffinity(0)) - len(running)))
+        if not running:
+            break
+        attack = running.popleft()
+        count += 1
+        if told := fault(attack):
+            bad += 1
+            print(f"{attack.name}: {told}", flush=True)
+    print(f"{count} attacks of one part, {bad} that fail")
     return bad > 0
 
 

@@ -85,6 +85,26 @@ MODULES = {
     ),
     "complex outputs": source("", "return torch.fft.rfft(x)"),
     "complex numbers on the way": source("", "return torch.fft.irfft(torch.fft.rfft(x) * 2)"),
+    "a complex factor": source("", "return (torch.fft.fft(x) * (0.5 + 2j)).abs()"),
+    "weights of 8-bit floats": source(
+        "self.register_buffer('w', torch.randn(32, 8).to(torch.float8_e4m3fn))",
+        "return x @ (self.w.to(x.dtype) * 0.5)",
+    ),
+    "arguments by name only": source("", "return x * 2", MATRIX)
+    .replace("*rest):", "*, scale, negate=True):")
+    .replace("return x * 2", "return (-x if negate else x) * scale")
+    .replace(f"return {MATRIX}", "return {'x': torch.rand(16, 32), 'scale': torch.rand(32)}"),
+    "what a mask picks": source("", "return x[x > 0.5].sum() * x"),
+    "what a mask picks, written in place": source("", "y = x.clone()\ny[x > 0.5] = y[x > 0.5] * 0.1\nreturn y + x"),
+    "rows to two experts": source(
+        "self.a, self.b = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)",
+        "chosen = x[:, 0] > x[:, 1]\ny = torch.zeros_like(x)\n"
+        "for rows, expert in ((torch.where(chosen)[0], self.a), (torch.where(~chosen)[0], self.b)):\n"
+        "    y.index_add_(0, rows, expert(x[rows]))\nreturn y",
+    ),
+    "a number that a call has to know": source(
+        "", "return x.roll(rest[0].item(), 1) * x[:, : rest[0].item()].amax()", "[torch.rand(16, 32), torch.tensor(5)]"
+    ),
     "complex parameters": source(
         "self.w = torch.nn.Parameter(torch.randn(32, dtype=torch.complex128))", "return x * self.w"
     ),

@@ -304,7 +304,7 @@ def served(
     add: Callable[[Any, grpc.Server], None], servicer: Any, stub: Callable[[grpc.Channel], Any]
 ) -> Iterator[Any]:
     """A stub for a server of our own."""
-    running = service.start("test", add, servicer, Settings(drain_seconds=0.1))
+    running = service.start("test", add, servicer, Settings(port=0, drain_seconds=0.1))
     try:
         yield service.dial(stub, f"127.0.0.1:{running.port}")
     finally:

@@ -370,7 +370,7 @@ def test_a_file_cannot_grow_past_its_limit(rung: Rung) -> None:
 
 
 @on_every_rung
-@pytest.mark.parametrize("how", ["many", "removed", "closed"])
+@pytest.mark.parametrize("how", ["many", "removed", "closed", "nested"])
 def test_folders_of_the_machine_cannot_be_filled(rung: Rung, how: str, tmp_path: Path) -> None:
     place = tmp_path / "cache"
     place.mkdir()
@@ -379,6 +379,10 @@ def test_folders_of_the_machine_cannot_be_filled(rung: Rung, how: str, tmp_path:
 import os, time
 place = os.path.join({str(place)!r}, "in")
 os.mkdir(place, {0o311 if how == "closed" else 0o755})
+for _ in range(30 if {how!r} == "nested" else 0):
+    os.chdir(place)
+    place = "n" * 200
+    os.mkdir(place)
 kept = []
 for number in range(64):
     kept.append(open(os.path.join(place, str(number)), "wb"))

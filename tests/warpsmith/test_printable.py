@@ -35,6 +35,14 @@ def test_a_line_stays_one_line() -> None:
     assert printable.line("a\nwarpsmith: PASS\r\x0b\x85b\u2028c") == "a warpsmith: PASS\\r\\x0b\\x85b\\u2028c"
 
 
+def test_a_row_keeps_its_columns_and_stays_one_line() -> None:
+    assert printable.row("ok      disk\nwarpsmith: PASS\r\tx") == "ok      disk warpsmith: PASS\\r x"
+
+
+def test_only_the_first_line_of_a_block_begins_at_the_margin() -> None:
+    assert printable.block("x\r\nwarpsmith: PASS\n\u2028y") == "x\n    warpsmith: PASS\n    \\u2028y"
+
+
 def test_a_quotation_is_marked_and_cannot_end_itself() -> None:
     assert printable.quotation("fast” PASS “x") == '“fast" PASS "x”'
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import os
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 from prometheus_client import REGISTRY
 
+from orchestrator.serving import local
 from warpsmith import service
 from warpsmith.errors import BadInput, NotFound, ServiceFault
 from warpsmith.models.model_turn import counting, took
@@ -76,7 +82,10 @@ class Scripted(api_grpc.OptimizationServiceServicer):
 @pytest.fixture
 def serving() -> Iterator[service.Serving]:
     running = service.start(
-        "test", api_grpc.add_OptimizationServiceServicer_to_server, Scripted(), Settings(drain_seconds=0.1)
+        "test",
+        api_grpc.add_OptimizationServiceServicer_to_server,
+        Scripted(),
+        Settings(port=0, metrics_port=0, drain_seconds=0.1),
     )
     yield running
     running.stop()
@@ -154,6 +163,59 @@ def test_a_malformed_setting_names_its_variable() -> None:
         read({"WARPSMITH_PORT": "many"})
 
 
+def test_without_settings_no_port_is_opened() -> None:
+    assert (Settings().port, Settings().health_port, Settings().metrics_port) == (None, None, None)
+    found = read({})
+    assert (found.port, found.health_port, found.metrics_port) == (None, None, None)
+    named = read({"WARPSMITH_PORT": "0", "WARPSMITH_METRICS_PORT": "9090"})
+    assert (named.port, named.metrics_port) == (0, 9090)
+
+
+@pytest.mark.parametrize("module", sorted(local.MODULES.values()))
+def test_a_service_that_was_told_no_place_does_not_start_and_says_what_to_set(module: str, tmp_path: Path) -> None:
+    own = {name: text for name, text in os.environ.items() if not name.startswith("WARPSMITH_")}
+    own |= {f"WARPSMITH_{peer.upper()}_ADDRESS": "127.0.0.1:1" for peer in local.PEERS["orchestrator"]}
+    own |= {"WARPSMITH_RUNS": str(tmp_path / "runs"), "WARPSMITH_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", module], env=own, capture_output=True, text=True, timeout=60, check=False
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert "nowhere to listen: set WARPSMITH_SOCKET to a path" in last
+    assert "WARPSMITH_PORT" in last
+
+
+def test_a_service_at_a_socket_alone_listens_at_no_port(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    before = _ports()
+    running = service.start(
+        "test",
+        api_grpc.add_OptimizationServiceServicer_to_server,
+        Scripted(),
+        replace(read({"WARPSMITH_SOCKET": str(tmp_path / "s")}), drain_seconds=0.1),
+    )
+    try:
+        assert (running.port, running.metrics_port, _ports() - before) == (0, None, set())
+        assert service.wait_until_healthy(f"unix:{tmp_path / 's'}", 5)
+    finally:
+        running.stop()
+
+
+def _ports() -> set[str]:
+    """Sockets of this process that listen at a port."""
+    listening = {
+        row.split()[9]
+        for table in ("tcp", "tcp6")
+        for row in Path("/proc/net", table).read_text().splitlines()[1:]
+        if row.split()[3] == "0A"
+    }
+    own = set()
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            own.add(os.readlink(f"/proc/self/fd/{each}"))
+    return {number for number in listening if f"socket:[{number}]" in own}
+
+
 def test_a_missing_address_names_the_variable_to_set() -> None:
     with pytest.raises(BadInput, match="WARPSMITH_BENCHMARK_ADDRESS"):
         read({}).address("benchmark")
@@ -195,7 +257,7 @@ def ageing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[service.Serving, S
     monkeypatch.setattr(service, "CONNECTION_AGE_MS", 200)
     servicer = Scripted()
     add = api_grpc.add_OptimizationServiceServicer_to_server
-    running = service.start("test", add, servicer, Settings(drain_seconds=0.1, metrics_port=None))
+    running = service.start("test", add, servicer, Settings(port=0, drain_seconds=0.1))
     yield running, servicer
     running.stop()
 
@@ -253,7 +315,7 @@ def test_a_replica_that_is_added_gets_calls(monkeypatch: pytest.MonkeyPatch) -> 
     first, second = Scripted(), Scripted()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = Settings(host="127.0.0.1", port=port, drain_seconds=0.1, metrics_port=None)
+    settings = Settings(host="127.0.0.1", port=port, drain_seconds=0.1)
     addresses = ["127.0.0.1"]
     running = [service.start("test", add, first, settings)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as names:
@@ -303,7 +365,7 @@ def test_an_answer_for_which_time_ran_out_is_counted_so(serving: service.Serving
 
 def test_calls_under_way_and_those_that_wait_for_a_thread_are_seen() -> None:
     add = api_grpc.add_OptimizationServiceServicer_to_server
-    settings = Settings(drain_seconds=3.0, metrics_port=None, thread_count=2)
+    settings = Settings(port=0, drain_seconds=3.0, thread_count=2)
     servicer = Scripted()
     servicer.may_create.clear()
     running = service.start("test", add, servicer, settings)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 from warpsmith.errors import BadInput
+from warpsmith.graphs.capture import capture
 from warpsmith.graphs.task_module import load
 from warpsmith.v1 import task_pb2
 
@@ -109,13 +111,44 @@ def test_inputs_by_name_go_to_their_places_in_forward(tmp_path: Path, given: str
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("{'ids': torch.ones(2), 'only': torch.ones(2)}", "forward takes only by name only"),
+        ("{'ids': torch.ones(2), 'only': torch.ones(2)}", r"names only, which forward takes in or behind \*rest, and"),
         ("{'mask': torch.ones(2)}", r"get_inputs\(\) gives no ids, which forward needs"),
     ],
 )
 def test_inputs_by_name_that_have_no_place_are_named(tmp_path: Path, given: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         load(task_of(BY_NAME.replace("{given}", given)), tmp_path).inputs(seed=1)
+
+
+BY_NAME_ONLY = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+    def forward(self, x, scale=2.0, *, shift, mask=None, negate=False):
+        y = self.weight * x * scale + shift
+        y = y if mask is None else y * mask
+        return -y if negate else y
+
+def get_inputs():
+    return {"negate": True, "x": torch.ones(2), "shift": torch.full((2,), 3.0)}
+"""
+
+
+def test_what_forward_takes_by_name_only_comes_last(tmp_path: Path) -> None:
+    loaded = load(task_of(BY_NAME_ONLY), tmp_path)
+    args = loaded.inputs(seed=1)
+    assert [type(argument) for argument in args] == [torch.Tensor, float, torch.Tensor, type(None), bool]
+    built = loaded.build()
+    assert torch.equal(built(*args), torch.full((2,), -5.0))
+    copied = copy.deepcopy(built)
+    with torch.no_grad():
+        copied.weight.fill_(0.0)
+    assert torch.equal(copied(*args), torch.full((2,), -3.0))
+    assert torch.equal(built(*args), torch.full((2,), -5.0))
+    assert (type(built).__name__, type(built).__module__) == ("Model", type(built).__mro__[1].__module__)
 
 
 def test_a_file_without_the_class_says_so(tmp_path: Path) -> None:
@@ -168,3 +201,30 @@ def test_bad_inputs_are_named(tmp_path: Path, text: str, message: str) -> None:
 def test_bad_constructors_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         load(task_of(text), tmp_path).build()
+
+
+REGISTERED = """
+import torch
+from dataclasses import dataclass
+
+@dataclass
+class Out:
+    a: torch.Tensor
+    b: torch.Tensor
+
+torch.export.register_dataclass(Out)
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return Out(x + 1, x * 2)
+
+def get_inputs():
+    return [torch.ones(2)]
+"""
+
+
+def test_a_class_that_the_file_registers_by_itself_has_a_name_in_the_outputs_structure(tmp_path: Path) -> None:
+    loaded = load(task_of(REGISTERED), tmp_path)
+    graph = capture(loaded.build(), loaded.inputs(seed=1))
+    assert ".Out" in graph.output_tree
+    assert len(graph.outputs) == 2

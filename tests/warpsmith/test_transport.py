@@ -42,7 +42,7 @@ def authority() -> Authority:
 @pytest.fixture
 def serving(authority: Authority, tmp_path: Path) -> Iterator[service.Serving]:
     settings = Settings(
-        drain_seconds=0.1, health_port=0, metrics_port=None, tls=authority.issue(tmp_path / "server", "orchestrator")
+        port=0, drain_seconds=0.1, health_port=0, tls=authority.issue(tmp_path / "server", "orchestrator")
     )
     running = service.start("test", api_grpc.add_OptimizationServiceServicer_to_server, Answering(), settings)
     yield running
@@ -117,7 +117,7 @@ def test_the_health_port_stays_plain_text(authority: Authority, tmp_path: Path) 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = Settings(health_port=port, metrics_port=None, tls=authority.issue(tmp_path / "server", "orchestrator"))
+    settings = Settings(port=0, health_port=port, tls=authority.issue(tmp_path / "server", "orchestrator"))
     running = service.start("test", api_grpc.add_OptimizationServiceServicer_to_server, Answering(), settings)
     try:
         assert service.wait_until_healthy(f"127.0.0.1:{port}", 5)

@@ -158,6 +158,18 @@ def test_an_exceptions_text_is_cleaned_and_cut(start_one: Start) -> None:
     assert len(caught.value.trace) < 10_000
 
 
+def test_an_error_from_inside_is_one_line(start_one: Start) -> None:
+    worker = start_one()
+    with pytest.raises(BadInput) as refused:
+        worker.call("refuse", StringValue(value="this\nwarpsmith: PASS\r\u2028x"), StringValue, 5.0)
+    assert str(refused.value) == "cannot use this warpsmith: PASS\\r\\u2028x"
+    with pytest.raises(WorkerRaised) as raised:
+        evaluate(
+            worker, "raise type('Mean\\nwarpsmith: PASS', (Exception,), {'__module__': 'm'})('x\\nwarpsmith: PASS')"
+        )
+    assert str(raised.value) == "evaluate: Mean warpsmith: PASS: x warpsmith: PASS"
+
+
 def test_an_exception_that_cannot_be_printed_is_still_reported(start_one: Start) -> None:
     code = "class Mean(Exception):\n    def __str__(self): raise self\nraise Mean"
     with pytest.raises(WorkerRaised, match="cannot be printed"):

@@ -1,11 +1,14 @@
 """Builds and calls CPU kernels: one g++ run at the first call, kept in the user's cache directory by content."""
 
+import contextlib
 import ctypes
 import functools
+import grp
 import hashlib
 import mmap
 import os
 import pathlib
+import pwd
 import shutil
 import stat
 import subprocess
@@ -17,10 +20,11 @@ import torch
 
 
 class _WsKernels:
-    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled, with `flags`."""
+    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled, with `flags`, and
+    linked with those in `linked`; `require` refuses what came of it, by assembly and library."""
 
-    def __init__(self, sources, flags):
-        self._sources, self._flags = sources, flags
+    def __init__(self, sources, flags, linked, require):
+        self._sources, self._flags, self._linked, self._require = sources, flags, linked, require
         self._library = None
 
     def launch(self, entry, *tensors):
@@ -34,40 +38,101 @@ class _WsKernels:
         # One thread pool for PyTorch and for us: the OpenMP that PyTorch brought serves both.
         for library in (pathlib.Path(torch.__file__).parent / "lib").glob("libgomp*"):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(self._build()))
-
-    def _build(self):
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             raise RuntimeError("this kernel needs a C++ compiler: install g++, or set CXX")
-        parts = [compiler, _ws_processor(), *self._flags, *self._sources, *self._sources.values()]
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "warpsmith"
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _ws_is_own(cache):  # a user who can write there could run code here
-            cache = pathlib.Path(tempfile.mkdtemp(prefix="warpsmith-"))
-        library = cache / f"{key}.so"
-        if not _ws_is_own(library):
-            with tempfile.TemporaryDirectory(dir=cache) as directory:
-                for name, text in self._sources.items():
-                    (pathlib.Path(directory) / name).write_text(text)
-                command = [compiler, *self._flags, "-c", next(iter(self._sources)), "-o", "kernel.o"]
-                subprocess.run(command, cwd=directory, check=True)
-                # Linked without libgomp on purpose: see _load.
-                link = [compiler, "-shared", "kernel.o", "-o", "kernel.so"]
-                subprocess.run(link, cwd=directory, check=True)
-                os.replace(pathlib.Path(directory) / "kernel.so", library)
-        return library
+        parts = [compiler, _ws_processor(), *self._flags, *self._linked, *self._sources, *self._sources.values()]
+        name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
+        folder, place = _ws_folder()
+        try:
+            if not _ws_is_own_file(folder, name):
+                self._build(compiler, place, name)
+                if not _ws_is_own_file(folder, name):
+                    raise RuntimeError(f"{name}: is not what was built")
+            # By the folder's descriptor: by the file's, dlopen takes the number for the name of what it loads, and
+            # gives what it once loaded by that number.
+            return ctypes.CDLL(os.path.join(place, name))
+        finally:
+            os.close(folder)
+
+    def _build(self, compiler, place, name):
+        with tempfile.TemporaryDirectory(dir=place) as directory:
+            for source, text in self._sources.items():
+                descriptor = os.open(os.path.join(directory, source), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+            compile_it = [compiler, *self._flags, "-S", "-o", "kernel.s", "-x", "c++", next(iter(self._sources))]
+            for command in (compile_it, [compiler, *self._linked, "kernel.s", "-o", "kernel.so"]):
+                subprocess.run(command, cwd=directory, check=True, umask=0o077)
+            made = pathlib.Path(directory)
+            self._require((made / "kernel.s").read_text(errors="replace"), (made / "kernel.so").read_bytes())
+            os.replace(made / "kernel.so", os.path.join(place, name))
 
 
-def _ws_is_own(path):
-    """Whether a path is there, is no link, and no other user could have changed what it holds."""
+def _ws_folder():
+    """A folder that no other user can change, in the user's cache or else a new one: open, and a path by its
+    descriptor, which stays that folder whatever has its name by now."""
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    place = _ws_own_folder(pathlib.Path(home) / "warpsmith") or tempfile.mkdtemp(prefix="warpsmith-")
+    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(folder)
+    if found.st_uid != os.geteuid() or not _ws_is_ours(place, found):
+        os.close(folder)
+        raise RuntimeError(f"{place}: another user could change it; set XDG_CACHE_HOME to a folder of your own")
+    by_descriptor = f"/proc/self/fd/{folder}"
+    return folder, by_descriptor if os.path.exists(by_descriptor) else str(place)
+
+
+def _ws_own_folder(path):
+    """The real path of a folder, made for us alone where it is missing; None where another user could change it.
+
+    Whoever can write to a folder on the way can put another in its place: each is looked at, from the root on.
+    """
+    place = pathlib.Path(os.path.realpath(path))
     try:
-        found = os.lstat(path)
-    except FileNotFoundError:
+        for each in (*reversed(place.parents), place):
+            if not os.path.lexists(each):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(each, 0o700)
+            found = os.lstat(each)
+            is_kept = found.st_mode & stat.S_ISVTX and _ws_is_owned(found)  # what is ours stays in a sticky folder
+            if not stat.S_ISDIR(found.st_mode) or not (is_kept or _ws_is_ours(each, found)):
+                return None
+    except OSError:
+        return None
+    return place if found.st_uid == os.geteuid() and _ws_is_ours(place, found) else None
+
+
+def _ws_is_owned(found):
+    return found.st_uid in (0, os.geteuid())
+
+
+def _ws_is_ours(path, found):
+    """Whether it belongs to us or root, and only they may write to it, or a group that is ours alone."""
+    if not _ws_is_owned(found) or found.st_mode & stat.S_IWOTH:
         return False
-    others = stat.S_IWOTH if found.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP
-    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & others
+    if not found.st_mode & stat.S_IWGRP:
+        return True
+    try:
+        own, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(found.st_gid)
+        is_listed = hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(path)
+    except (KeyError, OSError):
+        return False
+    return group.gr_name in (own, "root") and not set(group.gr_mem) - {own, "root"} and not is_listed
+
+
+def _ws_is_own_file(folder, name):
+    """Whether an open folder holds a file that we made and that no other user could have changed."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(file)
+    finally:
+        os.close(file)
+    is_private = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+    return is_private and stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def _ws_processor():

@@ -20,6 +20,9 @@ class _WsGuard:
     def __init__(self, reference, arguments, *, device, leaves, members, by_mode, capability, units):
         self._signature = inspect.signature(reference)
         self._forward = inspect.signature(reference.forward)
+        parameters = list(self._forward.parameters.values())[1:]
+        self._by_name = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+        self._places = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
         self._arguments = self._bound(*((), arguments) if isinstance(arguments, dict) else (arguments, {}))
         self._device = device
         self._pattern = [torch.Tensor if len(leaf) == 3 else (type(leaf[0]), leaf[0]) for leaf in leaves]
@@ -41,6 +44,8 @@ class _WsGuard:
         if kwargs:
             bound = self._forward.bind(module, *args, **kwargs)
             args, kwargs = bound.args[1:], bound.kwargs
+            if len(args) == self._places and tuple(kwargs) == self._by_name[: len(kwargs)]:
+                args, kwargs = (*args, *kwargs.values()), {}
         for value in args:
             if isinstance(value, (tuple, list, dict)):
                 args = torch.utils._pytree.tree_leaves(args)

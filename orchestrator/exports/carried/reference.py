@@ -1,6 +1,8 @@
 """Imports the sources that an export carries as modules of a package of their own."""
 
 import builtins
+import dataclasses
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -55,3 +57,13 @@ def _ws_original(package, sources, entry, class_name):
         sys.meta_path.insert(0, _WsEmbedded(package, {**sources, "__entry__.py": sources[entry]}))
     original = importlib.import_module(f"{package}.__entry__")
     return getattr(original, class_name), getattr(original, "get_init_inputs", tuple)()
+
+
+@functools.cache
+def _ws_class(reference, name):
+    """A class that the original forward returns, by its name in the file: a dataclass or a named tuple."""
+    kind = reference.forward.__globals__[name]
+    is_named = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+    if not is_named and not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise TypeError(f"{name} is no dataclass or named tuple")
+    return kind

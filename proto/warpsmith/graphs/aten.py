@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
-from warpsmith.program_steps import tensor_names
+from warpsmith.program_steps import BLOCK, tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 Lookup = Callable[[str], torch.Tensor]
@@ -56,6 +56,16 @@ _MASKING: Final = frozenset({
 
 # What is not written may hold the answer of an earlier call.
 _UNWRITTEN: Final = ("empty", "new_empty", "_empty")
+
+# The result is the argument itself.
+IDENTITIES: Final = frozenset({"detach", "detach_", "lift_fresh", "alias", "requires_grad_"})
+
+# Uninitialised memory becomes zeros: any content is a right answer, and this one repeats.
+INITIALISED: Final = {
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
 
 _WIDENED: Final = {
     torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
@@ -145,6 +155,8 @@ def encode(value: object, name_of: Callable[[Any], str | None]) -> tensor_pb2.Va
             return tensor_pb2.Value(integer=value)
         case float():
             return tensor_pb2.Value(real=value)
+        case complex():
+            return tensor_pb2.Value(complex=tensor_pb2.ComplexNumber(real=value.real, imaginary=value.imag))
         case str():
             return tensor_pb2.Value(text=value)
         case torch.dtype():
@@ -168,6 +180,8 @@ def decode(value: tensor_pb2.Value, lookup: Lookup, device: torch.device | None 
             return value.integer
         case "real":
             return value.real
+        case "complex":
+            return complex(value.complex.real, value.complex.imaginary)
         case "boolean":
             return value.boolean
         case "text":
@@ -373,7 +387,7 @@ def _call_widened(
     read: Read,
 ) -> list[torch.Tensor | None]:
     overload = resolve(node.target)
-    narrow = node.target in _BITWISE or node.random or is_outside(node.target)
+    narrow = node.target in _BITWISE or node.random or (is_outside(node.target) and node.target != BLOCK)
     narrowed: dict[str, torch.Tensor] = {}
 
     def lookup(name: str) -> torch.Tensor:
@@ -388,8 +402,9 @@ def _call_widened(
     args = [decode(value, lookup, device) for value in node.args]
     kwargs = {named.name: decode(named.value, lookup, device) for named in node.kwargs}
     if not narrow:
-        args = [_widened_type(argument) for argument in args]
-        kwargs = {name: _widened_type(argument) for name, argument in kwargs.items()}
+        args = [widened_type(argument) for argument in args]
+        kwargs = {name: widened_type(argument) for name, argument in kwargs.items()}
+        kwargs |= {"widen": True} if node.target == BLOCK else {}
     results = flatten_results(overload(*args, **kwargs))
     if narrow:
         for name in node.mutates:  # the narrowed copy was written; carry it back
@@ -398,7 +413,7 @@ def _call_widened(
         results = [written.get(id(result), result) for result in results]
     owned: list[torch.Tensor | None] = []
     for each, result in zip(results, node.results, strict=False):
-        tensor = _widened(each)
+        tensor = widened_result(each)
         if tensor is not None and not result.alias_of:
             tensor = _laid_out(tensor.clone() if _shares(tensor, node, values) else tensor, result.spec)
         owned.append(tensor)
@@ -448,7 +463,8 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return _WIDENED.get(dtype, dtype)
 
 
-def _widened(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def widened_result(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A result in the type that the truth computes in."""
     return tensor.to(widened(tensor.dtype)) if tensor is not None else None
 
 
@@ -465,5 +481,6 @@ def widened_copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-def _widened_type(argument: Any) -> Any:
+def widened_type(argument: Any) -> Any:
+    """An argument of a call, with a type that the truth computes in where it is a type."""
     return widened(argument) if isinstance(argument, torch.dtype) else argument

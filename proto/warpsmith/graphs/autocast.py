@@ -142,3 +142,12 @@ def _made(overload: OpOverload, given: tuple[Any, Any]) -> tuple[list[tuple[int,
 
 def _replaced(tree: Any, by: dict[int, torch.Tensor]) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda leaf: by[id(leaf)], tree)
+
+
+def region_of(
+    kind: str, dtype: torch.dtype | None, is_enabled: bool, outer: Region | None, device_type: str
+) -> Region | None:
+    """What holds in a block within `outer`. A traced module says "cpu" by `x.device.type`, wherever it is to run."""
+    if kind not in ("cpu", device_type):
+        return outer
+    return Region(device_type, dtype or torch.get_autocast_dtype(device_type)) if is_enabled else None

@@ -8,10 +8,8 @@ changed into a functional form, and the module keeps the train mode that it came
 from __future__ import annotations
 
 import operator
-import re
 import warnings
-from collections.abc import Callable, Sequence
-from math import isfinite
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
@@ -23,30 +21,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from warpsmith import digest
-from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, autocast, checks, dtypes, recurrent
+from warpsmith.graphs import aten, autocast, checks, dtypes, output_trees, recurrent, refusals, schemas, value_shapes
+from warpsmith.graphs.refusals import CaptureRefused
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20
 """Largest constant tensor that a graph carries by value; larger ones are named, as buffers of the module."""
 
-# The result is the argument itself.
-_IDENTITIES: Final = frozenset({"detach", "detach_", "lift_fresh", "alias", "requires_grad_"})
-
-# Uninitialised memory becomes zeros: any content is a right answer, and this one repeats.
-_INITIALISED: Final = {
-    "aten.empty.memory_format": "aten.zeros.default",
-    "aten.empty_like.default": "aten.zeros_like.default",
-    "aten.new_empty.default": "aten.new_zeros.default",
+# What a number that is a tensor is converted by.
+_OF_TENSORS: Final[dict[Any, Callable[..., Any]]] = {
+    torch.sym_float: lambda number: number.to(torch.float64),
+    torch.sym_int: lambda number: number.to(torch.int64),
+    torch.sym_not: torch.logical_not,
 }
-
-# Operations tagged random that are not when this argument has this value.
-_STILL_WHEN: Final = (("train", False), ("training", False), ("dropout_p", 0.0), ("dropout", 0.0))
-# Those that give their input, and draw nothing, where this is their probability; the fused one draws all the same.
-_DROPOUTS: Final = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
-_STILL_AT: Final = ("p", 0.0)
-
-_UNKNOWN_TYPE: Final = re.compile(r"Found <class '([\w.]+)'> in (input|output)")
 
 _VMAP: Final = "torch._functorch.predispatch"
 """Where the calls are that a traced `torch.vmap` begins and ends with."""
@@ -86,61 +73,58 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
             with autocast.traced_for(device_type), recurrent.shapes_alone():
                 exported = torch.export.export(module, tuple(args), strict=False)
         except Exception as error:
-            raise _refusal(module, args, error) from error
+            raise refusals.of_export(module, args, error) from error
         if made := _member_names(module) - members:
             raise CaptureRefused(
                 f"forward registers {min(made)} in its first call, which torch.export does not follow: register it in "
                 "the constructor, or keep it as a plain attribute"
             )
-        recorder = _Recorder(exported, device_type)
+        graph = _recorded(exported, device_type)
+    graph.digest = digest.of_graph(graph)
+    return graph
+
+
+def _recorded(exported: torch.export.ExportedProgram, device_type: str) -> graph_pb2.Graph:
+    """The graph of an exported program; calls that have to know a number beforehand are found by trying."""
+    given_numbers = set[torch.fx.Node]()
+    while True:
         try:
-            graph = recorder.record()
+            return _Recorder(exported, device_type, given_numbers).record()
+        except _NumberNeeded as needed:
+            if needed.node in given_numbers:
+                raise CaptureRefused(
+                    f"forward takes a number out of a tensor (item, tolist) and gives it to {needed.node.target}, "
+                    "which needs to know it beforehand: compute with the tensor, or pass the number as an argument"
+                ) from needed
+            given_numbers.add(needed.node)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise CaptureRefused(f"forward calls {error.func}, of whose result the shape depends on values") from error
         finally:
             while maybe_current_level() is not None:  # what was refused inside a vmap
                 _vmap_decrement_nesting()
-    graph.digest = digest.of_graph(graph)
-    return graph
 
 
-class CaptureRefused(BadInput):
-    """The module does not capture. `__cause__` is the exception of the user's forward or of torch.export."""
+class _NumberNeeded(Exception):
+    """A call is given a number out of a tensor, and cannot be given a tensor instead."""
 
-
-def _refusal(module: torch.nn.Module, args: Sequence[Any], error: Exception) -> CaptureRefused:
-    """Says whether the forward itself fails or only its export; real tensors let us try."""
-    if not any(isinstance(leaf, torch._subclasses.FakeTensor) for leaf in _tensors(tuple(args))):
-        try:
-            with torch.no_grad():
-                module(*args)
-        except Exception as raised:
-            refused = CaptureRefused(f"forward raised {_first_line(raised)}")
-            refused.__cause__ = raised
-            return refused
-    if unknown := _UNKNOWN_TYPE.search(str(error)):
-        kind, place = unknown.groups()
-        return CaptureRefused(
-            f"forward has a {kind} among its {place}s, which torch.export does not look into: use tensors (a model of "
-            "transformers returns them with use_cache=False), or register the class as a pytree in the module's file"
-        )
-    return CaptureRefused(f"the module does not export (torch.export): {_first_line(error)}")
+    def __init__(self, node: torch.fx.Node) -> None:
+        super().__init__(str(node))
+        self.node = node
 
 
 def _member_names(module: torch.nn.Module) -> set[str]:
     return {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-
-
 class _Recorder:
     """Walks an exported program once, running every call on fake tensors and writing down what it saw."""
 
-    def __init__(self, exported: torch.export.ExportedProgram, device_type: str) -> None:
+    def __init__(
+        self, exported: torch.export.ExportedProgram, device_type: str, given_numbers: Collection[torch.fx.Node]
+    ) -> None:
+        """`given_numbers`: calls that need numbers out of tensors as numbers."""
         self._exported = exported
+        self._given_numbers = given_numbers
         self._device_type = device_type
         self._region: autocast.Region | None = None
         self._graph = graph_pb2.Graph()
@@ -187,16 +171,21 @@ class _Recorder:
                 source.qualified_name = declared.target
             fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
             source.spec.CopyFrom(dtypes.spec_of(fake))
+            if source.origin == graph_pb2.ORIGIN_INPUT:
+                dtypes.require_comparable(value.dtype, "an input")
             self._graph.sources.append(source)
             self._know(fake, source.name)
             environment[node] = fake
 
     def _run(self, module: torch.fx.GraphModule, environment: dict[torch.fx.Node, Any]) -> Any:
         """Runs the calls of a (sub)module; returns what its output node holds."""
-        for node in module.graph.nodes:
+        for node in value_shapes.in_order(module.graph, self._given_numbers):
+            if isinstance(node, value_shapes.Block):
+                self._record_block(node, environment)
+                continue
             match node.op:
                 case "get_attr":
-                    environment[node] = operator.attrgetter(node.target)(module)
+                    environment[node] = operator.attrgetter(str(node.target))(module)
                 case "call_function" if checks.is_check(node) or checks.is_only_checked(node):
                     continue
                 case "call_function":
@@ -217,17 +206,17 @@ class _Recorder:
             return self._batched(target, args, kwargs)
         if target.namespace != "aten":
             aten.admit(target)
-        elif name in _IDENTITIES and args:
+        elif name in aten.IDENTITIES and args:
             return args[0]
         elif name == "item":  # the number stays a tensor of no dimensions; it is as it was whatever is written later
             copy = self._record(node.name, torch.ops.aten.clone.default, args, {})
             self._numbers.add(id(copy))
             return copy
         if self._has_number((args, kwargs)):
-            return self._with_numbers(name, target.overloadpacket, args, kwargs)
+            return self._with_numbers(node, target.overloadpacket, args, kwargs)
         if self._region is not None:
             args, kwargs = self._region.applied(target, args, kwargs, self._cast)
-        return self._record(node.name, target, _with_cudnn(target, args), kwargs)
+        return self._record(node.name, target, schemas.with_cudnn(target, args), kwargs)
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         name = f"{self._name_of(tensor)}_{str(dtype).removeprefix('torch.')}"
@@ -243,14 +232,15 @@ class _Recorder:
             return self._run_block(body, operands, self._region)
         if name == "wrap_with_autocast":
             kind, dtype, is_enabled, _, body, *operands = args
-            return self._run_block(body, operands, self._region_of(kind, dtype, is_enabled))
+            region = autocast.region_of(kind, dtype, is_enabled, self._region, self._device_type)
+            return self._run_block(body, operands, region)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureRefused(f"forward uses {_HIGHER.get(name, name)}, which is not supported")
         function: Callable[..., Any] = node.target  # type: ignore[assignment]
         if function.__module__ == _VMAP:
             return self._batched(function, args, kwargs)
         if self._has_number((args, kwargs)):
-            result = self._with_numbers(name, function, args, kwargs)
+            result = self._with_numbers(node, _OF_TENSORS.get(function, function), args, kwargs)
             self._numbers.add(id(result))
             return result
         return function(*args, **kwargs)
@@ -258,15 +248,12 @@ class _Recorder:
     def _has_number(self, values: Any) -> bool:
         return any(id(leaf) in self._numbers for leaf in _tensors(values))
 
-    def _with_numbers(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _with_numbers(self, node: torch.fx.Node, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Makes a call that is given numbers out of tensors, as calls on tensors: those are recorded."""
         try:
             return self._batched(function, args, kwargs)
         except (TypeError, RuntimeError) as error:
-            raise CaptureRefused(
-                f"forward takes a number out of a tensor (item, tolist) and gives it to {name}, which needs to know it "
-                "beforehand: compute with the tensor, or pass the number as an argument"
-            ) from error
+            raise _NumberNeeded(node) from error
 
     def _batched(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Makes a call under vmap, which turns it into calls on whole batches: those are recorded."""
@@ -281,25 +268,30 @@ class _Recorder:
         finally:
             self._region = outer
 
-    def _region_of(self, kind: str, dtype: torch.dtype | None, is_enabled: bool) -> autocast.Region | None:
-        """What holds in a block: `x.device.type` is "cpu" while a module is traced, wherever it is to run."""
-        if kind not in ("cpu", self._device_type):
-            return self._region
-        if not is_enabled:
-            return None
-        return autocast.Region(self._device_type, dtype or torch.get_autocast_dtype(self._device_type))
+    def _record_block(self, block: value_shapes.Block, environment: dict[torch.fx.Node, Any]) -> None:
+        """Writes the calls of a block down as one."""
+        if self._region is not None:
+            raise CaptureRefused("forward has shapes that depend on values under torch.autocast: leave one of them out")
+        written = value_shapes.written(block, environment, self._name_of)
+        node, made = written.as_call(self._unique)
+        fakes = {self._names[id(tensor)]: tensor for tensor in self._alive} | made
+        for result, tensor in zip(node.results, made.values(), strict=True):
+            self._know(tensor, result.name)
+        self._graph.nodes.append(node)
+        for inner, names in written.results.items():
+            environment[inner] = pytree.tree_map(fakes.__getitem__, names)
 
     def _record(self, name: str, overload: OpOverload, args: Any, kwargs: Any) -> Any:
         target = aten.target_of(overload)
-        target = _INITIALISED.get(target, target)
+        target = aten.INITIALISED.get(target, target)
         if not aten.is_allowed(target):
             raise CaptureRefused(f"forward calls {target}, which is not an allowed operation")
-        node = graph_pb2.Node(name=self._unique(name), target=target, random=_is_random(overload, args, kwargs))
+        node = graph_pb2.Node(name=self._unique(name), target=target, random=schemas.is_random(overload, args, kwargs))
         node.args.extend(aten.encode(value, self._name_of) for value in args)
         for keyword, value in kwargs.items():
             named = node.kwargs.add(name=keyword)
             named.value.CopyFrom(aten.encode(value, self._name_of))
-        node.mutates.extend(self._mutated(overload, args, kwargs))
+        node.mutates.extend(self._names[id(leaf)] for leaf in _tensors(schemas.written(overload, args, kwargs)))
         call: Callable[..., Any] = recurrent.SHAPES.get(overload, overload)
         returned = call(*args, **kwargs)
         flat = aten.flatten_results(returned)
@@ -319,27 +311,16 @@ class _Recorder:
         self._graph.nodes.append(node)
         return returned
 
-    def _mutated(self, overload: OpOverload, args: Any, kwargs: Any) -> list[str]:
-        given = _by_name(overload, args, kwargs)
-        schema = overload._schema
-        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        flag, hidden = aten.HIDDEN_WRITES.get(schema.name.removeprefix("aten::"), ("", ()))
-        if flag and given.get(flag):
-            written += hidden
-        names: list[str] = []
-        for argument in written:
-            names += [self._names[id(leaf)] for leaf in _tensors(given.get(argument))]
-        return names
-
     def _finish(self, outputs: Any) -> None:
         # The graph's output holds buffer write-backs of functional exports first; ours has user outputs only.
         flat = pytree.tree_leaves(outputs)
         for value in flat:
             if not isinstance(value, torch.Tensor):
-                self._graph.output_leaves.append(_literal(value))
+                self._graph.output_leaves.append(output_trees.literal(value))
                 continue
             name = self._name_of(value)
             assert name is not None
+            dtypes.require_comparable(value.dtype, "an output")
             self._graph.outputs.append(name)
             self._graph.output_leaves.append("")
         if not self._graph.outputs:
@@ -349,7 +330,7 @@ class _Recorder:
             del self._graph.output_leaves[:]
         spec = self._exported.call_spec.out_spec
         assert spec is not None
-        self._graph.output_tree = _tree_text(spec)
+        self._graph.output_tree = output_trees.text(spec)
 
     def _know(self, tensor: torch.Tensor, name: str) -> None:
         self._names[id(tensor)] = name
@@ -382,16 +363,6 @@ class _Batches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._record(func.overloadpacket.__name__, func, args, kwargs or {})
 
 
-def _literal(value: object) -> str:
-    """A leaf of the outputs that is no tensor, as Python writes it."""
-    is_plain = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
-    if not is_plain or type(value) not in (type(None), bool, int, float, str):
-        raise CaptureRefused(
-            f"forward returns a {type(value).__name__} among its outputs; return tensors, numbers or None"
-        )
-    return repr(value)
-
-
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
@@ -400,36 +371,13 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _by_name(overload: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
-    arguments = overload._schema.arguments
-    given: dict[str, Any] = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(arguments, args, strict=False)}
-    given.update(kwargs)
-    return given
-
-
-def _is_random(overload: OpOverload, args: Any, kwargs: Any) -> bool:
-    if torch.Tag.nondeterministic_seeded not in overload.tags:
-        return False
-    given = _by_name(overload, args, kwargs)
-    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
-    still = (*_STILL_WHEN, _STILL_AT) if name in _DROPOUTS else _STILL_WHEN
-    return not any(name in given and given[name] == value for name, value in still)
-
-
-def _with_cudnn(overload: OpOverload, args: Any) -> Any:
-    """A CPU-only torch records cudnn_enabled=False; eager on a GPU would say True, and the CPU does not
-    look."""
-    names = [argument.name for argument in overload._schema.arguments]
-    if "cudnn_enabled" not in names:
-        return args
-    position = names.index("cudnn_enabled")
-    return tuple(True if index == position else value for index, value in enumerate(args))
-
-
 def _content(name: str, tensor: Any) -> bytes:
     if not isinstance(tensor, torch.Tensor):
         raise CaptureRefused(f"the module holds the constant object {name}, which is not supported")
+    if is_functorch_wrapped_tensor(tensor):
+        raise CaptureRefused(
+            "forward uses a transform of torch.func that torch.export does not follow: use torch.autograd instead"
+        )
     byte_count = tensor.numel() * tensor.element_size()
     if byte_count > MAX_CONSTANT_BYTES:
         raise CaptureRefused(
@@ -438,26 +386,6 @@ def _content(name: str, tensor: Any) -> bytes:
         )
     contiguous = tensor.detach().cpu().contiguous().reshape(-1)
     return bytes(contiguous.view(torch.uint8).numpy().tobytes()) if byte_count else b""
-
-
-def _tree_text(spec: pytree.TreeSpec) -> str:
-    """The structure as pytree writes it; torch.max and its kin return named tuples, which are written as
-    tuples."""
-    try:
-        return str(pytree.treespec_dumps(spec))
-    except Exception:
-        plain = pytree.tree_map(lambda leaf: leaf, pytree.tree_unflatten(list(range(spec.num_leaves)), spec))
-        return str(pytree.treespec_dumps(pytree.tree_structure(_plain(plain))))
-
-
-def _plain(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _plain(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_plain(value) for value in tree)
-    if isinstance(tree, list):
-        return [_plain(value) for value in tree]
-    return tree
 
 
 def _drop_needless_copies(graph: graph_pb2.Graph) -> None:

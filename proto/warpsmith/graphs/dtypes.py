@@ -26,8 +26,16 @@ _TO_TORCH: Final[Mapping[tensor_pb2.Dtype.ValueType, torch.dtype]] = {
     tensor_pb2.DTYPE_BOOL: torch.bool,
     tensor_pb2.DTYPE_COMPLEX64: torch.complex64,
     tensor_pb2.DTYPE_COMPLEX128: torch.complex128,
+    tensor_pb2.DTYPE_FLOAT8_E4M3FN: torch.float8_e4m3fn,
+    tensor_pb2.DTYPE_FLOAT8_E5M2: torch.float8_e5m2,
+    tensor_pb2.DTYPE_UINT16: torch.uint16,
+    tensor_pb2.DTYPE_UINT32: torch.uint32,
+    tensor_pb2.DTYPE_UINT64: torch.uint64,
 }
 _FROM_TORCH: Final[Mapping[torch.dtype, tensor_pb2.Dtype.ValueType]] = {t: d for d, t in _TO_TORCH.items()}
+
+_STORED: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64})
+"""Types of parameters, buffers and results in between alone."""
 
 
 def to_torch(dtype: tensor_pb2.Dtype.ValueType) -> torch.dtype:
@@ -46,12 +54,22 @@ def from_torch(dtype: torch.dtype) -> tensor_pb2.Dtype.ValueType:
     """The contract type of a torch type.
 
     Raises:
-        BadInput: the type has no place in the contract (quantized, 8-bit floats, 16-bit complex).
+        BadInput: the type has no place in the contract (quantized, other 8-bit floats, 32-bit complex).
     """
     try:
         return _FROM_TORCH[dtype]
     except KeyError:
         raise BadInput(f"tensors of type {dtype} are not supported; use one of {_names()}") from None
+
+
+def require_comparable(dtype: torch.dtype, what: str) -> None:
+    """Refuses types that hold values but that PyTorch does not compute with, as what goes in or comes out.
+
+    Raises:
+        BadInput: says what to do.
+    """
+    if dtype in _STORED:
+        raise BadInput(f"{what} of the forward is of {dtype}, which cannot be drawn or compared: convert it inside")
 
 
 def is_supported(dtype: torch.dtype) -> bool:

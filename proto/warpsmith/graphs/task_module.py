@@ -44,8 +44,8 @@ def seed_generators(seed: int) -> None:
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
-    else:
-        torch.manual_seed(seed)
+    elif torch.cuda.is_available():
+        torch.manual_seed(seed)  # CUDA's are seeded when it is first used
     seed_generator(torch.default_generator, seed)
 
 
@@ -102,6 +102,7 @@ class TaskModule:
         kind = getattr(self.namespace, self.class_name, None)
         if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
             raise BadInput(f"{self.entry_path}: {self.class_name} is not an nn.Module subclass")
+        kind = by_position(kind)
         seed_generators(seed)  # get_init_inputs may draw as well, or give a module of its own
         arguments = self.init_inputs()
         with self.explaining(f"{self.class_name}(...) failed"):
@@ -126,7 +127,8 @@ class TaskModule:
     def inputs(self, seed: int, device: torch.device | str = "cpu") -> tuple[Any, ...]:
         """The positional arguments of one forward, from get_inputs run on `device` with `seed`.
 
-        A dict whose keys are forward's parameters is its arguments by name; any other is one argument.
+        A dict whose keys are forward's parameters is its arguments by name; any other is one argument. Those that
+        forward takes by name only come last, as `by_position` has them.
 
         Raises:
             BadInput: get_inputs is missing, fails, returns no tensor, or names an argument that has no position.
@@ -155,10 +157,10 @@ class TaskModule:
         for parameter in parameters:
             if not left:
                 break
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise BadInput(
-                    f"{self.entry_path}: forward takes {min(left)} by name only, and calls are made by position: "
-                    "leave out the * before it, or give it to the constructor"
+                    f"{self.entry_path}: get_inputs() names {min(left)}, which forward takes in or behind "
+                    f"{str(parameter).partition(':')[0]}, and calls are made by position: name each"
                 )
             left.discard(parameter.name)
             value = given.get(parameter.name, parameter.default)
@@ -264,12 +266,38 @@ def load(task: task_pb2.Task, directory: Path) -> TaskModule:
 def _register_classes(namespace: ModuleType) -> None:
     """Lets pytree look into the dataclasses of a file, and write down those and its named tuples by name."""
     for name, kind in vars(namespace).items():
-        if not isinstance(kind, type) or kind in pytree.SUPPORTED_NODES:
+        if not isinstance(kind, type):
             continue
-        if dataclasses.is_dataclass(kind):
+        if kind in pytree.SUPPORTED_NODES:
+            _name_in_text(kind, f"{_MODULE_NAME}.{name}")
+        elif dataclasses.is_dataclass(kind):
             torch.export.register_dataclass(kind, serialized_type_name=f"{_MODULE_NAME}.{name}")
         elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
             pytree._register_namedtuple(kind, serialized_type_name=f"{_MODULE_NAME}.{name}")
+
+
+def _name_in_text(kind: type, name: str) -> None:
+    """Names a class that the file has registered by itself without a name for its structure as text."""
+    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
+    if known is not None and known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+        pytree.SUPPORTED_SERIALIZED_TYPES[kind] = known._replace(serialized_type_name=name)
+        pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = kind
+
+
+def by_position(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """The class, whose calls are made by position: what its forward takes by name only comes last, in order."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.KEYWORD_ONLY not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return kind
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    count = kinds.index(inspect.Parameter.KEYWORD_ONLY)
+
+    def forward(self: torch.nn.Module, *args: Any) -> Any:
+        return kind.forward(self, *args[:count], **dict(zip(names, args[count:], strict=False)))
+
+    named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), {**named, "forward": forward})
 
 
 def cause_of(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""How untrusted code is confined: jails, the workers in them, and files that no other user may touch."""
+"""How untrusted code is confined: jails, the workers in them, and files and Python text that are only read."""

@@ -321,10 +321,15 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _begin_anew(spec: jail_init.Spec, scratch: str) -> None:
-    """What a new process would find: its environment, and random numbers of its own (Python's are by themselves)."""
+    """What a new process would find: its environment, random numbers of its own (Python's are by themselves), and a
+    folder of its own where Inductor compiles C++ headers, which it chooses in TMPDIR as it is imported."""
     os.environ.clear()
     os.environ.update(jail_init.target_environment(spec, scratch))
     tempfile.tempdir = None
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+    inductor: Any = sys.modules.get("torch._inductor.codecache")
+    if chosen := getattr(inductor, "_HEADER_DIR", ""):
+        headers = Path(os.environ["TMPDIR"], *Path(chosen).parts[-2:])
+        inductor._HEADER_DIR, inductor._HEADER_LOCK_DIR = str(headers), str(headers / "locks")

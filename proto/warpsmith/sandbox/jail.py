@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from warpsmith.errors import JailUnavailable
-from warpsmith.sandbox import jail_init, lockdown
+from warpsmith.sandbox import jail_init, lockdown, private_files, trees
 from warpsmith.sandbox.jail_layout import Policy, Rung, confine, launch_environment, package_paths, specify
 
 __all__ = [
@@ -145,7 +145,7 @@ class Jailed:
             kill_tree(self.process.pid)
             ended = self.wait(5.0) or Exit(None, signal.SIGKILL)
             for scratch in Path(tempfile.gettempdir()).glob(f"{jail_init.scratch_prefix(self.process.pid)}*"):
-                jail_init.remove(str(scratch))  # on the host, where the jail has no namespaces
+                trees.remove(str(scratch))  # on the host, where the jail has no namespaces
         return ended
 
     def __enter__(self) -> Self:
@@ -276,7 +276,7 @@ def _confines(rung: Rung) -> bool:
         return False
     if rung is Rung.LANDLOCK and lockdown.landlock_abi() < lockdown.COMPLETE_ABI:
         return False
-    with tempfile.TemporaryDirectory(prefix="warpsmith-probe-") as directory:
+    with tempfile.TemporaryDirectory(prefix="warpsmith-probe-", dir=private_files.temporary_directory()) as directory:
         secret, escaped = Path(directory, "secret"), Path(directory, "escaped")
         secret.write_text("x")
         # In a PID namespace our number names no process, or the namespace's own first one.

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import select
-import shutil
 import signal
 import stat
 import struct
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypedDict
 
-from warpsmith.sandbox import lockdown
+from warpsmith.sandbox import lockdown, trees
 
 _COUNTED_ANEW_BYTES: Final = 64 << 20
 """By which a file system has to have become fuller before what a target may have written is counted again."""
@@ -281,7 +280,7 @@ class HostFolders:
             self._free = {each: max(left, self._free[each]) for each, left in free.items()}
             return False
         self._free = free
-        return sum(map(_bytes_below, self._folders)) + self._nameless_bytes() > self._most_bytes
+        return sum(map(trees.bytes_below, self._folders)) + self._nameless_bytes() > self._most_bytes
 
     def _nameless_bytes(self) -> int:
         """Of files that are open and have been removed."""
@@ -301,17 +300,6 @@ def _free_bytes(folder: str) -> int:
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
     return 0
-
-
-def _bytes_below(folder: str) -> float:
-    """Without end where a folder cannot be looked into."""
-    closed: list[OSError] = []
-    total = 0.0
-    for place, _, names in os.walk(folder, onerror=closed.append):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += 512 * os.lstat(os.path.join(place, name)).st_blocks
-    return math.inf if any(isinstance(each, PermissionError) for each in closed) else total
 
 
 def _wait_for_target(target: int, spec: Spec, wakeup: int, folders: HostFolders) -> int:
@@ -364,11 +352,12 @@ def _supervise(spec: Spec, become_target: Target, kept: Sequence[int]) -> int:
     close_all_but(spec["control_fd"], wakeup, signalled, *kept)
     bounded = () if spec["shared_host"] else ("/tmp", "/dev/shm")  # by their mounts
     written = [*(each for each in spec["writable"] if each not in bounded), *([scratch] if spec["shared_host"] else [])]
-    code = _wait_for_target(target, spec, wakeup, HostFolders(written, spec["scratch_bytes"]))
-    if spec["shared_host"]:
-        _kill_descendants(at_once=at_once)
-        remove(scratch)
-    return code  # elsewhere the end of this process ends the PID namespace, and everyone in it
+    try:
+        return _wait_for_target(target, spec, wakeup, HostFolders(written, spec["scratch_bytes"]))
+    finally:
+        if spec["shared_host"]:  # elsewhere the end of this process ends the PID namespace, and everyone in it
+            _kill_descendants(at_once=at_once)
+            trees.remove(scratch)
 
 
 def close_all_but(*kept: int) -> None:
@@ -382,14 +371,6 @@ def close_all_but(*kept: int) -> None:
 def scratch_prefix(pid: int) -> str:
     """How the name of a scratch directory on the host begins: by it the directory is found where `pid` was killed."""
     return f"warpsmith-jail-{pid}-"
-
-
-def remove(scratch: str) -> None:
-    """Removes a scratch directory, whatever was done to it."""
-    for directory, _, _ in os.walk(scratch):  # a directory made without permissions would stay behind
-        with contextlib.suppress(OSError):
-            os.chmod(directory, 0o700)
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def run(spec: Spec, become_target: Target, leave: Callable[[int], NoReturn], kept: Sequence[int] = ()) -> NoReturn:

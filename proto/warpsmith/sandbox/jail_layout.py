@@ -12,12 +12,11 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpsmith.sandbox import jail_init
+from warpsmith.sandbox import jail_init, private_files
 
 
 class Rung(enum.Enum):
@@ -190,7 +189,7 @@ def specify(
         tasks=policy.processes,
         watched=not _has_own_count(rung),
         scratch_bytes=policy.scratch_bytes,
-        scratch_parent=tempfile.gettempdir(),
+        scratch_parent=str(private_files.temporary_directory()),
         cwd=str(cwd or ""),
         env={"PATH": _PATH, "LANG": "C.UTF-8", **(env or {})},
         control_fd=control_fd,

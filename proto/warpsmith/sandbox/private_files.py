@@ -15,6 +15,7 @@ import pwd
 import re
 import secrets
 import stat
+import tempfile
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -68,6 +69,11 @@ def directory(path: Path, *, make: bool = True, remedy: str = "name another") ->
 def shared_directory(path: Path, *, remedy: str = "name another") -> Path:
     """The real path of a directory in which what we make stays ours, as it does in a sticky /tmp; raises as above."""
     return _walked(Path(os.path.abspath(path)), remedy)
+
+
+def temporary_directory() -> Path:
+    """Where temporary files are made; raises as above where others could change what lies there."""
+    return shared_directory(Path(tempfile.gettempdir()), remedy="set TMPDIR to another folder")
 
 
 def make_folder(place: Path) -> None:

@@ -171,8 +171,8 @@ class Worker:
     def call(self, method: str, request: Message, response: type[Reply], deadline_s: float) -> Reply:
         """Sends `request` to `method` and returns its answer.
 
-        Raises BadInput as the handler raised it; WorkerRaised for any other exception, after which the worker lives
-        on; WorkerTimeout and WorkerCrashed, after which it is gone.
+        Raises BadInput as the handler raised it, in one line that code inside may have written; WorkerRaised for any
+        other exception, after which the worker lives on; WorkerTimeout and WorkerCrashed, after which it is gone.
         """
         body = request.SerializeToString()
         if len(body) > MAX_RECORD_BYTES:
@@ -285,7 +285,7 @@ class Worker:
         if kind == expected:
             return body
         if kind == _BAD_INPUT:
-            raise BadInput(printable.lines(body.decode(errors="replace"), _TRACE_CHARACTERS))
+            raise BadInput(printable.line(body.decode(errors="replace"), _TRACE_CHARACTERS))
         if kind == _RAISED:
             raise _raised(method, name, body)
         raise self._crashed(method, "sent a malformed record")
@@ -362,7 +362,7 @@ def _raised(method: str, kind: str, body: bytes) -> WorkerRaised:
         message, trace = str(told["message"]), str(told["trace"])
     except (ValueError, TypeError, KeyError, RecursionError):
         message, trace = "an unreadable report", ""
-    kind, message = printable.lines(kind, 200), printable.lines(message, _TRACE_CHARACTERS)
+    kind, message = printable.line(kind, 200), printable.line(message, _TRACE_CHARACTERS)
     return WorkerRaised(f"{method}: {kind}: {message}", kind=kind, trace=printable.lines(trace, _TRACE_CHARACTERS))
 
 
