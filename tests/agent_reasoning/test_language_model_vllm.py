@@ -27,11 +27,12 @@ from warpsmith import local_sockets
 from warpsmith.models.openai_client import OpenAiClient
 from warpsmith.settings import ModelSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 VLLM = ROOT / ".venv-vllm" / "bin"
-START_SECONDS = 400.0
+COMMAND_SECONDS = 1500.0
+"""Of one command, which ends by itself: 100 s on a quiet machine, many times that beside other suites."""
 TURNS = 20
 TRIALS = 8
 """Of the whole run; a plan of the module has half as many moves."""
@@ -126,7 +127,7 @@ def test_a_whole_run_of_both_agents_on_it_ends_with_a_faster_kernel(served: Serv
     done = subprocess.run(
         [*command, "optimize", module, "--target", "cpu", "--budget", "6m", "--trials", str(TRIALS), "--json",
          "--server", served.orchestrator],
-        cwd=tmp_path, capture_output=True, text=True, timeout=700, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False,
     )  # fmt: skip
     print(f"{done.stderr}\n{done.stdout}\n{time.monotonic() - begin:.0f} s")
     assert done.returncode == 0, done.stderr
@@ -151,7 +152,7 @@ def test_the_command_of_the_manual_runs_to_its_end_on_it_and_says_what_it_took(s
         command = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()", *arguments]
         ours = {"WARPSMITH_MODEL_URL": served.model, "WARPSMITH_MODEL_ANSWER_TOKENS": "256", "OMP_NUM_THREADS": "2"}
         return subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, **ours}, capture_output=True, text=True, timeout=400, check=False
+            command, cwd=tmp_path, env={**os.environ, **ours}, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
         )
 
     begin = time.monotonic()
