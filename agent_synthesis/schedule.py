@@ -126,6 +126,9 @@ class Offered:
         self.footprint: Callable[[Nest, Settings], Footprint] = lambda nest, given: self._known(
             nest, schedule.footprint, own(given)
         )
+        leads = getattr(schedule, "leads", None)
+        self.leads: Callable[[Nest], bool] = lambda nest: leads is not None and self._known(nest, leads)
+        """Whether it is preferred to those before it for this nest; no schedule has to say."""
         self.emit: Callable[[Nest, Settings], Emission] = lambda nest, given: schedule.emit(nest, own(given))
 
     def _known(self, nest: Nest, question: Callable[..., T], *settings: Settings) -> T:

