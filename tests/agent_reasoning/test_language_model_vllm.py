@@ -149,8 +149,9 @@ def test_the_command_of_the_manual_runs_to_its_end_on_it_and_says_what_it_took(s
         command = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()", *arguments]
         ours = {"WARPSMITH_MODEL_URL": served.model, "WARPSMITH_MODEL_ANSWER_TOKENS": "256", "OMP_NUM_THREADS": "2"}
         return subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, **ours}, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
-        )
+            command, cwd=tmp_path, env={**os.environ, **ours}, capture_output=True, text=True, timeout=COMMAND_SECONDS,
+            check=False,
+        )  # fmt: skip
 
     begin = time.monotonic()
     done = warpsmith(
