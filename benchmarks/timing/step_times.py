@@ -61,7 +61,9 @@ def steps_table(loaded: LoadedTask, program: candidate_pb2.Program, ceilings: de
     clock = CudaClock(cache_bytes) if is_cuda else HostClock(cache_bytes)
     args = loaded.user.inputs(0, loaded.device)
     workspaces = TorchMemory(loaded.device) if is_cuda else None
-    bound = loaded.load_program(program, artifact).bind(loaded.sources(args), None, clock.stamp, workspaces)
+    ready, sources = loaded.load_program(program, artifact), loaded.sources(args)
+    kept = ready.keep(sources)
+    bound = ready.bind(sources, None, clock.stamp, workspaces, kept)
     found = list(zip(step_infos(program), measure_steps(bound, clock), strict=True))
     total, copied = sum(ns for _, ns in found), ceilings.device.copy_bytes_per_second
     lines = [f"{total / 1e3:.1f} µs in {len(found)} steps", "", "| step | by | µs | MB | of a copy |", "|---" * 5 + "|"]

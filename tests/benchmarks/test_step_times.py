@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_synthesis import generator
+from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import step_times
 
 MODULE = """
@@ -35,3 +37,18 @@ def test_each_step_of_a_plan_has_a_row_and_the_file_keeps_them(
     assert "µs in 2 steps" in printed
     assert "| aten.matmul.default (matmul) | library |" in printed
     assert "| ours |" in printed
+
+
+def test_steps_whose_results_are_kept_from_call_to_call_have_no_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synthesizer = BuiltInSynthesizer()
+    monkeypatch.setattr(
+        step_times, "plans", lambda task, _: [("plan zero", generator.generate(synthesizer.plan(task, [])))]
+    )
+    file = tmp_path / "masked.py"
+    file.write_text(MODULE.replace("torch.relu(x @ x) + 1.0", "torch.mm(x, x) * torch.ones(64, 64).tril()"))
+    step_times.main([str(file), "--target", "cpu"])
+    printed = capsys.readouterr().out
+    assert "aten.mm.default" in printed
+    assert "aten.tril" not in printed
