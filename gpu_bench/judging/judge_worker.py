@@ -29,6 +29,8 @@ from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
 _FAR = 4.0
 """Times its yardstick that an output has to be off to be looked at again: whether TF32 explains it, and whether
 anything decides there."""
+_FAR_BY_LUCK = 256.0
+"""The most that eager's error may be too small by luck: once in 400 outputs whose elements share one factor."""
 
 
 class Judge:
@@ -85,15 +87,30 @@ class Judge:
         candidates = self._shared.tensors(self.regions)
         for position, candidate in enumerate(candidates):
             error = self._compare(candidate, position, answer, observed)
-            may_be_open = observed.family not in comparison.ORDINARY and not candidate.is_complex()
-            far = max(error.max_ratio, error.block_ratio) > _FAR or error.non_finite_mismatch_count > 0
-            is_far = may_be_open and far
-            if (error.unequal_count or is_far) and position < len(self.graph.outputs):
+            is_own = position < len(self.graph.outputs)
+            if is_own and self._may_be_open(error, candidate, answer.truth[position], observed):
                 error = self._second_look(error, position, candidate, answer, observed)
             error.output = position
             error.unwritten_count = unwritten.get(position, 0)
             complete.outputs.append(error)
         return complete
+
+    def _may_be_open(
+        self,
+        error: verdict_pb2.OutputError,
+        candidate: torch.Tensor,
+        truth: torch.Tensor,
+        observed: judging_pb2.Observation,
+    ) -> bool:
+        """Whether what is far off is worth a second look; on ordinary values where a few elements are, by a little."""
+        if error.unequal_count:
+            return True
+        if candidate.is_complex() or not candidate.is_floating_point():
+            return False
+        if observed.family not in comparison.ORDINARY:
+            return max(error.max_ratio, error.block_ratio) > _FAR or error.non_finite_mismatch_count > 0
+        is_far = _FAR < max(error.rms_ratio, error.max_ratio, error.block_ratio) < _FAR_BY_LUCK
+        return is_far and not error.non_finite_mismatch_count and undecided.is_of_few(candidate, truth)
 
     def _compare(
         self, candidate: torch.Tensor, position: int, answer: Answer, observed: judging_pb2.Observation
@@ -160,7 +177,7 @@ class Judge:
                 with masks.Added():  # type: ignore[no-untyped-call]
                     added = compute(name, True)
                 candidate = masks.excused(candidate, truth, skipped, added)
-            judged = undecided.excused(candidate, truth, moved())
+            judged = undecided.excused(candidate, truth, moved(), if_many=observed.family in comparison.ORDINARY)
         except (RuntimeError, MemoryError) as problem:
             if not is_want_of_memory(problem) or self.answers.shortages.is_first(
                 "look", observed.family, observed.seed

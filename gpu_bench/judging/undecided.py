@@ -1,13 +1,15 @@
 """Elements that any rounding decides otherwise: of two scores of 1e8, either may win a softmax.
 
 The one idea: where the float64 truth itself changes with its sources' last bits, in a few elements of many, no result
-is wrong, eager's least of all; and which of these elements eager gets right is luck. The sources move row by row, by
-up to 16 roundings there and back, about what an fp32 sum of a thousand products is off by. An element is excused where
-a candidate is no farther from the truth than twice what these moves did to it.
+is wrong, eager's least of all; and which of these elements eager gets right is luck. So it is where a few elements are
+so large that they are nearly all of an output's error, and share a factor: exponentials of one head's running sum.
+The sources move row by row, by up to 16 roundings there and back, about what an fp32 sum of a thousand products is off
+by. An element is excused where a candidate is no farther from the truth than twice what these moves did to it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +22,8 @@ LEAST = 1e-3
 """Of the truth's mean magnitude: what moves by less is decided."""
 MOST_SHARE = 1e-3
 """Of an output's elements; where more are undecided, the yardsticks of all others already are as long."""
+_CHUNK = 1 << 26
+"""Elements looked at at once."""
 
 
 def moves(seed: int) -> Iterator[tuple[int, float]]:
@@ -28,9 +32,22 @@ def moves(seed: int) -> Iterator[tuple[int, float]]:
         yield from ((seed + 1000 * (number + 1), sign * REACH) for sign in (1.0, -1.0))
 
 
-def excused(candidate: torch.Tensor, truth: torch.Tensor, after: Iterator[torch.Tensor]) -> torch.Tensor:
+def is_of_few(candidate: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether the errors of at most `MOST_SHARE` of the elements make up their sum of squares, as (Σe²)²/Σe⁴ counts."""
+    second = fourth = 0.0
+    for part, known in zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (candidate, truth)), strict=True):
+        squares = (part.to(known.device) - known).square_().nan_to_num_(0.0, 0.0, 0.0)
+        second += float(squares.sum())
+        fourth += float(squares.square_().sum())
+    return second > 0.0 and second**2 <= MOST_SHARE * truth.numel() * fourth
+
+
+def excused(
+    candidate: torch.Tensor, truth: torch.Tensor, after: Iterator[torch.Tensor], *, if_many: bool = False
+) -> torch.Tensor:
     """The candidate's values, and the truth's where nothing decides between them; of the candidate's type.
 
+    `if_many`: where more than `MOST_SHARE` are undecided, those that move most, in place of none.
     `truth` and what the moves make of it, `after`, are float64; all have one shape and one device.
     """
     span = torch.zeros_like(truth)
@@ -38,7 +55,11 @@ def excused(candidate: torch.Tensor, truth: torch.Tensor, after: Iterator[torch.
         torch.maximum(span, (moved - truth).abs_().nan_to_num_(0.0, 0.0, 0.0), out=span)
     size = float(truth.abs().nan_to_num_(0.0, 0.0, 0.0).mean())
     is_open = span > LEAST * size
-    if int(is_open.sum()) > MOST_SHARE * truth.numel():
-        return candidate
+    most = math.floor(MOST_SHARE * truth.numel())
+    if int(is_open.sum()) > most:
+        if not if_many:
+            return candidate
+        found = span[is_open]
+        is_open &= span > found.kthvalue(found.numel() - most).values
     is_open &= (candidate - truth).abs() <= 2.0 * span
     return torch.where(is_open, truth.to(candidate.dtype), candidate)

@@ -302,12 +302,30 @@ def test_far_elements_of_unusual_values_are_asked_whether_anything_decides_them(
     desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = desk("torch.softmax(x, -1) * 2")
-    monkeypatch.setattr(undecided, "excused", lambda candidate, truth, _: truth.to(candidate.dtype))
+    monkeypatch.setattr(undecided, "excused", lambda candidate, truth, *_, **__: truth.to(candidate.dtype))
     for family, is_asked in ((verdict_pb2.VALUE_FAMILY_LARGE, True), (NORMAL, False)):
         made.judge.answers.of(family, 3)
         made.shared.tensors(made.judge.regions)[0].fill_(0.125)
         error = made.judge.judge(judging_pb2.Observation(family=family, seed=3)).outputs[0]
         assert (error.max_ratio < 1.0) == is_asked
+
+
+@pytest.mark.parametrize(
+    ("elements", "roundings", "is_asked"),
+    [(1, 50, True), (1, 5_000, False), (10_000, 50, False)],
+    ids=["a little in one", "far in one", "a little in all"],
+)
+def test_on_ordinary_values_that_is_asked_where_a_few_elements_are_off_by_a_little(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch, elements: int, roundings: int, is_asked: bool
+) -> None:
+    made = desk("torch.exp(x)", "[torch.rand(100, 100)]")
+    monkeypatch.setattr(undecided, "excused", lambda candidate, truth, *_, **__: truth.to(candidate.dtype))
+    answer = made.judge.answers.of(NORMAL, 3)
+    given = answer.truth[0].clone()
+    given.view(-1)[:elements] += roundings * 2.0**-24 * float(given.abs().max())
+    made.shared.tensors(made.judge.regions)[0].copy_(given)
+    error = made.judge.judge(judging_pb2.Observation(family=NORMAL, seed=3)).outputs[0]
+    assert (error.max_ratio < 4.0) == is_asked
 
 
 def test_poison_and_canaries_are_drawn_anew_for_every_comparison_and_differ_in_every_element() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpu_bench.judging import undecided
+from agent_correctness.checks import limits
+from gpu_bench.judging import comparison, undecided
 from gpu_bench.truth import conditioning
 
 ROWS, TIED = 4000, 17
@@ -71,3 +72,59 @@ def test_moves_there_and_back_are_of_opposite_rows_and_within_their_reach() -> N
     assert torch.allclose(there, -again, rtol=1e-6, atol=0.0)
     assert 0.0 < float(there.abs().max()) <= undecided.REACH * 2.0**-24
     assert torch.equal(there[:, 0], there[:, 1])  # a row moves as a whole
+
+
+def by_running_sums(steps: torch.Tensor, values: torch.Tensor, halves: int) -> torch.Tensor:
+    """[heads, 64, 64]: values times exponentials of running sums, in as many pieces as `halves` says."""
+    pieces = [torch.zeros_like(steps[:, :1])]
+    for piece in steps.split(steps.shape[1] // halves, 1):
+        pieces.append(pieces[-1][:, -1:] + torch.stack([piece[:, : n + 1].sum(1) for n in range(piece.shape[1])], 1))
+    return torch.exp(torch.cat(pieces[1:], 1))[..., None] * values[:, None]
+
+
+def heads(seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sources; fp32 results of two orders of summing; the truth."""
+    generator = torch.Generator().manual_seed(seed)
+    sources = {"steps": torch.randn(2048, 64, generator=generator), "values": torch.rand(2048, 64, generator=generator)}
+    made = [by_running_sums(*sources.values(), halves) for halves in (1, 64)]
+    return sources, *made, by_running_sums(*(each.double() for each in sources.values()), 1)
+
+
+def is_let_in(candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> bool:
+    found = limits.ratios_of(comparison.compare(candidate, eager, truth))
+    return all(ratio <= most for ratio, most in zip(found, limits.LIMITS, strict=True))
+
+
+def moved_heads(sources: dict[str, torch.Tensor], seed: int) -> Iterator[torch.Tensor]:
+    for seeded, reach in undecided.moves(seed):
+        yield by_running_sums(*conditioning.Moved(sources, seeded, reach).values(), 1)
+
+
+def test_an_other_order_of_sums_is_excused_where_one_heads_exponentials_are_all_of_the_error() -> None:
+    refused = 0
+    for seed in range(12):
+        sources, *orders, truth = heads(seed)
+        for candidate, eager in (orders, orders[::-1]):
+            if is_let_in(candidate, eager, truth):
+                continue
+            refused += 1
+            assert undecided.is_of_few(candidate, truth)
+            judged = undecided.excused(candidate, truth, moved_heads(sources, seed), if_many=True)
+            assert is_let_in(judged, eager, truth), seed
+    assert refused, "nothing was to be excused"
+
+
+def test_a_lower_precision_is_not_excused_where_a_few_elements_are_all_of_the_error() -> None:
+    sources, eager, _, truth = heads(0)
+    steps = sources["steps"].bfloat16().float()
+    for candidate in (by_running_sums(steps, sources["values"], 1), (1 + 2**-12) * eager):
+        judged = undecided.excused(candidate, truth, moved_heads(sources, 0), if_many=True)
+        assert not is_let_in(judged, eager, truth)
+
+
+def test_of_many_undecided_elements_the_ones_that_move_most_are_excused_and_no_more() -> None:
+    sources, candidate, _, truth = heads(1)
+    judged = undecided.excused(candidate, truth, moved_heads(sources, 1), if_many=True)
+    kept = judged != candidate
+    assert 0 < int(kept.sum()) <= undecided.MOST_SHARE * truth.numel()
+    assert float(truth[kept].abs().min()) > float(truth[~kept].abs().mean())
