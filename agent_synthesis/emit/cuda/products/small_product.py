@@ -101,12 +101,14 @@ class CudaSmallProduct(CudaSchedule):
                 return SmallSettings(rows=rows, columns=columns, threads=threads)
             if 2 * tiles >= self.hardware.sm_count:
                 return SmallSettings(rows=rows, columns=columns)
-        return SmallSettings(rows=rows, columns=columns, split_k=_slice_counts(self.hardware, product, rows, columns)[-1])
+        slices = _slice_counts(self.hardware, product, rows, columns)[-1]
+        return SmallSettings(rows=rows, columns=columns, split_k=slices)
 
     def alternatives(self, nest: Nest, current: SmallSettings) -> Sequence[SmallSettings]:
         """One change away."""
         counts = _slice_counts(self.hardware, product_of(nest), current.rows, current.columns)
-        return geometry.legal(current.one_change_away(split_k=counts), lambda settings: _require_possible(nest, settings))
+        changes = current.one_change_away(split_k=counts)
+        return geometry.legal(changes, lambda settings: _require_possible(nest, settings))
 
     def footprint(self, nest: Nest, settings: SmallSettings) -> Footprint:
         """Slices' sums are written and read."""
