@@ -1,7 +1,7 @@
 """Schedules: the ways to run a nest on a target, one file a schedule and target.
 
 `schedules(target)` lists the built-ins in order of preference, then those of installed plugins (role `schedule`); the
-first that accepts a nest is the default.
+first that accepts a nest is the default, unless another says that it leads there.
 """
 
 from __future__ import annotations

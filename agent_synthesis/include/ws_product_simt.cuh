@@ -6,7 +6,7 @@
 
 namespace ws {
 
-constexpr int kSimtThreads = 256;
+constexpr int kSimtThreads = 256;  // that repair
 
 WS_INLINE float widen(float value) { return value; }
 
@@ -33,21 +33,21 @@ template <class P, int kRows, int kColumns, int kThreads> struct SimtTile {
 // A tile of an operand on its way: from memory to registers of the block while the one before is multiplied, then to shared
 // memory. Neighbours in memory go to neighbouring threads, up to four to one; zeros outside.
 template <Operand kOperand, int kTile, int kDepth, int kThreads, class Element> struct SimtOperand {
-  static constexpr bool kAlong = kOperand.depth_stride == 1, kBeside = !kAlong && kOperand.row_stride == 1;
-  static constexpr int kWide = kAlong || kBeside ? kOperand.wide : 1;
+  static constexpr bool kAlong = kOperand.depth_stride == 1, kByRows = !kAlong && kOperand.row_stride == 1;
+  static constexpr int kWide = kAlong || kByRows ? kOperand.wide : 1;
   static constexpr int kPacks = kTile * kDepth / kWide, kCount = (kPacks + kThreads - 1) / kThreads;
-  // Of those whose neighbours lie along the depth, eight rows and four packs (or sixteen elements) of depth are a warp's.
+  // Of those whose neighbours lie along the depth, a warp takes four packs of eight rows, or sixteen elements of two.
   static constexpr int kAhead = kDepth / kWide < 16 / kWide ? kDepth / kWide : 16 / kWide;
 
   Pack<Element, kWide> held[kCount];
 
-  static WS_INLINE int inside(int i) { return kBeside ? i % (kTile / kWide) * kWide : i / kAhead % kTile; }
+  static WS_INLINE int inside(int i) { return kByRows ? i % (kTile / kWide) * kWide : i / kAhead % kTile; }
   static WS_INLINE int step(int i) {
-    return kBeside ? i / (kTile / kWide) : (i % kAhead + i / (kAhead * kTile) * kAhead) * kWide;
+    return kByRows ? i / (kTile / kWide) : (i % kAhead + i / (kAhead * kTile) * kAhead) * kWide;
   }
-  // Rows of shared memory are turned, so that threads that store beside each other along the depth meet different banks.
+  // Rows of shared memory are turned, so that few threads that store beside each other along the depth meet in a bank.
   static WS_INLINE constexpr int turned(int row, int step) {
-    if (kBeside || kTile < 8) return row;
+    if (kByRows || kTile < 8) return row;
     return row ^ ((step / 4 % 4 * 8 + step % 2 * 4) & (kTile < 32 ? kTile - 1 : 31));
   }
 
@@ -69,17 +69,17 @@ template <Operand kOperand, int kTile, int kDepth, int kThreads, class Element> 
       if (kPacks % kThreads != 0 && i >= kPacks) continue;
 #pragma unroll
       for (int e = 0; e < kWide; ++e) {
-        const int row = inside(i) + (kBeside ? e : 0), k = step(i) + (kBeside ? 0 : e);
+        const int row = inside(i) + (kByRows ? e : 0), k = step(i) + (kByRows ? 0 : e);
         tile[k][turned(row, k)] = widen(held[n][e]);
       }
     }
   }
 
   // Neighbouring rows, at most four, at one depth.
-  template <int kCount> static WS_INLINE void read(const float (&tile)[kDepth][kTile], int row, int step, float* to) {
-    const auto pack = *reinterpret_cast<const Pack<float, kCount>*>(&tile[step][turned(row, step)]);
+  template <int kLength> static WS_INLINE void read(const float (&tile)[kDepth][kTile], int row, int step, float* to) {
+    const auto pack = *reinterpret_cast<const Pack<float, kLength>*>(&tile[step][turned(row, step)]);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) to[e] = pack[e];
+    for (int e = 0; e < kLength; ++e) to[e] = pack[e];
   }
 };
 

@@ -30,7 +30,7 @@ _FAR = 4.0
 """Times its yardstick that an output has to be off to be looked at again: whether TF32 explains it, and whether
 anything decides there."""
 _FAR_BY_LUCK = 256.0
-"""The most that eager's error may be too small by luck: once in 400 outputs whose elements share one factor."""
+"""The most that eager's error may be too small by luck: once in 300 outputs whose elements share one factor."""
 
 
 class Judge:
@@ -152,7 +152,7 @@ class Judge:
         """The comparison without what nothing decides: indices of near ties, elements that any rounding moves."""
         name, eager, truth = self.graph.outputs[position], answer.eager[position], answer.truth[position]
         sources = self.reference.graph_sources(self._loaded.case(observed.family, observed.seed, answer.learned))
-        candidate = candidate.to(truth.device)
+        candidate = candidate.to(truth.device, copy=True)  # what lies in an outbox may change meanwhile
 
         def compute(name: str, widen: bool) -> torch.Tensor:
             part = graph_pb2.Graph()

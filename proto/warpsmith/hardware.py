@@ -42,7 +42,7 @@ class Costs:
     converted_step_ns: float = 1800.0
     """Of a step whose operands are split in shared memory (249 steps in 466 us; 63 tiles of 16 steps in 1805)."""
     float_flops_per_ns: float = 200.0
-    """Of an SM in batches of small products of plain floats."""
+    """Of an SM in batches of small products of plain floats (H100)."""
     slices_ns: float = 4000.0
     """Of the launch that adds slices up."""
     agreement_bytes: int = 24 << 20

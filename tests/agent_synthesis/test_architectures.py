@@ -8,15 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from subjects import every_subject
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.registry import PRODUCTS, every_schedule, schedules, why_not
-from agent_synthesis.plans.plan import schedule_named
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import plan_zero, schedule_named
 from agent_synthesis.schedule import Emission
+from agent_synthesis.testing import Applied
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
 from warpsmith.hardware import CARDS, H200, Feature, Hardware
-from warpsmith.v1 import task_pb2
+from warpsmith.v1 import analysis_pb2, task_pb2
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "architecture.md"
 (NEW,) = re.findall(r"<!-- card -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -75,6 +81,15 @@ def test_schedules_that_need_what_the_card_lacks_say_so_and_are_not_offered(card
     for name, said in refused.items():
         assert said.startswith(f"{name} needs ")
         assert said.endswith(f"{lacking}, which {card.architecture} does not have")
+
+
+@pytest.mark.parametrize("card", OTHERS, ids=lambda card: card.architecture)
+def test_many_small_products_have_a_schedule_that_the_card_has(card: Hardware) -> None:
+    with FakeTensorMode():
+        index = GraphIndex(capture(Applied(torch.bmm), (torch.empty(4096, 64, 64), torch.empty(4096, 64, 64))))
+    (group,) = (plan := plan_zero(index, CUDA, card)).groups
+    authored = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name))
+    assert authored.groups[0].schedule == "cuda_product_simt"
 
 
 def test_a_move_to_a_schedule_that_the_card_lacks_something_for_says_what() -> None:

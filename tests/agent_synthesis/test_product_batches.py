@@ -216,6 +216,25 @@ def test_a_large_batch_of_small_matrices_has_tiles_of_their_size() -> None:
     assert not schedule.accepts(beyond)
 
 
+def test_plain_floats_lead_where_splitting_would_move_more_than_the_product_does() -> None:
+    schedule = CudaSmallProduct(H200)
+    many = large(lambda a, b: a @ b.mT, (32768, 64, 64), (32768, 64, 64))
+    few = large(lambda a, b: a @ b.mT, (8, 64, 64), (8, 64, 64))
+    deep = large(lambda a, b: a @ b.mT, (64, 512, 512), (64, 512, 512))
+    assert [schedule.leads(nest) for nest in (many, few, deep)] == [True, False, False]
+    assert schedule.leads(replace(many, allows_tf32=True)) is False  # operands are not split
+    names = [each.name for each in schedules_for(task_pb2.TARGET_CUDA, many)]
+    assert names[0] == "cuda_product_simt"
+    assert "cuda_product" in names
+
+
+def test_few_rows_have_narrow_tiles_where_blocks_are_scarce() -> None:
+    schedule = CudaSmallProduct(H200)
+    for rows, columns, depth in ((4, 256, 512), (4, 1000, 4096), (2, 40, 2048)):
+        made = schedule.defaults(large(lambda a, b: a @ b, (rows, depth), (depth, columns)))
+        assert (made.rows, made.columns) == (16, 32)
+
+
 # ---- compiled ----------------------------------------------------------------------------------------------
 
 

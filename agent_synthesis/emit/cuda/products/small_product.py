@@ -38,6 +38,8 @@ THREAD_SUMS = (2, 64)
 """Of a thread at least and at most."""
 BUSY_SUMS = 16
 """Of a thread where there are blocks enough: so many are read from shared memory as fast as they are multiplied."""
+SMALL_SIDE = 32
+"""Of the smallest square tile that a search begins with."""
 LEAST_BUSY_TILES = 8
 """For each multiprocessor: so many hide each other's beginnings and ends."""
 LEAST_SLICE = 128
@@ -80,6 +82,8 @@ class CudaSmallProduct(CudaSchedule):
         tiles = product.tile_count(settings.rows, settings.columns)
         if product.left.type is not Type.F32 or tiles < LEAST_BUSY_TILES * self.hardware.sm_count:
             return False
+        if self.hardware.refusal(CudaProduct.needs):
+            return False  # no other takes it
         costs, others = self.hardware.costs, []
         if CudaProduct(self.hardware).accepts(nest):
             others.append(split_and_product_ns(self.hardware, nest, product))
@@ -91,9 +95,10 @@ class CudaSmallProduct(CudaSchedule):
         return bool(others) and ns < min(others)
 
     def defaults(self, nest: Nest) -> SmallSettings:
-        """The largest tile, but for empty halves, that still gives every other multiprocessor one; else slices."""
+        """The largest tile, but for empty halves, that still gives every other multiprocessor one; else a small one and
+        slices."""
         product = product_of(nest)
-        for side in (128, 64, 32):
+        for side in (128, 64, SMALL_SIDE):
             rows, columns = _tile(product, side)
             tiles = product.tile_count(rows, columns)
             if tiles >= LEAST_BUSY_TILES * self.hardware.sm_count:
@@ -101,6 +106,8 @@ class CudaSmallProduct(CudaSchedule):
                 return SmallSettings(rows=rows, columns=columns, threads=threads)
             if 2 * tiles >= self.hardware.sm_count:
                 return SmallSettings(rows=rows, columns=columns)
+        columns = min(columns, SMALL_SIDE)  # blocks are scarcer than sums
+        rows = max(rows, THREAD_SUMS[0] * THREADS[-1] // columns)
         slices = _slice_counts(self.hardware, product, rows, columns)[-1]
         return SmallSettings(rows=rows, columns=columns, split_k=slices)
 
@@ -144,7 +151,8 @@ def _kernel(made: ProductText, settings: SmallSettings, blocks: int) -> Kernel:
 
 
 def _tile(product: MatrixProduct, side: int) -> tuple[int, int]:
-    """Rows and columns of as many sums as `side` squared, or fewer, neither of them beyond the product's."""
+    """Rows and columns of as many sums as `side` squared, or fewer where the product has fewer rows or columns, but two
+    for each thread."""
     _, m, n, _ = product.extents
     columns = min(side, *(each for each in COLUMNS if each >= n), COLUMNS[-1])
     rows = min(side * side // columns, *(each for each in ROWS if each >= m), ROWS[-1])

@@ -183,11 +183,13 @@ def adding_ns(hardware: Hardware, product: MatrixProduct, slices: int) -> float:
 
 
 def split_and_product_ns(hardware: Hardware, nest: Nest, product: MatrixProduct) -> float:
-    """Time of this schedule's kernels for a product of floats: splitting moves an operand two or three times."""
+    """Time of this schedule's kernels for a product of floats: splitting, where it does, moves an operand two or three
+    times."""
     batch, m, n, k = product.extents
     settings, moved = CudaProduct(hardware).defaults(nest), 0
     is_held = product_tiling.slice_depth(k, settings.split_k) <= MOST_SLICE
-    for rows, operand in ((m, product.left), (n, product.right)):
+    sides = ((m, product.left), (n, product.right)) if ENGINES[settings.engine].parts > 1 else ()
+    for rows, operand in sides:
         reads = 1 if is_held and operand.depth_stride == 1 else 2
         moved += 4 * rows * k * (operand.layer_count * reads + batch)
     return predicted_ns(hardware, product, settings) + moved / hardware.costs.bytes_per_ns
