@@ -26,12 +26,6 @@ from warpsmith.graphs.task_module import cause_of, seed_generators
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, verdict_pb2
 
-_FAR = 4.0
-"""Times its yardstick that an output has to be off to be looked at again: whether TF32 explains it, and whether
-anything decides there."""
-_FAR_BY_LUCK = 256.0
-"""The most that eager's error may be too small by luck: once in 300 outputs whose elements share one factor."""
-
 
 class Judge:
     """A prepared reference: made once for a task."""
@@ -105,12 +99,10 @@ class Judge:
         """Whether what is far off is worth a second look; on ordinary values where a few elements are, by a little."""
         if error.unequal_count:
             return True
-        if candidate.is_complex() or not candidate.is_floating_point():
-            return False
-        if observed.family not in comparison.ORDINARY:
-            return max(error.max_ratio, error.block_ratio) > _FAR or error.non_finite_mismatch_count > 0
-        is_far = _FAR < max(error.rms_ratio, error.max_ratio, error.block_ratio) < _FAR_BY_LUCK
-        return is_far and not error.non_finite_mismatch_count and undecided.is_of_few(candidate, truth)
+        if observed.family in comparison.ORDINARY:
+            return undecided.is_far_by_luck(error, candidate, truth)
+        is_far = max(error.max_ratio, error.block_ratio) > undecided.FAR or error.non_finite_mismatch_count > 0
+        return is_far and candidate.is_floating_point()
 
     def _compare(
         self, candidate: torch.Tensor, position: int, answer: Answer, observed: judging_pb2.Observation
@@ -129,7 +121,7 @@ class Judge:
             )
 
         error = against(answer.eager[position])
-        is_far = max(error.rms_ratio, error.max_ratio, error.block_ratio, error.small_ratio) > _FAR
+        is_far = max(error.rms_ratio, error.max_ratio, error.block_ratio, error.small_ratio) > undecided.FAR
         if not is_far or not (rounded := self.answers.rounded(observed.family, observed.seed)):
             return error
         # What a ReLU leaves of a block may be one element.

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from agent_correctness.checks import limits
-from gpu_bench.judging import comparison, undecided
+from gpu_bench.judging import alone, comparison, undecided
 from gpu_bench.truth import conditioning
+from warpsmith.graphs import capture
+from warpsmith.v1 import judging_pb2, verdict_pb2
 
 ROWS, TIED = 4000, 17
 
@@ -90,9 +92,12 @@ def heads(seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tenso
     return sources, *made, by_running_sums(*(each.double() for each in sources.values()), 1)
 
 
+def is_within_limits(error: verdict_pb2.OutputError) -> bool:
+    return all(ratio <= most for ratio, most in zip(limits.ratios_of(error), limits.LIMITS, strict=True))
+
+
 def is_let_in(candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> bool:
-    found = limits.ratios_of(comparison.compare(candidate, eager, truth))
-    return all(ratio <= most for ratio, most in zip(found, limits.LIMITS, strict=True))
+    return is_within_limits(comparison.compare(candidate, eager, truth))
 
 
 def moved_heads(sources: dict[str, torch.Tensor], seed: int) -> Iterator[torch.Tensor]:
@@ -113,6 +118,32 @@ def test_an_other_order_of_sums_is_excused_where_one_heads_exponentials_are_all_
             assert is_let_in(judged, eager, truth), seed
     print(f"{refused} of 24 were beyond a limit, and none was after a second look")
     assert refused, "nothing was to be excused"
+
+
+class RunningSums(torch.nn.Module):
+    """What `by_running_sums` computes, in one piece."""
+
+    def forward(self, steps: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return by_running_sums(steps, values, 1)
+
+
+def test_so_it_is_of_a_group_judged_alone_which_then_lets_a_lower_precision_through_as_little() -> None:
+    drawn = (heads(seed) for seed in range(12))
+    sources, candidate = next((own, other) for own, eager, other, truth in drawn if not is_let_in(other, eager, truth))
+    graph = capture.capture(RunningSums(), list(sources.values()))
+    (output,) = graph.outputs
+    made = judging_pb2.Region(name=output, kind=judging_pb2.REGION_KIND_MADE)
+    given = dict(zip((source.name for source in graph.sources), sources.values(), strict=True))
+
+    def is_let_in_alone(candidate: torch.Tensor) -> bool:
+        seen = judging_pb2.Observation(family=verdict_pb2.VALUE_FAMILY_TASK, group=output)
+        boundary = alone.Boundary(graph, [made], 0)
+        judged = alone.judge(boundary, seen, [candidate], given, torch.device("cpu"))
+        assert not judged.unjudged
+        return is_within_limits(judged.outputs[0])
+
+    assert is_let_in_alone(candidate)
+    assert not is_let_in_alone((1 + 2**-12) * candidate)
 
 
 def test_a_lower_precision_is_not_excused_where_a_few_elements_are_all_of_the_error() -> None:
