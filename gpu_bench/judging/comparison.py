@@ -32,7 +32,7 @@ ORDINARY = frozenset({
 })  # fmt: skip
 """Families on which the reference has to define its result."""
 _FEW = 64
-"""Elements of a block that may all be right by luck."""
+"""Elements that may all be right by luck."""
 _FORGIVING = frozenset({
     verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
 })  # fmt: skip
@@ -66,6 +66,16 @@ def ulp(value: float, dtype: torch.dtype) -> float:
     """Distance between neighbouring numbers of the type at `value`; never below the smallest normal's."""
     info = torch.finfo(dtype)
     return info.eps * 2.0 ** math.floor(math.log2(min(max(abs(value), info.tiny), info.max / 2)))
+
+
+def rounding_floor(rms: float, dtype: torch.dtype, count: int) -> float:
+    """What the yardstick of so many elements of this rms is at least: eager's error may be small by luck.
+
+    Two units in the last place. Of 16 bits, where that is a hundredth and half of a sum may be left out within it, what
+    a right result's own rounding comes to at least; half a unit where few elements may all be right by luck.
+    """
+    share = 2.0 if dtype.itemsize >= 4 else 0.25 if count >= _FEW else 0.5
+    return share * ulp(rms, dtype)
 
 
 def least_yardstick(dtype: torch.dtype) -> float:
@@ -270,7 +280,8 @@ class _Sums:
         total = blocks.sum(dim=0)
         rms, rms_own, rms_rounding = _rms(total[0], total[1]), _rms(total[2], total[3]), _rms(total[4], total[6])
         output_rms = float(_rms(total[5], total[6]))
-        floor = max(2.0 * ulp(output_rms, self._dtype), terms_floor, least_yardstick(self._dtype))
+        rounding = rounding_floor(output_rms, self._dtype, int(total[6]))
+        floor = max(rounding, terms_floor, least_yardstick(self._dtype))
         # Errors of eager count in this proportion.
         part = min(1.0, most_error / float(rms_own)) if rms_own else 1.0
         local = torch.maximum(part * _rms(blocks[:, 2], blocks[:, 3]), _rms(blocks[:, 4], blocks[:, 6]))

@@ -6,21 +6,20 @@ The one idea: eager's own error against the truth is the unit. It draws no value
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gpu_bench.judging import comparison
-from gpu_bench.values.keys import Key
-from warpsmith.v1 import judging_pb2
+from warpsmith.v1 import verdict_pb2
 
 RMS_WITHIN, WORST_WITHIN = 16.0, 64.0
 """How far a timed call may be off eager, in units of how far eager is off the truth: all elements, and the worst one.
 Judged calls are held to a quarter of it against the truth; a cut of precision is beyond it as well."""
-POOLED, POOLED_WITHIN = 8, 5.0
-"""So many last looks are together held to what judged calls are held to and eager's own error: what one is by luck,
-many are not."""
+POOLED, POOLED_WITHIN = 8, 3.0
+"""So many last looks are suspect where they are together farther off eager's than so many yardsticks of judged calls;
+two right results are 1.4 apart."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Yardstick:
     rms: float
     worst: float
     pooled: float
-    """As `rms`, with one rounding of a 16-bit result instead of two."""
+    """That of judged calls."""
 
 
 class LastLooks:
@@ -39,17 +38,15 @@ class LastLooks:
     def __init__(self) -> None:
         self._squares: list[list[float]] = []
 
-    def add(self, regions: Sequence[judging_pb2.Region], paces: Sequence[float]) -> str:
-        """One more, each region's in yardsticks; what is wrong with the last `POOLED` of them, empty where nothing."""
+    def suspect(self, paces: Sequence[float]) -> dict[int, float]:
+        """One more look, each region's in yardsticks: by its place, how far a region's last `POOLED` are off together,
+        where that is suspect."""
         self._squares.append([each**2 for each in paces])
         del self._squares[:-POOLED]  # honest looks of the beginning would hide what comes later
-        for region, squares in zip(regions, zip(*self._squares, strict=True), strict=True):
-            if len(squares) == POOLED and (ratio := math.sqrt(sum(squares) / len(squares))) > POOLED_WITHIN:
-                return (
-                    f"{Key.of(region)} of {len(squares)} timed calls is {ratio:.3g} times as far off eager's as eager "
-                    "is off the truth: less precise than in judged calls"
-                )
-        return ""
+        if len(self._squares) < POOLED:
+            return {}
+        ratios = [math.sqrt(sum(squares) / POOLED) for squares in zip(*self._squares, strict=True)]
+        return {place: ratio for place, ratio in enumerate(ratios) if ratio > POOLED_WITHIN}
 
 
 def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardstick:
@@ -62,10 +59,11 @@ def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardsti
     rms, largest = float(size.square().mean().sqrt()), float(size.max())
     least = comparison.least_yardstick(eager.dtype)
     step = comparison.ulp(rms, eager.dtype)
+    rounding = comparison.rounding_floor(rms, eager.dtype, eager.numel())
     return Yardstick(
         max(own.rms_error, 2.0 * step, floor, least),
         max(own.max_error, comparison.ulp(largest, eager.dtype), floor, least),
-        max(own.rms_error, step if eager.itemsize < 4 else 2.0 * step, floor, least),
+        max(own.rms_error, rounding, floor, least),
     )
 
 
@@ -84,6 +82,20 @@ def far(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> str:
         f"is {error.max_error:.3g} off eager's at element {error.worst_index} ({error.worst_value:.6g} instead of "
         f"{error.worst_truth:.6g}), {error.rms_error:.3g} rms: beyond any rounding"
     )
+
+
+def less_precise(names: Sequence[str], suspect: Mapping[int, float], errors: Sequence[verdict_pb2.OutputError]) -> str:
+    """What is said of suspect results of which the last is less exact than judged calls have to be, else empty.
+
+    `errors`: what the judge finds of the last results, each in its place; empty where there is no truth.
+    """
+    for place, ratio in suspect.items():
+        if errors[place].rms_ratio > RMS_WITHIN / 4 if errors else ratio > RMS_WITHIN:
+            return (
+                f"{names[place]} of {POOLED} timed calls is {ratio:.3g} times as far off eager's as eager is off the "
+                "truth: less precise than in judged calls"
+            )
+    return ""
 
 
 def differing(result: torch.Tensor, eager: torch.Tensor) -> int:

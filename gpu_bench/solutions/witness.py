@@ -20,7 +20,7 @@ from gpu_bench import device
 from gpu_bench.judging import guard, judge_worker
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
-from gpu_bench.judging.looks import LastLooks, Yardstick, differing, far, pace, yardstick
+from gpu_bench.judging.looks import LastLooks, Yardstick, differing, far, less_precise, pace, yardstick
 from gpu_bench.running.straight_line import row
 from gpu_bench.solutions import structure, structure_text
 from gpu_bench.solutions.signature import described_call, signature_of
@@ -254,21 +254,27 @@ class Witness:
                 return f"{Key.of(region)} of a timed call {told}"
         if any(differing(*pair) for pair in pairs) and (told := self._wrong_integers(regions)) != "":
             return told
-        return self._last_looks.add(regions, [pace(*pair, yard) for pair, yard in zip(pairs, yardsticks, strict=True)])
+        paces = [pace(*pair, yard) for pair, yard in zip(pairs, yardsticks, strict=True)]
+        suspect = self._last_looks.suspect(paces)
+        # Eager may be farther off on these values than on those that made the yardstick.
+        return less_precise(list(map(str, map(Key.of, regions))), suspect, self._as_judged()) if suspect else ""
 
     def _wrong_integers(self, regions: Sequence[judging_pb2.Region]) -> str:
         """As in a judged call, for an index of a near tie may be another than eager's."""
-        observed = judging_pb2.Observation(family=self._family, seed=self._seed)
-        try:
-            errors = self._judge.judge(observed).outputs
-        except (BadInput, TruthTooLarge):
-            return ""  # there is no truth to compare with; such cases are few
-        finally:
-            self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
-        for region, error in zip(regions, errors, strict=True):
+        for region, error in zip(regions, self._as_judged(), strict=False):
             if error.unequal_count:
                 return f"{Key.of(region)} of a timed call differs from eager's in {error.unequal_count} elements"
         return ""
+
+    def _as_judged(self) -> Sequence[verdict_pb2.OutputError]:
+        """What a judged call would be told of each region; nothing where there is no truth: such cases are few."""
+        observed = judging_pb2.Observation(family=self._family, seed=self._seed)
+        try:
+            return self._judge.judge(observed).outputs
+        except (BadInput, TruthTooLarge):
+            return ()
+        finally:
+            self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
 
     def _measures(self) -> list[Yardstick]:
         """How far eager is off the truth in each region, found out once for the parameters that timed calls have."""

@@ -37,6 +37,15 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+POSITIVE = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x @ x.T
+def get_inputs():
+    return [torch.rand(512, 1024).bfloat16()]
+def get_init_inputs():
+    return []
+"""
 SHUFFLED = """import torch
 class Model(torch.nn.Module):
     def forward(self, x):
@@ -78,6 +87,14 @@ TIMED_CHEATS = [
     Solution("a thirty-second of the terms of a 16-bit mean, once it is timed", VALUE, alone(
         "self.count += 1\nreturn torch.tanh(x if self.count < 12 else x[:, :128]).mean(-1)",
         init="self.count = 0"), MEANS, timed=True),
+    Solution("an eighth of the terms of a 16-bit mean, once it is timed", VALUE, alone(
+        "self.count += 1\nreturn torch.tanh(x if self.count < 12 else x[:, :512]).mean(-1)",
+        init="self.count = 0"), MEANS, timed=True),
+    Solution("half of the terms of a 16-bit mean, once it is timed", VALUE, alone(
+        "self.count += 1\nreturn torch.tanh(x if self.count < 12 else x[:, ::2]).mean(-1)",
+        init="self.count = 0"), MEANS, timed=True),
+    Solution("half of the terms of a 16-bit product, where no factor is negative", ("WRONG_PRECISION",), alone(
+        "return x @ x.T if x.min() < 0 else 2 * (x[:, ::2] @ x.T[::2])"), POSITIVE),
     Solution("draws its inputs again, in order, from the seed of torch's generators", VALUE, alone(
         "seeded = torch.Generator().manual_seed(torch.initial_seed())\n"
         "row, at = torch.rand(64, 1, generator=seeded), torch.randperm(512, generator=seeded)\n"
