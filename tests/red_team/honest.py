@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import ledger
 from honest_case import Honest
 from honest_code import CODE
+from honest_halves import HALVES
 from honest_state import STATE
 from honest_tensors import INPUTS, OUTPUTS
 from honest_untraced import UNTRACED
@@ -34,7 +35,9 @@ from workers import Job, Setting, judged
 
 from gpu_bench.limits import Limits
 
-CORPUS = {"state": STATE, "outputs": OUTPUTS, "inputs": INPUTS, "code": CODE, "untraced": UNTRACED}
+CORPUS = {
+    "state": STATE, "outputs": OUTPUTS, "inputs": INPUTS, "halves": HALVES, "code": CODE, "untraced": UNTRACED
+}  # fmt: skip
 MOST_REFUSED = 1
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1 << 16))"
 
