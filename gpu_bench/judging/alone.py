@@ -19,6 +19,7 @@ from gpu_bench.truth.conditioning import Moved
 from gpu_bench.truth.terms import terms_floor
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import lay_out
+from gpu_bench.workers.shortage import is_want_of_memory
 from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import buffers_of, made_by, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, judging_pb2, tensor_pb2, verdict_pb2
@@ -221,9 +222,13 @@ def judge(
         floor = terms_floor(boundary.graph, used, name, wide)
         error = comparison.compare(candidate, own, wide, terms_floor=floor)
         if undecided.is_far_by_luck(error, candidate, wide):
-            # What lies in an outbox may change meanwhile.
-            judged = undecided.excused(candidate.to(device, copy=True), wide, moved(name), if_many=True)
-            error = comparison.compare(judged, own, wide, terms_floor=floor)
+            try:
+                # What lies in an outbox may change meanwhile.
+                judged = undecided.excused(candidate.to(device, copy=True), wide, moved(name), if_many=True)
+                error = comparison.compare(judged, own, wide, terms_floor=floor)
+            except (RuntimeError, MemoryError) as problem:
+                if not is_want_of_memory(problem):
+                    raise
         error.output = position
         complete.outputs.append(error)
     return complete

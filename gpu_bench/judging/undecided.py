@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
+from gpu_bench.judging.comparison import count_of_large
 from warpsmith.v1 import verdict_pb2
 
 FAR = 4.0
@@ -48,12 +49,9 @@ def is_far_by_luck(error: verdict_pb2.OutputError, candidate: torch.Tensor, trut
 
 def is_of_few(candidate: torch.Tensor, truth: torch.Tensor) -> bool:
     """Whether the errors of at most `MOST_SHARE` of the elements make up their sum of squares, as (Σe²)²/Σe⁴ counts."""
-    second = fourth = 0.0
-    for part, known in zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (candidate, truth)), strict=True):
-        squares = (part.to(known.device) - known).square_().nan_to_num_(0.0, 0.0, 0.0)
-        second += float(squares.sum())
-        fourth += float(squares.square_().sum())
-    return second > 0.0 and second * second <= MOST_SHARE * truth.numel() * fourth
+    parts = zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (candidate, truth)), strict=True)
+    count = count_of_large(part.to(known.device) - known for part, known in parts)
+    return 0.0 < count <= MOST_SHARE * truth.numel()
 
 
 def excused(

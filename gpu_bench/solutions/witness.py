@@ -20,7 +20,7 @@ from gpu_bench import device
 from gpu_bench.judging import guard, judge_worker
 from gpu_bench.judging.judge_worker import Judge
 from gpu_bench.judging.loaded import Args
-from gpu_bench.judging.looks import LastLooks, Yardstick, differing, far, less_precise, pace, yardstick
+from gpu_bench.judging.looks import Looks, Yardstick, yardstick
 from gpu_bench.running.straight_line import row
 from gpu_bench.solutions import structure, structure_text
 from gpu_bench.solutions.signature import described_call, signature_of
@@ -31,7 +31,7 @@ from gpu_bench.truth.answers import Answer
 from gpu_bench.values import learning, seeds
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
-from gpu_bench.workers.shortage import TruthTooLarge
+from gpu_bench.workers.shortage import TruthTooLarge, with_room
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
 from warpsmith.sandbox.worker import Methods
@@ -75,7 +75,7 @@ class Witness:
         self._eager: tuple[tuple[int, int], list[torch.Tensor]] | None = None
         self._yardsticks: dict[Members | None, list[Yardstick]] = {}
         """By the parameters that go with FRESH values."""
-        self._last_looks = LastLooks()
+        self._looks = Looks()
         self._sweep = torch.empty(0, dtype=torch.uint8)
 
     def introduce(self) -> judging_pb2.Introduction:
@@ -128,7 +128,7 @@ class Witness:
 
     def place_members(self, request: judging_pb2.PlaceMembersRequest) -> None:
         """Puts parameters and state of a case into the shared memory."""
-        self._eager, self._last_looks, self._loaded.fresh_members = None, LastLooks(), _CONSTRUCTORS
+        self._eager, self._looks, self._loaded.fresh_members = None, Looks(), _CONSTRUCTORS
         if request.timed:
             self._yardsticks |= find_timed_members(self._judge, request.family, request.seed)
         self._turn_to(verdict_pb2.VALUE_FAMILY_FRESH if request.timed else request.family, request.seed)
@@ -249,31 +249,22 @@ class Witness:
         yardsticks, eager = self._measures(), self._eagerly()
         given = [place.to(own.device) for place, own in zip(places, eager, strict=True)]
         pairs = list(zip(given, eager, strict=True))
-        for region, pair, yard in zip(regions, pairs, yardsticks, strict=True):
-            if (told := far(*pair, yard)) != "":
-                return f"{Key.of(region)} of a timed call {told}"
-        if any(differing(*pair) for pair in pairs) and (told := self._wrong_integers(regions)) != "":
-            return told
-        paces = [pace(*pair, yard) for pair, yard in zip(pairs, yardsticks, strict=True)]
-        suspect = self._last_looks.suspect(paces)
-        # Eager may be farther off on these values than on those that made the yardstick.
-        return less_precise(list(map(str, map(Key.of, regions))), suspect, self._as_judged()) if suspect else ""
-
-    def _wrong_integers(self, regions: Sequence[judging_pb2.Region]) -> str:
-        """As in a judged call, for an index of a near tie may be another than eager's."""
-        for region, error in zip(regions, self._as_judged(), strict=False):
-            if error.unequal_count:
-                return f"{Key.of(region)} of a timed call differs from eager's in {error.unequal_count} elements"
-        return ""
+        names = [str(Key.of(region)) for region in regions]
+        return self._looks.wrong(names, pairs, yardsticks, self._as_judged)
 
     def _as_judged(self) -> Sequence[verdict_pb2.OutputError]:
         """What a judged call would be told of each region; nothing where there is no truth: such cases are few."""
         observed = judging_pb2.Observation(family=self._family, seed=self._seed)
         try:
-            return self._judge.judge(observed).outputs
+            return with_room(
+                lambda: self._judge.judge(observed).outputs,
+                "eager and the truth in float64 of a timed call",
+                self._judge.answers.give_back,
+            )
         except (BadInput, TruthTooLarge):
             return ()
         finally:
+            self._judge.answers.give_back()  # others are timed beside this process
             self._args = self._loaded.case(self._family, self._seed)  # parameters as they were
 
     def _measures(self) -> list[Yardstick]:
