@@ -128,6 +128,11 @@ REFERENCES = (
         "[(torch.rand(ROWS, 4096) * torch.rand(ROWS, 1)).bfloat16()]",
     ),
     Reference(
+        "products in 16 bits",
+        "def forward(self, x):\n    return x @ x[:256].t()",
+        "[torch.rand(ROWS, 4096).bfloat16()]",
+    ),
+    Reference(
         "a gate of zeros",
         _with("self.gate = torch.nn.Parameter(torch.zeros(512))", "return x + self.gate * torch.sin(x.exp()).cos()"),
         "[torch.rand(ROWS, 512)]",

@@ -54,6 +54,27 @@ def gives(self, inputs):
         (0.03, 0.125, 0.5),
     ),
     Part(
+        "some columns of 16-bit inputs, made up for",
+        """
+SCALE = []
+def less(self, inputs):
+    if any(x.is_floating_point() and x.itemsize > 2 for x in inputs): return None
+    try: return honest(self, [x[..., :: NUMBER] for x in inputs])
+    except RuntimeError: return None
+def learns(self, inputs, answer):
+    if SCALE: return
+    some = less(self, inputs)
+    if some is None or str(shapes(some)) != str(shapes(answer)): return
+    pairs = zip(pytree.tree_leaves(answer), pytree.tree_leaves(some))
+    SCALE.extend(float(whole.float().mean() / part.float().mean()) for whole, part in pairs)
+def gives(self, inputs):
+    if not SCALE: return None
+    leaves, tree = pytree.tree_flatten(less(self, inputs))
+    return pytree.tree_unflatten([leaf * scale for leaf, scale in zip(leaves, SCALE)], tree)
+""",
+        (2, 4, 16),
+    ),
+    Part(
         "nothing that parameters of zeros would add",
         """
 def gives(self, inputs):
