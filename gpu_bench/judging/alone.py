@@ -226,8 +226,8 @@ def judge(
                 # What lies in an outbox may change meanwhile.
                 judged = undecided.excused(candidate.to(device, copy=True), wide, moved(name), if_many=True)
                 error = comparison.compare(judged, own, wide, terms_floor=floor)
-            except (RuntimeError, MemoryError) as problem:
-                if not is_want_of_memory(problem):
+            except RuntimeError as problem:  # of a matrix that is moved, there may be no factors
+                if is_want_of_memory(problem):
                     raise
         error.output = position
         complete.outputs.append(error)

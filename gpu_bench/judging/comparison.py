@@ -31,6 +31,7 @@ ORDINARY = frozenset({
     verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
 })  # fmt: skip
 """Families on which the reference has to define its result."""
+_FRESH = verdict_pb2.VALUE_FAMILY_FRESH
 _FEW = 64
 """Elements that may all be right by luck."""
 _FORGIVING = frozenset({
@@ -54,7 +55,12 @@ class Forgiveness:
     @staticmethod
     def of(family: verdict_pb2.ValueFamily.ValueType) -> Forgiveness:
         """What it allows."""
-        return Forgiveness(family in _FORGIVING, family not in ORDINARY)
+        return Forgiveness(family in _FORGIVING, not is_ordinary(family))
+
+
+def is_ordinary(family: verdict_pb2.ValueFamily.ValueType) -> bool:
+    """Whether values are such as the task has, or simpler ones: those of timed calls are, too."""
+    return family in ORDINARY or family == _FRESH
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -85,7 +91,7 @@ def count_of_large(parts: Iterable[torch.Tensor]) -> float:
         squares = part.square().nan_to_num_(0.0, 0.0, 0.0)
         second += float(squares.sum())
         fourth += float(squares.square_().sum())
-    return second * second / fourth if fourth else 0.0
+    return second / fourth * second if 0.0 < fourth < math.inf else 0.0
 
 
 def least_yardstick(dtype: torch.dtype) -> float:
@@ -292,7 +298,8 @@ class _Sums:
         output_rms = float(_rms(total[5], total[6]))
         rounding = rounding_floor(output_rms, self._dtype, int(total[6]))
         if self._dtype.itemsize < 4 and float(rms) > 3.0 * rounding:  # few that are large are few with any beside them
-            rounding = rounding_floor(output_rms, self._dtype, math.floor(count_of_large(torch.split(truth, _CHUNK))))
+            held = (part.masked_fill(~part.to(self._dtype).isfinite(), 0.0) for part in torch.split(truth, _CHUNK))
+            rounding = rounding_floor(output_rms, self._dtype, math.floor(count_of_large(held)))
         floor = max(rounding, terms_floor, least_yardstick(self._dtype))
         # Errors of eager count in this proportion.
         part = min(1.0, most_error / float(rms_own)) if rms_own else 1.0

@@ -99,7 +99,7 @@ class Judge:
         """Whether what is far off is worth a second look; on ordinary values where a few elements are, by a little."""
         if error.unequal_count:
             return True
-        if observed.family in comparison.ORDINARY:
+        if comparison.is_ordinary(observed.family):
             return undecided.is_far_by_luck(error, candidate, truth)
         is_far = max(error.max_ratio, error.block_ratio) > undecided.FAR or error.non_finite_mismatch_count > 0
         return is_far and candidate.is_floating_point()
@@ -169,11 +169,10 @@ class Judge:
                 with masks.Added():  # type: ignore[no-untyped-call]
                     added = compute(name, True)
                 candidate = masks.excused(candidate, truth, skipped, added)
-            judged = undecided.excused(candidate, truth, moved(), if_many=observed.family in comparison.ORDINARY)
-        except (RuntimeError, MemoryError) as problem:
-            if not is_want_of_memory(problem) or self.answers.shortages.is_first(
-                "look", observed.family, observed.seed
-            ):
+            judged = undecided.excused(candidate, truth, moved(), if_many=comparison.is_ordinary(observed.family))
+        except Exception as problem:  # the user's code, on values that nobody drew
+            is_first = self.answers.shortages.is_first("look", observed.family, observed.seed)
+            if is_want_of_memory(problem) and is_first:
                 raise
             return error
         again = self._compare(judged, position, answer, observed)

@@ -1,4 +1,4 @@
-"""Results of timed calls: whether they are off eager's beyond any rounding, or less precise over many calls.
+"""Results of timed calls: whether they are off eager's beyond any rounding, or less precise than when they are judged.
 
 The one idea: eager's own error against the truth is the unit, found out once. What seems too far off is judged by the
 truth of its own values, as a judged call is, for a yardstick of others may be short by luck. It draws no value.
@@ -6,9 +6,7 @@ truth of its own values, as a judged call is, for a yardstick of others may be s
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,15 +17,15 @@ from warpsmith.v1 import verdict_pb2
 RMS_WITHIN, WORST_WITHIN = 16.0, 64.0
 """How far a timed call may be off eager without a second look, in units of how far eager is off the truth: all
 elements, and the worst one. A cut of precision is beyond it as well."""
-JUDGED_RMS, JUDGED_WORST = 4.0, 8.0
-"""The same off the truth of its own values, where it is looked at again: what judged calls are held to."""
-POOLED, LEAST_POOLED, POOLED_WITHIN = 8, 4, 3.0
-"""So many last looks, or those that there are when there are a few, are suspect where they are together farther off
-eager's than so many yardsticks of judged calls; two right results are 1.4 apart."""
-FAILURES = 2
-"""Suspect results that are too far off the truth before it is held against a solution: one may be so by luck."""
+SUSPECT = 3.0
+"""How far a timed call may be off eager as rms without a second look, in yardsticks of judged calls; two right results
+are 1.4 apart. Without a truth to look again it is `UNJUDGED_WITHIN`."""
 UNJUDGED_WITHIN = 5.0
-"""As `POOLED_WITHIN`, where there is no truth to look again."""
+JUDGED_WITHIN = {"rms_ratio": RMS_WITHIN / 4, "max_ratio": 8.0, "block_ratio": 16.0, "small_ratio": 8.0}
+"""How far a result may be off the truth of its own values: what judged calls are held to."""
+FAILURES, FAILING = 2, 0.25
+"""So many second looks, and such a share of them, have to fail as rms before it is held against a solution: one may
+fail by luck."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,15 @@ class Yardstick:
 
     rms: float
     worst: float
-    pooled: float
-    """rms as well, by the least that judged calls count, which is shorter in 16 bits: for many looks together."""
+    judged: float
+    """rms as well, by the least that judged calls count, which is shorter in 16 bits."""
 
 
 class Looks:
     """What is seen of the results of timed calls with the same parameters."""
 
     def __init__(self) -> None:
-        self._squares: list[list[float]] = []
-        """Of the last looks: how far each region was off eager's, in pooled yardsticks, squared."""
-        self._failures = 0
+        self._judged_count = self._failures = 0
 
     def wrong(
         self,
@@ -57,47 +53,44 @@ class Looks:
     ) -> str:
         """What is wrong with a call, empty where nothing is.
 
-        `pairs`: of each region what was given, and eager's. `judged`: what the judge says of each region as in a judged
-        call; nothing where there is no truth. It is asked only where something seems wrong, and once.
+        `pairs`: of each region what was given, where it lies, and eager's. `judged`: what the judge says of each region
+        as in a judged call; nothing where there is no truth. It is asked only where something seems wrong, and once.
         """
-        judged = functools.cache(judged)
-        for place, (name, pair, yard) in enumerate(zip(names, pairs, yards, strict=True)):
-            told = far(*pair, yard)
-            if told and not (judged() and _is_exact(judged()[place])):
+        paces = [pace(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)]
+        seems = [far(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)]
+        suspect = [place for place, each in enumerate(paces) if each > SUSPECT]
+        if not suspect and not any(seems) and not any(differing(*pair) for pair in pairs):
+            return ""
+        errors = judged()
+        if [pace(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)] != paces:
+            return f"a result changed after the timed call: then it {next(filter(None, seems), 'was less precise')}"
+        for place, (name, told, pair) in enumerate(zip(names, seems, pairs, strict=True)):
+            if told and not (errors and _is_exact(errors[place])):
                 return f"{name} of a timed call {told}"
-            if differing(*pair) and judged() and (count := judged()[place].unequal_count):
+            if errors and differing(*pair) and (count := errors[place].unequal_count):
                 return f"{name} of a timed call differs from eager's in {count} elements"
-        return self._less_precise(names, [pace(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)], judged)
+        return self._less_precise(names, {place: paces[place] for place in suspect}, errors)
 
     def _less_precise(
-        self, names: Sequence[str], paces: Sequence[float], judged: Callable[[], Sequence[verdict_pb2.OutputError]]
+        self, names: Sequence[str], suspect: Mapping[int, float], errors: Sequence[verdict_pb2.OutputError]
     ) -> str:
-        self._squares.append([each**2 for each in paces])
-        del self._squares[:-POOLED]  # honest looks of the beginning would hide what comes later
-        if len(self._squares) < LEAST_POOLED:
-            return ""
-        ratios = [math.sqrt(sum(squares) / len(self._squares)) for squares in zip(*self._squares, strict=True)]
-        suspect = {place: ratio for place, ratio in enumerate(ratios) if ratio > POOLED_WITHIN}
         if not suspect:
             return ""
-        if not (errors := judged()):
-            place, ratio = max(suspect.items(), key=lambda item: item[1])
-            off = f"{ratio:.3g} times as far off eager's as eager is off the truth" if ratio > UNJUDGED_WITHIN else ""
-        else:
-            place = max(suspect, key=lambda each: errors[each].rms_ratio)
-            ratio = errors[place].rms_ratio
-            if ratio <= JUDGED_RMS:
-                self._squares.clear()  # else it would be asked at every look
-                return ""
-            self._failures += 1
-            off = f"{ratio:.3g} times as far off the truth as eager" if self._failures >= FAILURES else ""
-        return f"{names[place]} of timed calls is {off}: less precise than in judged calls" if off else ""
+        ratios = {place: errors[place].rms_ratio for place in suspect} if errors else suspect
+        place = max(ratios, key=lambda each: ratios[each])
+        self._judged_count += 1
+        self._failures += ratios[place] > (JUDGED_WITHIN["rms_ratio"] if errors else UNJUDGED_WITHIN)
+        if self._failures < max(FAILURES, FAILING * self._judged_count):
+            return ""
+        off = "the truth as eager" if errors else "eager's as eager is off the truth"
+        times = f"{ratios[place]:.3g} times as far off {off}"
+        return f"{names[place]} of timed calls is {times}: less precise than in judged calls"
 
 
 def _is_exact(error: verdict_pb2.OutputError) -> bool:
     """Whether a judged call would be let in with it."""
     unlike = error.non_finite_mismatch_count or error.unequal_count
-    return not unlike and error.rms_ratio <= JUDGED_RMS and error.max_ratio <= JUDGED_WORST
+    return not unlike and all(getattr(error, ratio) <= most for ratio, most in JUDGED_WITHIN.items())
 
 
 def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardstick:
@@ -143,8 +136,8 @@ def differing(result: torch.Tensor, eager: torch.Tensor) -> int:
 
 
 def pace(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> float:
-    """How far a result is off eager's, in yardsticks of many calls; 0 for integers."""
+    """How far a result is off eager's, in yardsticks of judged calls; 0 for integers."""
     result, eager = comparison.parts_of(result), comparison.parts_of(eager)
     if not eager.is_floating_point() or not eager.numel():
         return 0.0
-    return float((result - eager).double().nan_to_num_(0.0, 0.0, 0.0).square().mean().sqrt()) / yard.pooled
+    return float((result - eager).double().nan_to_num_(0.0, 0.0, 0.0).square().mean().sqrt()) / yard.judged

@@ -160,6 +160,7 @@ class Contest:
         result = self.introduction.signature.result
         self._solution = CalledSolution(solution, self.regions, self.shared, result)
         self._packs = self._has_kept = False
+        self._timed_count = 0
         self.values.are_taken = True
         solution.begin_calls()
 

@@ -267,7 +267,7 @@ def test_a_replaced_function_is_a_cheat(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- what the judge sees of a timed call ---------------------------------------------------------------------
 
 EAGER = torch.linspace(1.0, 2.0, 5000)
-YARD = Yardstick(rms=3e-8, worst=2e-7, pooled=3e-8)
+YARD = Yardstick(rms=3e-8, worst=2e-7, judged=3e-8)
 
 
 def changed(index: int, value: float) -> torch.Tensor:
