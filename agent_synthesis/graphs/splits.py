@@ -25,6 +25,7 @@ _BY_CLASS = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_los
 """Losses whose mean is over the samples that count: weighted by class, without an ignored one."""
 _MOST_SCORES = 1 << 31
 """Scores of attention that are kept in memory: 8 GiB of floats."""
+_HALVES = frozenset({tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16})
 _ANYWHERE = torch.device("cpu")
 """The device on which a graph makes a tensor: the process that runs the graph chooses the real one."""
 
@@ -61,7 +62,8 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
 
 
 def _attention(index: GraphIndex, node: str) -> Replacement | None:
-    """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, for scores too many to keep, and for halves' overflow.
+    """`softmax(Q Kᵀ · scale + mask) V`; None with dropout, for scores too many to keep, and of 16 bits: the call's own
+    scores are floats, which calls apart would round before the softmax.
 
     Heads that share keys are a dimension of queries alone. A row of -inf weighs nothing, as PyTorch has it.
     """
@@ -69,10 +71,7 @@ def _attention(index: GraphIndex, node: str) -> Replacement | None:
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
     of_queries, of_keys, dtype = shape(index, query), shape(index, key), index.spec(node).dtype
     rank, is_causal, is_grouped = len(of_queries), given["is_causal"], given["enable_gqa"]
-    if given["dropout_p"] or rank < 3 or dtype == tensor_pb2.DTYPE_FLOAT16 or (is_causal and mask is not None):
-        return None
-    # Sums of bfloat16 scores and a mask would be rounded before the softmax.
-    if dtype == tensor_pb2.DTYPE_BFLOAT16 and (is_causal or is_grouped or mask is not None):
+    if given["dropout_p"] or rank < 3 or dtype in _HALVES or (is_causal and mask is not None):
         return None
     if 0 in of_keys or math.prod(of_queries[:-1]) * of_keys[-2] > _MOST_SCORES:
         return None

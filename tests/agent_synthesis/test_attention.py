@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agent_synthesis.emit.cuda.attention import CudaAttention, require_fits
+from agent_synthesis.graphs import splits
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter, iteration_space
 from agent_synthesis.nests.attention import attention_of
@@ -484,3 +485,10 @@ def test_the_cost_is_both_products_and_every_operand_once() -> None:
     assert found.parallel_count == 6 < H200.sm_count
     causal = authored(lambda q, k, v: attention(q, k, v, is_causal=True), q, k, v)
     assert cost.of_group(causal, causal.groups[-1]).tensor_flop_count == found.tensor_flop_count // 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_attention_is_taken_apart_but_of_16_bits_whose_scores_would_be_rounded(dtype: torch.dtype) -> None:
+    index = GraphIndex(capture(Attention(attention), [each.to(dtype) for each in (Q, K, V)]))
+    (node,) = (name for name, each in index.nodes.items() if "scaled_dot_product" in each.target)
+    assert (splits.taken_apart(index, node) is None) is (dtype != torch.float32)
