@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import queue
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from judging_bench import LIMITS, Bench, Told
@@ -111,7 +111,8 @@ def _work(todo: Any, done: Any, setting: Setting, cores: Sequence[int], parent: 
             for job in run:
                 if os.getppid() != parent:  # whoever asked was killed
                     return
-                believed, told = one(bench, job)
+                text = job.solution.replace("PROCESSORS", str(len(cores)))
+                believed, told = one(bench, replace(job, solution=text))
                 done.put((job.name, believed, asdict(told)))
     finally:
         bench.close()

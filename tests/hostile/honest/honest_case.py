@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Honest:
-    """A reference and its solution; statements are not indented."""
+    """A reference and its solution; statements are not indented. `PROCESSORS` is how many the judge has."""
 
     name: str
     forward: str

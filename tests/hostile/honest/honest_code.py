@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from honest_case import Honest
 
 _LINEAR = "self.linear = nn.Linear(128, 64)"
@@ -97,7 +95,7 @@ self.register_load_state_dict_pre_hook(rename)
         "it wants every processor as it is imported, as its compilers would",
         _FORWARD,
         own_init=_LINEAR,
-        own_top=f"import os; assert len(os.sched_getaffinity(0)) == {len(os.sched_getaffinity(0))}",
+        own_top="import os; assert len(os.sched_getaffinity(0)) == PROCESSORS",
     ),
     _other(
         "torch.compile inside",
