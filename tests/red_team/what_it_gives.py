@@ -210,7 +210,7 @@ def gives(self, inputs):
 def gives(self, inputs):
     def change(leaf):
         leaf = leaf.clone()
-        leaf.reshape(-1)[-1] += 1
+        leaf.reshape(-1)[-1:].copy_(3 * leaf.reshape(-1)[-1:] + 1)
         return leaf
     return mapped(change, honest(self, inputs))
 """,
