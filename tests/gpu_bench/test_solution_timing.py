@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from unittest.mock import Mock
 
+import pytest
+from google.protobuf.message import Message
+
+from gpu_bench.limits import Limits
+from gpu_bench.solutions import contest
 from gpu_bench.solutions.caller import Answer
 from gpu_bench.solutions.contest import with_work_put_off
 from gpu_bench.solutions.solution_timing import HANDSHAKE, OutsideClock, contend
@@ -70,3 +75,25 @@ def test_a_contest_tells_what_asking_costs_and_who_is_faster(ours_s: float, is_f
     assert timing.speedup_eager.median == pytest.approx(0.004 / ours_s)
     assert {timing_pb2.FLAG_INPUT_UNUSED, timing_pb2.FLAG_TIMED_AS_CALLED} <= set(timing.raised)
     assert {arm.kind: arm.failure for arm in timing.arms}[timing_pb2.ARM_KIND_COMPILE] == "no compiler"
+
+
+def test_the_first_timed_calls_of_every_solution_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "LOOK_SHARE", 0.0)
+    asked: list[str] = []
+
+    def ask(method: str, _: object, response: type[Message]) -> Message:
+        asked.append(method)
+        return response()
+
+    solution = Mock(processes=set())
+    solution.ask.return_value = answer(0.0)
+    made = contest.Contest(
+        task_pb2.TARGET_CPU, Limits(), contest.PlacedValues(Mock(), 1.0), judging_pb2.Introduction(), 0.0
+    )
+    monkeypatch.setattr(made.values, "ask", ask)
+    monkeypatch.setattr(made, "visit", lambda *_, **__: contest.Visit(answer(1.0), judging_pb2.Taken(), answer(0.0)))
+    for _ in range(2):
+        made.admit(solution)
+        for _ in range(2 * contest.ALL_LOOKED_AT):
+            made.time_solution("solution", 0)
+    assert asked.count("look") == 2 * contest.ALL_LOOKED_AT
