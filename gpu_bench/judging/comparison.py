@@ -91,7 +91,7 @@ def count_of_large(parts: Iterable[torch.Tensor]) -> float:
         squares = part.square().nan_to_num_(0.0, 0.0, 0.0)
         second += float(squares.sum())
         fourth += float(squares.square_().sum())
-    return second / fourth * second if 0.0 < fourth < math.inf else 0.0
+    return second / fourth * second if fourth else 0.0
 
 
 def least_yardstick(dtype: torch.dtype) -> float:

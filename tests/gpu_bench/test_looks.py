@@ -139,11 +139,15 @@ def test_a_result_that_changes_after_the_call_is_none() -> None:
     assert said == "a result changed after the timed call: then it was less precise"
 
 
-def test_what_no_16_bit_number_holds_does_not_count_as_large() -> None:
-    truth = torch.exp(torch.linspace(0.0, 350.0, 4096, dtype=torch.float64))
+@pytest.mark.parametrize("huge", [1e60, 1e100, 1e200, float("inf")])
+def test_what_no_16_bit_number_holds_does_not_count_as_large(huge: float) -> None:
+    truth = 1.0 + torch.rand(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth[7] = huge
     eager = truth.bfloat16()
-    error = comparison.compare((truth * 1.008).bfloat16(), eager, truth)
-    assert limits.size_of(error) == limits.Size.FINE  # a few roundings of the few that are nearly all
+    assert limits.size_of(comparison.compare(eager, eager, truth)) == limits.Size.FINE
+    off = eager.clone()
+    off[::2] += 2 * torch.finfo(eager.dtype).eps
+    assert limits.size_of(comparison.compare(off, eager, truth)) == limits.Size.IMPRECISE
 
 
 def test_a_quarter_of_a_long_sum_of_positive_numbers_is_as_good_as_rounded_in_16_bits() -> None:
