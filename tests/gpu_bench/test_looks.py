@@ -7,7 +7,7 @@ import torch
 
 from agent_correctness.checks import limits
 from gpu_bench.judging import comparison
-from gpu_bench.judging.looks import FAILURES, Looks, Yardstick, yardstick
+from gpu_bench.judging.looks import FAILURES, JUDGED_WITHIN, Looks, Yardstick, yardstick
 from warpsmith.v1 import verdict_pb2
 
 COLUMNS = 4096
@@ -91,6 +91,11 @@ def test_right_results_between_others_acquit_none_of_them(has_truth: bool) -> No
     assert not told(looks, 8, 20, has_truth=has_truth)  # one may be so by luck
     assert not any(told(looks, 1, seed, has_truth=has_truth) for seed in range(20))
     assert told(looks, 8, 21, has_truth=has_truth)
+
+
+def test_timed_results_are_held_to_the_limits_of_judged_ones_on_ordinary_values() -> None:
+    assert tuple(JUDGED_WITHIN.values()) == limits.LIMITS
+    assert comparison.Forgiveness.of(verdict_pb2.VALUE_FAMILY_FRESH) == comparison.Forgiveness()
 
 
 class Judged:

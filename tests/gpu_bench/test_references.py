@@ -328,6 +328,21 @@ def test_on_ordinary_values_that_is_asked_where_a_few_elements_are_off_by_a_litt
     assert (error.max_ratio < 4.0) == is_asked
 
 
+def test_where_the_module_fails_on_moved_values_nothing_is_excused(
+    desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk("torch.softmax(x, -1) * 2")
+
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise ValueError("the module's own")
+
+    monkeypatch.setattr(undecided, "excused", fail)
+    made.judge.answers.of(verdict_pb2.VALUE_FAMILY_LARGE, 3)
+    made.shared.tensors(made.judge.regions)[0].fill_(0.125)
+    error = made.judge.judge(judging_pb2.Observation(family=verdict_pb2.VALUE_FAMILY_LARGE, seed=3)).outputs[0]
+    assert error.max_ratio > 8.0
+
+
 def test_poison_and_canaries_are_drawn_anew_for_every_comparison_and_differ_in_every_element() -> None:
     first, second = guard.Seeds.drawn(), guard.Seeds.drawn()
     assert first != second
