@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -127,7 +128,9 @@ class RunningSums(torch.nn.Module):
         return by_running_sums(steps, values, 1)
 
 
-def test_so_it_is_of_a_group_judged_alone_which_then_lets_a_lower_precision_through_as_little() -> None:
+def test_so_it_is_of_a_group_judged_alone_which_then_lets_a_lower_precision_through_as_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn = (heads(seed) for seed in range(12))
     sources, candidate = next((own, other) for own, eager, other, truth in drawn if not is_let_in(other, eager, truth))
     graph = capture.capture(RunningSums(), list(sources.values()))
@@ -144,6 +147,11 @@ def test_so_it_is_of_a_group_judged_alone_which_then_lets_a_lower_precision_thro
 
     assert is_let_in_alone(candidate)
     assert not is_let_in_alone((1 + 2**-12) * candidate)
+    monkeypatch.setattr(undecided, "excused", Mock(side_effect=RuntimeError("the matrix is singular")))
+    assert not is_let_in_alone(candidate)
+    monkeypatch.setattr(undecided, "excused", Mock(side_effect=torch.OutOfMemoryError("out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):  # whoever asks makes room and asks again
+        is_let_in_alone(candidate)
 
 
 def test_a_lower_precision_is_not_excused_where_a_few_elements_are_all_of_the_error() -> None:
