@@ -25,7 +25,7 @@ _LOOKED_AT = 1 << 26
 """Elements of an output that are compared, spread over all of it."""
 _COARSE = 2.0**-18
 """Of a tensor's size, as root mean squares: fp32 rounds to 2**-24 of it, TF32 to 2**-11."""
-_DRAWS, _MOST_DRAWS = 4, 24
+DRAWS, _MOST_DRAWS = 4, 24
 """Of the task's own values, on all of which a result has to be the same to be called constant for the task: floats, and
 as many as there is time for of what else there is, for an index of two is the same in half of all draws."""
 _TRIED = (verdict_pb2.VALUE_FAMILY_FRESH, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_MIXED)
@@ -126,8 +126,8 @@ def _has_constant(base: Base, fresh: Outputs, draw: Draw, run: Run, is_over: Cal
     still = base.still(fresh)
     certain = {position for position in still if base.eager[position].is_floating_point()}  # no two are alike by chance
     for number in range(1, _MOST_DRAWS):
-        is_settled = still <= certain and (len(still) == len(base.eager) or number >= _DRAWS)
-        if not still or is_settled or (number >= _DRAWS and is_over()):
+        is_settled = still <= certain and (len(still) == len(base.eager) or number >= DRAWS)
+        if not still or is_settled or (number >= DRAWS and is_over()):
             break
         if (again := run(draw(_TRIED[0], number))) is None:
             return False

@@ -41,6 +41,7 @@ class SolutionReference(Reference):
     """Of a solution, which may set what it likes: its calls are judged as they are timed."""
 
     may_forbid_tf32 = False
+    may_read_less = True
 
 
 class UntracedReference(SolutionReference):

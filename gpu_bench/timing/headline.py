@@ -23,12 +23,14 @@ OUTPUT_ZERO = timing_pb2.FLAG_OUTPUT_ZERO
 """There every output is all zeros."""
 INPUT_UNUSED = timing_pb2.FLAG_INPUT_UNUSED
 """Some input does not influence any output, on any values that were tried."""
+INPUT_UNRESOLVED = timing_pb2.FLAG_INPUT_UNRESOLVED
+"""On values as the task draws them an output of 16 bits does not show whether half of some input was read."""
 SLOWER_ON_FRESH_VALUES = timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES
 """First calls on values that nothing can have kept an answer for do not show the speedup: it is not believed."""
 
 NEVER_FASTER: Final = frozenset({
     FLOOR_REJECT, FLOOR_SUSPECT, SLOWER_ON_FRESH_VALUES,
-    OUTPUT_CONSTANT, OUTPUT_ZERO, INPUT_UNUSED,
+    OUTPUT_CONSTANT, OUTPUT_ZERO, INPUT_UNUSED, INPUT_UNRESOLVED,
 })  # fmt: skip
 """Labels of times that are not believed, and of references whose answer can be had without computing it."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gpu_bench.judging import comparison
+from gpu_bench.judging import comparison, dependence
 from gpu_bench.judging.loaded import Args, LoadedTask
 from gpu_bench.timing import headline
 from gpu_bench.truth import conditioning, plausible
@@ -93,7 +93,9 @@ class Answers:
 
     def _try_sources(self, args: Args) -> None:
         answer = self.of(verdict_pb2.VALUE_FAMILY_TASK, 0)
-        self.cases.try_sources(args, list(self.reference.written), answer.eager, answer.truth, answer.floors)
+        written, may_read_less = list(self.reference.written), self.reference.may_read_less
+        base = dependence.Base(answer.eager, answer.truth, answer.floors, len(answer.eager) - len(written))
+        self.cases.try_sources(args, written, base, may_read_less=may_read_less)
 
     def of(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, once: bool = False) -> Answer:
         """The reference's results, from memory where they are kept.

@@ -40,6 +40,8 @@ class Reference:
     """Whether `graph` has the module's nodes."""
     may_forbid_tf32 = True
     """Whether what is judged can be run without TF32, where this process has it so."""
+    may_read_less = False
+    """Whether what is judged is anybody's code, which may leave out what no result shows."""
 
     def __init__(self, loaded: LoadedTask, args: Args, give_back: Callable[[], object]) -> None:
         self._loaded = loaded

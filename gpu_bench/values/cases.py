@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from gpu_bench.judging import dependence
+from gpu_bench.judging import dependence, resolution
 from gpu_bench.judging.loaded import Args, LoadedTask
 from gpu_bench.timing import headline
 from gpu_bench.values import inputs, learning, members
@@ -176,12 +176,14 @@ class Cases:
         self,
         args: Args,
         written: Sequence[Key],
-        eager: Sequence[torch.Tensor],
-        truth: Sequence[torch.Tensor],
-        floors: Sequence[float],
+        base: dependence.Base,
+        *,
+        may_read_less: bool = False,
     ) -> None:
-        """Finds out what the results on `args` (outputs, then what is written) depend on, if memory allows."""
-        base = dependence.Base(eager, truth, floors, len(eager) - len(written))
+        """Finds out what the results on `args`, which are those of `base`, depend on, if memory allows.
+
+        `may_read_less`: also whether they show that all was read.
+        """
         loaded, seed = self._loaded, secrets.randbits(62)
         user = loaded.user
         leaves = user.tensor_leaves(args)
@@ -214,6 +216,9 @@ class Cases:
                 self.taken(verdict_pb2.VALUE_FAMILY_FRESH, seed)  # learns whether it has to be held back
             loaded.restore()
             found = dependence.find(base, leaves, draw, run, changes)
+            loaded.restore()
+            if may_read_less and resolution.is_unresolved(base, leaves, draw, run):
+                found.flags.append(headline.INPUT_UNRESOLVED)
         except (RuntimeError, MemoryError) as error:
             if not is_want_of_memory(error):
                 raise

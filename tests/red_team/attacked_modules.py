@@ -128,6 +128,11 @@ REFERENCES = (
         "[(torch.rand(ROWS, 4096) * torch.rand(ROWS, 1)).bfloat16()]",
     ),
     Reference(
+        "sums in 16 bits",
+        "def forward(self, x):\n    return torch.tanh(x).sum(-1)",
+        "[torch.randn(ROWS, 4096).bfloat16()]",
+    ),
+    Reference(
         "products in 16 bits",
         "def forward(self, x):\n    return x @ x[:256].t()",
         "[torch.rand(ROWS, 4096).bfloat16()]",
