@@ -119,6 +119,7 @@ def compare(
     blocks where few elements have any: the error of one is small by luck. `output` is the caller's
     to set.
     """
+    width = candidate.shape[-1] if candidate.ndim else 1
     candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
     if not eager.is_floating_point():
         return _compare_exact(candidate.to(eager.device), eager, truth)
@@ -126,7 +127,7 @@ def compare(
         return verdict_pb2.OutputError(kernelbench_close=True)
     sums = _Sums(candidate.dtype, forgiveness)
     # Values of unusual families leave few elements of a kind, whose errors are small by luck.
-    magnitudes = None if forgiveness.worst_block_for_all else Magnitudes(candidate.numel(), BLOCK)
+    magnitudes = None if forgiveness.worst_block_for_all else Magnitudes(candidate.numel(), BLOCK, width)
     tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
     close = True
     for start, arrived in _arriving(candidate, eager.device):
@@ -139,7 +140,7 @@ def compare(
             sums.add(*given, start)
             is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
         if magnitudes is not None:
-            magnitudes.add(*given)
+            magnitudes.add(*given, start)
         close = close and is_close
     least = None
     if sparse_floor:

@@ -3,6 +3,8 @@
 The one idea: a column of ids or of pixels beside one of scores sets the yardstick for both, and nothing that is done to
 the scores shows in it. So elements below what it resolves are gathered by the magnitude of their truth, and held to
 eager's error there, or to three digits, whichever is more. Of a large output some blocks speak for all, drawn anew.
+In 16 bits those do not count that are small by chance, as sums are whose terms cancel out, and not with their row or
+column: PyTorch may sum unrounded weights where a kernel rounds them to 16 bits, as all fast attention does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ _RESOLVED = 2.0**12
 """Elements that are so many times the yardstick show in it."""
 _DIGITS = 2.0**-13
 """Relative error that is always allowed: less than a rounding to bf16 makes, more than a fast function does."""
+_BY_CHANCE, _LEAST_BESIDE = 0.5, 16
+"""Of what is usual in its row or column: an element that is less is small by chance, where so many are known there."""
 _LEAST_COUNT = 256
 """Elements of a magnitude: the error of few is small by luck."""
 _LOWEST, _BINS = -1100, 2200 // _BINADES
@@ -26,24 +30,28 @@ _MOST_ELEMENTS = 1 << 19
 
 
 class Magnitudes:
-    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together."""
+    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together; `width`: elements
+    of a row."""
 
-    def __init__(self, count: int, block: int) -> None:
-        self._share, self._block = min(1.0, _MOST_ELEMENTS / count), block
+    def __init__(self, count: int, block: int, width: int) -> None:
+        self._share, self._block, self._width = min(1.0, _MOST_ELEMENTS / count), block, max(width, 1)
         self._generator = torch.Generator().manual_seed(secrets.randbits(63))
         self._sums: torch.Tensor | None = None
         """float64 [magnitudes, 5]: squares of the errors of candidate, eager and rounding, and of truth; count."""
 
-    def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> None:
-        """Takes flat tensors in; candidate and eager have the output's type, truth is float64."""
-        candidate, eager, truth = self._drawn(candidate, eager, truth)
+    def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, start: int = 0) -> None:
+        """Takes flat tensors in, from element `start` on; those of candidate and eager have the output's type, truth is
+        float64."""
+        (candidate, eager, truth), places = self._drawn(candidate, eager, truth)
         rounded = truth.to(candidate.dtype)
         counts = torch.isfinite(truth) & torch.isfinite(candidate) & torch.isfinite(eager) & (truth != 0.0)
+        if candidate.itemsize < 4:
+            counts &= truth.abs() >= _BY_CHANCE * _usual_beside(truth.abs(), counts, start + places, self._width)
         known = torch.where(counts, truth, 1.0)
-        places = (known.abs().log2().floor().long() - _LOWEST) // _BINADES
+        bins = (known.abs().log2().floor().long() - _LOWEST) // _BINADES
         columns = [torch.where(counts, each - known, 0.0).square() for each in (candidate, eager, rounded)]
         columns += [torch.where(counts, known, 0.0).square(), counts.double()]
-        sums = torch.stack([torch.bincount(places, column, _BINS) for column in columns], dim=1)
+        sums = torch.stack([torch.bincount(bins, column, _BINS) for column in columns], dim=1)
         self._sums = sums if self._sums is None else self._sums + sums
 
     def ratio(self, yardstick: float, part: float, least: float) -> float:
@@ -60,11 +68,27 @@ class Magnitudes:
         allowed = torch.stack([part * own, rounding, _DIGITS * size, torch.full_like(own, least)]).amax(dim=0)
         return float((off / allowed).max())
 
-    def _drawn(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Some blocks of each, the same ones; all where there are few."""
-        whole = tensors[0].numel() // self._block
+    def _drawn(self, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Some blocks of each, the same ones, and the places of their elements; all where there are few."""
+        whole, device = tensors[0].numel() // self._block, tensors[0].device
         if self._share == 1.0 or not whole:
-            return list(tensors)
+            return list(tensors), torch.arange(tensors[0].numel(), device=device)
         rows = torch.randint(whole, (math.ceil(self._share * whole),), generator=self._generator)
-        rows = rows.to(tensors[0].device)
-        return [each[: whole * self._block].view(whole, self._block)[rows].reshape(-1) for each in tensors]
+        rows = rows.to(device)
+        drawn = [each[: whole * self._block].view(whole, self._block)[rows].reshape(-1) for each in tensors]
+        return drawn, (rows[:, None] * self._block + torch.arange(self._block, device=device)).reshape(-1)
+
+
+def _usual_beside(sizes: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, width: int) -> torch.Tensor:
+    """What elements of the same row or of the same column have for a size, whichever is less; 0 where few are known.
+
+    The mean of power -1/2: a third of the rms of normal numbers, and small where a quarter of them are.
+    """
+    roots = torch.where(counts, sizes, 1.0).rsqrt().where(counts, 0.0)
+    usual = torch.full_like(sizes, math.inf)
+    for lines in (places // width, places % width):
+        of_each = lines.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+        count = of_each.bincount(counts.double())
+        mean = torch.where(count < _LEAST_BESIDE, math.inf, (count / of_each.bincount(roots)).square())
+        usual = torch.minimum(usual, mean[of_each])
+    return torch.where(usual.isinf(), 0.0, usual)

@@ -184,3 +184,37 @@ def test_a_few_small_elements_and_zeros_say_nothing_of_a_magnitude() -> None:
     candidate = eager.clone()
     candidate[:1000] = 5e-3
     assert compare(candidate, eager, truth).small_ratio == 0
+
+
+def left_out(truth: torch.Tensor, *places: slice | int | torch.Tensor) -> float:
+    """How far bfloat16 results are off in what is small, which are right but for zeros there."""
+    eager = truth.bfloat16()
+    candidate = eager.clone()
+    candidate[places] = 0.0
+    error = compare(candidate, eager, truth)
+    assert max(error.rms_ratio, error.max_ratio, error.block_ratio) < 2
+    return error.small_ratio
+
+
+def test_in_16_bits_what_is_small_beside_the_rest_counts_where_its_row_or_column_is_small() -> None:
+    generator = torch.Generator().manual_seed(5)
+    columns, heads, places = torch.randn(3, 4, 256, 8, 64, dtype=torch.float64, generator=generator).unbind()
+    columns[..., 5] *= 1e-3
+    heads[:, :, 3] *= 1e-3
+    is_small = torch.rand(places.shape, generator=generator) < 0.25
+    places[is_small] *= 1e-3
+    assert left_out(columns, ..., 5) > 8
+    assert left_out(heads, slice(None), slice(None), 3) > 8
+    assert left_out(places, is_small) > 8
+
+
+def test_in_16_bits_sums_whose_terms_cancel_out_are_as_exact_as_their_weights() -> None:
+    """Eager under a mask sums unrounded weights of a softmax, fused attention rounds them: both are right."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(3, 8, 512, 64, generator=generator) / 2).bfloat16().double().unbind()
+    weights = (scores := q @ k.transpose(1, 2) / 8).sub_(scores.amax(-1, keepdim=True)).exp_()
+    truth, rounded = (each @ v / weights.sum(-1, keepdim=True) for each in (weights, weights.bfloat16().double()))
+    for shape in (truth.shape, (truth.numel(),)):
+        error = compare(*(each.reshape(shape) for each in (rounded.bfloat16(), truth.bfloat16(), truth)))
+        assert error.rms_ratio < 2
+        assert 0 < error.small_ratio < 4
