@@ -3,8 +3,8 @@
 The one idea: a column of ids or of pixels beside one of scores sets the yardstick for both, and nothing that is done to
 the scores shows in it. So elements below what it resolves are gathered by the magnitude of their truth, and held to
 eager's error there, or to three digits, whichever is more. Of a large output some blocks speak for all, drawn anew.
-In 16 bits those do not count that are small by chance, as sums are whose terms cancel out, and not with their row or
-column: PyTorch may sum unrounded weights where a kernel rounds them to 16 bits, as all fast attention does.
+In 16 bits they are gathered by what is usual in their row or column: of sums whose terms cancel out nothing is left
+where terms are rounded to 16 bits, and one of two right kernels rounds them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _RESOLVED = 2.0**12
 """Elements that are so many times the yardstick show in it."""
 _DIGITS = 2.0**-13
 """Relative error that is always allowed: less than a rounding to bf16 makes, more than a fast function does."""
-_BY_CHANCE, _LEAST_BESIDE = 0.5, 16
-"""Of what is usual in its row or column: an element that is less is small by chance, where so many are known there."""
+_EVEN, _LEAST_BESIDE = 1 / 8, 16
+"""Of its rms that is usual in a row or column of one magnitude (of normal numbers 0.4), and how many elements tell."""
 _LEAST_COUNT = 256
 """Elements of a magnitude: the error of few is small by luck."""
 _LOWEST, _BINS = -1100, 2200 // _BINADES
@@ -45,10 +45,11 @@ class Magnitudes:
         (candidate, eager, truth), places = self._drawn(candidate, eager, truth)
         rounded = truth.to(candidate.dtype)
         counts = torch.isfinite(truth) & torch.isfinite(candidate) & torch.isfinite(eager) & (truth != 0.0)
-        if candidate.itemsize < 4:
-            counts &= truth.abs() >= _BY_CHANCE * _usual_beside(truth.abs(), counts, start + places, self._width)
         known = torch.where(counts, truth, 1.0)
-        bins = (known.abs().log2().floor().long() - _LOWEST) // _BINADES
+        sizes = known.abs()
+        if candidate.itemsize < 4:
+            sizes = _usual_beside(sizes, counts, start + places, self._width)
+        bins = (sizes.log2().floor().long() - _LOWEST) // _BINADES
         columns = [torch.where(counts, each - known, 0.0).square() for each in (candidate, eager, rounded)]
         columns += [torch.where(counts, known, 0.0).square(), counts.double()]
         sums = torch.stack([torch.bincount(bins, column, _BINS) for column in columns], dim=1)
@@ -80,15 +81,16 @@ class Magnitudes:
 
 
 def _usual_beside(sizes: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, width: int) -> torch.Tensor:
-    """What elements of the same row or of the same column have for a size, whichever is less; 0 where few are known.
+    """The size of what is in an element's row or in its column, whichever is less; its own where both have several.
 
-    The mean of power -1/2: a third of the rms of normal numbers, and small where a quarter of them are.
+    The mean of power -1/4, which is far below the rms where a tenth of the elements is small.
     """
-    roots = torch.where(counts, sizes, 1.0).rsqrt().where(counts, 0.0)
+    roots, squares = (torch.where(counts, sizes**power, 0.0) for power in (-0.25, 2.0))
     usual = torch.full_like(sizes, math.inf)
     for lines in (places // width, places % width):
         of_each = lines.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
-        count = of_each.bincount(counts.double())
-        mean = torch.where(count < _LEAST_BESIDE, math.inf, (count / of_each.bincount(roots)).square())
-        usual = torch.minimum(usual, mean[of_each])
-    return torch.where(usual.isinf(), 0.0, usual)
+        count, root, square = (of_each.bincount(each) for each in (counts.double(), roots, squares))
+        mean = (count / root) ** 4
+        is_even = (count >= _LEAST_BESIDE) & (mean >= _EVEN * (square / count).sqrt())
+        usual = torch.minimum(usual, torch.where(is_even, mean, math.inf)[of_each])
+    return torch.where(usual.isinf(), sizes, usual)

@@ -218,3 +218,11 @@ def test_in_16_bits_sums_whose_terms_cancel_out_are_as_exact_as_their_weights() 
         error = compare(*(each.reshape(shape) for each in (rounded.bfloat16(), truth.bfloat16(), truth)))
         assert error.rms_ratio < 2
         assert 0 < error.small_ratio < 4
+
+
+def test_in_16_bits_a_difference_may_be_of_terms_that_were_rounded() -> None:
+    terms = torch.rand(2, 512, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    truth, rounded = (torch.tanh(each) for each in (terms.double(), terms))
+    truth, rounded = truth[0] - truth[1], rounded[0] - rounded[1]
+    error = compare(rounded, truth.bfloat16(), truth)
+    assert max(error.rms_ratio, error.small_ratio) < 4
