@@ -119,7 +119,7 @@ def compare(
     blocks where few elements have any: the error of one is small by luck. `output` is the caller's
     to set.
     """
-    width = candidate.shape[-1] if candidate.ndim else 1
+    shape = parts_of(candidate).shape
     candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
     if not eager.is_floating_point():
         return _compare_exact(candidate.to(eager.device), eager, truth)
@@ -127,7 +127,7 @@ def compare(
         return verdict_pb2.OutputError(kernelbench_close=True)
     sums = _Sums(candidate.dtype, forgiveness)
     # Values of unusual families leave few elements of a kind, whose errors are small by luck.
-    magnitudes = None if forgiveness.worst_block_for_all else Magnitudes(candidate.numel(), BLOCK, width)
+    magnitudes = None if forgiveness.worst_block_for_all else Magnitudes(candidate.numel(), BLOCK, shape)
     tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
     close = True
     for start, arrived in _arriving(candidate, eager.device):

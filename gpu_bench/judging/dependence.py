@@ -23,7 +23,7 @@ _YARDSTICKS = 8.0
 """By which an output has to move somewhere: what moves by less would pass for right."""
 _LOOKED_AT = 1 << 26
 """Elements of an output that are compared, spread over all of it."""
-_COARSE = 2.0**-18
+COARSE = 2.0**-18
 """Of a tensor's size, as root mean squares: fp32 rounds to 2**-24 of it, TF32 to 2**-11."""
 DRAWS, _MOST_DRAWS = 4, 24
 """Of the task's own values, on all of which a result has to be the same to be called constant for the task: floats, and
@@ -57,7 +57,7 @@ class Base:
         if not eager.is_floating_point() or eager.dtype is not torch.float32:
             return False
         error, size = ((tensor.double().square().mean().sqrt()) for tensor in (eager.double() - truth, truth))
-        return bool(error > _COARSE * size)
+        return bool(error > COARSE * size)
 
     def still(self, outputs: Outputs) -> set[int]:
         """Positions of those that are the same result."""
@@ -149,5 +149,5 @@ def _differs(new: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, floor:
     step = max(1, new.numel() // _LOOKED_AT)
     parts = (tensor.reshape(-1)[::step] for tensor in (new, eager, truth))
     error = comparison.compare(*parts, terms_floor=floor)
-    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio)
+    ratios = (error.rms_ratio, error.max_ratio, error.block_ratio, error.small_ratio)
     return bool(error.unequal_count or error.non_finite_mismatch_count) or not max(ratios) <= _YARDSTICKS

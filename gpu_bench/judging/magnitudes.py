@@ -3,14 +3,15 @@
 The one idea: a column of ids or of pixels beside one of scores sets the yardstick for both, and nothing that is done to
 the scores shows in it. So elements below what it resolves are gathered by the magnitude of their truth, and held to
 eager's error there, or to three digits, whichever is more. Of a large output some blocks speak for all, drawn anew.
-In 16 bits they are gathered by what is usual in their row or column: of sums whose terms cancel out nothing is left
-where terms are rounded to 16 bits, and one of two right kernels rounds them.
+In 16 bits they are gathered by what is usual beside them, in a row, a plane or a channel: of sums whose terms cancel
+out nothing is left where terms are rounded to 16 bits, and one of two right kernels rounds them.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -21,7 +22,7 @@ _RESOLVED = 2.0**12
 _DIGITS = 2.0**-13
 """Relative error that is always allowed: less than a rounding to bf16 makes, more than a fast function does."""
 _EVEN, _LEAST_BESIDE = 1 / 8, 16
-"""Of its rms that is usual in a row or column of one magnitude (of normal numbers 0.4), and how many elements tell."""
+"""Of the rms that is usual where elements are of one magnitude (of normal numbers 0.4), and how many of them tell."""
 _LEAST_COUNT = 256
 """Elements of a magnitude: the error of few is small by luck."""
 _LOWEST, _BINS = -1100, 2200 // _BINADES
@@ -30,11 +31,10 @@ _MOST_ELEMENTS = 1 << 19
 
 
 class Magnitudes:
-    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together; `width`: elements
-    of a row."""
+    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together; `shape`: of all."""
 
-    def __init__(self, count: int, block: int, width: int) -> None:
-        self._share, self._block, self._width = min(1.0, _MOST_ELEMENTS / count), block, max(width, 1)
+    def __init__(self, count: int, block: int, shape: Sequence[int]) -> None:
+        self._share, self._block, self._shape = min(1.0, _MOST_ELEMENTS / count), block, shape
         self._generator = torch.Generator().manual_seed(secrets.randbits(63))
         self._sums: torch.Tensor | None = None
         """float64 [magnitudes, 5]: squares of the errors of candidate, eager and rounding, and of truth; count."""
@@ -48,7 +48,7 @@ class Magnitudes:
         known = torch.where(counts, truth, 1.0)
         sizes = known.abs()
         if candidate.itemsize < 4:
-            sizes = _usual_beside(sizes, counts, start + places, self._width)
+            sizes = _usual_beside(sizes, counts, start + places, self._shape)
         bins = (sizes.log2().floor().long() - _LOWEST) // _BINADES
         columns = [torch.where(counts, each - known, 0.0).square() for each in (candidate, eager, rounded)]
         columns += [torch.where(counts, known, 0.0).square(), counts.double()]
@@ -80,17 +80,32 @@ class Magnitudes:
         return drawn, (rows[:, None] * self._block + torch.arange(self._block, device=device)).reshape(-1)
 
 
-def _usual_beside(sizes: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, width: int) -> torch.Tensor:
-    """The size of what is in an element's row or in its column, whichever is less; its own where both have several.
+def _usual_beside(
+    sizes: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, shape: Sequence[int]
+) -> torch.Tensor:
+    """The least size that is usual in what an element is part of; its own where none of these is of one magnitude.
 
     The mean of power -1/4, which is far below the rms where a tenth of the elements is small.
     """
     roots, squares = (torch.where(counts, sizes**power, 0.0) for power in (-0.25, 2.0))
     usual = torch.full_like(sizes, math.inf)
-    for lines in (places // width, places % width):
-        of_each = lines.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    for parts in _parts(places, shape):
+        of_each = parts.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
         count, root, square = (of_each.bincount(each) for each in (counts.double(), roots, squares))
         mean = (count / root) ** 4
         is_even = (count >= _LEAST_BESIDE) & (mean >= _EVEN * (square / count).sqrt())
         usual = torch.minimum(usual, torch.where(is_even, mean, math.inf)[of_each])
     return torch.where(usual.isinf(), sizes, usual)
+
+
+def _parts(places: torch.Tensor, shape: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Numbers of what elements are part of: those with the same index of one dimension, or of several leading ones, and
+    all."""
+    stride = 1
+    for number, extent in reversed(list(enumerate(shape))):
+        if extent > 1:
+            yield places // stride % extent
+            if number and stride > 1:
+                yield places // stride
+        stride *= extent
+    yield torch.zeros_like(places)

@@ -1,4 +1,4 @@
-"""Whether results in 16 bits show that all of an input was read.
+"""Whether results that 16 bits make coarse show that all of an input was read.
 
 The one idea: where one half of an input can stand for the other on the task's own values, and no output shows it
 beyond what a solution may be off, whoever reads half is right there. It is found by trying, and judges no candidate.
@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gpu_bench.judging import looks
-from gpu_bench.judging.dependence import DRAWS, Base, Draw, Outputs, Run
+from gpu_bench.judging import guard, looks
+from gpu_bench.judging.dependence import COARSE, DRAWS, Base, Draw, Outputs, Run
 from warpsmith.v1 import verdict_pb2
 
 SECONDS, LEAST = 2.0, 4
-"""After which no further half is tried, once so many of the longest dimensions are."""
+"""After which no further half is tried, once so many are: those of the longest dimensions."""
 SHOWN = 3.0
-"""Times what a judged call may be off that a half has to move an output by. An eighth that is left out moves it by 0.38
-of that: more than is let in."""
-_COARSE = (torch.float16, torch.bfloat16)
+"""Times what a judged call may be off that a half has to move an output by. Of an even sum an eighth that is left out
+moves it by 0.38 of that: more than is let in."""
+_LOOKED_AT = 1 << 26
+"""Elements of an output that are compared, spread over all of it."""
 _TASKS_OWN = verdict_pb2.VALUE_FAMILY_FRESH
 _OTHERS = (verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_MIXED)
 
@@ -35,50 +36,66 @@ def is_unresolved(
     run: Run,
     now_s: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Whether half of an input may be left unread, on values as the task draws them, and nothing would show it.
+    """Whether a good part of an input may be left unread, on values as the task draws them, and nothing would show it.
 
-    Tried are the halves of every input along each dimension, as blocks and as every second place. An output that does
-    not change with a half on values of other families either does not depend on it, and needs not read it.
+    Tried are the halves of every input along each dimension, as blocks and as every second place, for outputs that
+    16 bits or TF32 make coarse. An output that does not change with a half on values of other families either does not
+    depend on it, and needs not read it; nor does one of which both halves are always the same.
     """
-    positions = [n for n, each in enumerate(base.eager[: base.output_count]) if each.dtype in _COARSE]
-    yards = {n: looks.yardstick(base.eager[n], base.truth[n], base.floors[n]) for n in positions}
-    begin, plain = now_s(), dict[int, tuple[Sequence[torch.Tensor], Outputs | None]]()
+    yards = {n: yard for n in range(base.output_count) if (yard := _coarse_yardstick(base, n)) is not None}
+    begin = now_s()
 
     def still(before: Outputs, after: Outputs) -> set[int]:
-        return {n for n in positions if not _shows(after[n], before[n], yards[n])}
+        return {n for n, yard in yards.items() if not _shows(after[n], before[n], yard)}
 
-    def drawn(number: int) -> tuple[Sequence[torch.Tensor], Outputs | None]:
-        if number not in plain:
-            own = leaves if number == 0 else draw(_TASKS_OWN, number)
-            plain[number] = own, base.eager if number == 0 else run(own)
-        return plain[number]
-
-    for count, (position, half, stands_in) in enumerate(_halves(leaves) if positions else ()):
-        if count >= LEAST and now_s() - begin > SECONDS:
-            break
-        hidden = set(positions)
+    def is_hidden(position: int, half: Place, stands_in: Place) -> bool:
+        hidden, is_tried = set(yards), False
         for number in range(DRAWS):
-            own, before = drawn(number)
+            own = leaves if number == 0 else draw(_TASKS_OWN, number)
+            if guard.same_bits(own[position][half], own[position][stands_in]):
+                continue
+            before = base.eager if number == 0 else run(own)
             after = run(_with(own, position, half, own[position][stands_in]))
             hidden &= still(before, after) if before is not None and after is not None else set()
+            if not is_tried and hidden:
+                hidden &= depending(position, half)
             if not hidden:
-                break
-        for family in _OTHERS if hidden else ():
-            after = run(_with(leaves, position, half, draw(family, 0)[position][half]))
-            if after is not None and hidden - still(base.eager, after):
-                return True
+                return False
+            is_tried = True
+        return is_tried
+
+    def depending(position: int, half: Place) -> set[int]:
+        results = (run(_with(leaves, position, half, draw(family, 0)[position][half])) for family in _OTHERS)
+        return set[int]().union(*({*yards} - still(base.eager, each) for each in results if each is not None))
+
+    for count, half in enumerate(_halves(leaves) if yards else ()):
+        if count >= LEAST and now_s() - begin > SECONDS:
+            break
+        if is_hidden(*half):
+            return True
     return False
 
 
+def _coarse_yardstick(base: Base, position: int) -> looks.Yardstick | None:
+    """How far eager is off, of a float output that is as coarse as 16 bits or TF32 make it."""
+    eager, truth = base.eager[position], base.truth[position]
+    if not eager.is_floating_point() or not eager.numel():
+        return None
+    yard = looks.yardstick(eager, truth, base.floors[position])
+    size = float(truth.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+    return yard if yard.judged > COARSE * size else None
+
+
 def _shows(result: torch.Tensor, other: torch.Tensor, yard: looks.Yardstick) -> bool:
-    """Whether two results of equal shape are farther apart than any that are let in."""
+    """Whether two results are farther apart than any that are let in."""
     if result.shape != other.shape:
         return True
-    apart = (result.double() - other.double()).abs()
-    if not bool(apart.isfinite().all()):
+    step = max(1, result.numel() // _LOOKED_AT)
+    result, other = (each.reshape(-1)[::step] for each in (result, other))
+    if not torch.equal(result.isfinite(), other.isfinite()):
         return True
-    largest = float(apart.max()) if apart.numel() else 0.0
     is_far = looks.pace(result, other, yard) > SHOWN * looks.JUDGED_WITHIN["rms_ratio"]
+    largest = float((result - other).double().nan_to_num_(0.0, 0.0, 0.0).abs().max())
     return is_far or largest > SHOWN * looks.JUDGED_WITHIN["max_ratio"] * yard.worst
 
 

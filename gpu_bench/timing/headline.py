@@ -24,7 +24,7 @@ OUTPUT_ZERO = timing_pb2.FLAG_OUTPUT_ZERO
 INPUT_UNUSED = timing_pb2.FLAG_INPUT_UNUSED
 """Some input does not influence any output, on any values that were tried."""
 INPUT_UNRESOLVED = timing_pb2.FLAG_INPUT_UNRESOLVED
-"""On values as the task draws them an output of 16 bits does not show whether half of some input was read."""
+"""On values as the task draws them a coarse output does not show whether an eighth of some input was read."""
 SLOWER_ON_FRESH_VALUES = timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES
 """First calls on values that nothing can have kept an answer for do not show the speedup: it is not believed."""
 

@@ -11,7 +11,7 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
@@ -211,23 +211,32 @@ class Cases:
         held = loaded.sources(args).by_key()
         floats = {k: t for k, t in held.items() if not k.is_input and t.is_floating_point() and t.numel()}
         changes = [(key, functools.partial(with_other, key, tensor)) for key, tensor in floats.items()]
-        try:
+        found: dependence.Dependence | None = None
+        with _where_memory_allows(loaded):
             with contextlib.suppress(BadInput):
                 self.taken(verdict_pb2.VALUE_FAMILY_FRESH, seed)  # learns whether it has to be held back
             loaded.restore()
             found = dependence.find(base, leaves, draw, run, changes)
-            loaded.restore()
-            if may_read_less and resolution.is_unresolved(base, leaves, draw, run):
-                found.flags.append(headline.INPUT_UNRESOLVED)
-        except (RuntimeError, MemoryError) as error:
-            if not is_want_of_memory(error):
-                raise
+        if found is None:
             return
-        finally:
-            loaded.restore()
         kept = [flag for flag in self.report.flags if flag not in headline.NEVER_FASTER]
         self.report.flags[:] = [*kept, *found.flags]
         self.report.unused[:] = map(str, found.unused)
+        with _where_memory_allows(loaded):
+            if may_read_less and resolution.is_unresolved(base, leaves, draw, run):
+                self.report.flags.append(headline.INPUT_UNRESOLVED)
+
+
+@contextlib.contextmanager
+def _where_memory_allows(loaded: LoadedTask) -> Iterator[None]:
+    """Around what is left undone for want of memory; leaves the module as it was made."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_want_of_memory(error):
+            raise
+    finally:
+        loaded.restore()
 
 
 def _lost(taken: Taken) -> int:

@@ -226,3 +226,17 @@ def test_in_16_bits_a_difference_may_be_of_terms_that_were_rounded() -> None:
     truth, rounded = truth[0] - truth[1], rounded[0] - rounded[1]
     error = compare(rounded, truth.bfloat16(), truth)
     assert max(error.rms_ratio, error.small_ratio) < 4
+
+
+@pytest.mark.parametrize("shape", [(8, 64, 7, 7), (256, 64, 1, 1), (256, 64, 1), (64, 3, 96, 96)])
+def test_in_16_bits_a_small_channel_counts_whatever_lies_behind_it(shape: tuple[int, ...]) -> None:
+    truth = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    truth[:, 1] *= 1e-3
+    assert left_out(truth, slice(None), 1) > 8
+
+
+def test_in_16_bits_a_box_beside_its_score_is_no_box_without_one() -> None:
+    generator = torch.Generator().manual_seed(2)
+    boxes, scores = 640 * torch.rand(4096, 4, generator=generator), torch.rand(4096, 1, generator=generator)
+    truth = torch.cat([boxes, scores], 1).double()
+    assert left_out(truth, slice(None), 4) > 8

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 import pytest
+import torch
 
-from gpu_bench.judging import judge_worker
+from gpu_bench.judging import judge_worker, resolution
 from gpu_bench.solutions import witness
 from gpu_bench.timing import headline
 from gpu_bench.workers.sharing import SharedMemory
@@ -44,7 +45,14 @@ def task_of(small: Any, forward: str, values: str) -> task_pb2.Task:
         ("return x @ rest[0]", "[torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()]", False),
         ("return x + 1e-3 * rest[0]", "[torch.randn(64, 64).bfloat16() for _ in range(2)]", True),
         ("return x.mean(1)", "[(torch.rand(64, 1) + torch.linspace(0, 1, 2048)).bfloat16()]", True),  # every second one
-        ("return x.mean(1)", "[(torch.rand(64, 1) + torch.arange(2048) % 2).bfloat16()]", True),  # either block
+        ("return x.mean(1)", "[(torch.rand(64, 1) + torch.arange(2048) % 2 + torch.rand(64, 2048) / 9).bfloat16()]",
+         True),  # either block
+        # Coarse on the way, or somewhere without a number.
+        ("return x.mean(1).float()", MANY, True),
+        ("return torch.cat([x.mean(1), x.new_full((1,), float('-inf'))])", MANY, True),
+        ("return x.mean(1), rest[0] * 2", "[torch.rand(64, 4000).bfloat16(), torch.rand(5000, 64).bfloat16()]", True),
+        # Both halves are the same, so results are too.
+        ("return x * rest[0]", "[torch.randn(64, 128).bfloat16(), torch.rand(64, 64).repeat(1, 2).bfloat16()]", False),
         # Half of it is never read: nobody needs to.
         ("return x[:, :100] * 2", FEW, False),
         ("return x[:, 0]", FEW, False),
@@ -61,4 +69,16 @@ def test_of_a_long_sum_that_is_always_about_the_same_half_need_not_be_read(
     assert (headline.INPUT_UNRESOLVED in witness._prepare(request).flags) is is_unresolved
     if is_unresolved:
         assert headline.INPUT_UNRESOLVED not in judge_worker.prepare(request).flags
+    os.close(descriptor)
+
+
+def test_without_memory_for_it_what_was_found_before_stays(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("tried to allocate 16.00 GiB")
+
+    descriptor = os.memfd_create("test")
+    monkeypatch.setattr(SharedMemory, "inherited", lambda: SharedMemory(descriptor))
+    monkeypatch.setattr(resolution, "is_unresolved", short)
+    request = judging_pb2.PrepareJudgeRequest(task=task_of(small, "return torch.ones_like(x)", FEW))
+    assert {headline.OUTPUT_CONSTANT, headline.INPUT_UNUSED} == {*witness._prepare(request).flags}
     os.close(descriptor)
