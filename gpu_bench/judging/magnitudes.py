@@ -23,6 +23,11 @@ _DIGITS = 2.0**-13
 """Relative error that is always allowed: less than a rounding to bf16 makes, more than a fast function does."""
 _EVEN, _LEAST_BESIDE = 1 / 8, 16
 """Of the rms that is usual where elements are of one magnitude (of normal numbers 0.4), and how many of them tell."""
+_SPARED = 0.05
+"""Of the elements of a magnitude that are alone with it, how many may be right where the others are wrong: a product of
+something small by chance and of something small is as far off as the first."""
+_PER_OCTAVE, _LEVELS = 4, 97
+"""Levels of how many times an element is off, from 2**-4 to 2**20."""
 _LEAST_COUNT = 256
 """Elements of a magnitude: the error of few is small by luck."""
 _LOWEST, _BINS = -1100, 2200 // _BINADES
@@ -38,6 +43,8 @@ class Magnitudes:
         self._generator = torch.Generator().manual_seed(secrets.randbits(63))
         self._sums: torch.Tensor | None = None
         """float64 [magnitudes, 5]: squares of the errors of candidate, eager and rounding, and of truth; count."""
+        self._alone: torch.Tensor | None = None
+        """[magnitudes, levels]: elements that are alone with their magnitude in 16 bits, by how far they are off."""
 
     def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, start: int = 0) -> None:
         """Takes flat tensors in, from element `start` on; those of candidate and eager have the output's type, truth is
@@ -48,12 +55,25 @@ class Magnitudes:
         known = torch.where(counts, truth, 1.0)
         sizes = known.abs()
         if candidate.itemsize < 4:
-            sizes = _usual_beside(sizes, counts, start + places, self._shape)
-        bins = (sizes.log2().floor().long() - _LOWEST) // _BINADES
+            sizes, is_alone = _usual_beside(sizes, counts, start + places, self._shape)
+            step = torch.finfo(candidate.dtype).eps / 4
+            self._add_alone(candidate - known, eager - known, sizes, step, counts & is_alone)
+            counts = counts & ~is_alone
+        bins = _bins(sizes)
         columns = [torch.where(counts, each - known, 0.0).square() for each in (candidate, eager, rounded)]
         columns += [torch.where(counts, known, 0.0).square(), counts.double()]
         sums = torch.stack([torch.bincount(bins, column, _BINS) for column in columns], dim=1)
         self._sums = sums if self._sums is None else self._sums + sums
+
+    def _add_alone(
+        self, off: torch.Tensor, own: torch.Tensor, sizes: torch.Tensor, step: float, is_alone: torch.Tensor
+    ) -> None:
+        """Counts how far each of those elements is off, in errors of eager's or in roundings."""
+        times = off.abs() / torch.maximum(own.abs(), step * sizes)
+        level = (_PER_OCTAVE * times.clamp(2.0**-4, 2.0**20).log2()).floor().long() + 4 * _PER_OCTAVE
+        places = (_bins(sizes) * _LEVELS + level)[is_alone]
+        alone = torch.bincount(places, minlength=_BINS * _LEVELS).view(_BINS, _LEVELS)
+        self._alone = alone if self._alone is None else self._alone + alone
 
     def ratio(self, yardstick: float, part: float, least: float) -> float:
         """The largest rms error of a magnitude that `yardstick` does not resolve over what it may be, of which `part`
@@ -62,12 +82,24 @@ class Magnitudes:
             return 0.0
         off, own, rounding, size, count = self._sums.cpu().unbind(dim=1)
         tops = 2.0 ** (torch.arange(1, _BINS + 1, dtype=torch.float64) * _BINADES + _LOWEST).clamp(max=1000.0)
-        is_small = (tops < _RESOLVED * yardstick) & (count >= _LEAST_COUNT)
+        is_unresolved = tops < _RESOLVED * yardstick
+        is_small, alone = is_unresolved & (count >= _LEAST_COUNT), self._alone_ratio(is_unresolved)
         if not bool(is_small.any()):
-            return 0.0
+            return alone
         off, own, rounding, size = ((each / count).sqrt()[is_small] for each in (off, own, rounding, size))
         allowed = torch.stack([part * own, rounding, _DIGITS * size, torch.full_like(own, least)]).amax(dim=0)
-        return float((off / allowed).max())
+        return max(alone, float((off / allowed).max()))
+
+    def _alone_ratio(self, is_unresolved: torch.Tensor) -> float:
+        """How far nearly all elements of some magnitude are off at least, of those that are alone with theirs."""
+        if self._alone is None:
+            return 0.0
+        alone = self._alone.cpu()
+        alone = alone[is_unresolved & (alone.sum(dim=1) >= _LEAST_COUNT)]
+        if not len(alone):
+            return 0.0
+        levels = (alone.cumsum(dim=1) > _SPARED * alone.sum(dim=1, keepdim=True)).int().argmax(dim=1)
+        return float(2.0 ** (int(levels.max()) / _PER_OCTAVE - 4))
 
     def _drawn(self, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Some blocks of each, the same ones, and the places of their elements; all where there are few."""
@@ -82,8 +114,9 @@ class Magnitudes:
 
 def _usual_beside(
     sizes: torch.Tensor, counts: torch.Tensor, places: torch.Tensor, shape: Sequence[int]
-) -> torch.Tensor:
-    """The least size that is usual in what an element is part of; its own where none of these is of one magnitude.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least size that is usual in what an element is part of; its own where none of these is of one magnitude, and
+    whether that is so.
 
     The mean of power -1/4, which is far below the rms where a tenth of the elements is small.
     """
@@ -95,7 +128,12 @@ def _usual_beside(
         mean = (count / root) ** 4
         is_even = (count >= _LEAST_BESIDE) & (mean >= _EVEN * (square / count).sqrt())
         usual = torch.minimum(usual, torch.where(is_even, mean, math.inf)[of_each])
-    return torch.where(usual.isinf(), sizes, usual)
+    is_alone = usual.isinf()
+    return torch.where(is_alone, sizes, usual), is_alone
+
+
+def _bins(sizes: torch.Tensor) -> torch.Tensor:
+    return (sizes.log2().floor().long() - _LOWEST) // _BINADES
 
 
 def _parts(places: torch.Tensor, shape: Sequence[int]) -> Iterator[torch.Tensor]:

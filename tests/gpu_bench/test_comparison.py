@@ -220,12 +220,20 @@ def test_in_16_bits_sums_whose_terms_cancel_out_are_as_exact_as_their_weights() 
         assert 0 < error.small_ratio < 4
 
 
-def test_in_16_bits_a_difference_may_be_of_terms_that_were_rounded() -> None:
-    terms = torch.rand(2, 512, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+@pytest.mark.parametrize("gate", [torch.ones_like, torch.nn.functional.gelu, lambda x: torch.relu(x) ** 2, torch.exp])
+def test_in_16_bits_a_difference_may_be_of_terms_that_were_rounded(
+    gate: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Whatever it is multiplied by: then no part of the output is of one magnitude."""
+    generator = torch.Generator().manual_seed(1)
+    terms = torch.rand(2, 512, 512, generator=generator).bfloat16()
+    factors = (2 * torch.randn(512, 512, generator=generator)).bfloat16()
     truth, rounded = (torch.tanh(each) for each in (terms.double(), terms))
     truth, rounded = truth[0] - truth[1], rounded[0] - rounded[1]
-    error = compare(rounded, truth.bfloat16(), truth)
-    assert max(error.rms_ratio, error.small_ratio) < 4
+    eager = truth.bfloat16() * gate(factors)
+    error = compare(rounded * gate(factors), eager, truth * gate(factors.double()))
+    assert error.rms_ratio < 4
+    assert error.small_ratio < 8
 
 
 @pytest.mark.parametrize("shape", [(8, 64, 7, 7), (256, 64, 1, 1), (256, 64, 1), (64, 3, 96, 96)])
@@ -233,6 +241,18 @@ def test_in_16_bits_a_small_channel_counts_whatever_lies_behind_it(shape: tuple[
     truth = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     truth[:, 1] *= 1e-3
     assert left_out(truth, slice(None), 1) > 8
+
+
+def test_in_16_bits_what_is_small_counts_wherever_it_lies() -> None:
+    generator = torch.Generator().manual_seed(2)
+    planes, rows = torch.randn(2, 1 << 19, dtype=torch.float64, generator=generator).unbind()
+    planes, rows = planes.view(4, 4, 128, 256), rows.view(64, 8192) / 8
+    planes[1, 2] *= 1e-3
+    assert left_out(planes, 1, 2) > 8
+    is_small = torch.rand(rows.shape, generator=generator) < 0.4
+    is_small[32:] = False  # these rows are of one magnitude
+    rows[is_small] *= 1e-3
+    assert left_out(rows, is_small) > 8
 
 
 def test_in_16_bits_a_box_beside_its_score_is_no_box_without_one() -> None:
