@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 
 from gpu_bench.judging import comparison
+from gpu_bench.judging.magnitudes import Magnitudes
 from warpsmith.v1 import verdict_pb2
 
 RMS_WITHIN, WORST_WITHIN = 16.0, 64.0
@@ -21,8 +23,12 @@ SUSPECT = 3.0
 """How far a timed call may be off eager as rms without a second look, in yardsticks of judged calls; two right results
 are 1.4 apart. Without a truth to look again it is `UNJUDGED_WITHIN`."""
 UNJUDGED_WITHIN = 5.0
+SMALL_UNJUDGED_WITHIN = 64.0
+"""The same of what is small beside the rest, which is asked by magnitude."""
 JUDGED_WITHIN = {"rms_ratio": RMS_WITHIN / 4, "max_ratio": 8.0, "block_ratio": 16.0, "small_ratio": 8.0}
 """How far a result may be off the truth of its own values: what judged calls are held to."""
+_NO_PARTS = comparison.Forgiveness(worst_block_for_all=True)
+"""For what is asked of an output as a whole and of its worst element."""
 FAILURES, FAILING = 2, 0.25
 """So many second looks, and such a share of them, have to fail as rms before it is held against a solution: one may
 fail by luck."""
@@ -36,6 +42,8 @@ class Yardstick:
     worst: float
     judged: float
     """rms as well, by the least that judged calls count, which is shorter in 16 bits."""
+    small: Magnitudes | None = None
+    """Of what is small beside the rest."""
 
 
 class Looks:
@@ -58,8 +66,14 @@ class Looks:
         """
         paces = [pace(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)]
         seems = [far(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)]
+        smalls = [small(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)]
         suspect = [place for place, each in enumerate(paces) if each > SUSPECT]
-        if not suspect and not any(seems) and not any(differing(*pair) for pair in pairs):
+        if (
+            max(smalls, default=0.0) <= SUSPECT
+            and not suspect
+            and not any(seems)
+            and not any(starmap(differing, pairs))
+        ):
             return ""
         errors = judged()
         if [pace(*pair, yard) for pair, yard in zip(pairs, yards, strict=True)] != paces:
@@ -69,6 +83,8 @@ class Looks:
                 return f"{name} of a timed call {told}"
             if errors and differing(*pair) and (count := errors[place].unequal_count):
                 return f"{name} of a timed call differs from eager's in {count} elements"
+            if smalls[place] > SUSPECT and (found := _small_is_wrong(smalls[place], errors[place] if errors else None)):
+                return f"what is small beside the rest of {name} of a timed call {found}"
         return self._less_precise(names, {place: paces[place] for place in suspect}, errors)
 
     def _less_precise(
@@ -93,12 +109,20 @@ def _is_exact(error: verdict_pb2.OutputError) -> bool:
     return not unlike and all(getattr(error, ratio) <= most for ratio, most in JUDGED_WITHIN.items())
 
 
+def _small_is_wrong(ratio: float, error: verdict_pb2.OutputError | None) -> str:
+    """How what is small is off, if it is: the truth where `error` tells of it, and eager's by `ratio` otherwise."""
+    if error is None:
+        return f"is {ratio:.3g} times as far off eager's as eager is off the truth" * (ratio > SMALL_UNJUDGED_WITHIN)
+    is_off = error.small_ratio > JUDGED_WITHIN["small_ratio"]
+    return f"is {error.small_ratio:.3g} times as far off the truth as eager or the third digit" * is_off
+
+
 def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardstick:
     """How far eager is off the truth, and no less than a rounding of the result."""
     eager, truth = comparison.parts_of(eager), comparison.parts_of(truth)
     if not eager.is_floating_point() or not eager.numel():
         return Yardstick(0.0, 0.0, 0.0)
-    own = comparison.compare(eager, eager, truth, terms_floor=floor)
+    own = comparison.compare(eager, eager, truth, terms_floor=floor, forgiveness=_NO_PARTS)
     size = truth.nan_to_num(0.0, 0.0, 0.0).abs()
     rms, largest = float(size.square().mean().sqrt()), float(size.max())
     least = comparison.least_yardstick(eager.dtype)
@@ -108,6 +132,7 @@ def yardstick(eager: torch.Tensor, truth: torch.Tensor, floor: float) -> Yardsti
         max(own.rms_error, 2.0 * step, floor, least),
         max(own.max_error, comparison.ulp(largest, eager.dtype), floor, least),
         max(own.rms_error, rounding, floor, least),
+        _by_magnitude(eager, eager, truth),
     )
 
 
@@ -117,7 +142,7 @@ def far(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> str:
     if not eager.is_floating_point():
         count = differing(result, eager)
         return f"differs from eager's in {count} elements" if count > eager.numel() // 100 else ""
-    error = comparison.compare(result, eager, eager.double(), terms_floor=0.0)
+    error = comparison.compare(result, eager, eager.double(), terms_floor=0.0, forgiveness=_NO_PARTS)
     if error.non_finite_mismatch_count:
         return f"differs from eager's in {error.non_finite_mismatch_count} elements in being NaN or infinite"
     if error.rms_error <= RMS_WITHIN * yard.rms and error.max_error <= WORST_WITHIN * yard.worst:
@@ -141,3 +166,19 @@ def pace(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> float:
     if not eager.is_floating_point() or not eager.numel():
         return 0.0
     return float((result - eager).double().nan_to_num_(0.0, 0.0, 0.0).square().mean().sqrt()) / yard.judged
+
+
+def small(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> float:
+    """How far what is small beside the rest is off eager's, by magnitude: in what eager is off the truth there, or in
+    the third digit; 0 for integers."""
+    result, eager = comparison.parts_of(result), comparison.parts_of(eager)
+    if not eager.is_floating_point() or not eager.numel():
+        return 0.0
+    least = comparison.least_yardstick(eager.dtype)
+    return _by_magnitude(result, eager, eager).ratio(yard.judged, 1.0, least, yard.small)
+
+
+def _by_magnitude(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> Magnitudes:
+    seen = Magnitudes(eager.numel(), comparison.BLOCK, eager.shape)
+    seen.add(result.reshape(-1), eager.reshape(-1), truth.reshape(-1))
+    return seen

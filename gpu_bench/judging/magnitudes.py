@@ -47,9 +47,9 @@ class Magnitudes:
         """[magnitudes, levels]: elements that are alone with their magnitude in 16 bits, by how far they are off."""
 
     def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, start: int = 0) -> None:
-        """Takes flat tensors in, from element `start` on; those of candidate and eager have the output's type, truth is
-        float64."""
+        """Takes flat tensors in, from element `start` on; those of candidate and eager have the output's type."""
         (candidate, eager, truth), places = self._drawn(candidate, eager, truth)
+        truth = truth.double()
         rounded = truth.to(candidate.dtype)
         counts = torch.isfinite(truth) & torch.isfinite(candidate) & torch.isfinite(eager) & (truth != 0.0)
         known = torch.where(counts, truth, 1.0)
@@ -75,9 +75,10 @@ class Magnitudes:
         alone = torch.bincount(places, minlength=_BINS * _LEVELS).view(_BINS, _LEVELS)
         self._alone = alone if self._alone is None else self._alone + alone
 
-    def ratio(self, yardstick: float, part: float, least: float) -> float:
+    def ratio(self, yardstick: float, part: float, least: float, usual: Magnitudes | None = None) -> float:
         """The largest rms error of a magnitude that `yardstick` does not resolve over what it may be, of which `part`
-        is the share that eager's errors have and `least` the least; 0 where there is none of enough elements."""
+        is the share that eager's errors have and `least` the least; 0 where there is none of enough elements. `usual`
+        has eager's errors on other values, which count as well."""
         if self._sums is None:
             return 0.0
         off, own, rounding, size, count = self._sums.cpu().unbind(dim=1)
@@ -87,6 +88,9 @@ class Magnitudes:
         if not bool(is_small.any()):
             return alone
         off, own, rounding, size = ((each / count).sqrt()[is_small] for each in (off, own, rounding, size))
+        if usual is not None and usual._sums is not None:
+            _, squares, _, _, counts = usual._sums.cpu().unbind(dim=1)
+            own = torch.maximum(own, (squares / counts.clamp(min=1.0)).sqrt()[is_small])
         allowed = torch.stack([part * own, rounding, _DIGITS * size, torch.full_like(own, least)]).amax(dim=0)
         return max(alone, float((off / allowed).max()))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -142,6 +144,61 @@ def test_a_result_that_changes_after_the_call_is_none() -> None:
 
     said = Looks().wrong(["output 0"], [(given, eager)], [yardstick(eager, truth, 0.0)], late)
     assert said == "a result changed after the timed call: then it was less precise"
+
+
+def beside_scores(seed: int, dtype: torch.dtype, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """[512, 64]: scores of up to 1.7e9 beside 63 columns of products, times a power of two; as eager has them, and the
+    truth."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((512, 256), (256, 63)))
+    scores = (1.7e9 * torch.rand(512, 1, generator=generator)).to(dtype)
+    truth = torch.cat([scores.double(), a.double() @ b.double()], dim=1)
+    return scale * torch.cat([scores, a @ b], dim=1), scale * truth
+
+
+def said_of_small(changed: torch.Tensor, dtype: torch.dtype, scale: float, *, has_truth: bool) -> tuple[str, int]:
+    """What is said of a result whose products are multiplied by these, and how often the truth was asked."""
+    yard = yardstick(*beside_scores(0, dtype, scale), 0.0)
+    eager, truth = beside_scores(1, dtype, scale)
+    given = eager.clone()
+    given[:, 1:] *= changed
+    judged = Judged(comparison.compare(given, eager, truth))
+    said = Looks().wrong(["output 0"], [(given, eager)], [yard], lambda: judged() if has_truth else (judged(), [])[1])
+    return said, judged.count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_truth", [True, False])
+@pytest.mark.parametrize(("changed", "scale"), [(0.0, 1.0), (0.0, 2.0**-100), (0.5, 1.0), (1.02, 1.0)])
+def test_what_is_small_beside_the_rest_of_a_timed_call_is_asked_by_magnitude(
+    dtype: torch.dtype, has_truth: bool, changed: float, scale: float
+) -> None:
+    some = torch.tensor([changed] * 32 + [1.0] * 31, dtype=dtype)
+    said, count = said_of_small(some, dtype, scale, has_truth=has_truth)
+    if changed != 1.02 or dtype == torch.float32:
+        assert said.startswith("what is small beside the rest of output 0 of a timed call is ")
+        far = "the truth as eager or the third digit" if has_truth else "eager's as eager is off the truth"
+        assert said.endswith(far)
+        assert count == 1
+    assert said_of_small(torch.ones(63, dtype=dtype), dtype, scale, has_truth=has_truth) == ("", 0)
+
+
+def near_zero(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[1024, 1024] sums of 512 terms, of which some nearly cancel out: by another order, eager's, and the truth."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = 3 * torch.randn(1024, 512, generator=generator), torch.randn(512, 1024, generator=generator)
+    turned = a.flip(1) @ b.flip(0)
+    return turned, a @ b, a.double() @ b.double()
+
+
+def test_sums_that_cancel_out_cost_no_second_look() -> None:
+    usual = yardstick(*near_zero(0)[1:], 0.0)
+    turned, eager, truth = near_zero(1)
+    judged = Judged(comparison.compare(turned, eager, truth))
+    assert not Looks().wrong(["output 0"], [(turned, eager)], [usual], judged)
+    assert judged.count == 0
+    assert not Looks().wrong(["output 0"], [(turned, eager)], [replace(usual, small=None)], judged)
+    assert judged.count == 1  # without eager's errors by magnitude, the truth has to say that they are
 
 
 @pytest.mark.parametrize("huge", [1e60, 1e100, 1e200, float("inf")])

@@ -369,7 +369,6 @@ def test_a_stored_answer_of_fixed_integers_is_right_on_the_tasks_own_alone(refer
 @pytest.mark.parametrize(
     ("body", "values", "flags", "unused"),
     [
-        ("return x + rest[0]", "[torch.rand(8, 8), torch.rand(8, 8)]", [], []),
         ("return x * 2", "[torch.rand(8, 8), torch.rand(4)]", ["INPUT_UNUSED"], ["input 1"]),
         ("return x * 2 + rest[0] * 1e-12", "[torch.rand(8, 8), torch.rand(8, 8)]", ["INPUT_UNUSED"], ["input 1"]),
         ("return torch.ones_like(x)", "[torch.rand(8, 8)]", ["OUTPUT_CONSTANT", "INPUT_UNUSED"], ["input 0"]),
@@ -378,6 +377,7 @@ def test_a_stored_answer_of_fixed_integers_is_right_on_the_tasks_own_alone(refer
         ("return x.softmax(1).sum(1), x", "[torch.rand(8, 8)]", [], []),
         ("return torch.sigmoid(x + 40), x", "[torch.rand(8, 8)]", ["OUTPUT_CONSTANT"], []),
         ("return x.argmax(), x", "[torch.rand(2)]", [], []),
+        ("return torch.cat([x * 1e9, rest[0].sigmoid()], 1)", "[torch.rand(512, 1), torch.rand(512, 4)]", [], []),
         ("return x + 1", "[torch.arange(8)]", ["TASK_VALUES_FIXED"], []),
         ("return x * 0", "[torch.arange(8)]",
          ["TASK_VALUES_FIXED", "OUTPUT_ZERO", "OUTPUT_CONSTANT", "INPUT_UNUSED"], ["input 0"]),
