@@ -37,7 +37,8 @@ def tally(names: Set[tuple[str, str]], logs: Sequence[Path], scoreboard: Path | 
         f"{device}. Honest programs count where they were accepted.", "",
         "| cases | as expected | of |", "| --- | ---: | ---: |", *rows,
         f"| **all** | **{total['held']}** | **{total.total()}** |", "",
-        f"{defences['held']} of {defences.total()} defences let something hostile through where they are taken away.",
+        f"{defences['held']} of {defences.total() - defences['not run']} defences let something hostile through where "
+        "they are taken away.",
         "", *told, *missing, "",
         "From `KERNELBENCH=DIR python tests/hostile/hostile_gpu.py | tee LOG`, `... --tally LOG --scoreboard FILE`.",
         "",
