@@ -223,7 +223,7 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
         return 2 * math.prod(result) * math.prod(shapes[1][1:])
     if kind == "scaled_dot_product_attention":
         query, key, value = shapes[:3]
-        return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+        return 2 * math.prod(query[:-2]) * _scores(node, query[-2], key[-2]) * (query[-1] + value[-1])
     if kind in _RECURRENT:
         steps = math.prod(shapes[0][:-1])
         return 2 * steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape != shapes[0])
@@ -231,6 +231,16 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
         einsum = _einsum_of(index, node)
         return 0 if einsum is None else min(_of_einsum(einsum, order).product_flop_count for order in _orders(einsum))
     return 0
+
+
+def _scores(node: graph_pb2.Node, queries: int, keys: int) -> int:
+    """Pairs of a query and a key that attention multiplies: of a causal one row m has m + 1 keys."""
+    named = {each.name: each.value for each in node.kwargs}
+    is_causal = named.get("is_causal") or (node.args[5] if len(node.args) > 5 else None)
+    if is_causal is None or not is_causal.boolean:
+        return queries * keys
+    whole = min(queries, keys)
+    return whole * (whole + 1) // 2 + (queries - whole) * keys
 
 
 def _elements(spec: tensor_pb2.TensorSpec) -> int:

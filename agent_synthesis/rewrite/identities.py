@@ -5,7 +5,7 @@ Transposes that cancel need no rule: they are views, and views are index express
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Named, Replacement, arguments, maker, operation
@@ -71,15 +71,21 @@ class Dead:
     effect = "drops a call that is never read, and what is made for it alone"
 
     def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
-        dead, pending = set[str](), [node]
-        while pending:
-            name = pending.pop()
-            if name in dead or not _is_never_read(index, name, dead):
-                continue
-            dead.add(name)
-            makers = (index.producer(tensor) for tensor in index.reads(name))
-            pending.extend(maker for maker in makers if maker is not None)
+        dead = never_read(index, [node], set())
         return Replacement(tuple(sorted(dead, key=index.position.__getitem__))) if dead else None
+
+
+def never_read(index: GraphIndex, calls: Sequence[str], beside: Set[str]) -> set[str]:
+    """`beside`, and of some calls and all before them those that would never be read without it."""
+    dead, pending = {*beside}, [*calls]
+    while pending:
+        name = pending.pop()
+        if name in dead or not _is_never_read(index, name, dead):
+            continue
+        dead.add(name)
+        makers = (index.producer(tensor) for tensor in index.reads(name))
+        pending.extend(maker for maker in makers if maker is not None)
+    return dead
 
 
 def _is_never_read(index: GraphIndex, node: str, beside: Set[str]) -> bool:

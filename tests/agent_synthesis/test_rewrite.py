@@ -86,6 +86,21 @@ def _einsum(equation: str, _: Any, *operands: torch.Tensor) -> torch.Tensor:
     return torch.einsum(equation, *operands)
 
 
+def _attended(mask: Callable[..., Any], _: Any, x: torch.Tensor) -> Any:
+    return nn.functional.scaled_dot_product_attention(x[..., :5, :], x, x + 1, mask(x), scale=0.3)
+
+
+def _hidden(x: torch.Tensor, at: int) -> torch.Tensor:
+    return torch.arange(7, device=x.device) < at
+
+
+def _triangle(x: torch.Tensor) -> torch.Tensor:
+    rows, keys = torch.arange(5, device=x.device), torch.arange(7, device=x.device)
+    return (keys <= rows.unsqueeze(1)).expand(2, 1, 5, 7)
+
+
+MASKED = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(5))
+
 HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("linear_row_sum", lambda line, x: line(x).mean(1), (X,)),
     ("linear_row_sum", lambda line, x: line(x).sum(1), (X,)),
@@ -122,6 +137,10 @@ HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("reduction_of_broadcast", lambda _, y: y.expand(6, 7).mean(1, keepdim=True), (Y,)),
     ("softmax_shift", lambda _, x: (x + 3).softmax(1), (X,)),
     ("softmax_shift", lambda _, x: (x - 3).log_softmax(0), (X,)),
+    ("constant_mask", functools.partial(_attended, _triangle), (MASKED,)),
+    ("constant_mask", functools.partial(_attended, lambda x: _hidden(x, 7).expand(2, 1, 5, 7)), (MASKED,)),
+    ("constant_mask", functools.partial(_attended, lambda _: torch.ones(5, 7).tril().log()), (MASKED,)),
+    ("constant_mask", functools.partial(_attended, lambda _: torch.zeros(1, 7)), (MASKED,)),
 ]
 
 
@@ -187,6 +206,29 @@ def test_what_a_library_stores_between_counts_so_that_another_order_is_worth_a_t
     assert told.before.launch_count == 3
 
 
+def test_a_mask_goes_with_all_that_is_made_for_it_and_a_triangle_spares_products() -> None:
+    plan, module = planned(functools.partial(_attended, _triangle), MASKED)
+    (told,) = (each for each in moves.legal(plan) if each.move.choice == "constant_mask")
+    assert told.before.product_flop_count == 2 * 2 * 3 * 5 * 7 * (8 + 8)
+    assert told.after.product_flop_count == 2 * 2 * 3 * (1 + 2 + 3 + 4 + 5) * (8 + 8)
+    after = moves.apply(plan, told.move)
+    assert [group.name for group in after.groups] == ["add", "scaled_dot_product_attention"]
+    assert not after.index.constant_calls
+
+    def twice(_: Any, x: torch.Tensor) -> torch.Tensor:
+        mask = _triangle(x)
+        first = nn.functional.scaled_dot_product_attention(x[..., :5, :], x, x, mask)
+        return nn.functional.scaled_dot_product_attention(first, x, x, mask)
+
+    plan, module = planned(twice, MASKED)
+    both = [move for move in offered(plan) if move.choice == "constant_mask"]
+    assert len(both) == 2
+    after = moves.apply_all(plan, both)
+    assert not after.index.constant_calls  # the mask went with the last that read it
+    with torch.no_grad():
+        torch.testing.assert_close(results(after, module, (MASKED,))[0], module(MASKED))
+
+
 REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("the layer is read elsewhere", lambda line, x: (line(x) * 0.5, line(x).exp()), (X,)),
     ("the weights are not smaller", lambda line, x: line(x) * 0.5, (X,)),
@@ -213,6 +255,14 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("a single operand", lambda _, x: torch.einsum("ab->ba", x).exp(), (X,)),
     ("an infinite shift", lambda _, x: (x + float("inf")).softmax(1), (X,)),
     ("a shift that differs", lambda _, x: (x + x[:, :1] * x).softmax(1), (X,)),
+    ("a key is hidden", functools.partial(_attended, lambda x: _hidden(x, 6).expand(5, 7)), (MASKED,)),
+    (
+        "a triangle from the other corner",
+        functools.partial(_attended, lambda _: torch.ones(5, 7).tril(2).log()),
+        (MASKED,),
+    ),
+    ("a mask that is a bias", functools.partial(_attended, lambda _: torch.full((5, 7), 0.5)), (MASKED,)),
+    ("a mask of the input", functools.partial(_attended, lambda x: x[0, 0, :5, :7].isfinite()), (MASKED,)),
 ]
 
 
