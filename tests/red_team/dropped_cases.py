@@ -27,10 +27,15 @@ class Case:
     told no more."""
 
     @property
+    def must_fail(self) -> bool:
+        """Whether it may not be called right."""
+        return self.expect.startswith("FAIL")
+
+    @property
     def job(self) -> Job:
         """As a worker takes it."""
-        must_fail, honest = self.expect.startswith("FAIL"), self.expect == PASS
-        return Job(self.name, self.solution, self.reference, is_wrong=must_fail, is_honest=honest)
+        honest = self.expect == PASS
+        return Job(self.name, self.solution, self.reference, is_wrong=self.must_fail, is_honest=honest)
 
     def complaint(self, told: Told, *, believed: bool) -> str:
         """What is not as expected; empty where all is."""
