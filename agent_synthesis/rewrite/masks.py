@@ -13,6 +13,7 @@ import torch
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from agent_synthesis.rewrite.identities import never_read
+from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2
 
@@ -53,6 +54,7 @@ class ConstantMask:
         return Replacement(tuple(sorted(gone, key=index.position.__getitem__)), tuple(draft.nodes))
 
 
+@functools.lru_cache(maxsize=64)
 def _is_causal(index: GraphIndex, mask: Named, queries: int, keys: int) -> bool | None:
     """Whether the mask is a lower triangle; False where it hides nothing, None where neither is known."""
     value = _value(index, mask.name)
@@ -66,7 +68,6 @@ def _is_causal(index: GraphIndex, mask: Named, queries: int, keys: int) -> bool 
     return True if bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all()) else None
 
 
-@functools.lru_cache(maxsize=8)
 def _value(index: GraphIndex, tensor: str) -> torch.Tensor | None:
     """A tensor that depends on constants alone, on the CPU, dimensions that are expanded taken once; None for another,
     or where it is too large."""
@@ -94,6 +95,9 @@ def _computed(index: GraphIndex, tensor: str) -> dict[str, torch.Tensor]:
     values = {each: aten.constant(index.sources[each], _CPU) for each in sources}
     for each in sorted(calls, key=index.position.__getitem__):
         node = index.nodes[each]
-        results = aten.call(node.target, node.args, node.kwargs, values.__getitem__, _CPU)
+        try:
+            results = aten.call(node.target, node.args, node.kwargs, values.__getitem__, _CPU)
+        except (BadInput, RuntimeError):  # what a processor does not do in this type, say
+            return {}
         values |= {told.name: made for told, made in zip(node.results, results, strict=False) if made is not None}
     return values

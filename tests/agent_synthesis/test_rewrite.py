@@ -17,6 +17,7 @@ from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import RULES
+from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2
 
@@ -229,6 +230,19 @@ def test_a_mask_goes_with_all_that_is_made_for_it_and_a_triangle_spares_products
         torch.testing.assert_close(results(after, module, (MASKED,))[0], module(MASKED))
 
 
+def test_a_mask_that_a_processor_cannot_make_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = planned(functools.partial(_attended, _triangle), MASKED)
+    real = aten.call
+
+    def refusing(*args: Any) -> Any:
+        if args[-1] == torch.device("cpu"):
+            raise NotImplementedError
+        return real(*args)
+
+    monkeypatch.setattr(aten, "call", refusing)
+    assert not [move for move in offered(plan) if move.choice == "constant_mask"]
+
+
 REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("the layer is read elsewhere", lambda line, x: (line(x) * 0.5, line(x).exp()), (X,)),
     ("the weights are not smaller", lambda line, x: line(x) * 0.5, (X,)),
@@ -261,6 +275,8 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
         functools.partial(_attended, lambda _: torch.ones(5, 7).tril(2).log()),
         (MASKED,),
     ),
+    ("a triangle that is a bias", functools.partial(_attended, lambda _: torch.ones(5, 7).tril() - 1), (MASKED,)),
+    ("a mask that is drawn", functools.partial(_attended, lambda _: torch.rand(5, 7) >= 0), (MASKED,)),
     ("a mask that is a bias", functools.partial(_attended, lambda _: torch.full((5, 7), 0.5)), (MASKED,)),
     ("a mask of the input", functools.partial(_attended, lambda x: x[0, 0, :5, :7].isfinite()), (MASKED,)),
 ]
