@@ -72,7 +72,9 @@ def replaced(
             continue  # a tensor passed twice stays one tensor: modules ask "is key query?"
         legal = known[position] if position < len(known) else None
         generator = generator_for(family, seed, position, leaf.device)
-        values = _values(leaf, family, seed, legal, restraint, generator, resembling) if leaf.numel() else leaf
+        values = leaf
+        if leaf.numel():
+            values = _values(leaf, family, seed, position, legal, restraint, generator, resembling)
         made[id(leaf)] = leaf if values is leaf else _in_layout_of(leaf, values)
     return [made[id(leaf)] for leaf in leaves]
 
@@ -87,6 +89,7 @@ def _values(
     leaf: torch.Tensor,
     family: verdict_pb2.ValueFamily.ValueType,
     seed: int,
+    position: int,
     legal: judging_pb2.Legal | None,
     restraint: judging_pb2.Restraint,
     generator: torch.Generator,
@@ -98,11 +101,11 @@ def _values(
         if legal is None or restraint.own_integers:
             return leaf
         named = _base_of(recipe_of(seed)) if is_proposed else family
-        return integers.drawn(leaf, named, legal, generator, resembling=resembling)
+        return integers.drawn(leaf, named, legal, generator, resembling=resembling, arrangement=seed + position)
     if family == verdict_pb2.VALUE_FAMILY_FRESH:
         return leaf if legal is None or legal.varies else _likeness(leaf, generator, resembling)
     if family == verdict_pb2.VALUE_FAMILY_RARE:
-        return _rare(leaf, restraint, legal, generator)
+        return _rare(leaf, seed + position, restraint, legal, generator)
     if restraint.floats_near:
         return _near(leaf, generator)
     if restraint.floats_within and legal is not None and not leaf.is_complex():
@@ -116,7 +119,11 @@ def _values(
 
 
 def _rare(
-    leaf: torch.Tensor, restraint: judging_pb2.Restraint, legal: judging_pb2.Legal | None, generator: torch.Generator
+    leaf: torch.Tensor,
+    arrangement: int,
+    restraint: judging_pb2.Restraint,
+    legal: judging_pb2.Legal | None,
+    generator: torch.Generator,
 ) -> torch.Tensor:
     """The task's own values but for a few: beyond either end of their range, of the family of mixed magnitudes, or the
     task's own from another place. Restrained floats are those, or anywhere in the range."""
@@ -126,14 +133,14 @@ def _rare(
         own = integers.elsewhere(leaf, old, generator)
         if is_held and not has_range:
             return own
-        free = _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, legal, restraint, generator, resembling=False)
+        free = _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, 0, legal, restraint, generator, resembling=False)
         kind = _uniform(old.shape, torch.float32, generator)
         if is_held or legal is None or not has_range:
             return torch.where(kind < 0.5, own, free)
         free = torch.where(kind < 1 - _BEYOND, free, _beyond(old, legal, generator))
         return torch.where(kind < (1 - _BEYOND) / 2, own, free)
 
-    return integers.with_few(leaf, others, generator)
+    return integers.with_few(leaf, others, arrangement, generator)
 
 
 def _beyond(old: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generator) -> torch.Tensor:

@@ -29,10 +29,10 @@ _NEAR = 8
 """Part of the range that is near an end: one in so many."""
 _REPLACED_SHARE = 1 / 32
 """Of a mask or of indices that the task gives alike each time, where fresh ones differ in more than their places."""
-_RARE = 1 << 16
-"""Elements of which one is replaced, wherever it is, in the family that is the task's own but for few."""
-_RARE_AT_MOST = 1 << 8
-"""Elements of which one is replaced at most, so that every index of a dimension is met."""
+_FEWEST = 1 << 16
+_ARRANGEMENTS = ((1 << 6, False), (1 << 8, False), (1 << 8, True), (_FEWEST, False))
+"""How rare values lie, by a case's seed: elements of which one is replaced, and whether those are whole lines. Who
+decides by a column is wrong on many, who samples a whole input misses a few, and who samples a grid misses lines."""
 _MET = 4096
 """Extent of a dimension up to which each of its indices is to be met: a decision may hang on one column."""
 _ROUNDS = 2
@@ -48,13 +48,15 @@ def drawn(
     generator: torch.Generator,
     *,
     resembling: bool = False,
+    arrangement: int = 0,
 ) -> torch.Tensor:
     """Values of the family in the shape of `leaf`, which holds the task's own; some families are those, if they vary.
 
     `leaf` has elements, and integers or booleans. `resembling`: whether FRESH ones are as quick as the task's.
+    `arrangement`: which one rare ones have.
     """
     if family == verdict_pb2.VALUE_FAMILY_RARE and not (legal.distinct or legal.ordered):
-        return _rare(leaf, legal, generator)
+        return _rare(leaf, legal, arrangement, generator)
     is_own = family in (verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_FRESH)
     if is_own and legal.varies:
         return leaf
@@ -72,9 +74,9 @@ def drawn(
     return _ordered(values, leaf, legal) if legal.ordered else values.to(leaf.dtype)
 
 
-def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generator) -> torch.Tensor:
+def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, arrangement: int, generator: torch.Generator) -> torch.Tensor:
     if leaf.dtype == torch.bool:
-        return with_few(leaf, torch.logical_not, generator)
+        return with_few(leaf, torch.logical_not, arrangement, generator)
 
     sides = [(legal.highest + 1, legal.beyond_highest), (legal.beyond_lowest, legal.lowest - 1)]
     sides = [(low, high) for low, high in sides if low <= high]
@@ -90,16 +92,19 @@ def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generat
             part.copy_(torch.randint(low, high + 1, part.shape, generator=generator, device=generator.device))
         return values
 
-    return with_few(leaf, others, generator)
+    return with_few(leaf, others, arrangement, generator)
 
 
 def with_few(
-    leaf: torch.Tensor, others: Callable[[torch.Tensor], torch.Tensor], generator: torch.Generator
+    leaf: torch.Tensor,
+    others: Callable[[torch.Tensor], torch.Tensor],
+    arrangement: int,
+    generator: torch.Generator,
 ) -> torch.Tensor:
     """Contiguous: the values of `leaf`, a few of which, in places drawn, are what `others` makes of them (1-D, in an
-    order drawn)."""
+    order drawn). Any number names an arrangement."""
     flat = leaf.reshape(-1).clone()
-    places = _few_places(leaf.shape, generator)
+    places = _few_places(leaf.shape, *_ARRANGEMENTS[arrangement % len(_ARRANGEMENTS)], generator)
     flat[places] = others(flat[places])
     return flat.view(list(leaf.shape))
 
@@ -110,18 +115,14 @@ def elsewhere(leaf: torch.Tensor, old: torch.Tensor, generator: torch.Generator)
     return leaf.reshape(-1)[places]
 
 
-def _few_places(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+def _few_places(shape: Sequence[int], every: int, are_lines: bool, generator: torch.Generator) -> torch.Tensor:
     """Flat places, each once and in an order drawn: some anywhere, then such that every index along each dimension is
-    among them, as far as one in `_RARE_AT_MOST` goes.
-
-    In one case of two these are scattered: a decision by a column meets several, in rows that a sample seldom has. In
-    one of four they are whole lines, of which what samples a grid sees none; in one of four there are none of them.
-    """
+    among them, as far as one element in `every` goes."""
     count = math.prod(shape)
-    found = [_below(count, max(1, count // _RARE), generator)]
-    left, kind = count // _RARE_AT_MOST - len(found[0]), int(_below(4, 1, generator))
-    if left > 0 and kind < 3:
-        found += [_scattered(shape, left, generator)] if kind < 2 else _on_lines(shape, left, generator)
+    found = [_below(count, max(1, count // _FEWEST), generator)]
+    left = count // every - len(found[0])
+    if left > 0:
+        found += _on_lines(shape, left, generator) if are_lines else [_scattered(shape, left, generator)]
     places = torch.cat(found).unique()  # type: ignore[no-untyped-call]
     return places[torch.randperm(len(places), generator=generator, device=generator.device)]  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_correctness import closer_look
-from agent_correctness.checks.check import Case, Finding, Judgement, Passed
+from agent_correctness.checks.check import FAMILIES, Case, Finding, Judgement, Passed
 from agent_correctness.checks.limits import Size, size_of
 from agent_correctness.checks.precision import PrecisionCheck
 from agent_correctness.checks.values import ValueCheck
@@ -295,10 +295,15 @@ def test_where_the_module_takes_but_values_near_the_tasks_that_is_said() -> None
     assert "normal" in told.skipped
 
 
-def test_a_final_has_three_cases_of_each_family_whose_values_lie_by_chance() -> None:
-    cases = ValueCheck().cases(task_pb2.Task(), timing_pb2.TIER_FINAL, random.Random(3))
+def test_a_final_has_several_cases_of_each_family_whose_values_lie_by_chance() -> None:
+    rare, cases = (
+        verdict_pb2.VALUE_FAMILY_RARE,
+        ValueCheck().cases(task_pb2.Task(), timing_pb2.TIER_FINAL, random.Random(3)),
+    )
     counts = Counter(family for family, _ in cases)
-    assert {family for family, count in counts.items() if count == 3} == {TASK, NORMAL, verdict_pb2.VALUE_FAMILY_RARE}
+    assert {family: count for family, count in counts.items() if count > 1} == {TASK: 3, NORMAL: 3, rare: 8}
+    assert {*FAMILIES} == {*counts}
+    assert [seed % 8 for family, seed in cases if family == rare] == [*range(8)]
     assert len({seed for _, seed in cases}) == len(cases)
 
 
