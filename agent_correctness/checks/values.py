@@ -14,9 +14,11 @@ from agent_correctness.checks.limits import Size, is_off_in_small, outputs, size
 from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 
 _ALWAYS = (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL)
-FINAL_SEEDS, RARE_SEEDS = 3, 8
-"""Seeds of the task's and of normal values, and of rare ones, in a final; the other families get one each. Those of
-rare values follow one another, for by its seed they lie otherwise in each (`VALUE_FAMILY_RARE`)."""
+FINAL_SEEDS = 3
+"""Seeds of the task's and of normal values in a final; most other families get one each."""
+ARRANGED = {verdict_pb2.VALUE_FAMILY_RARE: range(16), verdict_pb2.VALUE_FAMILY_NON_FINITE: range(3, 8)}
+"""Families of which a final has a case for each way in which their unusual elements lie: by the seed modulo 8, from 4
+on a handful (`VALUE_FAMILY_RARE`)."""
 
 
 class ValueCheck:
@@ -30,11 +32,10 @@ class ValueCheck:
         others = [family for family in FAMILIES if family not in _ALWAYS]
         if tier == timing_pb2.TIER_FINAL:
             counts = dict.fromkeys(_ALWAYS, FINAL_SEEDS)
-            ordinary = [family for family in FAMILIES if family != verdict_pb2.VALUE_FAMILY_RARE]
-            drawn = [family for family in ordinary for _ in range(counts.get(family, 1))]
-            first = seed_from(draw) // RARE_SEEDS * RARE_SEEDS
-            rare = [(verdict_pb2.VALUE_FAMILY_RARE, first + number) for number in range(RARE_SEEDS)]
-            return [*((family, seed_from(draw)) for family in drawn), *rare]
+            plain = [family for family in FAMILIES if family not in ARRANGED for _ in range(counts.get(family, 1))]
+            first = seed_from(draw) // 8 * 8
+            arranged = [(family, first + number) for family, numbers in ARRANGED.items() for number in numbers]
+            return [*((family, seed_from(draw)) for family in plain), *arranged]
         return [(family, seed_from(draw)) for family in (*_ALWAYS, draw.choice(others))]
 
     def judge(self, comparisons: Sequence[verdict_pb2.Comparison]) -> Judgement:

@@ -33,7 +33,7 @@ VARIED = frozenset({
     verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_MIXED,
     verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, verdict_pb2.VALUE_FAMILY_RARE,
 })  # fmt: skip
-"""Families on which parameters vary (`inputs.PLAIN`, which needs torch)."""
+"""Families of ordinary values, on which parameters are others than the constructor's."""
 LOOK_SHARE = 0.5
 """Of the timed calls, drawn one by one, whose results are looked at in full."""
 ALL_LOOKED_AT = 8
@@ -79,7 +79,7 @@ class PlacedValues:
 
     def place_members(self, family: verdict_pb2.ValueFamily.ValueType = _TASK, seed: int = 0) -> None:
         """Parameters and state of a case into the shared memory."""
-        self._place_members((family, seed) if family in VARIED else (_TASK, 0))
+        self._place_members((_TASK, 0) if family in {_TASK, _FRESH} else (family, seed))
 
     def place_timed_members(self, family: verdict_pb2.ValueFamily.ValueType) -> None:
         """Others than the constructor's, which go with FRESH values until others are placed: after training no weight

@@ -89,6 +89,9 @@ class Cases:
         Parameters keep their signs where others leave much less that is finite, as the logarithm of a scale does; rare
         floats stay within what the task draws where most of a result would be lost, as sums of logarithms are.
         """
+        if family in inputs.UNUSUAL and verdict_pb2.VALUE_FAMILY_RARE not in self._tried_signs:
+            with contextlib.suppress(BadInput):  # it tells which parameters the module takes
+                self.taken(verdict_pb2.VALUE_FAMILY_RARE, seed)
         found = self._as_restrained(family, seed)
         if family not in members.AS_TRAINED or family in self._tried_signs:
             return found

@@ -7,6 +7,7 @@ Parameters and state move as well (`members`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,11 @@ _BEYOND = 0.875
 Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 """(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
 
-PLAIN = frozenset({
-    verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL, verdict_pb2.VALUE_FAMILY_UNIFORM,
-    verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_CONSTANT_ROWS, verdict_pb2.VALUE_FAMILY_RARE,
+UNUSUAL = frozenset({
+    verdict_pb2.VALUE_FAMILY_LARGE, verdict_pb2.VALUE_FAMILY_TINY, verdict_pb2.VALUE_FAMILY_NON_FINITE,
+    verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
 })  # fmt: skip
-"""Families of ordinary finite values, on which parameters and state are varied too."""
+"""Families of extremes, which do not say what parameters and state a module takes."""
 
 
 def family_name(family: verdict_pb2.ValueFamily.ValueType) -> str:
@@ -72,9 +73,7 @@ def replaced(
             continue  # a tensor passed twice stays one tensor: modules ask "is key query?"
         legal = known[position] if position < len(known) else None
         generator = generator_for(family, seed, position, leaf.device)
-        values = leaf
-        if leaf.numel():
-            values = _values(leaf, family, seed, position, legal, restraint, generator, resembling)
+        values = _values(leaf, family, seed, legal, restraint, generator, resembling) if leaf.numel() else leaf
         made[id(leaf)] = leaf if values is leaf else _in_layout_of(leaf, values)
     return [made[id(leaf)] for leaf in leaves]
 
@@ -89,7 +88,6 @@ def _values(
     leaf: torch.Tensor,
     family: verdict_pb2.ValueFamily.ValueType,
     seed: int,
-    position: int,
     legal: judging_pb2.Legal | None,
     restraint: judging_pb2.Restraint,
     generator: torch.Generator,
@@ -97,20 +95,23 @@ def _values(
 ) -> torch.Tensor:
     """Contiguous or expanded values for one input, or the input itself."""
     is_proposed = family == verdict_pb2.VALUE_FAMILY_PROPOSED
+    is_handful = family == verdict_pb2.VALUE_FAMILY_NON_FINITE and integers.is_handful(seed)
     if not (leaf.is_floating_point() or leaf.is_complex()):
-        if legal is None or restraint.own_integers:
+        if legal is None or restraint.own_integers or is_handful:
             return leaf
         named = _base_of(recipe_of(seed)) if is_proposed else family
-        return integers.drawn(leaf, named, legal, generator, resembling=resembling, arrangement=seed + position)
+        return integers.drawn(leaf, named, legal, generator, resembling=resembling, arrangement=seed)
     if family == verdict_pb2.VALUE_FAMILY_FRESH:
         return leaf if legal is None or legal.varies else _likeness(leaf, generator, resembling)
     if family == verdict_pb2.VALUE_FAMILY_RARE:
-        return _rare(leaf, seed + position, restraint, legal, generator)
+        return _rare(leaf, seed, restraint, legal, generator)
     if restraint.floats_near:
         return _near(leaf, generator)
     if restraint.floats_within and legal is not None and not leaf.is_complex():
         share = _uniform(leaf.shape, leaf.dtype, generator)
         return (share * (legal.most - legal.least) + legal.least).clamp_(legal.least, legal.most)
+    if is_handful:
+        return integers.with_few(leaf, functools.partial(_specials, generator=generator), seed, generator)
     draw = _proposed(recipe_of(seed)) if is_proposed else _DRAWS[family]
     if leaf.is_complex():
         part = leaf.dtype.to_real()
@@ -125,20 +126,23 @@ def _rare(
     legal: judging_pb2.Legal | None,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """The task's own values but for a few: beyond either end of their range, of the family of mixed magnitudes, or the
-    task's own from another place. Restrained floats are those, or anywhere in the range."""
+    """The task's own values but for a few: beyond either end of their range, of the family of mixed magnitudes, zero or
+    another small half, or the task's own from another place. Restrained floats are those, or anywhere in the range."""
     is_held, has_range = restraint.floats_within, legal is not None and not leaf.is_complex()
 
     def others(old: torch.Tensor) -> torch.Tensor:
         own = integers.elsewhere(leaf, old, generator)
         if is_held and not has_range:
             return own
-        free = _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, 0, legal, restraint, generator, resembling=False)
+        free = _values(old, verdict_pb2.VALUE_FAMILY_MIXED, 0, legal, restraint, generator, resembling=False)
         kind = _uniform(old.shape, torch.float32, generator)
         if is_held or legal is None or not has_range:
             return torch.where(kind < 0.5, own, free)
         free = torch.where(kind < 1 - _BEYOND, free, _beyond(old, legal, generator))
-        return torch.where(kind < (1 - _BEYOND) / 2, own, free)
+        halves = torch.randint(-8, 9, old.shape, device=old.device, generator=generator) / 2
+        free = torch.where(kind < 0.7 * (1 - _BEYOND), halves.to(old.dtype), free)
+        free = torch.where(kind < 0.5 * (1 - _BEYOND), 0.0, free)
+        return torch.where(kind < 0.3 * (1 - _BEYOND), own, free)
 
     return integers.with_few(leaf, others, arrangement, generator)
 
@@ -237,6 +241,12 @@ def _non_finite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gener
         if flat.numel():
             flat[where] = special
     return values
+
+
+def _specials(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """NaN or an infinity in the place of each."""
+    special = torch.tensor([math.nan, math.inf, -math.inf], dtype=old.dtype, device=old.device)
+    return special[torch.randint(3, old.shape, device=old.device, generator=generator)]
 
 
 def _masked(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -29,10 +29,11 @@ _NEAR = 8
 """Part of the range that is near an end: one in so many."""
 _REPLACED_SHARE = 1 / 32
 """Of a mask or of indices that the task gives alike each time, where fresh ones differ in more than their places."""
-_FEWEST = 1 << 16
-_ARRANGEMENTS = ((1 << 6, False), (1 << 8, False), (1 << 8, True), (_FEWEST, False))
-"""How rare values lie, by a case's seed: elements of which one is replaced, and whether those are whole lines. Who
-decides by a column is wrong on many, who samples a whole input misses a few, and who samples a grid misses lines."""
+_HANDFUL = (0, False)
+_ARRANGEMENTS = ((1 << 6, False), (1 << 8, False), (1 << 8, True), (1 << 16, False), *[_HANDFUL] * 4)
+"""How rare values lie, by a case's seed: elements of which one is replaced (0: one, two or four of all), and whether
+those are whole lines. Who decides by a column is wrong on many, who looks at a grid misses lines, and who looks at some
+of an input misses a handful."""
 _MET = 4096
 """Extent of a dimension up to which each of its indices is to be met: a decision may hang on one column."""
 _ROUNDS = 2
@@ -95,6 +96,11 @@ def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, arrangement: int, genera
     return with_few(leaf, others, arrangement, generator)
 
 
+def is_handful(arrangement: int) -> bool:
+    """Whether by this arrangement one, two or four elements are others."""
+    return _ARRANGEMENTS[arrangement % len(_ARRANGEMENTS)] is _HANDFUL
+
+
 def with_few(
     leaf: torch.Tensor,
     others: Callable[[torch.Tensor], torch.Tensor],
@@ -119,8 +125,9 @@ def _few_places(shape: Sequence[int], every: int, are_lines: bool, generator: to
     """Flat places, each once and in an order drawn: some anywhere, then such that every index along each dimension is
     among them, as far as one element in `every` goes."""
     count = math.prod(shape)
-    found = [_below(count, max(1, count // _FEWEST), generator)]
-    left = count // every - len(found[0])
+    anywhere = count // _ARRANGEMENTS[3][0] if every else 1 << int(_below(3, 1, generator))
+    found = [_below(count, max(1, anywhere), generator)]
+    left = count // every - len(found[0]) if every else 0
     if left > 0:
         found += _on_lines(shape, left, generator) if are_lines else [_scattered(shape, left, generator)]
     places = torch.cat(found).unique()  # type: ignore[no-untyped-call]

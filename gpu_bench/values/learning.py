@@ -18,7 +18,7 @@ import torch
 
 from gpu_bench.judging import guard
 from gpu_bench.timing import floor
-from gpu_bench.values import members, sorting
+from gpu_bench.values import inputs, members, sorting
 from warpsmith.graphs import task_module
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
@@ -213,9 +213,9 @@ def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.Value
 
     Where parameters are as trained, they keep their signs, or integers stay as the task draws them, or both; then state
     stays the constructor's. Of rare values, floats stay within what the task draws before each of these, as
-    probabilities must. Of other families it is integers; of normal values then floats, which at last are the task's own
-    with each moved a little, as of matrices that have to be positive definite. Others leave floats out: they would all
-    be the same.
+    probabilities must. Of other families it is integers; of unusual values then parameters and state, which stay the
+    constructor's; of normal values then floats, which at last are the task's own with each moved a little, as of
+    matrices that have to be positive definite. Others leave floats out: they would all be the same.
     """
     if family == verdict_pb2.VALUE_FAMILY_TASK:
         return False
@@ -234,6 +234,9 @@ def restrain(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.Value
         return True
     if not restraint.own_integers:
         restraint.own_integers = True
+        return True
+    if family in inputs.UNUSUAL and not restraint.own_state:
+        restraint.own_state, restraint.own_integers = True, False
         return True
     if family != verdict_pb2.VALUE_FAMILY_NORMAL or restraint.floats_near:
         return False

@@ -16,7 +16,8 @@ from gpu_bench.values import inputs
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 AS_TRAINED = frozenset({verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE})
-"""Families in which parameters are as training may leave them, and state is as drawn from another seed."""
+"""Families in which parameters are as training may leave them, and state is as drawn from another seed, as far as the
+module takes them. Unusual families have what it takes of RARE: as in timed calls, so that nothing tells those."""
 
 _SMALL, _ORDINARY = 1e-3, 0.1
 """Magnitude below which all of a parameter is taken for where training begins, and the one that it then gets."""
@@ -40,17 +41,19 @@ def vary(
     learned: judging_pb2.Learned | None = None,
     is_timed: bool = False,
 ) -> None:
-    """Moves parameters and state (by qualified name) in place, for plain families other than TASK.
+    """Moves parameters and state (by qualified name) in place, for families other than TASK and FRESH.
 
     Floats are scaled by up to a quarter, which leaves signs, zeros of masks and infinities; what is zero as a whole (a
-    bias, a running mean) gets small normal values. In families that are `AS_TRAINED` those that are `trainable` also
+    bias, a running mean) gets small normal values. As training may leave them, those that are `trainable` also
     get an ordinary size, both signs and no zeros, and a few of them some rows several times as large; state is what is
     `drawn` from another seed, and counts are farther on, as far as what is `learned` allows. `is_timed`: a single
     number then keeps its sign, which may decide what there is to compute.
     """
-    if family == verdict_pb2.VALUE_FAMILY_TASK or family not in inputs.PLAIN:
-        return
     known = learned or judging_pb2.Learned()
+    if family in inputs.UNUSUAL and not inputs.restraint_of(known, family).own_state:
+        family = verdict_pb2.VALUE_FAMILY_RARE
+    if family in (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH, *inputs.UNUSUAL):
+        return
     restraint, as_trained = inputs.restraint_of(known, family), family in AS_TRAINED
     signed = trainable if restraint.own_signs else {*restraint.signed_parameters}
     is_drawn = as_trained and not restraint.own_state

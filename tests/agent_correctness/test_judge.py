@@ -296,15 +296,15 @@ def test_where_the_module_takes_but_values_near_the_tasks_that_is_said() -> None
 
 
 def test_a_final_has_several_cases_of_each_family_whose_values_lie_by_chance() -> None:
-    rare, cases = (
-        verdict_pb2.VALUE_FAMILY_RARE,
-        ValueCheck().cases(task_pb2.Task(), timing_pb2.TIER_FINAL, random.Random(3)),
-    )
+    rare, non_finite = verdict_pb2.VALUE_FAMILY_RARE, verdict_pb2.VALUE_FAMILY_NON_FINITE
+    cases = ValueCheck().cases(task_pb2.Task(), timing_pb2.TIER_FINAL, random.Random(3))
     counts = Counter(family for family, _ in cases)
-    assert {family: count for family, count in counts.items() if count > 1} == {TASK: 3, NORMAL: 3, rare: 8}
+    several = {family: count for family, count in counts.items() if count > 1}
+    assert several == {TASK: 3, NORMAL: 3, rare: 16, non_finite: 5}
     assert {*FAMILIES} == {*counts}
-    assert [seed % 8 for family, seed in cases if family == rare] == [*range(8)]
-    assert len({seed for _, seed in cases}) == len(cases)
+    assert [seed % 8 for family, seed in cases if family == rare] == [*range(8)] * 2
+    assert [seed % 8 for family, seed in cases if family == non_finite] == [3, 4, 5, 6, 7]
+    assert len({*cases}) == len(cases)
 
 
 def test_of_small_elements_alone_it_is_said_that_they_are_off() -> None:

@@ -12,14 +12,14 @@ from unusual_modules import Desk, source
 
 from gpu_bench.judging.loaded import LoadedTask
 from gpu_bench.solutions.witness import find_timed_members
-from gpu_bench.values import learning, members
+from gpu_bench.values import inputs, learning, members
 from warpsmith.errors import BadInput
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 MIXED, RARE, NORMAL = (
     verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE, verdict_pb2.VALUE_FAMILY_NORMAL,
 )  # fmt: skip
-SEED = (1 << 40) + 7
+SEED = (1 << 40) + 8
 
 
 def varied(
@@ -174,6 +174,25 @@ def test_a_family_as_trained_is_held_back_by_signs_then_integers_then_both_then_
     )
 
 
+@pytest.mark.parametrize("family", sorted(inputs.UNUSUAL))
+def test_with_unusual_values_parameters_are_as_training_may_leave_them_as_in_timed_calls(family: Any) -> None:
+    gain = torch.ones(64)
+    moved = varied(gain, family)
+    assert bool((moved > 0).any())
+    assert bool((moved < 0).any())
+    assert bool((varied(gain, family, signs_kept(RARE)) > 0).all())
+    held = judging_pb2.Learned(restraints=[judging_pb2.Restraint(family=family, own_state=True)])
+    assert torch.equal(varied(gain, family, held), gain)
+
+
+def test_unusual_values_are_held_back_by_integers_then_by_the_constructors_parameters() -> None:
+    learned, seen = judging_pb2.Learned(), []
+    while learning.restrain(learned, verdict_pb2.VALUE_FAMILY_LARGE):
+        (each,) = learned.restraints
+        seen.append((each.own_integers, each.own_state))
+    assert seen == [(True, False), (False, True), (True, True)]
+
+
 # ---- of a module -------------------------------------------------------------------------------------------------
 
 
@@ -312,3 +331,27 @@ def test_rare_floats_stay_in_the_tasks_range_where_most_of_a_result_would_be_los
         desk.judge.answers.of(RARE, SEED)
         held[body] = [each.floats_within for each in desk.report.learned.restraints if each.family == RARE]
     assert held == {"return x.log().sum(-1)": [True], "return x.log()": [False]}
+
+
+def test_before_unusual_values_it_is_found_out_which_parameters_the_module_takes(
+    references: Callable[[str], Desk],
+) -> None:
+    desk = references(
+        source("self.scale = torch.nn.Parameter(torch.rand(32) + 0.5)", "return x.abs() * self.scale.log()")
+    )
+    desk.judge.answers.of(verdict_pb2.VALUE_FAMILY_LARGE, SEED)
+    (rare,) = [each for each in desk.report.learned.restraints if each.family == RARE]
+    assert [*rare.signed_parameters] == ["scale"]
+    assert desk.compare(verdict_pb2.VALUE_FAMILY_LARGE).outputs[0].max_ratio <= 1.0
+    assert not torch.equal(desk.judge._loaded.module.scale, desk.judge._loaded.pristine("scale"))
+
+
+def test_a_module_that_takes_none_but_its_own_parameters_meets_unusual_values_with_those(
+    references: Callable[[str], Desk],
+) -> None:
+    setup = "self.gain = torch.nn.Parameter(torch.ones(32))"
+    desk = references(source(setup, "torch._assert_async((self.gain == 1).all())\nreturn x * self.gain"))
+    desk.judge.answers.of(verdict_pb2.VALUE_FAMILY_TINY, SEED)
+    (tiny,) = [each for each in desk.report.learned.restraints if each.family == verdict_pb2.VALUE_FAMILY_TINY]
+    assert tiny.own_state
+    assert desk.compare(verdict_pb2.VALUE_FAMILY_TINY).outputs[0].max_ratio <= 1.0

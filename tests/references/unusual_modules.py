@@ -15,7 +15,8 @@ from warpsmith.v1 import judging_pb2, verdict_pb2
 
 TASK, FRESH = verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH
 FAMILIES = [family for family in verdict_pb2.ValueFamily.values() if family]
-SEED = (1 << 62) + 5
+SEED = (1 << 62) + 8
+"""Of rare values many, scattered."""
 MATRIX = "[torch.rand(16, 32)]"
 
 
