@@ -96,6 +96,10 @@ def executor_of(target: task_pb2.Target.ValueType) -> Executor:
     raise UnknownPlugin(f"no executor runs {words.target(target)}; installed: {installed}")
 
 
+CONSTRUCTORS = (verdict_pb2.VALUE_FAMILY_TASK, 0)
+"""Family and seed of the parameters and state that the constructor made."""
+
+
 @dataclass
 class LoadedTask:
     """The module of a task on its device, in train mode, with the weights of seed 42."""
@@ -110,8 +114,9 @@ class LoadedTask:
     state_seed: int = field(default_factory=lambda: secrets.randbits(31))
     """From which state of cases is built, where seeds draw it."""
     fresh_members: tuple[verdict_pb2.ValueFamily.ValueType, int] | None = None
-    """Family and seed of parameters and state that go with FRESH values. None: on a processor the case's own seed moves
-    parameters, as it does those of a candidate's timed calls."""
+    """Family and seed of parameters and state that go with FRESH values; where they are not the constructor's, with all
+    values but the task's. None: on a processor the case's own seed moves parameters, as it does those of a candidate's
+    timed calls."""
     _pristine: dict[str, torch.Tensor] = field(default_factory=dict)
     _other_state: tuple[int, Mapping[str, torch.Tensor]] = (-1, MappingProxyType({}))
     """A seed, and the buffers that go with it."""
@@ -254,12 +259,13 @@ class LoadedTask:
         self.restore()
         constants = self.constants - {*learned.written_state}
         is_fresh = family == verdict_pb2.VALUE_FAMILY_FRESH
-        moved_by = (self.fresh_members if is_fresh else None) or (family, seed)
+        is_timed = is_fresh or (family != CONSTRUCTORS[0] and self.fresh_members not in {None, CONSTRUCTORS})
+        moved_by = (self.fresh_members if is_timed else None) or (family, seed)
         if is_fresh and self.fresh_members is None and self.device.type == "cpu":
             self.move_parameters(seed)
         own = {name: tensor for name, tensor in self._own_tensors().items() if name not in constants}
         drawn = self._state_of(learned)
-        members.vary(own, *moved_by, trainable=self.trainable, drawn=drawn, learned=learned, is_timed=is_fresh)
+        members.vary(own, *moved_by, trainable=self.trainable, drawn=drawn, learned=learned, is_timed=is_timed)
         self._keep_padding()
         leaves = inputs.replaced(self.user.tensor_leaves(args), family, seed, learned)
         return self.user.with_leaves(args, leaves)

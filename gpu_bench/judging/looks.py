@@ -27,6 +27,8 @@ SMALL_UNJUDGED_WITHIN = 64.0
 """The same of what is small beside the rest, which is asked by magnitude."""
 JUDGED_WITHIN = {"rms_ratio": RMS_WITHIN / 4, "max_ratio": 8.0, "block_ratio": 16.0, "small_ratio": 8.0}
 """How far a result may be off the truth of its own values: what judged calls are held to."""
+PLAINLY_WRONG = 100.0
+"""How many times as far off the truth as eager a single call's result is not by luck."""
 _NO_PARTS = comparison.Forgiveness(worst_block_for_all=True)
 """For what is asked of an output as a whole and of its worst element."""
 FAILURES, FAILING = 2, 0.25
@@ -101,6 +103,17 @@ class Looks:
         off = "the truth as eager" if errors else "eager's as eager is off the truth"
         times = f"{ratios[place]:.3g} times as far off {off}"
         return f"{names[place]} of timed calls is {times}: less precise than in judged calls"
+
+
+def plainly_wrong(names: Sequence[str], errors: Sequence[verdict_pb2.OutputError]) -> str:
+    """Which region of a judged call is wrong beyond any luck, and how; empty where none is, or there is no truth."""
+    for name, error in zip(names, errors if errors else [], strict=bool(errors)):
+        ratios = (error.rms_ratio, error.max_ratio)
+        if count := error.non_finite_mismatch_count or error.unequal_count:
+            return f"{name} differs in {count} elements in a call"
+        if not all(each <= PLAINLY_WRONG for each in ratios):
+            return f"{name} is {max(ratios):.3g} times as far off the truth as eager in a call"
+    return ""
 
 
 def _is_exact(error: verdict_pb2.OutputError) -> bool:

@@ -9,6 +9,7 @@ judged and visits that are timed are one function. It believes no process, and k
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import statistics
 from collections.abc import Callable, Sequence
@@ -38,6 +39,8 @@ LOOK_SHARE = 0.5
 """Of the timed calls, drawn one by one, whose results are looked at in full."""
 ALL_LOOKED_AT = 8
 """Of the first timed calls every one is."""
+JUDGED_ONE_IN = 6
+"""Timed calls of which one, drawn one by one, has a judged call ahead of it."""
 BUSY = 4.0
 """How many times its shortest time a probe of the GPU takes while other work runs there."""
 LATE_SECONDS = 1e-3
@@ -93,25 +96,52 @@ class PlacedValues:
             self._members, self.are_taken = (*wanted, is_timed), False
 
     def place(
-        self, family: verdict_pb2.ValueFamily.ValueType, seed: int, sweep_bytes: int = 0, *, same_beside: bool = False
-    ) -> None:
-        """Inputs of a case into the shared memory.
+        self,
+        family: verdict_pb2.ValueFamily.ValueType,
+        seed: int,
+        sweep_bytes: int = 0,
+        *,
+        same_beside: bool = False,
+        if_judged: bool = False,
+    ) -> bool:
+        """Inputs of a case into the shared memory; False where they were to be placed only if judged, and cannot be.
 
         Raises SolutionFault where the solution keeps the GPU at work meanwhile.
         """
         request = judging_pb2.PlaceInputsRequest(
-            family=family, seed=seed, sweep_bytes=sweep_bytes, same_beside=same_beside
+            family=family, seed=seed, sweep_bytes=sweep_bytes, same_beside=same_beside, if_judged=if_judged
         )
         for _ in range(BUSY_PROBES):
-            probe_ns = self.ask("place_inputs", request, judging_pb2.PlacedInputs).probe_ns
-            self._probe_ns = min(self._probe_ns or probe_ns, probe_ns)
-            if probe_ns <= BUSY * self._probe_ns:
-                return
+            placed = self.ask("place_inputs", request, judging_pb2.PlacedInputs)
+            if placed.unjudged:
+                return False
+            self._probe_ns = min(self._probe_ns or placed.probe_ns, placed.probe_ns)
+            if placed.probe_ns <= BUSY * self._probe_ns:
+                return True
         raise SolutionFault(verdict_pb2.FAILURE_KIND_CHEAT, "it keeps the GPU at work between its calls")
 
     def ask(self, method: str, request: Message, response: type[Reply]) -> Reply:
         """Asks the judge's process. Raises what `Worker.call` raises."""
         return self.judge.call(method, request, response, deadline_s=self._judge_seconds)
+
+
+@dataclass
+class OtherFamilies:
+    """Families of judged cases, other than the task's own, in an order drawn: each comes before any comes again."""
+
+    judged: set[verdict_pb2.ValueFamily.ValueType] = field(default_factory=set)
+    _coming: list[verdict_pb2.ValueFamily.ValueType] = field(default_factory=list)
+
+    def add(self, family: verdict_pb2.ValueFamily.ValueType) -> None:
+        """A case of it was judged."""
+        if family not in {_TASK, _FRESH}:
+            self.judged.add(family)
+
+    def drawn(self) -> verdict_pb2.ValueFamily.ValueType:
+        """The next one; some were judged."""
+        if not self._coming:
+            self._coming = random.SystemRandom().sample(sorted(self.judged), len(self.judged))
+        return self._coming.pop()
 
 
 @dataclass
@@ -140,6 +170,7 @@ class Contest:
     _called: set[str] = field(default_factory=set)
     """Who was called on them."""
     _timed_count: int = 0
+    _others: OtherFamilies = field(default_factory=OtherFamilies)
     _left_seconds: float = math.inf
     """The least between an answer and the end of a piece of work that was begun then."""
 
@@ -248,6 +279,7 @@ class Contest:
             # It may pack its weights at its first call: then they have to be there before.
             self._packs, self.values.are_taken, self._has_kept = True, False, False
             comparison = self._judged(family, seed)
+        self._others.add(family)
         assert self._solution is not None
         # On a GPU, PyTorch's compilers may come and go.
         if self.target == task_pb2.TARGET_CPU and self._solution.has_others:
@@ -289,22 +321,20 @@ class Contest:
     # ---- timed ---------------------------------------------------------------------------------------------
 
     def time_solution(self, name: str, sweep_bytes: int) -> Answer:
-        """A call on fresh values. The results of most, chosen in secret, are compared with eager's.
+        """A call on fresh values. The results of most, chosen in secret, are compared with eager's; before some calls,
+        one is made on values of another family, which is judged.
 
         Raises SolutionFault.
         """
+        if self._timed_count and self._others.judged and not secrets.randbelow(JUDGED_ONE_IN):
+            self._judge_between(sweep_bytes)
         may_pack = self.values.are_new and not self._packs
         self._timed_count += 1
         is_early = self._timed_count <= ALL_LOOKED_AT
         if self._called:
             self._seed = secrets.randbits(63)
         self._called = {name}
-        visit = self.visit(_FRESH, self._seed, sweep_bytes=sweep_bytes)
-        for names, what in ((visit.taken.broken, "memory just outside "), (visit.taken.mutated, "")):
-            if names:
-                raise SolutionFault(
-                    verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED, f"{what}{names[0]} was changed by a timed call"
-                )
+        visit = self._visit_untouched(_FRESH, self._seed, sweep_bytes)
         if is_early or secrets.randbelow(1000) < 1000 * LOOK_SHARE:
             if wrong := self.values.ask("look", judging_pb2.LookRequest(), judging_pb2.Look).wrong:
                 if may_pack:  # its weights, at its first call
@@ -315,6 +345,27 @@ class Contest:
         else:
             self._has_kept = False
         return with_work_put_off(visit.answer, visit.beside, self.eager_beside_seconds, self._slack)
+
+    def _judge_between(self, sweep_bytes: int) -> None:
+        """A call as judged ones are, with the parameters of timed calls: who counts calls, or knows those parameters,
+        cannot tell that unusual values are over."""
+        family, seed = self._others.drawn(), secrets.randbits(63)
+        self._seed, self._called, self._has_kept = secrets.randbits(63), set(), False  # others lie there from here on
+        if self.values.place(family, seed, if_judged=True):
+            self._visit_untouched(family, seed, sweep_bytes)
+            request = judging_pb2.LookRequest(by_truth=True)
+            if wrong := self.values.ask("look", request, judging_pb2.Look).wrong:
+                raise SolutionFault(verdict_pb2.FAILURE_KIND_WRONG_VALUE, wrong)
+
+    def _visit_untouched(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, sweep_bytes: int) -> Visit:
+        """A visit while others are timed, that changed neither an input nor memory beside it."""
+        visit = self.visit(family, seed, sweep_bytes=sweep_bytes)
+        for names, what in ((visit.taken.broken, "memory just outside "), (visit.taken.mutated, "")):
+            if names:
+                raise SolutionFault(
+                    verdict_pb2.FAILURE_KIND_WRONG_INPUT_MUTATED, f"{what}{names[0]} was changed by a timed call"
+                )
+        return visit
 
     @property
     def _slack(self) -> float:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from gpu_bench import device
-from gpu_bench.judging import guard, judge_worker
+from gpu_bench.judging import guard, judge_worker, looks
 from gpu_bench.judging.judge_worker import Judge
-from gpu_bench.judging.loaded import Args
+from gpu_bench.judging.loaded import CONSTRUCTORS, Args
 from gpu_bench.judging.looks import Looks, Yardstick, yardstick
 from gpu_bench.running.straight_line import row
 from gpu_bench.solutions import structure, structure_text
@@ -28,7 +28,7 @@ from gpu_bench.solutions.untraced import REFERENCE_UNTRACED, SolutionReference, 
 from gpu_bench.timing import floor
 from gpu_bench.timing.clocks import persisting_reset
 from gpu_bench.truth.answers import Answer
-from gpu_bench.values import learning, seeds
+from gpu_bench.values import inputs, learning, seeds
 from gpu_bench.values.keys import Key
 from gpu_bench.workers.sharing import SharedMemory
 from gpu_bench.workers.shortage import TruthTooLarge, with_room
@@ -42,8 +42,6 @@ GAP_BYTES = 4096
 ALIGNMENT = 256
 Members = tuple[verdict_pb2.ValueFamily.ValueType, int]
 """Family and seed of parameters and state."""
-_CONSTRUCTORS: Members = (verdict_pb2.VALUE_FAMILY_TASK, 0)
-"""As the constructor leaves them."""
 PROBE_CYCLES = 100_000
 """Of a GPU, 50 us: the piece of work that takes longer while other work runs there."""
 
@@ -54,7 +52,7 @@ class Witness:
     def __init__(self, judge: Judge, shared: SharedMemory) -> None:
         self._judge, self._shared = judge, shared
         self._loaded = judge.loaded
-        self._loaded.fresh_members, self._shapes = _CONSTRUCTORS, list[list[int]]()
+        self._loaded.fresh_members, self._shapes = CONSTRUCTORS, list[list[int]]()
         args = self._loaded.case(verdict_pb2.VALUE_FAMILY_TASK, secrets.randbits(63))
         self._sources, self._gaps, total = lay_out(self._loaded.sources(args).by_key(), judge.total_bytes)
         self._introduction = judging_pb2.Introduction(
@@ -128,7 +126,7 @@ class Witness:
 
     def place_members(self, request: judging_pb2.PlaceMembersRequest) -> None:
         """Puts parameters and state of a case into the shared memory."""
-        self._eager, self._looks, self._loaded.fresh_members = None, Looks(), _CONSTRUCTORS
+        self._eager, self._looks, self._loaded.fresh_members = None, Looks(), CONSTRUCTORS
         if request.timed:
             self._yardsticks |= find_timed_members(self._judge, request.family, request.seed)
         self._turn_to(verdict_pb2.VALUE_FAMILY_FRESH if request.timed else request.family, request.seed)
@@ -138,6 +136,10 @@ class Witness:
 
     def place_inputs(self, request: judging_pb2.PlaceInputsRequest) -> judging_pb2.PlacedInputs:
         """Puts the inputs of a case into the shared memory, and other bytes beside them."""
+        if request.if_judged:
+            self._family = verdict_pb2.VALUE_FAMILY_UNSPECIFIED  # the module will be of the case that is tried
+            if not has_truth(self._judge, request.family, request.seed):
+                return judging_pb2.PlacedInputs(unjudged=True)
         self._turn_to(request.family, request.seed)
         if self._is_spoiled:
             self._put([each for each in self._sources if Key.of(each).is_input])
@@ -211,9 +213,14 @@ class Witness:
             row(place).zero_()
         return taken
 
-    def look(self) -> judging_pb2.Look:
-        """Compares the delivered results with eager's, element by element."""
-        return judging_pb2.Look(wrong=self._wrong(self._judge.regions, self._delivered()))
+    def look(self, request: judging_pb2.LookRequest) -> judging_pb2.Look:
+        """Compares the delivered results with eager's, element by element, or with the truth of their own values."""
+        regions, delivered = self._judge.regions, self._delivered()
+        if not request.by_truth:
+            return judging_pb2.Look(wrong=self._wrong(regions, delivered))
+        found = looks.plainly_wrong([str(Key.of(region)) for region in regions], self._as_judged())
+        on = f" (family {inputs.family_name(self._family)})"
+        return judging_pb2.Look(wrong=found and f"{found} between timed ones{on}")
 
     def keep(self) -> None:
         """Keeps the delivered results, and those that were kept last as the ones before."""
@@ -276,7 +283,7 @@ class Witness:
         return self._yardsticks[members]
 
     def _answer_of_timed_calls(self) -> Answer:
-        if self._loaded.fresh_members != _CONSTRUCTORS:
+        if self._loaded.fresh_members != CONSTRUCTORS:
             with contextlib.suppress(BadInput):  # where float64 is no truth, the task's own values have another
                 return self._judge.answers.of(verdict_pb2.VALUE_FAMILY_FRESH, secrets.randbits(63))
         return self._judge.answers.of(verdict_pb2.VALUE_FAMILY_TASK, 0)
@@ -287,6 +294,16 @@ class Witness:
         if self._eager is None or self._eager[0] != key:
             self._eager = key, self._judge.reference.eager(self._args, self._seed)
         return self._eager[1]
+
+
+def has_truth(judge: Judge, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> bool:
+    """Whether the truth of a case can be told beside what is timed; it is kept."""
+    answers = judge.answers
+    try:
+        with_room(lambda: answers.of(family, seed), "the truth of a call between timed ones", answers.give_back)
+    except (BadInput, TruthTooLarge):
+        return False
+    return True
 
 
 def find_timed_members(
@@ -399,8 +416,7 @@ def _take(request: judging_pb2.TakeRequest) -> judging_pb2.Taken:
 
 
 def _look(request: judging_pb2.LookRequest) -> judging_pb2.Look:
-    del request
-    return _witnesses[0].look()
+    return _witnesses[0].look(request)
 
 
 def _keep(request: judging_pb2.KeepRequest) -> judging_pb2.Done:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from agent_correctness.checks import limits
-from gpu_bench.judging import comparison
+from gpu_bench.judging import comparison, looks
 from gpu_bench.judging.looks import FAILURES, JUDGED_WITHIN, Looks, Yardstick, yardstick
 from warpsmith.v1 import verdict_pb2
 
@@ -217,3 +219,22 @@ def test_a_quarter_of_a_long_sum_of_positive_numbers_is_as_good_as_rounded_in_16
     eager, truth = torch.tanh(x).mean(-1), torch.tanh(x.double()).mean(-1)
     error = comparison.compare(torch.tanh(x[:, ::4]).mean(-1), eager, truth)
     assert limits.size_of(error) == limits.Size.FINE  # docs/measurement.md says so: other values show it
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ({}, ""),
+        ({"rms_ratio": 8.0, "max_ratio": 40.0}, ""),
+        ({"max_ratio": 400.0}, "output 0 is 400 times as far off the truth as eager in a call"),
+        (
+            {"rms_ratio": math.nan, "max_ratio": math.nan},
+            "output 0 is nan times as far off the truth as eager in a call",
+        ),
+        ({"non_finite_mismatch_count": 3}, "output 0 differs in 3 elements in a call"),
+        ({"unequal_count": 2}, "output 0 differs in 2 elements in a call"),
+    ],
+)
+def test_a_judged_call_between_timed_ones_has_to_be_plainly_wrong(error: dict[str, Any], told: str) -> None:
+    assert looks.plainly_wrong(["output 0"], [verdict_pb2.OutputError(**error)]) == told
+    assert not looks.plainly_wrong(["output 0"], [])

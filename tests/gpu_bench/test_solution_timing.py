@@ -13,7 +13,7 @@ from gpu_bench.solutions.caller import Answer
 from gpu_bench.solutions.contest import with_work_put_off
 from gpu_bench.solutions.solution_timing import HANDSHAKE, OutsideClock, contend
 from gpu_bench.timing.clocks import RETAKE_COUNT, Arm, Reading
-from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2
+from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
 READING = (Arm("candidate", lambda index: index), [0], Reading.COLD)
 
@@ -97,3 +97,13 @@ def test_the_first_timed_calls_of_every_solution_are_looked_at(monkeypatch: pyte
         for _ in range(2 * contest.ALL_LOOKED_AT):
             made.time_solution("solution", 0)
     assert asked.count("look") == 2 * contest.ALL_LOOKED_AT
+
+
+def test_each_family_that_was_judged_comes_again_before_any_comes_twice() -> None:
+    others = contest.OtherFamilies()
+    for family in verdict_pb2.ValueFamily.values()[1:]:
+        others.add(family)
+    wanted = {*verdict_pb2.ValueFamily.values()} - {0, verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_FRESH}
+    drawn = [[others.drawn() for _ in wanted] for _ in range(8)]
+    assert all({*each} == wanted for each in drawn)
+    assert len({*map(tuple, drawn)}) > 4

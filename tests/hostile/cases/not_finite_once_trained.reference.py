@@ -17,7 +17,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.rand(2048, 1024)]
+    return [torch.rand(512, 1024)]
 
 
 def get_init_inputs():
