@@ -80,6 +80,11 @@ class PlacedValues:
         """Whether the parameters are others than the constructor's, and the solution has not taken them."""
         return not self.are_taken and self._members != (_TASK, 0, False)
 
+    @property
+    def are_as_timed(self) -> bool:
+        """Whether the parameters are those of timed calls: with them go values of any family."""
+        return self._members is not None and self._members[2]
+
     def place_members(self, family: verdict_pb2.ValueFamily.ValueType = _TASK, seed: int = 0) -> None:
         """Parameters and state of a case into the shared memory."""
         self._place_members((_TASK, 0) if family in {_TASK, _FRESH} else (family, seed))
@@ -326,7 +331,8 @@ class Contest:
 
         Raises SolutionFault.
         """
-        if self._timed_count and self._others.judged and not secrets.randbelow(JUDGED_ONE_IN):
+        may_judge = self._timed_count and self._others.judged and self.values.are_as_timed
+        if may_judge and not secrets.randbelow(JUDGED_ONE_IN):
             self._judge_between(sweep_bytes)
         may_pack = self.values.are_new and not self._packs
         self._timed_count += 1

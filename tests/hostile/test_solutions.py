@@ -183,6 +183,7 @@ def named(name: str) -> Solution:
 def without_looks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contest, "ALL_LOOKED_AT", 0)
     patch.setattr(contest, "LOOK_SHARE", 0.0)
+    patch.setattr(contest, "JUDGED_ONE_IN", 1 << 62)
 
 
 def with_known_values(patch: pytest.MonkeyPatch) -> None:
@@ -194,9 +195,10 @@ def with_nobody_stopped(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Worker, name, lambda _: None)
     place = contest.PlacedValues.place
 
-    def placed(self: contest.PlacedValues, *arguments: Any, **named: Any) -> None:
-        place(self, *arguments, **named)
+    def placed(self: contest.PlacedValues, *arguments: Any, **named: Any) -> bool:
+        was_placed = place(self, *arguments, **named)
         time.sleep(AHEAD_SECONDS)
+        return was_placed
 
     patch.setattr(contest.PlacedValues, "place", placed)
 
