@@ -297,13 +297,18 @@ class Witness:
 
 
 def has_truth(judge: Judge, family: verdict_pb2.ValueFamily.ValueType, seed: int) -> bool:
-    """Whether the truth of a case can be told beside what is timed; it is kept."""
-    answers = judge.answers
+    """Whether the truth of a case can be told beside what is timed, without anything learned that would change the
+    parameters of timed calls. It is kept."""
+    answers, learned = judge.answers, judging_pb2.Learned()
+    learned.CopyFrom(judge.loaded.learned)
     try:
         with_room(lambda: answers.of(family, seed), "the truth of a call between timed ones", answers.give_back)
     except (BadInput, TruthTooLarge):
+        judge.loaded.learned.CopyFrom(learned)
         return False
-    return True
+    is_same = learned == judge.loaded.learned
+    judge.loaded.learned.CopyFrom(learned)
+    return is_same
 
 
 def find_timed_members(
