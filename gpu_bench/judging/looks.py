@@ -107,7 +107,7 @@ class Looks:
 
 def plainly_wrong(names: Sequence[str], errors: Sequence[verdict_pb2.OutputError]) -> str:
     """Which region of a judged call is wrong beyond any luck, and how; empty where none is, or there is no truth."""
-    for name, error in zip(names, errors if errors else [], strict=bool(errors)):
+    for name, error in zip(names, errors, strict=bool(errors)):
         ratios = (error.rms_ratio, error.max_ratio)
         if count := error.non_finite_mismatch_count or error.unequal_count:
             return f"{name} differs in {count} elements in a call"
