@@ -85,9 +85,9 @@ def asked() -> Iterator[Asked]:
         if not baselines or row["source"] not in known:
             continue
         work, warm = known[row["source"]], min(row["arms_ns"].values()) < SHORT_CALL_NS
-        least = floor.physical_floor_ns(work, machine, algebra=False, parameters_warm=warm)
+        least = floor.physical_floor_ns(work, machine, parameters_warm=warm)
         for name, ns in baselines.items():
-            flags = floor.guard(ns, work, machine, algebra=False, parameters_warm=warm)
+            flags = floor.guard(ns, work, machine, parameters_warm=warm)
             yield Asked(row["file"], name, ns / least if least else float("inf"), flags)
 
 

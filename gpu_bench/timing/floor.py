@@ -8,7 +8,7 @@ the guard rejects what is faster than the floor.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,7 +19,7 @@ from gpu_bench.timing.second_sweeps import REGISTER_BYTES, Slices, slices_of
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.kept import kept_calls, varying_origins
 from warpsmith.program_steps import tensor_names
-from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2, timing_pb2
+from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2, tensor_pb2, timing_pb2
 
 REJECT_BELOW = 0.98
 """Faster than this part of the physical floor is impossible."""
@@ -117,29 +117,40 @@ def work_of(graph: graph_pb2.Graph, precision: task_pb2.Precision.ValueType, *, 
     )
 
 
-def floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool = False, parameters_warm: bool = False) -> float:
+def work_by(work: Work, algebra: candidate_pb2.Program, precision: task_pb2.Precision.ValueType) -> Work:
+    """Least work of a task that `algebra`, library steps, computes in another way: the same bytes, of each kind the
+    products of the way that makes fewer, and no second sweeps, which it may do without."""
+    other = work_of(_graph_of(algebra), precision)
+    return replace(
+        work,
+        product_flops=min(work.product_flops, other.product_flops),
+        convolution_flops=min(work.convolution_flops, other.convolution_flops),
+        reduced_product_flops=min(work.reduced_product_flops, other.reduced_product_flops),
+        slices=(),
+    )
+
+
+def floor_ns(work: Work, ceilings: Ceilings, *, parameters_warm: bool = False) -> float:
     """Least time at the measured ceilings: the larger of memory time and product time.
 
-    What a second sweep must read again counts, unless other algebra may do without.
-    `algebra`: the candidate replaced products by other algebra, so only bytes count. `parameters_warm`: calls were
-    timed in groups, so parameters that fit the cache are not read again.
+    What a second sweep must read again counts. `parameters_warm`: calls were timed in groups, so parameters that fit
+    the cache are not read again.
     """
     device = ceilings.device
     reads = _reads(work, device.cache_bytes, parameters_warm)
-    if not algebra:
-        on_chip = device.cache_bytes + device.unit_count * (device.shared_bytes + _registers(device))
-        reads += sum(each.again(on_chip) for each in work.slices)
+    on_chip = device.cache_bytes + device.unit_count * (device.shared_bytes + _registers(device))
+    reads += sum(each.again(on_chip) for each in work.slices)
     memory_s = _memory_s(reads, work.output_bytes, device)
     products_s = 0.0
-    if not algebra and ceilings.fp32_product_rate:
+    if ceilings.fp32_product_rate:
         products_s = work.product_flops / ceilings.fp32_product_rate
         products_s += work.convolution_flops / 4 / ceilings.convolution_rate
-    if not algebra and ceilings.reduced_product_rate:
+    if ceilings.reduced_product_rate:
         products_s += work.reduced_product_flops / ceilings.reduced_product_rate
     return max(memory_s, products_s) * 1e9
 
 
-def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool) -> float:
+def physical_floor_ns(work: Work, ceilings: Ceilings, *, parameters_warm: bool) -> float:
     """Least time that physics allows; 0 where nothing can be said (a task that fits a processor's cache).
 
     Writes that fit the cache are not counted, convolutions a quarter (Winograd's best case for 3x3, twice over).
@@ -153,10 +164,10 @@ def physical_floor_ns(work: Work, ceilings: Ceilings, *, algebra: bool, paramete
         reads = max(reads - device.cache_bytes, 0)
     memory_s = (reads + writes) / device.physical_bytes_per_second if device.physical_bytes_per_second else 0.0
     products_s = 0.0
-    if not algebra and ceilings.physical_product_rate:
+    if ceilings.physical_product_rate:
         products_s = work.product_flops / ceilings.physical_product_rate
         products_s += work.convolution_flops / 4 / ceilings.physical_convolution_rate
-    if not algebra and ceilings.physical_reduced_product_rate:
+    if ceilings.physical_reduced_product_rate:
         products_s += work.reduced_product_flops / ceilings.physical_reduced_product_rate
     return max(memory_s, products_s) * 1e9
 
@@ -169,15 +180,15 @@ def may_lie_in_cache(work: Work, ceilings: Ceilings) -> bool:
 
 
 def guard(
-    median_ns: float, work: Work, ceilings: Ceilings, *, algebra: bool, parameters_warm: bool
+    median_ns: float, work: Work, ceilings: Ceilings, *, parameters_warm: bool
 ) -> list[timing_pb2.Flag.ValueType]:
     """Flags of a time: `FLOOR_REJECT` when physics forbids it, `FLOOR_SUSPECT` when no measurement here was as fast."""
-    physical = physical_floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
+    physical = physical_floor_ns(work, ceilings, parameters_warm=parameters_warm)
     if physical and median_ns < REJECT_BELOW * physical:
         return [FLOOR_REJECT]
     if may_lie_in_cache(work, ceilings):
         return []
-    achievable = floor_ns(work, ceilings, algebra=algebra, parameters_warm=parameters_warm)
+    achievable = floor_ns(work, ceilings, parameters_warm=parameters_warm)
     return [FLOOR_SUSPECT] if median_ns < achievable else []
 
 
@@ -186,7 +197,8 @@ def reference_flags(work: Work, ceilings: Ceilings) -> list[timing_pb2.Flag.Valu
     if work.executed_flops <= WASTEFUL_ABOVE * work.needed_flops or not ceilings.fp32_product_rate:
         return []
     wasted_s = (work.executed_flops - work.needed_flops) / ceilings.fp32_product_rate
-    return [REFERENCE_WASTEFUL] if wasted_s * 1e9 > floor_ns(work, ceilings, algebra=True) else []
+    bytes_alone = replace(work, product_flops=0, convolution_flops=0, reduced_product_flops=0, slices=())
+    return [REFERENCE_WASTEFUL] if wasted_s * 1e9 > floor_ns(bytes_alone, ceilings) else []
 
 
 def spec_bytes(spec: tensor_pb2.TensorSpec) -> int:
@@ -216,6 +228,22 @@ def _memory_s(reads: int, writes: int, device: timing_pb2.Device) -> float:
     if not device.copy_bytes_per_second or 2 * min(reads, writes) < max(reads, writes):
         return separate
     return min(separate, (reads + writes) / device.copy_bytes_per_second)
+
+
+def _graph_of(program: candidate_pb2.Program) -> graph_pb2.Graph:
+    """Its library steps as calls of a graph."""
+    specs = {buffer.name: buffer.spec for buffer in program.buffers}
+    graph = graph_pb2.Graph(outputs=program.outputs)
+    for buffer in program.buffers:
+        if buffer.HasField("source"):
+            graph.sources.add(name=buffer.name, origin=buffer.source.origin, spec=buffer.spec)
+    for number, step in enumerate(program.steps):
+        if step.WhichOneof("kind") == "library":
+            call = step.library
+            node = graph.nodes.add(name=f"call{number}", target=call.target, args=call.args, kwargs=call.kwargs)
+            for name in call.results:
+                node.results.add(name=name, spec=specs.get(name))
+    return graph
 
 
 class _Counter:

@@ -142,6 +142,8 @@ class Candidate:
     final each reading is on values that it sees for the first time."""
     rewritten: Callable[[int], Any] | None = None
     """The same algebra as library calls only, when the candidate used a rewrite."""
+    work: floor.Work | None = None
+    """Least work by its algebra; None where that is the module's own."""
     stepwise: Callable[[], Any] | None = None
     """One forward that makes `clock.stamp()` after every step; None when steps are not timed."""
     steps: Sequence[StepInfo] = ()
@@ -212,8 +214,8 @@ def measure_candidate(
 
     def composed(*, is_audited: bool = False) -> timing_pb2.Timing:
         return compose_timing(
-            samples, prepared, tier=tier, work=bench.work, ceilings=bench.ceilings,
-            algebra=candidate.rewritten is not None, aa_of=aa_of, seed=bench.seed, is_audited=is_audited,
+            samples, prepared, tier=tier, work=candidate.work or bench.work, ceilings=bench.ceilings, aa_of=aa_of,
+            seed=bench.seed, is_audited=is_audited,
             kept_shares=bench.baselines.kept_shares if tier == timing_pb2.TIER_SCREENING else {},
         )  # fmt: skip
 
@@ -323,7 +325,6 @@ def compose_timing(
     tier: timing_pb2.Tier.ValueType,
     work: floor.Work,
     ceilings: device.Ceilings,
-    algebra: bool = False,
     aa_of: str = "",
     seed: int = 0,
     is_audited: bool = False,
@@ -347,8 +348,8 @@ def compose_timing(
         fastest = min(kept, key=kept.__getitem__)
         speedup = _speedup(samples, EAGER, seed).times(kept_shares[fastest])
     warm = samples.group_length > 1
-    lowest = floor.floor_ns(work, ceilings, algebra=algebra, parameters_warm=warm)
-    flags = floor.guard(candidate.median_ns, work, ceilings, algebra=algebra, parameters_warm=warm)
+    lowest = floor.floor_ns(work, ceilings, parameters_warm=warm)
+    flags = floor.guard(candidate.median_ns, work, ceilings, parameters_warm=warm)
     if is_audited:
         flags = [FLOOR_AUDITED if flag == floor.FLOOR_SUSPECT else flag for flag in flags]
     if samples.unsteady:

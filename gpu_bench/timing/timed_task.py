@@ -184,6 +184,7 @@ class TimedTask:
             if own is not None
             else self.inputs.renew,
             rewritten=self._rewritten(rewritten_reference),
+            work=self._work_by(rewritten_reference),
             stepwise=self._stepwise(program, own, large) if tier == timing_pb2.TIER_FINAL else None,
             steps=step_infos(program.program),
             toolkit=artifact.toolchain,
@@ -286,6 +287,12 @@ class TimedTask:
             self._shortages.ask(error, "rewritten", program.digest)
             return None
         return lambda index: calls[index]()
+
+    def _work_by(self, program: candidate_pb2.Program | None) -> floor.Work | None:
+        """Least work by that algebra; None where there is none, or it may not run."""
+        if program is None or policy.objections(program, artifact_pb2.Artifact(), aten.is_allowed):
+            return None
+        return floor.work_by(self.bench.work, program, self.loaded.task.precision)
 
     def _stepwise(self, program: LoadedProgram, own: KeptContent | None, large: LargeWorkspaces) -> Callable[[], Any]:
         device, kept = self.loaded.device, own.kept if own is not None else None

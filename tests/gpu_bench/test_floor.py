@@ -12,7 +12,7 @@ from gpu_bench.device import Ceilings
 from gpu_bench.timing import floor
 from gpu_bench.timing.floor import Work, guard, reference_flags, work_of
 from gpu_bench.timing.second_sweeps import Slices
-from warpsmith.v1 import task_pb2, tensor_pb2, timing_pb2
+from warpsmith.v1 import candidate_pb2, task_pb2, tensor_pb2, timing_pb2
 
 capture = pytest.importorskip("warpsmith.graphs.capture")
 
@@ -121,15 +121,53 @@ GIGABYTE = Work(10**9, 0, 0, 0, 0, 0, 0)
     ("median_ns", "flags"), [(300e3, []), (245e3, [floor.FLOOR_SUSPECT]), (190e3, [floor.FLOOR_REJECT])]
 )
 def test_the_guard_rejects_what_physics_forbids_and_suspects_what_was_never_measured(median_ns, flags):
-    assert guard(median_ns, GIGABYTE, ceilings(), algebra=False, parameters_warm=False) == flags
+    assert guard(median_ns, GIGABYTE, ceilings(), parameters_warm=False) == flags
 
 
-def test_products_bound_the_floor_unless_algebra_replaced_them():
+def test_products_bound_the_floor():
     heavy = Work(10**6, 0, 0, 10**12, 0, 10**12, 10**12)
     assert floor.floor_ns(heavy, ceilings()) == pytest.approx(5e6)
-    assert floor.floor_ns(heavy, ceilings(), algebra=True) == pytest.approx(250)
-    assert guard(1e6, heavy, ceilings(), algebra=True, parameters_warm=False) == []
-    assert guard(1e6, heavy, ceilings(), algebra=False, parameters_warm=False) == [floor.FLOOR_REJECT]
+    assert guard(1e6, heavy, ceilings(), parameters_warm=False) == [floor.FLOOR_REJECT]
+
+
+def library_program(function, *args: torch.Tensor) -> candidate_pb2.Program:
+    graph = capture.capture(Function(function), args)
+    program = candidate_pb2.Program(outputs=graph.outputs)
+    for source in graph.sources:
+        program.buffers.add(name=source.name, role=candidate_pb2.ROLE_SOURCE, spec=source.spec, source=source)
+    for node in graph.nodes:
+        call = program.steps.add().library
+        call.target = node.target
+        call.args.extend(node.args)
+        call.kwargs.extend(node.kwargs)
+        for result in node.results:
+            call.results.append(result.name)
+            program.buffers.add(name=result.name, role=candidate_pb2.ROLE_LIBRARY, spec=result.spec)
+    return program
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "product"), (torch.bfloat16, "reduced_product")])
+def test_by_other_algebra_the_way_that_makes_fewer_products_counts(dtype, kind):
+    a, b = torch.rand(64, 16, dtype=dtype), torch.rand(16, 64, dtype=dtype)
+    module = work(lambda a, b: torch.relu(a @ b) * 1, a, b)
+    same = library_program(lambda a, b: torch.relu(a @ b), a, b)
+    fewer = library_program(lambda a, b: torch.relu(a[:, :8] @ b[:8]), a, b)
+    more = library_program(lambda a, b: torch.relu(a @ b) + torch.tanh(a @ b * 2 @ b.T @ b), a, b)
+
+    def found(program: candidate_pb2.Program) -> int:
+        return getattr(floor.work_by(module, program, task_pb2.PRECISION_FP32), f"{kind}_flops")
+
+    whole = 2 * 64 * 64 * 16
+    assert [found(program) for program in (same, fewer, more)] == [whole, whole // 2, whole]
+    assert floor.work_by(module, fewer, task_pb2.PRECISION_FP32).total_bytes == module.total_bytes
+
+
+def test_convolutions_count_by_the_way_that_makes_fewer():
+    x, w = torch.rand(1, 4, 16, 16), torch.rand(4, 4, 3, 3)
+    module = work(lambda x, w: torch.relu(nn.functional.conv2d(x, w)), x, w)
+    fewer = library_program(lambda x, w: torch.relu(nn.functional.conv2d(x, w, stride=2)), x, w)
+    least = floor.work_by(module, fewer, task_pb2.PRECISION_FP32).convolution_flops
+    assert least == module.convolution_flops // 4
 
 
 def test_products_of_16_bits_and_with_tf32_allowed_are_held_to_the_tensor_cores_whole_rate():
@@ -143,8 +181,8 @@ def test_products_of_16_bits_and_with_tf32_allowed_are_held_to_the_tensor_cores_
     heavy = Work(10**6, 0, 0, 0, 0, 10**12, 10**12, (), 10**12)
     fast = replace(ceilings(), reduced_product_rate=700e12, physical_reduced_product_rate=989e12)
     assert floor.floor_ns(heavy, fast) == pytest.approx(1e12 / 700e12 * 1e9)
-    assert guard(1.5e6, heavy, fast, algebra=False, parameters_warm=False) == []
-    assert guard(0.9e6, heavy, fast, algebra=False, parameters_warm=False) == [floor.FLOOR_REJECT]
+    assert guard(1.5e6, heavy, fast, parameters_warm=False) == []
+    assert guard(0.9e6, heavy, fast, parameters_warm=False) == [floor.FLOOR_REJECT]
     assert floor.floor_ns(heavy, ceilings()) < 1e6, "the rate is unknown: memory alone counts"
 
 
@@ -163,16 +201,14 @@ def test_attention_counts_what_no_mask_can_hide_and_values_of_16_bits_in_wider_t
 def test_writes_and_warm_parameters_that_fit_the_cache_are_not_held_against_a_candidate():
     small = Work(0, 50 * 10**6, 50 * 10**6, 0, 0, 0, 0)
     cached = ceilings(cache=60 * 10**6)
-    assert floor.physical_floor_ns(small, cached, algebra=False, parameters_warm=True) == 0.0
-    assert floor.physical_floor_ns(small, cached, algebra=False, parameters_warm=False) == pytest.approx(1e4)
+    assert floor.physical_floor_ns(small, cached, parameters_warm=True) == 0.0
+    assert floor.physical_floor_ns(small, cached, parameters_warm=False) == pytest.approx(1e4)
 
 
 def test_a_processor_guards_nothing_that_fits_its_cache():
     tiny = Work(10**6, 0, 10**6, 0, 0, 0, 0)
-    assert guard(1.0, tiny, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False) == []
-    assert guard(1.0, GIGABYTE, ceilings(task_pb2.TARGET_CPU, 32 << 20), algebra=False, parameters_warm=False) == [
-        floor.FLOOR_REJECT
-    ]
+    assert guard(1.0, tiny, ceilings(task_pb2.TARGET_CPU, 32 << 20), parameters_warm=False) == []
+    assert guard(1.0, GIGABYTE, ceilings(task_pb2.TARGET_CPU, 32 << 20), parameters_warm=False) == [floor.FLOOR_REJECT]
 
 
 def test_distinct_bytes_of_a_spec():
@@ -221,4 +257,5 @@ def test_a_second_sweep_counts_where_the_slice_exceeds_what_is_on_chip():
     machine = ceilings(cache=60 * 10**6)
     assert floor.floor_ns(small, machine) == floor.floor_ns(once, machine)
     assert floor.floor_ns(large, machine) > 1.4 * floor.floor_ns(once, machine)
-    assert floor.floor_ns(large, machine, algebra=True) == floor.floor_ns(once, machine)
+    other = library_program(torch.relu, torch.rand(4))
+    assert floor.work_by(large, other, task_pb2.PRECISION_FP32) == once, "other algebra may do without"

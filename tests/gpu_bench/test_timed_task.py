@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -55,6 +56,7 @@ def test_plan_zero_is_timed_in_a_final_with_its_step(timed, small):
     assert [step.name for step in timing.steps] == ["aten.softmax.int"]
     assert timing.steps[0].median_ns > 0
     assert timing.environment.thread_count == torch.get_num_threads()
+    assert timed._work_by(program) == replace(timed.bench.work, slices=())
 
 
 def test_an_authored_kernel_is_screened_against_eager(timed, small):
@@ -196,6 +198,7 @@ def test_a_rewritten_reference_that_may_not_run_or_does_not_load_is_no_fault_of_
     stray.buffers[0].source.input_index = 7
     assert timed._rewritten(stray) is None
     assert timed._rewritten(unknown) is None
+    assert timed._work_by(unknown) is None
     artifact = small.compiled(program)
     loaded = timed.loaded.load_program(program, artifact)
     answer = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING, stray)
