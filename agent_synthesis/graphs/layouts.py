@@ -16,14 +16,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
+from agent_synthesis.graphs.sequences import as_images
 from agent_synthesis.rewrite.calls import arguments, operation, rename
 from warpsmith import digest
 from warpsmith.graphs import aten, dtypes
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
-_CONVOLUTIONS: Final = frozenset({"conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d", "convolution"})
+_CONVOLUTIONS: Final = frozenset({
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
+})  # fmt: skip
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Channels-last, by the number of dimensions; a sequence has none."""
+"""Channels-last, by the number of dimensions. Sequences have none: they are laid out as images."""
+_RANKS: Final = frozenset({3, *_FORMATS})
 _TYPES: Final = frozenset({tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16})
 """Of wider types libraries convolve contiguous tensors only."""
 _OF_MEMORY: Final = frozenset({"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "_reshape_alias"})
@@ -37,8 +41,10 @@ _MOST_TRIALS: Final = 64
 def channels_last(index: GraphIndex) -> graph_pb2.Graph | None:
     """The graph with its convolutions channels-last; None where no convolution would be laid out otherwise than it is.
 
-    Names stay; new are copies only. Outputs keep their strides and what they share memory with.
+    Names stay; new are copies only, and views of sequences as images. Outputs keep their strides and what they share
+    memory with.
     """
+    index = as_images(index)
     convolutions = [node for node in index.nodes.values() if _convolved(index, node)]
     pinned: set[str] = set()
     for _ in range(_MOST_TRIALS if convolutions else 0):
@@ -275,14 +281,14 @@ class _Layout:
 
 
 def _convolved(index: GraphIndex, node: graph_pb2.Node) -> tuple[str, str] | None:
-    """What a convolution of a batch of images or volumes reads: its data and its weight; None for any other call."""
+    """What a convolution of a batch reads: its data and its weight; None for any other call."""
     if operation(node) not in _CONVOLUTIONS:
         return None
     given = arguments(node)
     data, weight = given["input"], given["weight"]
     specs = [index.spec(data.name), index.spec(weight.name)]
     ranks = {len(spec.shape) for spec in specs}
-    if len(ranks) > 1 or not ranks <= _FORMATS.keys() or any(0 in spec.shape for spec in specs):
+    if len(ranks) > 1 or not ranks <= _RANKS or any(0 in spec.shape for spec in specs):
         return None
     return (data.name, weight.name) if specs[0].dtype in _TYPES else None
 

@@ -29,6 +29,7 @@ TARGETS = [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA]
 LAYOUT = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group="*", choice="channels_last")
 WHOLE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice="beside_products")
 IMAGES = (torch.randn(2, 6, 8, 8),)
+SEQUENCES = (torch.randn(2, 6, 16),)
 Forward = Callable[..., Any]
 
 
@@ -133,14 +134,24 @@ def test_a_residual_network_gives_the_same_as_calls_and_as_kernels(
     assert calls == ["conv2d", "conv2d_1", "conv2d_2", "conv2d_3", "linear"]
 
 
-def test_its_programs_run_on_a_processor(checking: ModuleType, tmp_path: Path) -> None:
-    module = Residual().eval()
-    before = zero(module, IMAGES, TARGETS[0])
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Residual(), IMAGES),
+        (nn.Sequential(nn.Conv1d(6, 8, 3, stride=2), nn.GELU(), nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8)), SEQUENCES),
+    ],
+    ids=["images", "sequences"],
+)
+def test_its_programs_run_on_a_processor(
+    module: nn.Module, inputs: Sequence[torch.Tensor], checking: ModuleType, tmp_path: Path
+) -> None:
+    module.eval()
+    before = zero(module, inputs, TARGETS[0])
     programs = [generate(moves.apply_all(before, wanted)) for wanted in ([LAYOUT], [LAYOUT, WHOLE])]
     members = {name: tensor.detach() for name, tensor in module.named_parameters()}
-    given = Sources(IMAGES, members, dict(module.named_buffers()))
+    given = Sources(tuple(inputs), members, dict(module.named_buffers()))
     with torch.no_grad():
-        expected = module(*IMAGES)
+        expected = module(*inputs)
     for program, built in zip(programs, checking.compile_batch(programs, tmp_path), strict=True):
         (result,) = checking.loaded_from(built, program).bind(given)()
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
@@ -276,10 +287,10 @@ def test_a_layout_comes_before_kernels_and_names_stay() -> None:
         (conv(6, 6), [IMAGES[0].to(memory_format=torch.channels_last)]),
         (conv(6, 6).double(), [IMAGES[0].double()]),
         (conv(6, 6), [IMAGES[0][0]]),
-        (nn.Conv1d(8, 6, 3), [IMAGES[0][0]]),
+        (nn.Conv1d(6, 8, 3), [SEQUENCES[0][0]]),
         (conv(6, 6, 1), [torch.randn(2, 6, 1, 1)]),
     ],
-    ids=["no convolution", "channels-last already", "float64", "unbatched", "a sequence", "a point"],
+    ids=["no convolution", "channels-last already", "float64", "unbatched", "an unbatched sequence", "a point"],
 )
 def test_nothing_is_offered_where_nothing_would_change(module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
     plan = zero(module, inputs)
@@ -301,17 +312,36 @@ def test_nothing_is_offered_where_nothing_would_change(module: nn.Module, inputs
         (nn.Sequential(conv(1, 8), nn.ReLU(), conv(8, 8)), [torch.randn(2, 1, 8, 8)]),
         (nn.Sequential(conv(6, 8), nn.PixelShuffle(2), nn.Upsample(scale_factor=2), conv(2, 4)), IMAGES),
         (conv(6, 8).bfloat16(), [IMAGES[0].bfloat16()]),
+        (nn.Sequential(nn.Conv1d(6, 8, 3, stride=2), nn.GELU(), nn.Conv1d(8, 4, 3, padding=2, dilation=2)), SEQUENCES),
+        (nn.Sequential(nn.Conv1d(6, 8, 5, padding="same"), nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1, groups=2)), SEQUENCES),
+        (nn.Sequential(nn.ConvTranspose1d(6, 8, 3, 2, output_padding=1), nn.ReLU(), nn.MaxPool1d(2)), SEQUENCES),
     ],
-    ids=["volumes", "transposed", "depthwise", "grouped", "one channel", "shuffled", "bfloat16"],
-)
+    ids=[
+        "volumes", "transposed", "depthwise", "grouped", "one channel", "shuffled", "bfloat16", "sequences",
+        "sequences of the same length", "sequences transposed",
+    ],
+)  # fmt: skip
 def test_convolutions_of_every_kind_are_laid_out(module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
     plan = check(module.eval(), inputs)
-    form = torch.channels_last if inputs[0].dim() == 4 else torch.channels_last_3d
+    if inputs[0].dtype is torch.float32:
+        check(module, inputs, LAYOUT, WHOLE)
+    form = torch.channels_last_3d if inputs[0].dim() == 5 else torch.channels_last
     for name, node in plan.index.nodes.items():
         if "conv" in node.target:
             spec = plan.index.spec(name)
             made = torch.empty_strided(list(spec.shape), list(spec.strides), device="meta")
             assert made.is_contiguous(memory_format=form), name
+
+
+def test_a_sequence_that_several_convolutions_read_is_copied_once_and_read_by_position_as_it_lies() -> None:
+    first, second = nn.Conv1d(6, 8, 3, padding=1), nn.Conv1d(6, 8, 1)
+    module = Made(lambda a, b, x: functional.gelu(a(x) + b(x)).transpose(1, 2).reshape(-1, 8), first, second)
+    assert added(check(module, SEQUENCES)) == ["inputs_0_rows_channels_last", "p_parts_0_weight_rows_channels_last"]
+
+
+def test_a_sequence_that_is_written_between_two_convolutions_is_read_anew() -> None:
+    module = Made(lambda a, b, x: a(x) + b(x.mul_(2)), nn.Conv1d(6, 8, 3, padding=1), nn.Conv1d(6, 8, 1))
+    check(module, SEQUENCES)
 
 
 def test_random_calls_draw_in_the_order_of_the_old_layout() -> None:
@@ -326,11 +356,12 @@ def test_random_calls_draw_in_the_order_of_the_old_layout() -> None:
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_a_search_of_a_convolutional_network_begins_with_a_layout() -> None:
-    module = nn.Sequential(
-        *[part for _ in range(3) for part in (conv(64, 64, bias=False), nn.BatchNorm2d(64), nn.ReLU())]
-    )
-    described = analysis.describe(zero(module.eval(), [torch.empty(32, 64, 56, 56)]), with_legal_moves=True)
+@pytest.mark.parametrize("extents", [(56, 56), (3136,)], ids=["images", "sequences"])
+def test_a_search_of_a_convolutional_network_begins_with_a_layout(extents: tuple[int, ...]) -> None:
+    convolution, norm = {2: (nn.Conv2d, nn.BatchNorm2d), 1: (nn.Conv1d, nn.BatchNorm1d)}[len(extents)]
+    block = [lambda: convolution(64, 64, 3, padding=1, bias=False), lambda: norm(64), nn.ReLU]
+    module, inputs = nn.Sequential(*[part() for _ in range(3) for part in block]), [torch.empty(32, 64, *extents)]
+    described = analysis.describe(zero(module.eval(), inputs), with_legal_moves=True)
     (legal,) = (legal for legal in described.legal_moves if legal.move == LAYOUT)
     assert legal.before.extra_bytes > 0
     assert legal.after.extra_bytes == 0
@@ -343,4 +374,4 @@ def test_a_search_of_a_convolutional_network_begins_with_a_layout() -> None:
     graph = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group="*", choice="cuda_graph")
     assert proposed[0] == [LAYOUT, WHOLE, graph]
     assert [LAYOUT, WHOLE] in proposed
-    moves.apply_all(zero(module.eval(), [torch.empty(32, 64, 56, 56)]), proposed[0])
+    moves.apply_all(zero(module.eval(), inputs), proposed[0])
