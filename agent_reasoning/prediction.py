@@ -64,12 +64,13 @@ class Predictor:
         """Parent over plan."""
         return self.parent_ns / max(self.plan_ns(plan), 1.0)
 
-    def rewrite_speedup(self, before: analysis_pb2.Cost, after: analysis_pb2.Cost) -> float:
-        """Parent over the parent with library work replaced by other library work."""
-        saved = time_ns(before, self.machine) - time_ns(after, self.machine)
+    def rewrite_speedup(self, before: analysis_pb2.Cost, after: analysis_pb2.Cost, *, authored: bool = False) -> float:
+        """Parent over the parent with library work replaced by other library work, or by kernels of ours."""
+        slowness = AUTHORED_SLOWNESS if authored else self.library_slowness
+        instead = time_ns(after, self.machine)
+        saved = self.library_slowness * time_ns(before, self.machine) - slowness * instead
         # However large the saving looks, the work that stays takes its time.
-        rest = max(self.parent_ns - self.library_slowness * saved, time_ns(after, self.machine), 1.0)
-        return self.parent_ns / rest
+        return self.parent_ns / max(self.parent_ns - saved, instead, 1.0)
 
 
 def predictor(

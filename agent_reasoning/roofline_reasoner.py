@@ -87,7 +87,7 @@ class RooflineReasoner:
         if parent and not may_pass and 0 < candidate_ns(parent.timing) <= headroom.AT_FLOOR * floor:
             return response
         fresh = [o for o in options if not evidence.tried([*analysis.moves, *o.moves])]
-        ranked = _in_each_layout(sorted(fresh, key=lambda option: -option.score))
+        ranked = _whole_plans_early(sorted(fresh, key=lambda option: -option.score))
         for option in ranked[: request.limit or DEFAULT_LIMIT]:
             response.hypotheses.append(
                 hypothesis_pb2.Hypothesis(
@@ -101,15 +101,16 @@ class RooflineReasoner:
         return response
 
 
-def _in_each_layout(ranked: Sequence[_Option]) -> list[_Option]:
+def _whole_plans_early(ranked: Sequence[_Option]) -> list[_Option]:
     """The options with the best plan of kernels throughout as the module lies, and the best laid out anew, next to the
-    first: how a library's calls compare in two layouts no roofline tells."""
+    first: how a library's calls compare in two layouts no roofline tells, and what a chain of moves is predicted to
+    make of a network leaves out what kernels lose by being fused."""
     best: dict[bool, _Option] = {}
     for option in ranked:
         kinds = {move.kind for move in option.moves if move.group == EVERY_GROUP}
         if analysis_pb2.MOVE_KIND_AUTHOR in kinds:
             best.setdefault(analysis_pb2.MOVE_KIND_LAYOUT in kinds, option)
-    early = [*ranked[:1], *(option for option in best.values() if option is not ranked[0])] if len(best) > 1 else []
+    early = [*ranked[:1], *(option for option in best.values() if option is not ranked[0])]
     return [*early, *(option for option in ranked if not any(option is other for other in early))]
 
 
@@ -179,7 +180,10 @@ def _whole_plans(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Itera
         saved = sum(before.launch_count - after.launch_count for before, after in costs[:-1])
         if taken[-1].move.kind == analysis_pb2.MOVE_KIND_LAUNCH:
             costs[-1][0].launch_count = max(1, costs[-1][0].launch_count - saved)
-        saved_shares = (1.0 - 1.0 / predicted.rewrite_speedup(before, after) for before, after in costs)
+        saved_shares = (
+            1.0 - 1.0 / predicted.rewrite_speedup(*cost, authored=legal.move.kind == analysis_pb2.MOVE_KIND_AUTHOR)
+            for legal, cost in zip(taken, costs, strict=True)
+        )
         speedup = 1.0 / max(1.0 - sum(saved_shares), 1.0 / _MOST_SPEEDUP)
         before, after = summed(each[0] for each in costs), summed(each[1] for each in costs)
         what = "; then ".join(map(wording.effect, taken))
@@ -211,7 +215,8 @@ def _singles(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator[
             continue  # a roofline cannot tell how fast an unwritten kernel will be; layouts have `_whole_plans`
         unit = predicted.parent.units.get(move.group)
         if unit is None or move.kind == analysis_pb2.MOVE_KIND_REWRITE:
-            speedup = predicted.rewrite_speedup(legal.before, legal.after)
+            is_ours = move.kind == analysis_pb2.MOVE_KIND_AUTHOR
+            speedup = predicted.rewrite_speedup(legal.before, legal.after, authored=is_ours)
             yield _Option((move,), speedup, speedup, _saved_text(what, legal.before, legal.after, speedup))
             continue
         plan = predicted.parent

@@ -110,6 +110,23 @@ def test_a_memory_bound_chain_is_fused_whole_in_the_first_hypothesis() -> None:
     assert first.predicted_speedup == pytest.approx(3 / 1.15, rel=0.15)
 
 
+def test_a_plan_of_kernels_throughout_is_predicted_as_kernels_are_and_comes_next_to_the_first() -> None:
+    request = memory_bound_chain()
+    request.reference.arms[0].median_ns = eager_ns = 2_400_000  # four times the roofline
+    size = 800 * MB
+    before, after = (Cost(read_bytes=n * size // 2, write_bytes=n * size // 2, launch_count=n) for n in (3, 2))
+    request.analysis.legal_moves.append(legal("author", "*", before=before, after=after))
+    first, second = propose(request)[:2]
+    assert new_moves(first) == [("author", "relu", ""), ("fuse", "relu", "mul"), ("fuse", "relu", "softmax")]
+    assert new_moves(second) == [("author", "*", "")]
+    assert second.predicted_speedup == pytest.approx(eager_ns / (1.15 * 2 * size / 4.28e12 * 1e9), rel=0.05)
+
+    request.analysis.legal_moves[-1].after.read_bytes *= 3  # chains of the plan promise more now
+    again = propose(request)
+    assert new_moves(again[1]) == [("author", "*", "")]
+    assert again[1].predicted_speedup < max(other.predicted_speedup for other in again[2:])
+
+
 def test_the_reason_names_the_groups_the_traffic_and_the_prediction() -> None:
     rationale = propose(memory_bound_chain())[0].rationale
     assert rationale.startswith("softmax, mul and relu in one kernel: 1.6 GB less traffic")
