@@ -34,6 +34,8 @@ class Architecture:
     """Its result on `x`, with `self.model`."""
     shape: tuple[int, ...]
     """Of `x`."""
+    draws: str = ""
+    """A parameter that the package begins with zeros, and that makes the whole result zero: it is drawn, as others are."""
     is_image: bool = False
     """Whether `x` is smooth, as photographs are. Networks average white noise away, and in bf16 what random weights
     make of one image is then no farther from what they make of another than from their result in float64."""
@@ -45,6 +47,7 @@ class Architecture:
         if self.is_image:
             smooth = f'torch.randn({small}), {self.shape[2:]}, mode="bicubic"'
             drawn = f"torch.nn.functional.interpolate({smooth}).to(torch.{dtype})"
+        draw = f"\n        torch.nn.init.normal_(self.model.{self.draws}, std=0.02)" if self.draws else ""
         return f'''"""{self.name} in {dtype}: an architecture of {self.package}, weights drawn at random."""
 
 import torch
@@ -54,7 +57,7 @@ import torch
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.model = {self.build}
+        self.model = {self.build}{draw}
         self.to(torch.{dtype}).eval()
 
     def forward(self, x):
@@ -93,9 +96,9 @@ def _layers(name: str, model: str, settings: str, shape: tuple[int, ...], call: 
     return Architecture(name, "transformers", f"from transformers import {config}, {model}", build, call, shape)
 
 
-def _vision(name: str, shape: tuple[int, ...] = (64, 3, 224, 224)) -> Architecture:
+def _vision(name: str, draws: str = "") -> Architecture:
     imports, build = "from torchvision import models", f"models.{name}(weights=None)"
-    return Architecture(name, "torchvision", imports, build, "self.model(x)", shape, is_image=True)
+    return Architecture(name, "torchvision", imports, build, "self.model(x)", (64, 3, 224, 224), draws, is_image=True)
 
 
 _TEXT: Final = (2, 2048)
@@ -145,7 +148,7 @@ ARCHITECTURES: Final = (
     _vision("resnet50"),
     _vision("convnext_tiny"),
     _vision("efficientnet_b0"),
-    _vision("vit_b_16"),
+    _vision("vit_b_16", draws="heads.head.weight"),
     Architecture(
         "swin_block",
         "torchvision",
