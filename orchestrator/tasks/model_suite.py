@@ -35,7 +35,7 @@ class Architecture:
     shape: tuple[int, ...]
     """Of `x`."""
     draws: str = ""
-    """A parameter that the package begins with zeros, and that makes the whole result zero: it is drawn, as others are."""
+    """A parameter that the package begins with zeros, so that the whole result is zero: it is drawn, as others are."""
     is_image: bool = False
     """Whether `x` is smooth, as photographs are. Networks average white noise away, and in bf16 what random weights
     make of one image is then no farther from what they make of another than from their result in float64."""
