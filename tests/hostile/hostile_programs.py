@@ -335,7 +335,7 @@ HOST = [
             f"raw(SYS_kill, raw(SYS_getpid), 19);\n{S}", headers=RAW, bare=True),
     Hostile("host code", "a thread that writes later", ("CHEAT", "CRASH", "WRONG_UNINITIALIZED",
             "WRONG_NONDETERMINISTIC", *VALUE), f"start_counting(reinterpret_cast<volatile long*>(y));\n{S}",
-            ahead=THREAD, headers=RAW, bare=True),
+            ahead=THREAD, headers=RAW, bare=True, seconds=240.0),  # each call of all cases begins one more that spins
     Hostile("host code", "allocates without end", ("CRASH", "RESOURCE"),
             "for (;;) *reinterpret_cast<volatile char*>(raw(SYS_mmap, 0, 1L << 28, 3, 0x22, -1)) = 1;",
             headers=RAW, bare=True),
