@@ -44,7 +44,7 @@ def as_images(index: GraphIndex) -> GraphIndex:
         del made.nodes[-1]
         given, count = arguments(read), len(draft.nodes)
         for name, tensor in arguments(node).items():
-            if name in _WITH_A_ROW and (tensor.name not in rows or index.is_written(tensor.name)):
+            if name in _WITH_A_ROW and tensor.name not in rows:
                 wanted = draft.free(f"{tensor.name}_rows")
                 rows[tensor.name] = draft.view(wanted, "aten.unsqueeze.default", given[name], _ROW)
             given[name] = rows[tensor.name] if name in _WITH_A_ROW else _of_two_directions(name, given[name])

@@ -121,6 +121,13 @@ def test_a_plan_of_kernels_throughout_is_predicted_as_kernels_are_and_comes_next
     assert new_moves(second) == [("author", "*", "")]
     assert second.predicted_speedup == pytest.approx(eager_ns / (1.15 * 2 * size / 4.28e12 * 1e9), rel=0.05)
 
+    at_once = legal("launch", "*", "cuda_graph", before=Cost(launch_count=3), after=Cost(launch_count=1))
+    request.analysis.legal_moves.append(at_once)
+    both = propose(request)[1]
+    assert new_moves(both) == [("author", "*", ""), ("launch", "*", "cuda_graph")]
+    assert both.predicted_speedup >= second.predicted_speedup
+    del request.analysis.legal_moves[-1]
+
     request.analysis.legal_moves[-1].after.read_bytes *= 3  # chains of the plan promise more now
     again = propose(request)
     assert new_moves(again[1]) == [("author", "*", "")]

@@ -339,7 +339,7 @@ def test_a_sequence_that_several_convolutions_read_is_copied_once_and_read_by_po
     assert added(check(module, SEQUENCES)) == ["inputs_0_rows_channels_last", "p_parts_0_weight_rows_channels_last"]
 
 
-def test_a_sequence_that_is_written_between_two_convolutions_is_read_anew() -> None:
+def test_a_sequence_that_is_written_between_two_convolutions_is_copied_for_each() -> None:
     module = Made(lambda a, b, x: a(x) + b(x.mul_(2)), nn.Conv1d(6, 8, 3, padding=1), nn.Conv1d(6, 8, 1))
     check(module, SEQUENCES)
 
