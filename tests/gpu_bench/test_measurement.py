@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,15 @@ def test_a_rewritten_reference_is_timed_but_never_the_fastest_baseline(bench):
     timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
     assert "rewritten" in names(timing)
     assert timing.fastest_arm == timing_pb2.ARM_KIND_COMPILE
+
+
+def test_the_floor_is_that_of_the_candidates_algebra_where_it_has_one(bench):
+    by_products = replace(bench.work, product_flops=9 * 10**7)  # 90 us at the rate of products, bytes take 80
+    bench.work = replace(bench.work, product_flops=10**9)
+    candidate = Candidate(lambda index: index, rewritten=lambda index: index, work=by_products)
+    timing = measure_candidate(bench, candidate, timing_pb2.TIER_FINAL)
+    assert timing.floor_ns == pytest.approx(9e4)
+    assert not timing.raised
 
 
 def test_screening_times_against_eager_until_the_reference_was_measured(bench):

@@ -35,6 +35,12 @@ def test_every_architecture_is_a_file_in_each_element_type(written: Path) -> Non
     assert {entry.name.rpartition("_")[2] for entry in entries} == {"float32.py", "bfloat16.py"}
 
 
+def test_what_a_package_begins_with_zeros_and_the_result_depends_on_is_drawn(written: Path) -> None:
+    drawn = [entry.name for entry in directory_bench.entries(written) if "torch.nn.init" in entry.path.read_text()]
+    assert sorted(drawn) == ["vit_b_16_bfloat16.py", "vit_b_16_float32.py"]
+    assert "        torch.nn.init.normal_(self.model.heads.head.weight, std=0.02)\n" in (written / drawn[0]).read_text()
+
+
 @pytest.mark.parametrize("dtype", model_suite.DTYPES)
 def test_the_block_that_needs_no_package_is_captured(written: Path, tmp_path: Path, dtype: str) -> None:
     name = f"unet_block_{dtype}.py"
