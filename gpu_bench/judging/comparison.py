@@ -34,6 +34,8 @@ ORDINARY = frozenset({
 _FRESH = verdict_pb2.VALUE_FAMILY_FRESH
 _FEW = 64
 """Elements that may all be right by luck."""
+_ORDERS = 8.0
+"""Times as many units in the last place: by an early term of 300 among 512 a sum in order is 15 off."""
 _FORGIVING = frozenset({
     verdict_pb2.VALUE_FAMILY_NON_FINITE, verdict_pb2.VALUE_FAMILY_MASKED, verdict_pb2.VALUE_FAMILY_PROPOSED,
 })  # fmt: skip
@@ -51,11 +53,15 @@ class Forgiveness:
     worst_block_for_all: bool = False
     """Every 4,096 elements are measured by those that are eager's worst: where nearly all of an output is cut off at a
     bound, as values of 1e4 are, what is left in a block are one or two, and eager's error of those is small by luck."""
+    order_is_luck: bool = False
+    """Where one term rules a sum, everything that is added after it is rounded to its last place: how far off a result
+    is hangs on where the term stands, and eager's may be right. In 32 bits and more the last places count `_ORDERS`."""
 
     @staticmethod
     def of(family: verdict_pb2.ValueFamily.ValueType) -> Forgiveness:
         """What it allows."""
-        return Forgiveness(family in _FORGIVING, not is_ordinary(family))
+        is_unusual = not is_ordinary(family)
+        return Forgiveness(family in _FORGIVING, worst_block_for_all=is_unusual, order_is_luck=is_unusual)
 
 
 def is_ordinary(family: verdict_pb2.ValueFamily.ValueType) -> bool:
@@ -301,7 +307,8 @@ class _Sums:
         if self._dtype.itemsize < 4 and float(rms) > 3.0 * rounding:  # few that are large are few with any beside them
             held = (part.masked_fill(~part.to(self._dtype).isfinite(), 0.0) for part in torch.split(truth, _CHUNK))
             rounding = rounding_floor(output_rms, self._dtype, math.floor(count_of_large(held)))
-        floor = max(rounding, terms_floor, least_yardstick(self._dtype))
+        orders = _ORDERS if self._forgiveness.order_is_luck and self._dtype.itemsize >= 4 else 1.0
+        floor = max(orders * rounding, terms_floor, least_yardstick(self._dtype))
         # Errors of eager count in this proportion.
         part = min(1.0, most_error / float(rms_own)) if rms_own else 1.0
         local = torch.maximum(part * _rms(blocks[:, 2], blocks[:, 3]), _rms(blocks[:, 4], blocks[:, 6]))
@@ -313,7 +320,7 @@ class _Sums:
         mismatched = self._mismatches > 0
         # Where one element is far larger than the others, eager's error of that one may be small by luck.
         own = float(truth[self._worst_index])
-        own_ulp = ulp(own, self._dtype) if math.isfinite(own) else 0.0
+        own_ulp = orders * ulp(own, self._dtype) if math.isfinite(own) else 0.0
         largest = max(part * self._largest[1], self._largest[2], floor, own_ulp)
         yardstick = max(part * float(rms_own), float(rms_rounding), floor)
         small = magnitudes.ratio(yardstick, part, least_yardstick(self._dtype)) if magnitudes is not None else 0.0
