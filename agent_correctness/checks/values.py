@@ -16,9 +16,10 @@ from warpsmith.v1 import task_pb2, timing_pb2, verdict_pb2
 _ALWAYS = (verdict_pb2.VALUE_FAMILY_TASK, verdict_pb2.VALUE_FAMILY_NORMAL)
 FINAL_SEEDS = 3
 """Seeds of the task's and of normal values in a final; most other families get one each."""
-ARRANGED = {verdict_pb2.VALUE_FAMILY_RARE: (*range(16),), verdict_pb2.VALUE_FAMILY_NON_FINITE: (4, 5, 6, 7, 3)}
+ARRANGED = {verdict_pb2.VALUE_FAMILY_RARE: (*range(16),), verdict_pb2.VALUE_FAMILY_NON_FINITE: (4, 5, 6, 7, 14, 15, 3)}
 """Families of which a final has a case for each way in which their unusual elements lie: by the seed modulo 8, from 4
-on a handful (`VALUE_FAMILY_RARE`). Many that are not finite come last, for on those a reference may have no truth."""
+on a handful, in pairs (`VALUE_FAMILY_RARE`): each of two inputs has one of NaN and both infinities. Many that are not
+finite come last, for on those a reference may have no truth."""
 
 
 class ValueCheck:

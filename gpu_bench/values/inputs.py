@@ -26,6 +26,7 @@ _NEAR = 1e-3
 """Of their root mean square, by which values are moved that have to stay near the task's."""
 _BEYOND = 0.875
 """Share of rare floats that lie beyond what the task draws: branches hang on size far more often than on order."""
+_NOT_FINITE = (math.inf, -math.inf, math.nan)
 
 Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
 """(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
@@ -67,10 +68,14 @@ def replaced(
     known = learned.inputs if learned is not None else []
     restraint = restraint_of(learned, family) if learned is not None else judging_pb2.Restraint()
     resembling = any(each.varies for each in known)
+    chosen = _with_handful(leaves, family, seed, known, restraint)
     made: dict[int, torch.Tensor] = {}
     for position, leaf in enumerate(leaves):
         if id(leaf) in made:
             continue  # a tensor passed twice stays one tensor: modules ask "is key query?"
+        if chosen is not None and leaf is not chosen:
+            made[id(leaf)] = leaf
+            continue
         legal = known[position] if position < len(known) else None
         generator = generator_for(family, seed, position, leaf.device)
         values = _values(leaf, family, seed, legal, restraint, generator, resembling) if leaf.numel() else leaf
@@ -82,6 +87,27 @@ def restraint_of(learned: judging_pb2.Learned, family: verdict_pb2.ValueFamily.V
     """How a family is held back, where the reference refused what was drawn freely."""
     found = [each for each in learned.restraints if each.family == family]
     return found[0] if found else judging_pb2.Restraint(family=family)
+
+
+def _with_handful(
+    leaves: Sequence[torch.Tensor],
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    known: Sequence[judging_pb2.Legal],
+    restraint: judging_pb2.Restraint,
+) -> torch.Tensor | None:
+    """The input that has the handful of the case, for who looks at one input must not learn of another; none in other
+    cases, and where no input may have it."""
+    is_rare = family == verdict_pb2.VALUE_FAMILY_RARE
+    if not (is_rare or family == verdict_pb2.VALUE_FAMILY_NON_FINITE) or not integers.is_handful(seed):
+        return None
+    may = dict[int, torch.Tensor]()
+    for position, leaf in enumerate(leaves):
+        is_known = position < len(known) and not restraint.own_integers
+        may_differ = is_rare and is_known and integers.may_be_rare(known[position])
+        if leaf.numel() and (may_differ or leaf.is_floating_point() or leaf.is_complex()):
+            may[id(leaf)] = leaf
+    return [*may.values()][integers.whose_turn(seed, len(may))] if may else None
 
 
 def _values(
@@ -111,7 +137,7 @@ def _values(
         share = _uniform(leaf.shape, leaf.dtype, generator)
         return (share * (legal.most - legal.least) + legal.least).clamp_(legal.least, legal.most)
     if is_handful:
-        return integers.with_few(leaf, functools.partial(_specials, generator=generator), seed, generator)
+        return integers.with_few(leaf, functools.partial(_specials, arrangement=seed), seed, generator)
     draw = _proposed(recipe_of(seed)) if is_proposed else _DRAWS[family]
     if leaf.is_complex():
         part = leaf.dtype.to_real()
@@ -127,7 +153,8 @@ def _rare(
     generator: torch.Generator,
 ) -> torch.Tensor:
     """The task's own values but for a few: beyond either end of their range, of the family of mixed magnitudes, zero or
-    another small half, or the task's own from another place. Restrained floats are those, or anywhere in the range."""
+    another small half, or the task's own from another place. Restrained floats are those, or anywhere in the range. In
+    a handful of them each is another of these."""
     is_held, has_range = restraint.floats_within, legal is not None and not leaf.is_complex()
 
     def others(old: torch.Tensor) -> torch.Tensor:
@@ -138,7 +165,12 @@ def _rare(
         kind = _uniform(old.shape, torch.float32, generator)
         if is_held or legal is None or not has_range:
             return torch.where(kind < 0.5, own, free)
-        free = torch.where(kind < 1 - _BEYOND, free, _beyond(old, legal, generator))
+        if integers.is_handful(arrangement):
+            turns = integers.turns_of(arrangement, old, 4)
+            beyond = _beyond(old, legal, turns == 0, generator)
+            return torch.where(turns < 2, beyond, torch.where(turns == 2, 0.0, torch.where(kind < 0.5, own, free)))
+        is_above = _uniform(old.shape, torch.float32, generator) < 0.5
+        free = torch.where(kind < 1 - _BEYOND, free, _beyond(old, legal, is_above, generator))
         halves = torch.randint(-8, 9, old.shape, device=old.device, generator=generator) / 2
         free = torch.where(kind < 0.7 * (1 - _BEYOND), halves.to(old.dtype), free)
         free = torch.where(kind < 0.5 * (1 - _BEYOND), 0.0, free)
@@ -147,13 +179,14 @@ def _rare(
     return integers.with_few(leaf, others, arrangement, generator)
 
 
-def _beyond(old: torch.Tensor, legal: judging_pb2.Legal, generator: torch.Generator) -> torch.Tensor:
+def _beyond(
+    old: torch.Tensor, legal: judging_pb2.Legal, is_above: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
     """Finite values above what the task draws or below it, by a tenth of its range to a hundred times as much; in fp16
     to twice as much, whose squares overflow soon."""
     width, limits = (legal.most - legal.least) or abs(legal.most) or 1.0, torch.finfo(old.dtype)
     decades = 3.0 if limits.max > 1e30 else 1.3
     far = width * torch.pow(10.0, decades * _uniform(old.shape, torch.float64, generator) - 1.0)
-    is_above = _uniform(old.shape, torch.float32, generator) < 0.5
     return torch.where(is_above, legal.most + far, legal.least - far).clamp_(limits.min, limits.max).to(old.dtype)
 
 
@@ -236,17 +269,17 @@ def _non_finite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gener
     flat = values.view(-1)
     rows = flat.numel() // max(1, shape[-1] if shape else 1)
     count = min(flat.numel(), max(1, rows // 8))
-    for special in (math.inf, -math.inf, math.nan):
+    for special in _NOT_FINITE:
         where = torch.randint(max(1, flat.numel()), (count,), device=generator.device, generator=generator)
         if flat.numel():
             flat[where] = special
     return values
 
 
-def _specials(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """NaN or an infinity in the place of each."""
-    special = torch.tensor([math.nan, math.inf, -math.inf], dtype=old.dtype, device=old.device)
-    return special[torch.randint(3, old.shape, device=old.device, generator=generator)]
+def _specials(old: torch.Tensor, arrangement: int) -> torch.Tensor:
+    """An infinity or NaN in the place of each."""
+    special = torch.tensor(_NOT_FINITE, dtype=old.dtype, device=old.device)
+    return special[integers.turns_of(arrangement, old, len(special))]
 
 
 def _masked(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

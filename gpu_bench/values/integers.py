@@ -8,6 +8,7 @@ sorted. What is in order stays so, as offsets do, and what has no value twice, a
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -29,11 +30,12 @@ _NEAR = 8
 """Part of the range that is near an end: one in so many."""
 _REPLACED_SHARE = 1 / 32
 """Of a mask or of indices that the task gives alike each time, where fresh ones differ in more than their places."""
-_HANDFUL = (0, False)
-_ARRANGEMENTS = ((1 << 6, False), (1 << 8, False), (1 << 8, True), (1 << 16, False), *[_HANDFUL] * 4)
-"""How rare values lie, by a case's seed: elements of which one is replaced (0: one, two or four of all), and whether
-those are whole lines. Who decides by a column is wrong on many, who looks at a grid misses lines, and who looks at some
-of an input misses a handful."""
+_MANY = ((1 << 6, False), (1 << 8, False), (1 << 8, True), (1 << 16, False))
+_HANDFULS = (1, 1, 4, 4)
+"""How rare values lie, by a case's seed: elements of which one is replaced, and whether those are whole lines; then how
+many of all there are in a handful. Who decides by a column is wrong on many, who looks at a grid misses lines, and who
+looks at some of an input misses a handful. That lies in one half along each dimension, at even indices or odd ones, and
+the next case has another in the opposite places: of any half, and of even and odd, one of the two lies outside."""
 _MET = 4096
 """Extent of a dimension up to which each of its indices is to be met: a decision may hang on one column."""
 _ROUNDS = 2
@@ -56,7 +58,7 @@ def drawn(
     `leaf` has elements, and integers or booleans. `resembling`: whether FRESH ones are as quick as the task's.
     `arrangement`: which one rare ones have.
     """
-    if family == verdict_pb2.VALUE_FAMILY_RARE and not (legal.distinct or legal.ordered):
+    if family == verdict_pb2.VALUE_FAMILY_RARE and may_be_rare(legal):
         return _rare(leaf, legal, arrangement, generator)
     is_own = family in (verdict_pb2.VALUE_FAMILY_UNIFORM, verdict_pb2.VALUE_FAMILY_FRESH)
     if is_own and legal.varies:
@@ -75,9 +77,16 @@ def drawn(
     return _ordered(values, leaf, legal) if legal.ordered else values.to(leaf.dtype)
 
 
+def may_be_rare(legal: judging_pb2.Legal) -> bool:
+    """Whether some elements may be others: not of what is in order or has no value twice."""
+    return not (legal.distinct or legal.ordered)
+
+
 def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, arrangement: int, generator: torch.Generator) -> torch.Tensor:
     if leaf.dtype == torch.bool:
         return with_few(leaf, torch.logical_not, arrangement, generator)
+    if is_handful(arrangement):
+        return with_few(leaf, lambda old: _handful(leaf, old, legal, arrangement, generator), arrangement, generator)
 
     sides = [(legal.highest + 1, legal.beyond_highest), (legal.beyond_lowest, legal.lowest - 1)]
     sides = [(low, high) for low, high in sides if low <= high]
@@ -86,19 +95,82 @@ def _rare(leaf: torch.Tensor, legal: judging_pb2.Legal, arrangement: int, genera
         values = torch.full_like(old, legal.highest)
         values.masked_fill_(_uniform(list(old.shape), generator) < 0.5, legal.lowest)
         is_own = _uniform(list(old.shape), generator) < 0.25
-        is_own[0] = False  # where only one is replaced, it has to differ
         values = torch.where(is_own, elsewhere(leaf, old, generator), values)
         for number, (low, high) in enumerate(sides):  # half of them, the first one too
             part = values[number :: 2 * len(sides)]
             part.copy_(torch.randint(low, high + 1, part.shape, generator=generator, device=generator.device))
-        return values
+        return _others(values, old, legal)
 
     return with_few(leaf, others, arrangement, generator)
 
 
+def _handful(
+    leaf: torch.Tensor, old: torch.Tensor, legal: judging_pb2.Legal, arrangement: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Others in the place of a few integers: above the range or its highest, below it or its lowest, zero, and from
+    another place."""
+
+    def between(low: int, high: int, if_none: int) -> torch.Tensor:
+        if low > high:
+            low = high = if_none
+        return torch.randint(low, high + 1, old.shape, generator=generator, device=old.device).to(old.dtype)
+
+    above = between(legal.highest + 1, legal.beyond_highest, legal.highest)
+    below = between(legal.beyond_lowest, legal.lowest - 1, legal.lowest)
+    zero = torch.zeros_like(old).clamp_(legal.lowest, legal.highest)
+    turns = turns_of(arrangement, old, 4)
+    values = torch.stack([above, below, zero, elsewhere(leaf, old, generator)]).gather(0, turns[None])[0]
+    return _others(values, old, legal)
+
+
+def _others(values: torch.Tensor, old: torch.Tensor, legal: judging_pb2.Legal) -> torch.Tensor:
+    """The values, and one of the range's ends where that is what was there."""
+    values = torch.where(values == old, legal.highest, values)
+    return torch.where(values == old, legal.lowest, values)
+
+
 def is_handful(arrangement: int) -> bool:
-    """Whether by this arrangement one, two or four elements are others."""
-    return _ARRANGEMENTS[arrangement % len(_ARRANGEMENTS)] is _HANDFUL
+    """Whether by this arrangement a few elements of one input are others."""
+    return arrangement % 8 >= len(_MANY)
+
+
+def whose_turn(arrangement: int, count: int) -> int:
+    """Which of so many inputs has the handful of a case: of two pairs of cases that follow each other, another one."""
+    return (arrangement // 8 + arrangement // 2 % 2) % count
+
+
+def turns_of(arrangement: int, old: torch.Tensor, count: int) -> torch.Tensor:
+    """Of the elements of a handful, which of so many kinds of value each gets: one after the other, from any one on."""
+    of_all = arrangement // 8
+    return (torch.arange(len(old), device=old.device) + of_all + of_all // 1000) % count
+
+
+def _places_of_handful(leaf: torch.Tensor, arrangement: int) -> torch.Tensor:
+    """Flat places, each once: drawn for the first case of a pair, and the opposite ones for the second."""
+    draw = random.Random(arrangement // 2)
+    seen = [extent if stride else 1 for extent, stride in zip(leaf.shape, leaf.stride(), strict=True)]
+    first, places = [draw.randrange(extent) for extent in seen], dict[int, None]()
+    for _ in range(_HANDFULS[arrangement % 8 - len(_MANY)]):
+        place = 0
+        for index, extent, size in zip(first, seen, leaf.shape, strict=True):
+            like = _like(index, extent, draw)
+            place = place * size + (_opposite(like, extent) if arrangement % 2 else like)
+        places[place] = None
+    return torch.tensor([*places], device=leaf.device)
+
+
+def _like(index: int, extent: int, draw: random.Random) -> int:
+    """An index of the same half, which is as even or odd."""
+    begin, end = (0, extent // 2) if index < extent // 2 else (extent // 2, extent)
+    return draw.choice(range(begin + (index - begin) % 2, end, 2))
+
+
+def _opposite(index: int, extent: int) -> int:
+    """The index from the other end, or one beside that, so that one is even and the other odd."""
+    from_end = extent - 1 - index
+    if extent == 1 or (index - from_end) % 2:
+        return from_end
+    return from_end + 1 if from_end + 1 < extent else from_end - 1
 
 
 def with_few(
@@ -110,7 +182,10 @@ def with_few(
     """Contiguous: the values of `leaf`, a few of which, in places drawn, are what `others` makes of them (1-D, in an
     order drawn). Any number names an arrangement."""
     flat = leaf.reshape(-1).clone()
-    places = _few_places(leaf.shape, *_ARRANGEMENTS[arrangement % len(_ARRANGEMENTS)], generator)
+    if is_handful(arrangement):
+        places = _places_of_handful(leaf, arrangement)
+    else:
+        places = _few_places(leaf.shape, *_MANY[arrangement % 8], generator)
     flat[places] = others(flat[places])
     return flat.view(list(leaf.shape))
 
@@ -125,9 +200,8 @@ def _few_places(shape: Sequence[int], every: int, are_lines: bool, generator: to
     """Flat places, each once and in an order drawn: some anywhere, then such that every index along each dimension is
     among them, as far as one element in `every` goes."""
     count = math.prod(shape)
-    anywhere = count // _ARRANGEMENTS[3][0] if every else 1 << int(_below(3, 1, generator))
-    found = [_below(count, max(1, anywhere), generator)]
-    left = count // every - len(found[0]) if every else 0
+    found = [_below(count, max(1, count // _MANY[3][0]), generator)]
+    left = count // every - len(found[0])
     if left > 0:
         found += _on_lines(shape, left, generator) if are_lines else [_scattered(shape, left, generator)]
     places = torch.cat(found).unique()  # type: ignore[no-untyped-call]

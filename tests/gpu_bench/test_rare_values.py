@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 import torch
 from unusual_modules import SEED, Desk, source
 
+from agent_correctness.checks.values import ARRANGED
 from gpu_bench.values import inputs
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 MakeDesk = Callable[[str], Desk]
-RARE = verdict_pb2.VALUE_FAMILY_RARE
+RARE, NON_FINITE = verdict_pb2.VALUE_FAMILY_RARE, verdict_pb2.VALUE_FAMILY_NON_FINITE
 
 
 def rare(leaf: torch.Tensor, seed: int = SEED, **known: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,21 +56,109 @@ def test_in_most_cases_rare_values_are_met_at_every_index_of_a_dimension_that_ha
     assert kinds == ["thick", "scattered", "lines", "few"]
 
 
-def test_rare_values_of_one_case_lie_in_the_same_way_in_each_input() -> None:
+def test_many_rare_values_of_one_case_lie_in_the_same_way_in_each_input() -> None:
     own = torch.zeros(3, 1024, 512, dtype=torch.bool)
     learned = judging_pb2.Learned(inputs=[judging_pb2.Legal(varies=True)] * 3)
-    for seed, (least, most) in enumerate([(8000, 8192), (2000, 2048), (1500, 2048), (8, 8), *[(1, 4)] * 4]):
+    for seed, (least, most) in enumerate([(8000, 8192), (2000, 2048), (1500, 2048), (8, 8)]):
         counts = [int(each.sum()) for each in inputs.replaced([*own], RARE, seed + 64, learned)]
         assert least <= min(counts) <= max(counts) <= most
 
 
+HANDFULS = [number for number in ARRANGED[RARE] if number % 8 >= 4]
+"""Those of a final, beside the first of its seeds."""
+
+
+def test_a_handful_lies_in_one_input_and_each_has_its_turn() -> None:
+    own = [torch.rand(64, 64), torch.zeros(64, 64, dtype=torch.bool), torch.arange(64)]
+    learned = judging_pb2.Learned(inputs=[judging_pb2.Legal(least=0.0, most=1.0, highest=63)] * 3)
+    learned.inputs[2].distinct = True  # no single element of it may be another
+    for first in range(0, 16 * 20, 16):
+        turns = list[int]()
+        for number in HANDFULS:
+            drawn = inputs.replaced(own, RARE, first + number, learned)
+            counts = [int((new != old).sum()) for new, old in zip(drawn, own, strict=True)]
+            assert counts[2] == 0
+            assert min(counts[:2]) == 0
+            assert max(counts) <= (1 if number % 8 < 6 else 4)
+            turns.append(int(counts[1] > 0))
+        assert turns in ([0, 0, 1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0, 1, 1])
+
+
+def test_each_input_has_each_kind_of_value_for_its_single_one() -> None:
+    own, legal = torch.rand(16, 16) + 0.5, judging_pb2.Legal(varies=True, least=0.5, most=1.5)
+    draw, found = random.Random(1), set[tuple[int, str]]()
+    for _ in range(100):
+        leaves = [own, own.clone()]
+        seed = draw.randrange(1 << 60) * 8 + 4
+        drawn = inputs.replaced(leaves, RARE, seed, judging_pb2.Learned(inputs=[legal] * 2))
+        for position, values in enumerate(drawn):
+            for value in values[values != own].tolist():
+                kind = "zero" if value == 0 else "above" if value > 1.5 else "below" if value < 0.5 else "within"
+                found.add((position, kind))
+    assert {*itertools.product(range(2), ("zero", "above", "below"))} <= found
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (33, 7), (1, 30), (5,), (2, 3, 4, 5)])
+def test_of_a_pair_of_handfuls_each_lies_on_one_side_and_the_other_on_the_other(shape: tuple[int, ...]) -> None:
+    own, seen = torch.zeros(shape, dtype=torch.bool), set[tuple[int, ...]]()
+    for first in range(0, 16 * 20, 16):
+        for number in HANDFULS[::2]:
+            pair = [rare(own, first + number + each)[1].nonzero() for each in range(2)]
+            seen |= {*map(tuple, pair[0].tolist())}
+            for one, other, extent in zip(*(each.T for each in pair), shape, strict=True):
+                if extent == 1:
+                    continue
+                assert {*(one % 2).tolist(), *(other % 2).tolist()} == {0, 1}
+                assert len({*(one % 2).tolist()}) == len({*(other % 2).tolist()}) == 1
+                if extent % 2 == 0:
+                    halves = [{*(each < extent // 2).tolist()} for each in (one, other)]
+                    assert halves in ([{True}, {False}], [{False}, {True}])
+    assert len(seen) > min(60, own.numel() // 2)
+
+
+def test_a_handful_of_what_is_seen_many_times_is_seen_many_times() -> None:
+    own = torch.rand(64, 1).expand(64, 32)
+    for number in HANDFULS:
+        drawn, changed = rare(own, number, least=0.0, most=1.0)
+        assert drawn.stride() == own.stride()
+        assert int(changed.sum()) % 32 == 0
+        assert changed.any() or number % 8 < 6
+
+
+HALVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "first rows": lambda x: x[:32],
+    "last columns": lambda x: x[:, 24:],
+    "even rows": lambda x: x[::2],
+    "odd columns": lambda x: x[:, 1::2],
+    "a quarter": lambda x: x[::2, :24],
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_no_final_lets_through_what_looks_at_half_of_an_input(half: str) -> None:
+    own = torch.rand(64, 48) + 1.0
+    numbers = torch.randint(2, 9, (64, 48))
+    beyond = {"lowest": -3, "highest": 9, "beyond_lowest": -20, "beyond_highest": 30}
+    for first in range(0, 16 * 20, 16):
+        floats = [rare(own, first + number, least=1.0, most=2.0)[0] for number in HANDFULS]
+        integers = [rare(numbers, first + number, **beyond)[0] for number in HANDFULS]
+        special = [inputs.replaced([own, own + 1.0], NON_FINITE, first + number) for number in ARRANGED[NON_FINITE]]
+        for cases, decisions in (
+            (floats, (lambda x: x > 2.0, lambda x: (x < 0.95) & (x != 0), lambda x: x == 0)),
+            (integers, (lambda x: x > 9, lambda x: x < -3, lambda x: x == 0)),
+            *((each, (torch.isnan, torch.isposinf, torch.isneginf)) for each in zip(*special, strict=True)),
+        ):
+            for decides in decisions:
+                assert any(bool(decides(x).any()) and not bool(decides(HALVES[half](x)).any()) for x in cases)
+
+
 @pytest.mark.parametrize("count", [1, 40, 600])
 def test_of_few_elements_at_least_one_is_another(count: int) -> None:
-    for seed in range(1, 9):
+    for seed in range(40):
         assert 1 <= int(rare(torch.zeros(count, dtype=torch.bool), seed)[1].sum()) <= max(4, count // 64)
-        numbers, changed = rare(torch.full((count,), 4), seed, lowest=0, highest=9)
+        numbers, changed = rare(torch.full((count,), seed % 9), seed, lowest=0, highest=8)
         assert 1 <= int(changed.sum()) <= max(4, count // 64)
-        assert {*numbers[changed].tolist()} <= {0, 9}
+        assert {*numbers[changed].tolist()} <= {0, 8}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +212,7 @@ def test_of_values_that_are_not_finite_most_cases_have_a_handful_among_the_tasks
     own, count = torch.rand(256, 256).to(dtype), torch.arange(65536).view(256, 256)
     found = set[str]()
     for seed in range(SEED + 3, SEED + 64):
-        drawn, integers = inputs.replaced([own, count], verdict_pb2.VALUE_FAMILY_NON_FINITE, seed)
+        drawn, integers = inputs.replaced([own, count], NON_FINITE, seed)
         changed = ~drawn.isfinite()
         if seed % 8 < 4:
             assert int(changed.sum()) > 20
