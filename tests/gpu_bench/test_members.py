@@ -215,7 +215,8 @@ def test_what_seeds_draw_is_another_seeds_and_what_the_constructor_makes_alike_s
         now = dict(loaded.module.named_buffers())
         assert torch.equal(now["later"], before["later"])
         assert not torch.equal(now["codes"], before["codes"])
-        assert bool((now["ends"] < before["ends"]).any())  # which scaling alone only makes larger
+        grown = now["ends"] / before["ends"]
+        assert not bool(((grown >= 1.0) & (grown <= 1.25)).all())  # as by scaling alone
 
 
 @pytest.mark.parametrize(
