@@ -20,6 +20,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+import warpsmith
 from orchestrator.commands import budgets, chosen, client, directory_bench, report, trust_commands, up_command
 from orchestrator.commands.module_runs import ModuleRuns
 from orchestrator.commands.options import (
@@ -68,6 +69,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        tell_line(f"warpsmith {warpsmith.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Says which version this is.")
+    ] = False,
+) -> None:
+    del version
+
 
 INSPECTED_AT_ONCE = 2
 _UsageError: Any = typer.BadParameter.__base__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -57,6 +58,13 @@ def kept(tmp_path: Path) -> Path:
     SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Story(archive, run)).execute()
     archive.close()
     return tmp_path
+
+
+def test_the_version_is_that_of_the_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = warpsmith("--version", capsys=capsys, monkeypatch=monkeypatch)
+    assert said == (0, f"warpsmith {importlib.metadata.version('warpsmith')}\n", "")
 
 
 @pytest.mark.parametrize(
