@@ -8,6 +8,7 @@ goes on watching, so that the best so far is judged.
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -187,7 +188,10 @@ def verifying(runs: Path, environment: Mapping[str, str]) -> Iterator[Agents]:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM unwind the stack, so that what the block started is stopped."""
+    """Makes SIGTERM unwind the stack, so that what the block started is stopped. Only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -124,15 +124,42 @@ def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
         said = printable.quotation(tail[0]) if tail else "no message"
         raise BadInput(f"{task.entry_path}: the module ended the process: {said}") from error
     # The worker ran the user's code: only specs and literals are taken from it.
-    inspected = task_pb2.Task()
-    inspected.CopyFrom(task)
-    inspected.inputs.extend(seen.inputs)
-    inspected.outputs.extend(seen.outputs)
-    inspected.input_literals.extend(text if _is_literal(text) else UNKNOWN for text in seen.input_literals)
-    if not inspected.precision:
-        inspected.precision = _precision_of(inspected.inputs)
-    inspected.digest = of_task(inspected)
-    return inspected
+    literals = [text if _is_literal(text) else UNKNOWN for text in seen.input_literals]
+    return described(task, seen.inputs, seen.outputs, literals)
+
+
+def written(text: str, *, name: str, target: str, precision: str, prepared: bool) -> task_pb2.Task:
+    """The task of a file that we have written, as `read` gives it; raises BadInput as that does."""
+    content, path = text.encode(), "module.py"
+    if len(content) > SOURCE_BYTES:
+        raise BadInput(f"{name}: written to a file it takes {len(content)} bytes; at most {SOURCE_BYTES} can be sent")
+    return task_pb2.Task(
+        name=name,
+        sources=[task_pb2.SourceFile(path=path, content=content)],
+        entry_path=path,
+        class_name="Model",
+        target=_choice("target", target, TARGETS),
+        precision=_choice("precision", precision, PRECISIONS),
+        prepared=prepared,
+    )
+
+
+def described(
+    task: task_pb2.Task,
+    inputs: Iterable[tensor_pb2.TensorSpec],
+    outputs: Iterable[tensor_pb2.TensorSpec],
+    literals: Iterable[str],
+) -> task_pb2.Task:
+    """The task with its specs, its precision and its digest."""
+    made = task_pb2.Task()
+    made.CopyFrom(task)
+    made.inputs.extend(inputs)
+    made.outputs.extend(outputs)
+    made.input_literals.extend(literals)
+    if not made.precision:
+        made.precision = _precision_of(made.inputs)
+    made.digest = of_task(made)
+    return made
 
 
 def _about(task: task_pb2.Task, said: str) -> str:

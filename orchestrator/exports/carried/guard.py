@@ -41,6 +41,8 @@ class _WsGuard:
 
     def read(self, module, args, kwargs):
         """The tensors that the program reads, inputs first, or None when the call is not the verified one."""
+        if _ws_is_transformed():
+            return None
         if kwargs:
             bound = self._forward.bind(module, *args, **kwargs)
             args, kwargs = bound.args[1:], bound.kwargs
@@ -126,6 +128,17 @@ class _WsSettings:
     def parameters(self):
         """All parameters of the module."""
         return [each for part in self._parts for each in part._parameters.values() if each is not None]
+
+
+def _ws_is_transformed():
+    """Whether a call is compiled, exported or traced, or differentiated or batched by torch.func or in forward mode: of
+    a kernel these see nothing."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 @functools.cache

@@ -110,7 +110,7 @@ class TaskModule:
             built: torch.nn.Module = kind(**arguments) if isinstance(arguments, dict) else kind(*arguments)
             if any(map(torch.nn.parameter.is_lazy, (*built.parameters(), *built.buffers()))):
                 self._complete(built, seed)
-            _name_large_tensors(built)
+            name_tensors(built, least_bytes=MAX_CONSTANT_BYTES + 1)
             moved: torch.nn.Module = built.to(device)
         return moved
 
@@ -209,10 +209,11 @@ class TaskModule:
         return arguments
 
 
-def _name_large_tensors(module: torch.nn.Module) -> None:
+def name_tensors(module: torch.nn.Module, least_bytes: int = 0) -> None:
+    """Makes tensors that it keeps as plain attributes, from a size on, buffers in no `state_dict`."""
     for each in module.modules():
         for name, held in list(vars(each).items()):
-            if type(held) is not torch.Tensor or held.nbytes <= MAX_CONSTANT_BYTES:
+            if not isinstance(held, torch.Tensor) or isinstance(held, torch.nn.Parameter) or held.nbytes < least_bytes:
                 continue
             del vars(each)[name]
             if hasattr(each, name) or not dtypes.is_supported(held.dtype):  # its class has something by that name

@@ -1,0 +1,289 @@
+"""What people call: a live module in, the same module with faster kernels out."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from orchestrator.commands import budgets, report
+from orchestrator.commands.options import DEFAULT_RUNS
+from orchestrator.live.calls import Call, captured
+from orchestrator.live.grafted import grafted
+from orchestrator.live.results import Result, Results
+from orchestrator.live.written import task_of
+from warpsmith.errors import BadInput
+from warpsmith.v1 import run_pb2
+
+Match = type[torch.nn.Module] | str | Callable[[str, torch.nn.Module], bool]
+"""Which inner modules: a class; a class's name or a pattern of qualified names, such as "layers.*.mlp"; a predicate of
+qualified name and module."""
+
+_TOLERANCE = 0.05
+"""Share of a result that a right one may be off on the example arguments, in any precision."""
+
+_Arguments = Sequence[Any] | torch.Tensor
+_Given = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a module."""
+
+    run: str
+    """Identifier of its run, for `warpsmith report`, `show` and `export`."""
+    verdict: str
+    """PASS, or why there is no faster kernel: NO_FASTER, AT_FLOOR and so on; DIFFERS where it is not used."""
+    speedup: float
+    """Over the fastest baseline; 1.0 where the module is left as it was."""
+    message: str
+    """How the run ended, in a sentence."""
+    labels: tuple[str, ...]
+    """What a reader of the speedup has to know."""
+
+
+def optimize(
+    module: torch.nn.Module,
+    args: _Arguments,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    budget: str = "60s",
+    precision: str = "auto",
+    prepared: bool = False,
+    fresh: bool = False,
+    server: str = "",
+    runs: str | Path = DEFAULT_RUNS,
+    progress: bool = True,
+) -> torch.nn.Module:
+    """The module, made faster for calls like `module(*args, **kwargs)`; all other calls are its own.
+
+    What is returned shares parameters, buffers and inner modules with `module`, which is left as it was, and has the
+    same class name and `state_dict`; its `warpsmith` attribute is an `Outcome`. Where nothing faster is found it is
+    a plain copy. Where gradients are wanted the module's own forward runs. What an earlier search in `runs` found for
+    the same calls is taken at once.
+
+    Args:
+        module: on the CPU or a GPU, in the mode (`train()` or `eval()`) in which it will be called.
+        args: example arguments of its forward, whose shapes, types and device are optimized for; or one tensor.
+        kwargs: example arguments by name.
+        budget: search time, such as "60s" or "5m".
+        precision: "auto" goes by the floating-point inputs; or "fp32", "tf32", "fp16", "bf16".
+        prepared: whether what depends on parameters alone may be computed once and kept while they are unchanged.
+        fresh: whether to search again although a result is known.
+        server: an orchestrator elsewhere, "HOST:PORT"; without it the services run here for as long as the search.
+        runs: directory where runs are kept.
+        progress: whether to show the search as it goes, on stderr.
+
+    Raises:
+        BadInput: the module cannot be captured, or an argument is wrong; says which.
+        Infrastructure: a service failed.
+    """
+    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), kwargs)
+    results = _results(budget, fresh, server, runs, progress)
+    call, task = _written(module, given, precision, prepared)
+    (result,) = results.of(task)
+    return _served(module, given, call, result)
+
+
+def optimize_submodules(
+    model: torch.nn.Module,
+    args: _Arguments,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    match: Match,
+    budget: str = "60s",
+    precision: str = "auto",
+    prepared: bool = False,
+    fresh: bool = False,
+    server: str = "",
+    runs: str | Path = DEFAULT_RUNS,
+    progress: bool = True,
+) -> torch.nn.Module:
+    """The model, of which the inner modules that `match` names are made faster; equal ones are searched for once.
+
+    What each of them is called with is taken from one run of `model(*args, **kwargs)` without gradients, which leaves
+    parameters and buffers as they were. What is returned shares all of them with `model`, which keeps its own
+    modules; its `warpsmith` attribute has the `Outcome` of each by qualified name. Of modules within each other the
+    outermost is taken; of one that is called several times, the first call counts.
+
+    Args, beside those of `optimize`:
+        match: a class, a class's name, a pattern of qualified names such as "layers.*", or a predicate of name and
+            module.
+
+    Raises:
+        BadInput: nothing is matched or called, a part cannot be captured, or an argument is wrong; says which.
+        Infrastructure: a service failed.
+    """
+    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), kwargs)
+    results = _results(budget, fresh, server, runs, progress)
+    chosen = _outermost(model, match)
+    if not chosen:
+        raise BadInput(f"match={match!r}: names no inner module of {type(model).__name__}")
+    called = _called(model, chosen, given)
+    if missing := sorted({*chosen} - {*called}):
+        raise BadInput(f"{missing[0]} is not called by {type(model).__name__} on the example arguments")
+    written = {name: _written(chosen[name], each, precision, prepared) for name, each in called.items()}
+    found = results.of(*(task for _, task in written.values()))
+    served = {
+        name: _served(chosen[name], called[name], call, result)
+        for (name, (call, _)), result in zip(written.items(), found, strict=True)
+    }
+    made = _with_parts(model, served)
+    vars(made)["warpsmith"] = {name: vars(each)["warpsmith"] for name, each in served.items()}
+    return made
+
+
+def _results(budget: str, fresh: bool, server: str, runs: str | Path, progress: bool) -> Results:
+    limits = run_pb2.Budget(wall_seconds=budgets.seconds(budget, "budget"))
+    return Results(server, Path(runs), limits, fresh, progress)
+
+
+def _written(module: torch.nn.Module, given: _Given, precision: str, prepared: bool) -> tuple[Call, Any]:
+    """The call, and the task of it."""
+    target = _target(module, given)
+    call = captured(module, *given, target)
+    return call, task_of(call, module, target, precision, prepared=prepared)
+
+
+def _target(module: torch.nn.Module, given: _Given) -> str:
+    """The type of the one device that everything is on. Raises BadInput where there are several, or none."""
+    args, kwargs = given
+    leaves = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    if not leaves:
+        raise BadInput("the example arguments hold no tensor: give those of one call, such as optimize(module, (x,))")
+    kinds = {tensor.device.type for tensor in (*leaves, *module.parameters(), *module.buffers())}
+    if len(kinds) > 1 or not kinds <= {"cpu", "cuda"}:
+        named = " and ".join(sorted(kinds))
+        raise BadInput(f"the module and its example arguments are on {named}: move all to one GPU, or to the CPU")
+    return kinds.pop()
+
+
+def _served(module: torch.nn.Module, given: _Given, call: Call, result: Result) -> torch.nn.Module:
+    """The module with the kernel that was found, if it does on the example arguments what the module does."""
+    run, made = result.run, copy.copy(module)
+    verdict, message, speedup = report.verdict_of(run), run.message, 1.0
+    if result.text:
+        fast = grafted(module, call, result.text)
+        if difference := _difference(module, fast, given, call):
+            verdict = "DIFFERS"
+            message = f"the kernel is not used: on the example arguments and these weights {difference}"
+        else:
+            made, speedup = fast, run.best.timing.speedup_fastest.median
+    labels = tuple(report.labels_of(run))
+    vars(made)["warpsmith"] = Outcome(run.id, verdict, speedup, message, labels)
+    return made
+
+
+def _difference(module: torch.nn.Module, fast: torch.nn.Module, given: _Given, call: Call) -> str:
+    """How the result of a call is another than the module's, beyond any precision; empty where it is not.
+
+    The kernel was judged on values of the kind that the module has. This is for what capture may have missed: it is no
+    second judgement, and of what is random it says nothing.
+    """
+    if any(node.random for node in call.graph.nodes):
+        return ""
+    theirs, ours = (_result(each, given) for each in (module, fast))
+    for place, (own, mine) in enumerate(zip(theirs, ours, strict=True)):
+        if not isinstance(own, torch.Tensor):
+            if own != mine:
+                return f"result {place} is {mine!r} instead of {own!r}"
+        elif (share := _far(mine, own)) > _TOLERANCE:
+            return f"result {place} is off by {share:.2g} of what it is"
+    return ""
+
+
+def _result(module: torch.nn.Module, given: _Given) -> list[Any]:
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), given)
+    with torch.no_grad(), _buffers_kept(module):
+        return pytree.tree_leaves(module(*args, **kwargs))
+
+
+def _far(mine: torch.Tensor, own: torch.Tensor) -> float:
+    """rms of the difference over that of what should be there, where that is finite; of integers the share that is
+    another."""
+    if not (own.is_floating_point() or own.is_complex()):
+        return float((mine != own).double().mean()) if own.numel() else 0.0
+    known = own.isfinite()
+    off, size = (
+        float(torch.linalg.vector_norm(each[known].to(torch.complex128 if each.is_complex() else torch.float64)))
+        for each in (mine - own, own)
+    )
+    return off / max(size, 1e-30) if math.isfinite(off) else math.inf
+
+
+# ---- inner modules -------------------------------------------------------------------------------------------
+
+
+def _outermost(model: torch.nn.Module, match: Match) -> dict[str, torch.nn.Module]:
+    """Qualified name → inner module, none within another."""
+    found: dict[str, torch.nn.Module] = {}
+
+    def look(module: torch.nn.Module, path: str) -> None:
+        for name, part in module.named_children():
+            place = f"{path}{name}"
+            if _is_matched(place, part, match):
+                found[place] = part
+            else:
+                look(part, f"{place}.")
+
+    look(model, "")
+    return found
+
+
+def _is_matched(name: str, part: torch.nn.Module, match: Match) -> bool:
+    if isinstance(match, type):
+        return isinstance(part, match)
+    if isinstance(match, str):
+        return type(part).__name__ == match or fnmatch.fnmatchcase(name, match)
+    return match(name, part)
+
+
+def _called(model: torch.nn.Module, parts: Mapping[str, torch.nn.Module], given: _Given) -> dict[str, _Given]:
+    """What each part is first called with, in the order of their calls."""
+    found: dict[str, _Given] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        return lambda _, args, kwargs: found.setdefault(name, (args, kwargs)) and None
+
+    hooks = [part.register_forward_pre_hook(remember(name), with_kwargs=True) for name, part in parts.items()]
+    try:
+        with torch.no_grad(), _buffers_kept(model):
+            model(*given[0], **given[1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+@contextmanager
+def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Around a call that may change running statistics."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+def _with_parts(module: torch.nn.Module, parts: Mapping[str, torch.nn.Module], path: str = "") -> torch.nn.Module:
+    """A copy of the module and of what leads to the parts, which stand in the places of those that it has."""
+    made = copy.copy(module)
+    children = dict(module._modules)
+    for name, child in module._modules.items():
+        place = f"{path}{name}"
+        if place in parts:
+            children[name] = parts[place]
+        elif child is not None and any(each.startswith(f"{place}.") for each in parts):
+            children[name] = _with_parts(child, parts, f"{place}.")
+    vars(made)["_modules"] = children
+    return made

@@ -1,0 +1,106 @@
+"""What is written of a live module: a file that computes the same, whatever its weights are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live_modules import KINDS, loaded, made, member, require_equal, task_of
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import warpsmith
+from orchestrator.live import calls
+from orchestrator.tasks import intake
+from warpsmith.errors import BadInput
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_computes_what_the_module_does_and_draws_such_inputs(kind: str) -> None:
+    module, args, kwargs = made(kind)
+    call = calls.captured(module, args, kwargs, "cpu")
+    task = task_of(module, call)
+    file, drawn = loaded(task, module)
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    for mine, own in zip(drawn, tensors, strict=True):
+        assert (mine.shape, mine.stride(), mine.dtype) == (own.shape, own.stride(), own.dtype)
+    require_equal(file(*tensors), module(*args, **kwargs))
+    for name, tensor in file.named_buffers():  # batch norm has changed its own
+        assert torch.equal(tensor, member(module, name))
+    assert file(*drawn)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_values_make_the_same_task(kind: str) -> None:
+    digests = set()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        module, args, kwargs = made(kind)[0], *KINDS[kind][1:]
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.rand_like(parameter) * 0.3)  # as training does
+        args = pytree.tree_map_only(
+            torch.Tensor, lambda own: torch.randn_like(own) if own.is_floating_point() else own, args
+        )
+        digests.add(task_of(module, calls.captured(module, args, kwargs, "cpu")).digest)
+    assert len(digests) == 1
+
+
+def test_the_task_is_what_intake_makes_of_the_file(tmp_path: Path) -> None:
+    module, args, kwargs = made("tied tables and indices")
+    task = task_of(module, calls.captured(module, args, kwargs, "cpu"))
+    (tmp_path / "module.py").write_bytes(task.sources[0].content)
+    read = intake.inspect(intake.read(intake.Request(str(tmp_path / "module.py"), target="cpu")))
+    intake.accept(task)
+    read.name = task.name
+    assert read.inputs == task.inputs
+    assert read.outputs == task.outputs
+    assert read.precision == task.precision
+
+
+def test_capturing_changes_nothing_and_takes_no_memory_for_weights() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(1 << 16, 1 << 16), nn.BatchNorm1d(1 << 16))
+    call = calls.captured(module, (torch.empty(4, 1 << 16, device="meta"),), {}, "cpu")
+    assert [source.qualified_name for source in call.graph.sources][:2] == ["0.weight", "0.bias"]
+    norm = nn.BatchNorm1d(8)
+    calls.captured(norm, (torch.randn(4, 8),), {}, "cpu")
+    assert int(norm.num_batches_tracked) == 0
+
+
+class Refusing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"too long\n{x}")
+
+
+class Deciding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "message"),
+    [
+        (Refusing(), (torch.ones(2),), "Refusing: the forward failed on the example arguments: ValueError: too long$"),
+        (nn.Linear(3, 3), (torch.ones(2),), "Linear: the forward failed on the example arguments: RuntimeError: "),
+        (Deciding(), (torch.ones(2),), "^Deciding: the module does not export"),
+        (nn.ReLU(), (2.0,), r"hold no tensor: give those of one call, such as optimize\(module, \(x,\)\)"),
+        (
+            nn.Linear(3, 3, device="meta"),
+            (torch.ones(2, 3),),
+            "are on cpu and meta: move all to one GPU, or to the CPU",
+        ),
+    ],
+)
+def test_what_cannot_be_optimized_is_said_in_one_line(module: nn.Module, args: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
+        warpsmith.optimize(module, args)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("option", "value"), [("budget", "soon"), ("precision", "int3")])
+def test_an_option_that_is_none_is_named(option: str, value: str) -> None:
+    with pytest.raises(BadInput, match=f"{option} {value}: "):
+        warpsmith.optimize(nn.ReLU(), torch.ones(2), **{option: value})  # type: ignore[arg-type]
