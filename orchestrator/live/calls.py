@@ -13,15 +13,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import capture, task_module
+from warpsmith.graphs import aten, capture, task_module
 from warpsmith.graphs.refusals import CaptureRefused
 from warpsmith.v1 import graph_pb2
 
 _INNER = "module"
+_OWN = frozenset(vars(torch.nn.Module())) | {"_ws_kernels"}
+"""Names of every module's own."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,31 @@ def captured(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             return _captured(given, partial(_fake, mode=mode), device_type)
     except Exception:  # the real attempt tells better what is wrong, if anything is
+        pass
+    try:
         return _captured(given, _on_the_cpu, device_type)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"{type(module).__name__}: cannot be copied: {task_module.cause_of(error)}") from error
+
+
+def twins(tensors: Sequence[Any]) -> list[int]:
+    """For each tensor, the place of the first one that is the same object."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
+
+
+def with_tensors(tree: Any, made_of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Nested arguments with what is made of each tensor, once of one that is there more than once."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = made_of(tensor.detach())
+        return made[id(tensor)]
+
+    return pytree.tree_map_only(torch.Tensor, once, tree)
 
 
 class _Flat(torch.nn.Module):
@@ -77,30 +103,74 @@ def _captured(given: _Given, made_of: Callable[[torch.Tensor], torch.Tensor], de
     try:
         with torch.no_grad():
             returned = pytree.tree_structure(module(*args, **kwargs))
+            before = _bound(module)
+            module(*args, **kwargs)
     except Exception as error:
         raise BadInput(f"{kind}: the forward failed on the example arguments: {task_module.cause_of(error)}") from error
-    module, args, kwargs = _copied(given, made_of)  # that call may have changed its state
+    after = _bound(module)
+    if changed := sorted(name for name in {*before, *after} if not _is_same(before.get(name), after.get(name))):
+        raise BadInput(
+            f"{kind}: the forward replaces its attribute {changed[0]} in each call, which a kernel does not: write to "
+            "a buffer in place (copy_), and keep counts in buffers"
+        )
+    module, args, kwargs = _copied(given, made_of)  # those calls may have changed its state
     try:
         graph = capture.capture(_Flat(module, structure), pytree.tree_leaves((args, kwargs)), device_type)
     except CaptureRefused as refused:
         raise BadInput(f"{kind}: {refused}") from refused
     for source in graph.sources:
         source.qualified_name = source.qualified_name.removeprefix(f"{_INNER}.")
+    _require_named(graph, module)
     return Call(graph, leaves, structure, returned)
 
 
+def _bound(module: torch.nn.Module) -> dict[str, Any]:
+    """What every attribute of the parts is, by qualified name."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, part in module.named_modules()
+        for group in (part._buffers, part._parameters, {k: v for k, v in vars(part).items() if k not in _OWN})
+        for name, value in group.items()
+    }
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    """Whether an attribute is what it was: numbers by value, all else by identity."""
+    return before is after or (isinstance(before, bool | int | float | str) and before == after)
+
+
+def _require_named(graph: graph_pb2.Graph, module: torch.nn.Module) -> None:
+    """Refuses a graph that has a tensor of the module's by value, which may be another in another call."""
+    held = [tensor for tensor in _held(module) if not isinstance(tensor, FakeTensor)]
+    for source in graph.sources:
+        if source.origin != graph_pb2.ORIGIN_CONSTANT:
+            continue
+        constant = aten.constant(source, torch.device("cpu"))
+        if any(each.dtype == constant.dtype and torch.equal(each.detach().cpu(), constant) for each in held):
+            raise BadInput(
+                f"{type(module).__name__}: the forward reads a tensor of shape {list(constant.shape)} that lies in a "
+                "list, an object or a module that is not registered: register it as a buffer, or the module"
+            )
+
+
 def _copied(given: _Given, made_of: Callable[[torch.Tensor], torch.Tensor]) -> _Given:
-    """Each argument gets a tensor of its own: what is passed twice here may be two in another call."""
-    module, *arguments = given
+    """Copies of the module and of the arguments, which are the same where they were the same.
+
+    Without the module's own hooks: those are called with the kernel as well.
+    """
+    module, args, kwargs = given
     memo: dict[int, Any] = {}
-    for tensor in _tensors(module):
+    for tensor in [*module.parameters(), *module.buffers(), *_held(module)]:
         made = made_of(tensor.detach())
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = made
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: made_of(tensor.detach()), tuple(arguments))
     copied = copy.deepcopy(module, memo)
-    task_module.name_tensors(copied)  # a graph would hold their values, which may be others in another call
+    for name, hooks in vars(copied).items():
+        if "hooks" in name and isinstance(hooks, dict):
+            hooks.clear()
+    task_module.name_tensors(copied)  # a graph would hold their values
+    args, kwargs = with_tensors((args, kwargs), made_of)
     return copied, args, kwargs
 
 
@@ -110,11 +180,16 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def _on_the_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True)
+    return copy.deepcopy(tensor).cpu()  # with its strides
 
 
-def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Its parameters, its buffers, and the tensors among its plain attributes."""
-    held = pytree.tree_leaves([value for part in module.modules() for value in vars(part).values()])
-    plain = [value for value in held if isinstance(value, torch.Tensor)]
-    return [*module.parameters(), *module.buffers(), *plain]
+def _held(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The tensors among the plain attributes of its parts, and those of modules that are not registered."""
+    found: list[torch.Tensor] = []
+    values = [value for part in module.modules() for name, value in vars(part).items() if name not in _OWN]
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, torch.nn.Module):
+            found += [*value.parameters(), *value.buffers()]
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+    return found

@@ -17,11 +17,12 @@ from torch.utils import _pytree as pytree
 
 from orchestrator.commands import budgets, report
 from orchestrator.commands.options import DEFAULT_RUNS
-from orchestrator.live.calls import Call, captured
-from orchestrator.live.grafted import grafted
+from orchestrator.live.calls import Call, captured, with_tensors
+from orchestrator.live.grafted import answered_by, grafted, shallow, tried
 from orchestrator.live.results import Result, Results
-from orchestrator.live.written import task_of
+from orchestrator.live.written import member, task_of
 from warpsmith.errors import BadInput
+from warpsmith.graphs import task_module
 from warpsmith.v1 import run_pb2
 
 Match = type[torch.nn.Module] | str | Callable[[str, torch.nn.Module], bool]
@@ -42,7 +43,8 @@ class Outcome:
     run: str
     """Identifier of its run, for `warpsmith report`, `show` and `export`."""
     verdict: str
-    """PASS, or why there is no faster kernel: NO_FASTER, AT_FLOOR and so on; DIFFERS where it is not used."""
+    """PASS, or why there is no faster kernel: NO_FASTER, AT_FLOOR and so on; DIFFERS where it is not used,
+    NOT_KNOWN where there was no search."""
     speedup: float
     """Over the fastest baseline; 1.0 where the module is left as it was."""
     message: str
@@ -75,7 +77,7 @@ def optimize(
         module: on the CPU or a GPU, in the mode (`train()` or `eval()`) in which it will be called.
         args: example arguments of its forward, whose shapes, types and device are optimized for; or one tensor.
         kwargs: example arguments by name.
-        budget: search time, such as "60s" or "5m".
+        budget: search time, such as "60s" or "5m"; "" for none, where only what is known is to be taken.
         precision: "auto" goes by the floating-point inputs; or "fp32", "tf32", "fp16", "bf16".
         prepared: whether what depends on parameters alone may be computed once and kept while they are unchanged.
         fresh: whether to search again although a result is known.
@@ -87,7 +89,7 @@ def optimize(
         BadInput: the module cannot be captured, or an argument is wrong; says which.
         Infrastructure: a service failed.
     """
-    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), kwargs)
+    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
     results = _results(budget, fresh, server, runs, progress)
     call, task = _written(module, given, precision, prepared)
     (result,) = results.of(task)
@@ -123,7 +125,7 @@ def optimize_submodules(
         BadInput: nothing is matched or called, a part cannot be captured, or an argument is wrong; says which.
         Infrastructure: a service failed.
     """
-    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), kwargs)
+    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
     results = _results(budget, fresh, server, runs, progress)
     chosen = _outermost(model, match)
     if not chosen:
@@ -137,13 +139,13 @@ def optimize_submodules(
         name: _served(chosen[name], called[name], call, result)
         for (name, (call, _)), result in zip(written.items(), found, strict=True)
     }
-    made = _with_parts(model, served)
+    made = _with_parts(model, {id(chosen[name]): part for name, part in served.items()})
     vars(made)["warpsmith"] = {name: vars(each)["warpsmith"] for name, each in served.items()}
     return made
 
 
 def _results(budget: str, fresh: bool, server: str, runs: str | Path, progress: bool) -> Results:
-    limits = run_pb2.Budget(wall_seconds=budgets.seconds(budget, "budget"))
+    limits = run_pb2.Budget(wall_seconds=budgets.seconds(budget, "budget")) if budget else None
     return Results(server, Path(runs), limits, fresh, progress)
 
 
@@ -169,13 +171,16 @@ def _target(module: torch.nn.Module, given: _Given) -> str:
 
 def _served(module: torch.nn.Module, given: _Given, call: Call, result: Result) -> torch.nn.Module:
     """The module with the kernel that was found, if it does on the example arguments what the module does."""
-    run, made = result.run, copy.copy(module)
-    verdict, message, speedup = report.verdict_of(run), run.message, 1.0
+    run, made = result.run, shallow(module)
+    verdict, message, speedup = report.verdict_of(run) if run.id else "NOT_KNOWN", run.message, 1.0
     if result.text:
-        fast = grafted(module, call, result.text)
-        if difference := _difference(module, fast, given, call):
-            verdict = "DIFFERS"
-            message = f"the kernel is not used: on the example arguments and these weights {difference}"
+        try:
+            fast = grafted(module, call, result.text)
+            difference = _difference(module, fast, given, call)
+        except Exception as error:  # of a class that takes no other forward, say
+            difference = f"it fails ({task_module.cause_of(error)})"
+        if difference:
+            verdict, message = "DIFFERS", f"the kernel is not used: on the example arguments and weights {difference}"
         else:
             made, speedup = fast, run.best.timing.speedup_fastest.median
     labels = tuple(report.labels_of(run))
@@ -187,24 +192,60 @@ def _difference(module: torch.nn.Module, fast: torch.nn.Module, given: _Given, c
     """How the result of a call is another than the module's, beyond any precision; empty where it is not.
 
     The kernel was judged on values of the kind that the module has. This is for what capture may have missed: it is no
-    second judgement, and of what is random it says nothing.
+    second judgement, and of random results it looks at the form alone.
     """
-    if any(node.random for node in call.graph.nodes):
-        return ""
-    theirs, ours = (_result(each, given) for each in (module, fast))
-    for place, (own, mine) in enumerate(zip(theirs, ours, strict=True)):
-        if not isinstance(own, torch.Tensor):
-            if own != mine:
-                return f"result {place} is {mine!r} instead of {own!r}"
-        elif (share := _far(mine, own)) > _TOLERANCE:
-            return f"result {place} is off by {share:.2g} of what it is"
+    before = answered_by(fast)
+    with _kept(module, call), tried():
+        theirs = _result(module, given)
+    with _kept(module, call), tried():
+        ours = _result(fast, given)
+    if answered_by(fast) == before:
+        return "it does not take the call: a hook, a layout or memory that begins anywhere is in its way"
+    if pytree.tree_structure(theirs) != pytree.tree_structure(ours):
+        return "its result has another structure"
+    is_random = any(node.random for node in call.graph.nodes)
+    for place, pair in enumerate(zip(pytree.tree_leaves(theirs), pytree.tree_leaves(ours), strict=True)):
+        if said := _unlike(*pair, is_random=is_random):
+            return f"result {place} is {said}"
     return ""
 
 
-def _result(module: torch.nn.Module, given: _Given) -> list[Any]:
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), given)
-    with torch.no_grad(), _buffers_kept(module):
-        return pytree.tree_leaves(module(*args, **kwargs))
+def _unlike(own: Any, mine: Any, *, is_random: bool) -> str:
+    if not isinstance(own, torch.Tensor):
+        return "" if own == mine else f"{mine!r} instead of {own!r}"
+    if (own.shape, own.dtype) != (mine.shape, mine.dtype):
+        return f"{mine.dtype} {list(mine.shape)} instead of {own.dtype} {list(own.shape)}"
+    share = 0.0 if is_random else _far(mine, own)
+    return f"off by {share:.2g} of what it is" if share > _TOLERANCE else ""
+
+
+def _result(module: torch.nn.Module, given: _Given) -> Any:
+    """What a call without gradients gives, on copies of the arguments."""
+    args, kwargs = with_tensors(given, copy.deepcopy)
+    with torch.no_grad():
+        return module(*args, **kwargs)
+
+
+@contextmanager
+def _kept(module: torch.nn.Module, call: Call | None = None) -> Iterator[None]:
+    """Around a call: afterwards attributes, buffers, and what the `call` writes in place are as they were."""
+    written = {name for node in call.graph.nodes for name in node.mutates} if call else set[str]()
+    names = [each.qualified_name for each in call.graph.sources if each.name in written] if call else []
+    parts = [vars(part) for part in module.modules()]
+    attributes = [(group, dict(group)) for part in parts for group in (part, part["_parameters"], part["_buffers"])]
+    held = [*module.buffers(), *(member(module, name) for name in names if name)]
+    before = [(tensor, tensor.detach().clone()) for tensor in held]
+    try:
+        yield
+    finally:
+        for group, known in attributes:
+            for name in {*group} - {*known}:
+                del group[name]
+            group.update(known)
+        for tensor, value in before:
+            if not torch.equal(tensor, value):  # a write that is none spoils a backward that waits
+                with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+                    tensor.copy_(value)
 
 
 def _far(mine: torch.Tensor, own: torch.Tensor) -> float:
@@ -224,11 +265,15 @@ def _far(mine: torch.Tensor, own: torch.Tensor) -> float:
 
 
 def _outermost(model: torch.nn.Module, match: Match) -> dict[str, torch.nn.Module]:
-    """Qualified name → inner module, none within another."""
+    """Qualified name → inner module, none within another, each once."""
     found: dict[str, torch.nn.Module] = {}
+    seen = {id(model)}
 
     def look(module: torch.nn.Module, path: str) -> None:
         for name, part in module.named_children():
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
             place = f"{path}{name}"
             if _is_matched(place, part, match):
                 found[place] = part
@@ -252,38 +297,32 @@ def _called(model: torch.nn.Module, parts: Mapping[str, torch.nn.Module], given:
     found: dict[str, _Given] = {}
 
     def remember(name: str) -> Callable[..., None]:
-        return lambda _, args, kwargs: found.setdefault(name, (args, kwargs)) and None
+        def take(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.setdefault(name, (args, kwargs))
+
+        return take
 
     hooks = [part.register_forward_pre_hook(remember(name), with_kwargs=True) for name, part in parts.items()]
     try:
-        with torch.no_grad(), _buffers_kept(model):
-            model(*given[0], **given[1])
+        with _kept(model):
+            _result(model, given)
     finally:
         for hook in hooks:
             hook.remove()
     return found
 
 
-@contextmanager
-def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Around a call that may change running statistics."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            buffer.copy_(value)
+def _with_parts(model: torch.nn.Module, served: Mapping[int, torch.nn.Module]) -> torch.nn.Module:
+    """A copy of the model and of what leads to the parts, by their ids; others stand in their places."""
+    made = dict(served)
 
+    def copied(module: torch.nn.Module) -> torch.nn.Module:
+        if id(module) not in made:
+            leads = any(id(part) in served for part in module.modules())
+            made[id(module)] = shallow(module) if leads else module
+            if leads:
+                children = {name: part and copied(part) for name, part in module._modules.items()}
+                vars(made[id(module)])["_modules"] = children
+        return made[id(module)]
 
-def _with_parts(module: torch.nn.Module, parts: Mapping[str, torch.nn.Module], path: str = "") -> torch.nn.Module:
-    """A copy of the module and of what leads to the parts, which stand in the places of those that it has."""
-    made = copy.copy(module)
-    children = dict(module._modules)
-    for name, child in module._modules.items():
-        place = f"{path}{name}"
-        if place in parts:
-            children[name] = parts[place]
-        elif child is not None and any(each.startswith(f"{place}.") for each in parts):
-            children[name] = _with_parts(child, parts, f"{place}.")
-    vars(made)["_modules"] = children
-    return made
+    return copied(model)

@@ -34,26 +34,28 @@ class Results:
 
     server: str
     runs: Path
-    limits: run_pb2.Budget
+    limits: run_pb2.Budget | None
+    """Of a search; None where only what is known is wanted."""
     fresh: bool
     """Whether to search although a result is known."""
     progress: bool
     """Whether a search is shown on stderr."""
 
     def of(self, *tasks: task_pb2.Task) -> list[Result]:
-        """Of each task; those that are not known are searched for, one after the other.
+        """Of each task; those that are not known are searched for, one after the other, or have no run.
 
         Raises:
             BadInput: a module cannot be captured there; Infrastructure: a service failed.
         """
         found = {task.digest: self._known(task) for task in tasks}
-        if unknown := [task for task in tasks if found[task.digest] is None]:
+        unknown = [task for task in tasks if found[task.digest] is None]
+        if unknown and self.limits is not None:
             shown = Progress()
             with client.searching(self.server, self.runs, {}) as serving, shown:
                 for task in unknown:
                     if found[task.digest] is None:
                         found[task.digest] = self._searched(task, serving.orchestrator, shown)
-        return [result for task in tasks if (result := found[task.digest]) is not None]
+        return [found[task.digest] or Result(run_pb2.Run(task=task), "") for task in tasks]
 
     def _known(self, task: task_pb2.Task) -> Result | None:
         """What an earlier run found for the task, the newest first, where it was measured on what is here."""
@@ -67,7 +69,7 @@ class Results:
         return None
 
     def _searched(self, task: task_pb2.Task, orchestrator: client.Optimization, shown: Progress) -> Result:
-        started = client.create(orchestrator, task, self.limits, fresh=self.fresh)
+        started = client.create(orchestrator, task, self.limits or run_pb2.Budget(), fresh=self.fresh)
         watcher: client.Watcher = lambda _: None  # noqa: E731
         if self.progress:
             shown.expect(started)

@@ -80,6 +80,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], Mapping[str, An
         (torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last),),
         {},
     ),
+    "an input that repeats one row": (nn.GELU, (torch.randn(1, 8).expand(4, 8),), {}),
     "one tensor passed twice": (lambda: nn.Bilinear(8, 8, 4), (TWICE, TWICE), {}),
     "half precision": (lambda: nn.Linear(8, 8).bfloat16(), (torch.randn(4, 8).bfloat16(),), {}),
     "a recurrent layer": (lambda: nn.GRU(8, 8), (torch.randn(4, 2, 8),), {}),

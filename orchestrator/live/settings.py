@@ -1,0 +1,84 @@
+"""What a live module's forward may depend on beside tensors: all of it has to be as it was for a kernel to answer.
+
+The one idea: everything that lies in the module's parts is looked at, plain values by value and all else by identity,
+and what is not known counts as changed. A look takes a few microseconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_DEPTH = 4
+"""Objects within objects that are looked into."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_OPAQUE = (torch.Tensor, torch.nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_OWN = frozenset(vars(torch.nn.Module())) | {"_ws_kernels", "warpsmith"}
+"""Names of every module's own, and ours."""
+_GONE = object()
+
+
+class Settings:
+    """Of a module, as it is when this is made. `members`: names of the parameters and buffers that a kernel reads."""
+
+    def __init__(self, module: torch.nn.Module, members: tuple[str, ...]) -> None:
+        self.parts = list(module.modules())
+        places = [name.rpartition(".") for name in members]
+        self._members = [(module.get_submodule(owner), name) for owner, _, name in places]
+        self._modes = [part.training for part in self.parts]
+        self._children = [(part._modules, list(part._modules.values())) for part in self.parts if part._modules]
+        held = [group for part in self.parts for group in (part._parameters, part._buffers) if group]
+        self._held = [(group, {name: tensor is None for name, tensor in group.items()}) for group in held]
+        # A graph of torch.fx is its code, and nothing else.
+        named = [part for part in self.parts if not isinstance(part, torch.fx.GraphModule)]
+        self._places = [place for part in named for place in _places(vars(part), 0, _OWN)]
+
+    def hold(self) -> bool:
+        """Whether all is as it was and no inner part has a hook."""
+        return (
+            [part.training for part in self.parts] == self._modes
+            and all(list(children.values()) == known for children, known in self._children)
+            and all({name: tensor is None for name, tensor in group.items()} == known for group, known in self._held)
+            and all(_is_same(place.get(name, _GONE), known) for place, name, known in self._places)
+            and not any(part._forward_hooks or part._forward_pre_hooks for part in self.parts[1:])
+        )
+
+    def read(self) -> list[Any]:
+        """The parameters and buffers that the kernel reads, as they are now."""
+        return [
+            part._parameters[name] if name in part._parameters else getattr(part, name) for part, name in self._members
+        ]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All parameters of the module."""
+        return [each for part in self.parts for each in part._parameters.values() if each is not None]
+
+
+def _places(
+    group: dict[Any, Any], depth: int, left_out: frozenset[str] = frozenset()
+) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
+    """(dict, key, value) of what lies in a dict, and in dicts and objects in it."""
+    for name, value in list(group.items()):
+        if name in left_out or (depth == 0 and isinstance(value, torch.Tensor)):
+            continue  # of a tensor that is a plain attribute a kernel reads the one that is there
+        yield group, name, copy.copy(value) if isinstance(value, list | set) else value
+        if depth < _DEPTH and not isinstance(value, (*_PLAIN, *_OPAQUE)):
+            inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+            if isinstance(inner, dict):
+                yield from _places(inner, depth + 1)
+
+
+def _is_same(now: Any, known: Any) -> bool:
+    if now is known:
+        return True
+    if type(now) is not type(known):
+        return False
+    if isinstance(known, _PLAIN):
+        return bool(now == known) and repr(now) == repr(known)  # zeros have signs
+    if isinstance(known, list | tuple):
+        return len(now) == len(known) and all(map(_is_same, now, known))
+    return isinstance(known, set) and now == known
