@@ -86,6 +86,8 @@ def judged(jobs: Sequence[Job], setting: Setting, workers: int) -> Iterator[tupl
                 continue
             yield left.pop(name), believed, Told(**told)
     finally:
+        if left:
+            todo.cancel_join_thread()  # nobody takes what is still in it, and the process would wait for that to end
         for process in processes:
             process.terminate() if left else process.join()
     for job in left.values():
