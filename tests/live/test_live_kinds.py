@@ -294,6 +294,15 @@ def test_a_part_that_stands_in_several_places_is_served_in_all(tmp_path: Path) -
     require_equal(quiet(fast["last"]), told(quiet(layer)))
 
 
+def test_a_kernel_of_the_whole_does_not_answer_for_a_copy_with_other_parts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    whole = optimized(model, tmp_path)
+    optimized(model[0], tmp_path)  # so that it is known
+    parts = warpsmith.optimize_submodules(whole, X, match="0", runs=tmp_path, budget="")
+    assert torch.equal(quiet(parts), torch.tanh(quiet(model[0]) * TOLD))
+
+
 # ---- files ---------------------------------------------------------------------------------------------------
 
 
@@ -311,10 +320,11 @@ def test_inputs_are_drawn_where_the_module_is_defined(kind: str) -> None:
     assert file(*drawn)[0].isfinite().all()
 
 
-def test_a_batch_norm_has_one_task_before_and_after_training() -> None:
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_batch_norm_has_one_task_before_and_after_training(is_training: bool) -> None:
     norm, digests = nn.BatchNorm1d(8), set()
     for _ in range(2):
-        norm.eval()
+        norm.train(is_training)
         digests.add(task_of(norm, calls.captured(norm, (X,), {}, "cpu")).digest)
         norm.train()(X)
     assert len(digests) == 1
