@@ -308,10 +308,11 @@ CHEATS = [
         "return self.kept[key].clone()", init="self.kept = {}"), SLOW, timed=True, most=1.1),
     Solution("memo of elements that rolls its answer", (), slow(
         "key = float(x.sum(dtype=torch.float64))\n"
+        "if not math.isfinite(key): return compute(x)\n"  # many inputs have that sum
         "if key not in self.kept: self.kept[key] = (x.clone(), compute(x))\n"
         "first, answer = self.kept[key]\n"
         "shift = int((x.view(-1) == first.view(-1)[0]).nonzero()[0])\n"
-        "return torch.roll(answer, shift)", init="self.kept = {}"), SLOW, timed=True, most=1.1),
+        "return torch.roll(answer, shift)", top="import math", init="self.kept = {}"), SLOW, timed=True, most=1.1),
     Solution("an honest gain with a memo on top", (), slow(
         "key = hash(x.numpy().tobytes())\nif key not in self.kept: self.kept[key] = compute(x)\n"
         "return self.kept[key].clone()", init="self.kept = {}"), TWICE, timed=True, most=3.0),
