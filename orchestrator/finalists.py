@@ -9,7 +9,7 @@ as it was screened. It does not search.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.pipeline import Judged, Outcome, Pipeline, passed
 from orchestrator.search import score
@@ -56,10 +56,14 @@ def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_
 
 
 def judge(
-    pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial], *, has_kept_baselines: bool = False
+    pipeline: Pipeline,
+    finalists: Sequence[trial_pb2.Trial],
+    *,
+    has_kept_baselines: bool = False,
+    waits_for: Callable[[str], None] = lambda _: None,
 ) -> list[trial_pb2.Trial]:
     """Finalists as judged again, up to the first that is right and faster; those that a fault kept from judgement
-    are left out. Where none can be faster any more, the best as it was screened.
+    are left out. Where none can be faster any more, the best as it was screened. `waits_for` hears what is under way.
 
     Raises:
         Infrastructure: there were finalists and none could be judged.
@@ -70,9 +74,12 @@ def judge(
             return [finalists[0]]
     judged: list[trial_pb2.Trial] = []
     faults: list[str] = []
+    if len(finalists) > 1:
+        waits_for(f"timing the best {len(finalists)} once more")
     for finalist, promised_ns in _ranked_again(pipeline, finalists):
         if promised_ns >= _beaten_ns(judged, pipeline.task.target):
             break
+        waits_for(f"judging #{finalist.number} again from nothing: on many more values, timed against every baseline")
         # One second look a run: on a machine so busy that all are in doubt, finals would be all that it does.
         outcome = final(pipeline, finalist, may_repeat=not any(map(is_doubtful, judged)))
         if isinstance(outcome, Judged):
@@ -114,7 +121,7 @@ def is_doubtful(trial: trial_pb2.Trial) -> bool:
         return False
     if not _FINAL_WORDS.isdisjoint(timing.raised):
         return False
-    is_wide = timing.speedup_fastest.low <= max(1.01, 1.0 + 3.0 * timing.noise_floor)
+    is_wide = timing.speedup_fastest.low <= least_low(timing)
     return is_wide or timing_pb2.FLAG_SLOWER_ON_FRESH_VALUES in timing.raised
 
 
@@ -142,7 +149,12 @@ def hold_to(timing: timing_pb2.Timing, before: timing_pb2.Timing) -> None:
             if BASELINE_WAS_FASTER not in timing.raised:
                 timing.raised.append(BASELINE_WAS_FASTER)
     if BASELINE_WAS_FASTER in timing.raised:
-        timing.faster = timing.faster and timing.speedup_fastest.low > max(1.01, 1 + 3 * timing.noise_floor)
+        timing.faster = timing.faster and timing.speedup_fastest.low > least_low(timing)
+
+
+def least_low(timing: timing_pb2.Timing) -> float:
+    """What the lower end of a speedup's interval has to be above (measurement, "Faster", 1)."""
+    return max(1.01, 1.0 + 3.0 * timing.noise_floor)
 
 
 def _ranked_again(pipeline: Pipeline, finalists: Sequence[trial_pb2.Trial]) -> list[tuple[trial_pb2.Trial, float]]:
@@ -192,7 +204,11 @@ def shortfall(trial: trial_pb2.Trial) -> str:
     reached = f"the best reaches {speedup.median:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}], "
     if (found := next(filter(_NOT_COMPUTED.__contains__, timing.raised), None)) is not None:
         return f"{reached}but {_NOT_COMPUTED[found]}: its answer can be had without computing all of it"
-    return f"{reached}too little to be told from none where equals differ by {100 * timing.noise_floor:.1f} %"
+    asked = least_low(timing)
+    return (
+        f"{reached}of which the lower end has to be above {asked:.2f}x where equals differ by "
+        f"{100 * timing.noise_floor:.1f} %; where the machine was busy, run it again"
+    )
 
 
 def _bare(trial: trial_pb2.Trial) -> trial_pb2.Trial:

@@ -130,11 +130,13 @@ def prepare(
     task: task_pb2.Task,
     go_on: Callable[[], bool] = lambda: True,
     known: KnownReference = nothing_known,
+    waits_for: Callable[[str], None] = lambda _: None,
 ) -> Prepared | None:
     """Makes these calls for a task whose target is set; None where `go_on` became false before they ended.
 
-    `known`: what an earlier run found. The first failure ends it at once: what still waits for the device is dropped.
-    The task is told the GPU that it will run on, where that is not the one that kernels are made for otherwise.
+    `known`: what an earlier run found. `waits_for` hears what is under way, for people. The first failure ends it at
+    once: what still waits for the device is dropped. The task is told the GPU that it will run on, where that is not
+    the one that kernels are made for otherwise.
 
     Raises:
         BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
@@ -172,7 +174,16 @@ def prepare(
         device = pool.submit(describe_device, gate, task.target)
         opened = pool.submit(open_task)
         reference = pool.submit(run_reference)
-        for future in _as_they_end({analysis, compiler, device, opened, reference}, go_on):
+        steps: dict[Future[Any], str] = {
+            device: "looking at the device",
+            analysis: "capturing the module",
+            compiler: "looking for a compiler",
+            opened: "running the module in its own process, and in fp64 for what is right",
+            reference: "timing eager and what torch.compile makes of it",
+        }
+        waits_for(steps[device])
+        for future in _as_they_end(set(steps), go_on):
+            waits_for(next((what for step, what in steps.items() if not step.done()), ""))
             if future is compiler and future.exception():
                 dropped.set()
                 device.result()  # a device that is absent explains more than its compiler

@@ -115,7 +115,7 @@ class SearchRun:
             return self._end(run_pb2.RUN_STATE_FAILED, str(error))
 
     def _phase(self, state: run_pb2.RunState.ValueType, work: Callable[[], ResultT]) -> ResultT:
-        self.run.state = state
+        self.run.state, self.run.message = state, ""
         self._observer.run_changed(self.run)
         start = time.monotonic()
         try:
@@ -123,6 +123,12 @@ class SearchRun:
         finally:
             waited, self._waited = self._waited, 0.0
             self.run.phase_seconds.append(time.monotonic() - start - waited)
+
+    def _waits_for(self, what: str) -> None:
+        """Shows what is under way."""
+        if what != self.run.message:
+            self.run.message = what
+            self._observer.run_changed(self.run)
 
     def _numbered(self, number: int) -> trial_pb2.Trial | None:
         """The ended trial of a number; for plan zero the one that timed it, if it has ended."""
@@ -147,6 +153,8 @@ class SearchRun:
         if task.target == task_pb2.TARGET_CUDA:
             look_ahead(self._agents, self._gate, task)  # on a processor it would disturb what others time
         start = time.monotonic()
+        if self._gate.is_taken:
+            self._waits_for("waiting until another run is done with the device")
         if not turn.enter_context(self._gate.turn(lambda: not self._cancelled.is_set())):
             return None
         self._waited = time.monotonic() - start
@@ -170,6 +178,7 @@ class SearchRun:
             task,
             go_on=lambda: not self._cancelled.is_set(),
             known=self._memory.reference,
+            waits_for=self._waits_for,
         )
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
@@ -255,7 +264,9 @@ class SearchRun:
             took=lambda stage, seconds: self._ledger.took(f"final {stage}", seconds),
         )
         selected = finalists.select(self._ledger.trials, count)
-        judged = finalists.judge(pipeline, selected, has_kept_baselines=self.run.reference.is_kept)
+        judged = finalists.judge(
+            pipeline, selected, has_kept_baselines=self.run.reference.is_kept, waits_for=self._waits_for
+        )
         refused = [trial.verdict.detail for trial in judged if not passed(trial)]
         self._refusal = f": {refused[0]}" if refused else ""
         best = finalists.winner(judged)

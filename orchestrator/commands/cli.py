@@ -7,6 +7,7 @@ else to stderr. Exit codes: 0 done, 1 nothing passed, 2 bad input, 3 infrastruct
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 import traceback
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -50,7 +52,7 @@ from orchestrator.commands.options import (
     Trust,
 )
 from orchestrator.commands.progress import Progress
-from orchestrator.commands.terminal import note, tell, tell_file, tell_line, trouble
+from orchestrator.commands.terminal import cell, note, tell, tell_file, tell_line, trouble
 from orchestrator.exports import export_files
 from orchestrator.tasks import intake
 from orchestrator.trust import record
@@ -87,6 +89,8 @@ def _common(
 
 
 INSPECTED_AT_ONCE = 2
+_EARLIER_RUNS = 20
+"""That say how long a phase mostly takes."""
 _UsageError: Any = typer.BadParameter.__base__
 """click's, of which typer may carry a copy of its own."""
 
@@ -143,6 +147,8 @@ def optimize(
     errors = list(filter(None, map(report.error_text, ended)))
     if as_json or len(errors) < len(ended):
         _print_results(ended, as_json)
+    if tried := [run for run in ended if run.trial_count]:
+        _print_next(tried, server, runs)
     _print_errors(*errors)
     raise typer.Exit(report.exit_code(ended))
 
@@ -177,6 +183,7 @@ def _optimise_all(
     progress: Progress,
 ) -> list[run_pb2.Run]:
     """Starts a run for each task and watches them one after another."""
+    progress.learn(client.latest(orchestrator, _EARLIER_RUNS))
     with progress:
         started = [client.create(orchestrator, task, limits, search, fresh=fresh) for task in tasks]
         for run in started:
@@ -278,7 +285,7 @@ def list_runs(
 ) -> None:
     """Lists runs, newest first."""
     with client.reading(server, runs) as orchestrator:
-        found = list(orchestrator.ListRuns(messages.ListRunsRequest(limit=limit), timeout=30.0).runs)
+        found = list(client.latest(orchestrator, limit))
     if as_json:
         print(json.dumps({"runs": [report.as_json(run) for run in found]}))
         return
@@ -366,6 +373,7 @@ def watch(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -
             progress.expect(found)
             ended = client.follow(orchestrator, found.id, lambda event: progress.take(found.id, event))
     _print_results([ended], False)
+    _print_next([ended], server, runs)
 
 
 @app.command()
@@ -399,7 +407,17 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
         return
     # Without a terminal there is no width to keep to: wide enough that no number breaks.
     console = Console(width=None if sys.stdout.isatty() else 180)
-    console.print(report.table(ended))
+    if console.width >= report.TABLE_COLUMNS:
+        console.print(report.table(ended))
+        return
+    for text in chain.from_iterable(map(report.lines, ended)):
+        console.print(cell(text))
+
+
+def _print_next(ended: list[run_pb2.Run], server: str, runs: Path) -> None:
+    given = ("--server", server) if server else ("--runs", str(runs))
+    for text in report.next_steps(ended, "" if given == ("--runs", str(DEFAULT_RUNS)) else f" {shlex.join(given)}"):
+        note(text)
 
 
 def _print_errors(*errors: str) -> None:

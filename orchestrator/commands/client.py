@@ -212,6 +212,11 @@ def create(
     return client.CreateRun(request, timeout=30.0).run
 
 
+def latest(client: Optimization, count: int) -> Sequence[run_pb2.Run]:
+    """At most so many runs, newest first."""
+    return client.ListRuns(messages.ListRunsRequest(limit=count), timeout=30.0).runs
+
+
 def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
     """Asks a run to stop."""
     return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run

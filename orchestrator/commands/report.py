@@ -6,6 +6,7 @@ floor, algebra, flags) stands beside it, and a run without a faster kernel says 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -172,11 +173,36 @@ def speedup_json(speedup: timing_pb2.Speedup) -> dict[str, float]:
     return {"median": round(speedup.median, 4), "low": round(speedup.low, 4), "high": round(speedup.high, 4)}
 
 
+TABLE_COLUMNS = 120
+"""Of a terminal, from which on a table can be read; below, `lines` can."""
+_HEADINGS = ("module", "eager", "torch.compile", "ours", "against the fastest", "% of floor")
+
+
+def lines(run: run_pb2.Run) -> list[str]:
+    """What `row` says, for a narrow terminal: the answer, then the times, then the rest."""
+    name, *times, headline, floor, notes = row(run)
+    told = [f"{title} {time}" for title, time in zip(_HEADINGS[1:4], times, strict=True) if time != "-"]
+    told += [f"{floor} of the floor"] if floor != "-" else []
+    return [f"{name}: {headline}", *(f"  {each}" for each in (", ".join(told), notes) if each)]
+
+
+def next_steps(runs: Sequence[run_pb2.Run], where: str) -> list[str]:
+    """The runs by their identifiers, and the commands that look at them. `where`: the option that finds them."""
+    said = [f"run {run.id}: {run.task.name}" for run in runs]
+    named = shlex.quote(runs[0].id) if len(runs) == 1 else "RUN"
+    commands = ["report {}", *(["export {}"] if any(map(_is_found, runs)) else []), "show {} --tree"]
+    return [*said, "next: " + " | ".join(f"warpsmith {each.format(named)}{where}" for each in commands)]
+
+
+def _is_found(run: run_pb2.Run) -> bool:
+    return verdict_of(run) == "PASS"
+
+
 def table(runs: Sequence[run_pb2.Run]) -> Table:
     """One row for each run."""
     made = Table(title=None, header_style="bold", row_styles=["", "dim"] if len(runs) > 8 else None)
-    made.add_column("module", no_wrap=True)
-    for title in ("eager", "torch.compile", "ours", "against the fastest", "% of floor"):
+    made.add_column(_HEADINGS[0], no_wrap=True)
+    for title in _HEADINGS[1:]:
         made.add_column(title, justify="right")
     made.add_column("where it comes from; labels", ratio=1, overflow="fold")
     for run in runs:
@@ -190,10 +216,11 @@ def row(run: run_pb2.Run) -> list[str]:
     compiled = [arms[kind].median_ns for kind in COMPILED if kind in arms and not arms[kind].failure]
     timing = run.best.timing if run.HasField("best") else None
     headline = run.message if timing is None or trivial(run) else speedup_text(timing.speedup_fastest)
+    why = ""
     if timing is not None and not timing.faster:
-        headline = f"no faster kernel found ({headline})"
+        headline, why = f"no faster kernel found ({headline})", "" if trivial(run) else run.message
     failed = [f"{name} could not run: {_first_line(reason)}" for name, reason in failures_of(run).items()]
-    said = [gain_text(run), inspection_text(run), tokens_text(run), *failed, " ".join(labels_of(run))]
+    said = [why, gain_text(run), inspection_text(run), tokens_text(run), *failed, " ".join(labels_of(run))]
     notes = "; ".join(filter(None, said))
     return [
         run.task.name,

@@ -67,6 +67,12 @@ class DeviceGate:
             self._changed.notify_all()
             self._device_freed.notify_all()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether a run that asks now has to wait for its turn."""
+        with self._changed:
+            return len(self._turns) >= self.device_count
+
     @contextmanager
     def turn(self, go_on: Callable[[], bool] = lambda: True) -> Iterator[bool]:
         """Held by a run for as long as it needs devices: as many runs hold one as there are devices.

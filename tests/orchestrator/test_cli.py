@@ -164,6 +164,7 @@ def test_every_search_takes_limits_of_tokens_and_of_time_on_the_device(
     (tmp_path / "a.py").write_text("class Model: ...\n\ndef get_inputs(): return []\n")
     monkeypatch.setattr(client, "searching", served)
     monkeypatch.setattr(client, "create", create)
+    monkeypatch.setattr(client, "latest", lambda *_: [])
     monkeypatch.setattr(client, "follow", lambda *_, **__: done)
     monkeypatch.setattr(intake, "inspect", lambda task: task)
     warpsmith(*command, "--tokens", 5000, "--device-time", "30s", capsys=capsys, monkeypatch=monkeypatch)

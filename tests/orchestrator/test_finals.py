@@ -145,7 +145,11 @@ def test_a_best_time_that_no_audit_cleared_is_not_quoted() -> None:
             "seems 1.68x as fast as compile, but first calls on new values do not show it, looked at twice",
         ),
         ((1.68, 1.6, 1.7), timing_pb2.FLAG_FLOOR_SUSPECT, "less time than the machine allows"),
-        ((1.10, 0.95, 1.3), timing_pb2.FLAG_FEW_BLOCKS, "reaches 1.10x [0.95, 1.30], too little to be told from none"),
+        (
+            (1.10, 0.95, 1.3),
+            timing_pb2.FLAG_FEW_BLOCKS,
+            "[0.95, 1.30], of which the lower end has to be above 1.12x where equals differ by 4.0 %",
+        ),
         (
             (3.04, 3.03, 3.05),
             timing_pb2.FLAG_INPUT_UNUSED,

@@ -266,4 +266,4 @@ def test_progress_says_that_a_run_waits_and_for_what() -> None:
     progress.take("r", run_pb2.RunEvent(run=run))
     run.state, run.message = SEARCHING, ""
     progress.take("r", run_pb2.RunEvent(run=run))
-    assert output.getvalue() == f"chain: waiting_llm: {AWAY}\nchain: searching\n"
+    assert output.getvalue() == f"chain: waiting_llm: {AWAY}\nchain: searching, about 60 s\n"

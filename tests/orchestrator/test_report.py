@@ -210,6 +210,68 @@ def test_progress_shows_trials_with_and_without_a_terminal(terminal: bool) -> No
     assert ("COMPILE_ERROR" in text) is not terminal
 
 
+def test_the_live_table_says_in_80_columns_what_a_run_waits_for_and_for_how_long() -> None:
+    earlier = [run_pb2.Run(phase_seconds=[seconds, 5.0, 30.0]) for seconds in (40.0, 45.0, 300.0)]
+    run, output, now = faster_run(), io.StringIO(), 100.0
+    run.state, run.message = run_pb2.RUN_STATE_PREPARING, "timing eager"
+    run.best.timing.speedup_fastest.CopyFrom(timing_pb2.Speedup(median=12.34, low=11.11, high=13.33))
+    console = Console(file=output, force_terminal=True, width=80, color_system=None)
+    with Progress(console, clock=lambda: now) as progress:
+        progress.learn([*earlier, run_pb2.Run(phase_seconds=[1.0])])
+        progress.expect(run)
+        progress.take("r1", run_pb2.RunEvent(run=run))
+        now = 112.0
+    lines = output.getvalue().splitlines()
+    assert any(line.endswith("softmax: preparing for 12 of about 45 s: timing eager") for line in lines)
+    assert any("softmax" in line and "preparing" in line and "12.34x [11.11, 13.33]" in line for line in lines)
+
+
+def test_plain_lines_say_what_a_run_waits_for_and_about_how_long() -> None:
+    run, output = faster_run(), io.StringIO()
+    progress = Progress(Console(file=output, force_terminal=False, width=80))
+    progress.learn([run_pb2.Run(phase_seconds=[45.0, 5.0, 30.0])])
+    progress.expect(run)
+    run.state = run_pb2.RUN_STATE_PREPARING
+    for run.message in ("capturing the module", "capturing the module", "timing eager"):
+        progress.take("r1", run_pb2.RunEvent(run=run))
+    run.state, run.message = run_pb2.RUN_STATE_FASTER, "8.00x"
+    progress.take("r1", run_pb2.RunEvent(run=run))
+    assert output.getvalue().splitlines() == [
+        "softmax: preparing, about 45 s: capturing the module",
+        "softmax: preparing, about 45 s: timing eager",
+        "softmax: faster: 8.00x",
+    ]
+
+
+def test_a_narrow_terminal_gets_lines_that_say_all_that_the_table_does() -> None:
+    answer, times, notes = report.lines(faster_run())
+    assert answer == "softmax: 8.00x [7.50, 8.50]"
+    assert times == "  eager 1 ms, torch.compile 800 us, ours 100 us, 72 % of the floor"
+    assert "75% of the time in authored kernels" in notes
+    assert report.lines(
+        run_pb2.Run(task=testing.task("softmax"), state=run_pb2.RUN_STATE_AT_FLOOR, message="near")
+    ) == ["softmax: AT_FLOOR: near"]
+
+
+def test_a_gain_that_is_not_called_one_says_why_beside_it() -> None:
+    run = faster_run()
+    run.state, run.best.timing.faster = run_pb2.RUN_STATE_NO_FASTER, False
+    run.message = "no faster kernel found: the best reaches 8.00x, where equals differ by 300 %"
+    assert report.row(run)[-3] == "no faster kernel found (8.00x [7.50, 8.50])"
+    assert report.row(run)[-1].startswith(run.message)
+
+
+def test_a_run_ends_with_its_identifier_and_the_next_commands() -> None:
+    found, lost = faster_run(), run_pb2.Run(id="a; rm b", task=testing.task("chain"))
+    found.best.timing.faster = True
+    assert report.next_steps([found], " -X") == [
+        "run r1: softmax",
+        "next: warpsmith report r1 -X | warpsmith export r1 -X | warpsmith show r1 --tree -X",
+    ]
+    assert report.next_steps([lost], "")[1] == "next: warpsmith report 'a; rm b' | warpsmith show 'a; rm b' --tree"
+    assert report.next_steps([found, lost], "")[-1].startswith("next: warpsmith report RUN | warpsmith export RUN")
+
+
 def test_the_table_has_a_row_for_each_run() -> None:
     output = io.StringIO()
     Console(file=output, width=180).print(report.table([faster_run()]))

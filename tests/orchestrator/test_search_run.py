@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,16 @@ class Notebook:
     """An observer that remembers."""
 
     states: list[int] = dataclasses.field(default_factory=list)
+    said: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    """States with what the run said in them."""
     trials: list[trial_pb2.Trial] = dataclasses.field(default_factory=list)
     on_trial: object = None
 
     def run_changed(self, run: run_pb2.Run) -> None:
         if not self.states or self.states[-1] != run.state:
             self.states.append(run.state)
+        if run.message:
+            self.said.append((run.state, run.message))
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         self.trials.append(trial)
@@ -60,9 +65,8 @@ def search_run(
     agents = world.agents()
     run = run_pb2.Run(id="r", task=testing.task(), budget=budget or run_pb2.Budget(wall_seconds=20))
     search = kwargs.pop("search", None) or Beam()
-    return SearchRun(
-        run, agents, DeviceGate(agents.benchmarks), search, notebook or Notebook(), effort=EFFORT, **kwargs
-    )
+    kwargs.setdefault("effort", EFFORT)
+    return SearchRun(run, agents, DeviceGate(agents.benchmarks), search, notebook or Notebook(), **kwargs)
 
 
 def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:
@@ -81,6 +85,46 @@ def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:
     assert run.trial_count == len(notebook.trials)
     assert [trial.number for trial in notebook.trials] == list(range(1, len(notebook.trials) + 1))
     assert len(run.phase_seconds) == 3
+
+
+def test_a_run_says_what_it_waits_for_while_it_prepares_and_finishes() -> None:
+    class Slow(testing.World):
+        """Whose reference takes until the run has said that it waits for it."""
+
+        def RunReference(self, *args: Any, **kwargs: Any) -> benchmark_service_pb2.RunReferenceResponse:
+            assert is_said.wait(timeout=30)
+            return super().RunReference(*args, **kwargs)
+
+    class Hearing(Notebook):
+        def run_changed(self, run: run_pb2.Run) -> None:
+            super().run_changed(run)
+            if "timing eager" in run.message:
+                is_said.set()
+
+    is_said, notebook = threading.Event(), Hearing()
+    search_run(Slow(), notebook).execute()
+    by_state = {state: [what for each, what in notebook.said if each == state] for state in notebook.states}
+    assert by_state[run_pb2.RUN_STATE_PREPARING][-1] == "timing eager and what torch.compile makes of it"
+    assert not by_state[run_pb2.RUN_STATE_SEARCHING]
+    assert by_state[run_pb2.RUN_STATE_FINISHING][0] == "timing the best 3 once more"
+    assert by_state[run_pb2.RUN_STATE_FINISHING][1].startswith("judging #")
+
+
+def test_a_run_says_that_another_one_has_the_device() -> None:
+    world, said = testing.World(), threading.Event()
+
+    class Hearing(Notebook):
+        def run_changed(self, run: run_pb2.Run) -> None:
+            if "another run" in run.message:
+                said.set()
+
+    waiting = search_run(world, Hearing())
+    thread = threading.Thread(target=waiting.execute)
+    with waiting._gate.turn():
+        thread.start()
+        assert said.wait(timeout=30)
+    thread.join(timeout=30)
+    assert waiting.run.state == run_pb2.RUN_STATE_FASTER
 
 
 def test_every_program_is_walked_once_although_moves_come_in_any_order() -> None:
@@ -415,10 +459,10 @@ def test_a_reasoner_is_told_of_the_last_trials_and_of_the_family_of_the_parent(m
 def test_known_moves_are_the_first_hypotheses() -> None:
     notebook = Notebook()
     known = [[testing.move("vector"), testing.move("author")]]
-    search_run(testing.World(), notebook, memory=Memory(moves=lambda _: known)).execute()
-    first = [trial for trial in notebook.trials if trial.hypothesis.source == "archive"]
-    assert len(first) == 1
-    assert first[0].number <= 2
+    one_by_one = dataclasses.replace(EFFORT, parallel_trials=1)
+    search_run(testing.World(), notebook, memory=Memory(moves=lambda _: known), effort=one_by_one).execute()
+    first = [trial.number for trial in notebook.trials if trial.hypothesis.source == "archive"]
+    assert first == [2]
 
 
 def test_known_moves_that_no_longer_apply_are_dropped() -> None:
