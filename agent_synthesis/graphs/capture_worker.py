@@ -49,9 +49,7 @@ def _with_real_inputs(module: TaskModule, device_type: str) -> graph_pb2.Graph:
     try:
         return capture(built, args, device_type)
     except CaptureRefused as refused:
-        cause = refused.__cause__
-        where = module.location(cause) if cause is not None else module.entry_path
-        raise BadInput(f"{where}: {refused}") from cause
+        raise BadInput(f"{module.location(refused.places)}: {refused}") from refused
 
 
 preload = rehearse

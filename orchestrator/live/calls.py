@@ -7,9 +7,11 @@ statistics change; where its code looks at values, a real copy on the CPU follow
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,12 @@ from warpsmith.v1 import graph_pb2
 _INNER = "module"
 _OWN = frozenset(vars(torch.nn.Module())) | {"_ws_kernels"}
 """Names of every module's own."""
+_NOT_THEIRS = (
+    "<string>",
+    "<eval_with_key>",
+    *(str(Path(file).parent) + os.sep for file in (torch.__file__, capture.__file__, __file__)),
+)
+"""What files begin with that no user has written."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +125,17 @@ def _captured(given: _Given, made_of: Callable[[torch.Tensor], torch.Tensor], de
     try:
         graph = capture.capture(_Flat(module, structure), pytree.tree_leaves((args, kwargs)), device_type)
     except CaptureRefused as refused:
-        raise BadInput(f"{kind}: {refused}") from refused
+        raise BadInput(f"{kind}: {refused}{_where(refused)}") from refused
     for source in graph.sources:
         source.qualified_name = source.qualified_name.removeprefix(f"{_INNER}.")
     _require_named(graph, module)
     return Call(graph, leaves, structure, returned)
+
+
+def _where(refused: CaptureRefused) -> str:
+    """The innermost line that is neither PyTorch's nor ours, as the end of a sentence."""
+    theirs = (place for place in reversed(refused.places) if not place[0].startswith(_NOT_THEIRS))
+    return next((f" ({file}:{line})" for file, line in theirs), "")
 
 
 def _bound(module: torch.nn.Module) -> dict[str, Any]:

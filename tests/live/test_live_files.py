@@ -80,12 +80,22 @@ class Deciding(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Choosing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0]
+
+
+DECIDES = Deciding.forward.__code__.co_firstlineno + 1
+"""The line of its `if`."""
+
+
 @pytest.mark.parametrize(
     ("module", "args", "message"),
     [
         (Refusing(), (torch.ones(2),), "Refusing: the forward failed on the example arguments: ValueError: too long$"),
         (nn.Linear(3, 3), (torch.ones(2),), "Linear: the forward failed on the example arguments: RuntimeError: "),
-        (Deciding(), (torch.ones(2),), "^Deciding: the module does not export"),
+        (Deciding(), (torch.ones(2),), rf"^Deciding: the module does not export .* \({__file__}:{DECIDES}\)$"),
+        (Choosing(), (torch.ones(2),), rf"^Choosing: .* shape depends on values, .* \({__file__}:{DECIDES + 5}\)$"),
         (nn.ReLU(), (2.0,), r"hold no tensor: give those of one call, such as optimize\(module, \(x,\)\)"),
         (
             nn.Linear(3, 3, device="meta"),

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from warpsmith import digest
 from warpsmith.graphs import aten, autocast, checks, dtypes, output_trees, recurrent, refusals, schemas, value_shapes
-from warpsmith.graphs.refusals import CaptureRefused
+from warpsmith.graphs.refusals import CaptureRefused, telling_where
 from warpsmith.v1 import graph_pb2
 
 MAX_CONSTANT_BYTES: Final = 1 << 20
@@ -92,13 +92,12 @@ def _recorded(exported: torch.export.ExportedProgram, device_type: str) -> graph
             return _Recorder(exported, device_type, given_numbers).record()
         except _NumberNeeded as needed:
             if needed.node in given_numbers:
-                raise CaptureRefused(
-                    f"forward takes a number out of a tensor (item, tolist) and gives it to {needed.node.target}, "
-                    "which needs to know it beforehand: compute with the tensor, or pass the number as an argument"
-                ) from needed
+                with telling_where(needed.node):
+                    raise CaptureRefused(
+                        f"forward takes a number out of a tensor (item, tolist) and gives it to {needed.node.target}, "
+                        "which needs to know it beforehand: compute with the tensor, or pass the number as an argument"
+                    ) from needed
             given_numbers.add(needed.node)
-        except (DynamicOutputShapeException, DataDependentOutputException) as error:
-            raise CaptureRefused(f"forward calls {error.func}, of whose result the shape depends on values") from error
         finally:
             while maybe_current_level() is not None:  # what was refused inside a vmap
                 _vmap_decrement_nesting()
@@ -192,10 +191,17 @@ class _Recorder:
                     args, kwargs = pytree.tree_map_only(
                         torch.fx.Node, environment.__getitem__, (tuple(node.args), dict(node.kwargs))
                     )
-                    environment[node] = self._call(node, args, kwargs)
+                    with telling_where(node):
+                        environment[node] = self._made(node, args, kwargs)
                 case "output":
                     return pytree.tree_map_only(torch.fx.Node, environment.__getitem__, node.args[0])
         raise AssertionError("a graph without an output")
+
+    def _made(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._call(node, args, kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise CaptureRefused(f"forward calls {error.func}, of whose result the shape depends on values") from error
 
     def _call(self, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target

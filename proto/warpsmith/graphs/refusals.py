@@ -1,21 +1,55 @@
-"""Why a module is not captured, in words that say whether its forward failed or only its export."""
+"""Why a module is not captured, and where: in words that say whether its forward failed or only its export."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
 
 _UNKNOWN_TYPE: Final = re.compile(r"Found <class '([\w.]+)'> in (input|output)")
+_FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+
+Frame = tuple[str, int]
+"""A file and a line."""
 
 
 class CaptureRefused(BadInput):
     """The module does not capture. `__cause__` is the exception of the user's forward or of torch.export."""
+
+    frames: Sequence[Frame] = ()
+    """Of the call that is refused, innermost last, where torch.export tells them."""
+
+    @property
+    def places(self) -> Sequence[Frame]:
+        """Where the forward does what is refused, innermost last; not all of it is the user's."""
+        return self.frames or frames_of(self.__cause__)
+
+
+def frames_of(error: BaseException | None) -> list[Frame]:
+    """Where an exception was raised, innermost last."""
+    raised = traceback.extract_tb(error.__traceback__) if error is not None else []
+    return [(frame.filename, frame.lineno or 0) for frame in raised]
+
+
+@contextmanager
+def telling_where(node: torch.fx.Node) -> Iterator[None]:
+    """Has a refusal inside the block say where the call of an exported graph stands in the user's forward."""
+    try:
+        yield
+    except BadInput as error:
+        refused = error if isinstance(error, CaptureRefused) else CaptureRefused(str(error))
+        known = [node, *node.all_input_nodes][:: -1 if node.op == "output" else 1]  # an output is no call
+        told = next(filter(None, (each.meta.get("stack_trace", "") for each in known)), "")
+        refused.frames = refused.frames or [(file, int(line)) for file, line in _FRAME.findall(told)]
+        raise refused from error.__cause__
 
 
 def of_export(module: torch.nn.Module, args: Sequence[Any], error: Exception) -> CaptureRefused:
@@ -33,6 +67,11 @@ def of_export(module: torch.nn.Module, args: Sequence[Any], error: Exception) ->
         return CaptureRefused(
             f"forward has a {kind} among its {place}s, which torch.export does not look into: use tensors (a model of "
             "transformers returns them with use_cache=False), or register the class as a pytree in the module's file"
+        )
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return CaptureRefused(
+            "the module does not export (torch.export): forward needs the value of a tensor to go on (if, while, "
+            "assert, range, int, float or a size): choose with torch.where, keep it a tensor, or pass it as an argument"
         )
     return CaptureRefused(f"the module does not export (torch.export): {first_line(error)}")
 

@@ -14,7 +14,6 @@ import importlib.util
 import inspect
 import random
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch.utils import _pytree as pytree
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
 from warpsmith.graphs.capture import MAX_CONSTANT_BYTES
+from warpsmith.graphs.refusals import Frame, frames_of
 from warpsmith.sandbox.private_files import relative_path
 from warpsmith.v1 import task_pb2
 
@@ -186,15 +186,15 @@ class TaskModule:
         except BadInput:
             raise
         except (Exception, SystemExit) as error:
-            raise BadInput(f"{self.location(error)}: {what}: {cause_of(error)}") from error
+            raise BadInput(f"{self.location(frames_of(error))}: {what}: {cause_of(error)}") from error
 
-    def location(self, error: BaseException) -> str:
-        """File and line of the innermost frame in the user's sources, or the entry file."""
+    def location(self, frames: Sequence[Frame]) -> str:
+        """File and line of the innermost of `frames` in the user's sources, or the entry file."""
         root = self.directory.resolve()
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            path = Path(frame.filename)
+        for file, line in reversed(frames):
+            path = Path(file)
             if path.is_absolute() and path.resolve().is_relative_to(root):
-                return f"{path.resolve().relative_to(root)}:{frame.lineno}"
+                return f"{path.resolve().relative_to(root)}:{line}"
         return self.entry_path
 
     def init_inputs(self) -> Any:

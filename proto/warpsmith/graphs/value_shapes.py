@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from warpsmith import program_steps
 from warpsmith.graphs import aten, blocks, checks, dtypes, schemas
-from warpsmith.graphs.refusals import CaptureRefused
+from warpsmith.graphs.refusals import CaptureRefused, telling_where
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -259,9 +259,13 @@ class _Writer:
         self._is_random = False
 
     def write(self) -> Written:
+        results = dict[torch.fx.Node, Any]()
         for node in self._block.nodes:
-            self._values[node] = self._call(node)
-        results = {node: self._result(node) for node in self._block.outputs}
+            with telling_where(node):
+                self._values[node] = self._call(node)
+        for node in self._block.outputs:
+            with telling_where(node):
+                results[node] = self._result(node)
         writes = [name for name in self._writes if name in self._sources]
         reads = [name for name in self._sources if name not in self._writes]
         for name in (*writes, *reads):
@@ -331,7 +335,10 @@ class _Writer:
     def _result(self, node: torch.fx.Node) -> Any:
         shapes = [leaf for leaf in pytree.tree_leaves(node.meta["val"]) if not isinstance(leaf, torch.Tensor)]
         if shapes or _has_open_shape(node):
-            raise CaptureRefused("forward returns a tensor whose shape depends on values, or such a size")
+            raise CaptureRefused(
+                "forward returns a tensor whose shape depends on values, or such a size: return all of it under a mask "
+                "(torch.where), or leave that step outside of the module"
+            )
         return pytree.tree_map_only(_Name, self._out, self._values[node])
 
     def _out(self, name: _Name) -> str:
