@@ -54,6 +54,26 @@ def test_the_overlay_that_swaps_an_agent_has_ten_lines_at_most_and_changes_that_
     assert {"name": "WARPSMITH_REASONER", "value": "least_traffic"} in container["env"]
 
 
+def test_the_overlay_for_a_registry_changes_images_their_secret_and_the_volume_alone() -> None:
+    mine, plain = (render.render(K8S / name) for name in ("examples/registry", "overlays/gpu"))
+    for each in check.deployments(mine).values():
+        pod = each["spec"]["template"]["spec"]
+        assert pod.pop("imagePullSecrets") == [{"name": "warpsmith-registry"}]
+        for container in pod["containers"]:
+            registry, _, container["image"] = container["image"].rpartition("/")
+            assert registry == "registry.example.com/team"
+    (volume,) = (each for each in mine if each["kind"] == "PersistentVolumeClaim")
+    assert volume["spec"].pop("storageClassName") == "fast-ssd"
+    assert render.differences(mine, plain) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/kubernetes.md"])
+def test_no_command_that_deploys_needs_more_than_kubectl(page: str) -> None:
+    commands = re.findall(r"^ {4}(.*)$", (K8S.parent / page).read_text(), re.MULTILINE)
+    assert any(command.startswith("kubectl apply -k") for command in commands)
+    assert not [command for command in commands if re.search(r"\b(kustomize|helm)\s", command)]
+
+
 def test_a_kustomization_with_what_the_renderer_does_not_know_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("secretGenerator: []\n")
     with pytest.raises(ValueError, match="secretGenerator: only kustomize itself"):
@@ -224,7 +244,10 @@ def test_the_tutorial_builds_its_plugin_on_an_image_that_was_pushed() -> None:
     text = (K8S.parent / "docs" / "kubernetes.md").read_text()
     base = re.search(r"docker build .*AGENT_IMAGE=(\S+)", text)
     assert base is not None
-    assert f"warpsmith-agent={base[1]} " in text
+    mine = yaml.safe_load((K8S / "examples" / "registry" / "kustomization.yaml").read_text())
+    (agent,) = (image for image in mine["images"] if image["name"] == "warpsmith-agent")
+    name = agent["newName"].rpartition("/")[2]
+    assert base[1] == f"REGISTRY/{name}:{agent['newTag']}"
     swap = (K8S / "examples" / "swap-agent" / "kustomization.yaml").read_text().partition("resources:")[2]
     quoted = text.replace("REGISTRY/least-traffic", "least-traffic").replace("\n    ", "\n")
     assert swap in quoted, "the overlay of ten lines is quoted as it is"
