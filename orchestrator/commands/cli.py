@@ -29,10 +29,12 @@ from orchestrator.commands.options import (
     DEFAULT_RUNS,
     Agent,
     Budget,
+    CsvFile,
     DeviceLimit,
     Fresh,
     Gpus,
     Json,
+    OpenMetricsFile,
     Precision,
     PrepareAhead,
     Prepared,
@@ -54,6 +56,7 @@ from orchestrator.commands.options import (
 from orchestrator.commands.progress import Progress
 from orchestrator.commands.terminal import cell, note, tell, tell_file, tell_line, trouble
 from orchestrator.exports import export_files
+from orchestrator.interchange import interchange_commands, tables
 from orchestrator.tasks import intake
 from orchestrator.trust import record
 from warpsmith import printable
@@ -230,6 +233,8 @@ def bench(
     synthesizer: Synthesizer = "",
     trust_input: Trust = False,
     as_json: Json = False,
+    csv: CsvFile = None,
+    openmetrics: OpenMetricsFile = None,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -264,6 +269,7 @@ def bench(
             check=made.check,
         )
     _tell_results(found, as_json)
+    tables.write(found, csv, openmetrics)
     raise typer.Exit(directory_bench.exit_code(found))
 
 
@@ -280,12 +286,15 @@ def _tell_results(found: Sequence[dict[str, Any]], as_json: bool) -> None:
 def list_runs(
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
     as_json: Json = False,
+    csv: CsvFile = None,
+    openmetrics: OpenMetricsFile = None,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Lists runs, newest first."""
     with client.reading(server, runs) as orchestrator:
         found = list(client.latest(orchestrator, limit))
+    tables.write(list(map(report.as_json, found)), csv, openmetrics)
     if as_json:
         print(json.dumps({"runs": [report.as_json(run) for run in found]}))
         return
@@ -386,6 +395,7 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
 
 app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
 app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
+app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_commands.kernelbench_command)
 
 
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)

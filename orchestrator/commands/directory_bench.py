@@ -29,8 +29,8 @@ from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2
 
-Optimise = Callable[[Path, float], run_pb2.Run]
-"""(file, most seconds of search) → the run in its end."""
+Optimise = Callable[[Path, float], run_pb2.Run | dict[str, Any]]
+"""(file, most seconds of search) → the run in its end, or what a line is to hold."""
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 BUDGET = "budget"
 """The option that says how many seconds of search each module is to have."""
@@ -261,7 +261,8 @@ def _result(optimise: Optimise, entry: Entry, most_seconds: float, options: Mapp
     try:
         if entry.problem:
             raise BadInput(entry.problem)
-        result = report.as_json(optimise(entry.path, most_seconds))
+        made = optimise(entry.path, most_seconds)
+        result = report.as_json(made) if isinstance(made, run_pb2.Run) else made
     except BadInput as error:
         result = {"name": entry.path.stem, "verdict": "BAD_INPUT", "message": str(error), "labels": []}
     seconds = time.monotonic() - start - result.get("stage_seconds", {}).get("wait", 0.0)

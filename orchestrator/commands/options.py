@@ -19,6 +19,10 @@ Server = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Where runs are kept.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")]
+CsvFile = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Writes the results as CSV too.")]
+OpenMetricsFile = Annotated[
+    Path | None, typer.Option("--openmetrics", metavar="FILE", help="Writes the results as OpenMetrics text too.")
+]
 Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
 TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
 DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device for each module: 30s.")]
@@ -68,12 +72,13 @@ Suite = Annotated[
         "--suite", help="`models`: networks of transformers and torchvision without weights, in fp32 and bf16."
     ),
 ]
-TimeLimit = Annotated[str, typer.Option("--time-limit", help="Stop starting modules after 1h, 30m …")]
+TimeLimit = Annotated[str, typer.Option("--time-limit", help="Stop starting modules, or solutions, after 1h, 30m …")]
 ResultsFile = Annotated[
     Path | None,
     typer.Option(
         "--results",
-        help="JSON lines; a module with a line of the same source and options is not run again, --fresh or not.",
+        help="JSON lines; a module, or solution, with a line of the same source and options is not run again, --fresh "
+        "or not.",
     ),
 ]
 PrepareAhead = Annotated[

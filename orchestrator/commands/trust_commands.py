@@ -12,17 +12,34 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands import client, doctor, doctor_attack
-from orchestrator.commands.options import DEFAULT_RUNS, Json, Precision, Runs, Target, Trust
+from orchestrator.commands.options import (
+    DEFAULT_RUNS,
+    CsvFile,
+    Json,
+    OpenMetricsFile,
+    Precision,
+    ResultsFile,
+    Runs,
+    Target,
+    TimeLimit,
+    Trust,
+)
 from orchestrator.commands.terminal import tell
+from orchestrator.interchange import interchange_commands
+from orchestrator.interchange.interchange_commands import Baseline, Only, Samples, Wanted
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.tasks import intake
 from orchestrator.trust import judge, record, verify
 from warpsmith import printable
+from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
 from warpsmith.v1 import task_pb2
 
 VERIFY_EXAMPLE = "Example:\n\n  warpsmith verify fast_softmax.record.json"
-JUDGE_EXAMPLE = "Example:\n\n  warpsmith judge solution.py KernelBench/level1/23_Softmax.py --target cuda"
+JUDGE_EXAMPLE = (
+    "Examples:\n\n  warpsmith judge solution.py KernelBench/KernelBench/level1/23_Softmax.py --target cuda\n\n"
+    "  warpsmith judge KernelBench/runs/somebody KernelBench --csv judged.csv       (run again to go on)"
+)
 
 
 def verify_command(
@@ -40,16 +57,35 @@ def verify_command(
 
 
 def judge_command(
-    solution: Annotated[Path, typer.Argument(metavar="SOLUTION.py", help="Defines ModelNew.")],
-    reference: Annotated[Path, typer.Argument(metavar="REFERENCE.py", help="Defines Model and get_inputs.")],
+    solution: Annotated[
+        Path,
+        typer.Argument(metavar="SOLUTION", help="A file that defines ModelNew, or the folder of a KernelBench run."),
+    ],
+    reference: Annotated[
+        Path, typer.Argument(metavar="REFERENCE", help="A file that defines Model and get_inputs, or the checkout.")
+    ],
+    only: Only = None,
+    samples: Samples = 0,
+    baseline: Baseline = None,
+    time_limit: TimeLimit = "",
+    results: ResultsFile = None,
     target: Target = "auto",
     precision: Precision = "auto",
     trust_input: Trust = False,
     as_json: Json = False,
+    csv: CsvFile = None,
+    openmetrics: OpenMetricsFile = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Judges another author's solution by the rules for our own: right, honest, and how much faster."""
+    """Judges others' solutions, one or a run of them, by the rules for our own: right, honest, and how much faster."""
     environment = _trusting(trust_input)
+    wanted = Wanted(
+        only or [], samples, baseline, time_limit, results, target, precision, as_json, csv, openmetrics, runs
+    )
+    if solution.is_dir():
+        raise typer.Exit(interchange_commands.judge_run(solution, reference, wanted, environment))
+    if any((only, samples, baseline, time_limit, results, csv, openmetrics)):
+        raise BadInput(f"{solution}: is no folder; --only, --samples, --baseline and the like go with that of a run")
     judge.read(solution, task_pb2.TARGET_UNSPECIFIED)
     task = intake.inspect(intake.read(intake.Request(str(reference), target=target, precision=precision)))
     with client.judging(runs, environment) as (correctness, benchmark):

@@ -80,8 +80,8 @@ def read(request: Request) -> task_pb2.Task:
     """
     _require_utf8("--class", request.class_name)
     task = task_pb2.Task(
-        target=_choice("--target", request.target, TARGETS),
-        precision=_choice("--precision", request.precision, PRECISIONS),
+        target=choice("--target", request.target, TARGETS),
+        precision=choice("--precision", request.precision, PRECISIONS),
         class_name=request.class_name,
         prepared=request.prepared,
     )
@@ -138,8 +138,8 @@ def written(text: str, *, name: str, target: str, precision: str, prepared: bool
         sources=[task_pb2.SourceFile(path=path, content=content)],
         entry_path=path,
         class_name="Model",
-        target=_choice("target", target, TARGETS),
-        precision=_choice("precision", precision, PRECISIONS),
+        target=choice("target", target, TARGETS),
+        precision=choice("precision", precision, PRECISIONS),
         prepared=prepared,
     )
 
@@ -332,7 +332,8 @@ def _require_utf8(what: str, text: str) -> None:
         raise BadInput(f"{what} {text!r}: is not UTF-8; name it otherwise") from None
 
 
-def _choice(option: str, value: str, choices: Mapping[str, ChoiceT]) -> ChoiceT:
+def choice(option: str, value: str, choices: Mapping[str, ChoiceT]) -> ChoiceT:
+    """What a word stands for, of `TARGETS` or `PRECISIONS`; raises BadInput for another."""
     if value not in choices:
         raise BadInput(f"{option} {value}: choose one of {', '.join(choices)}")
     return choices[value]

@@ -1,0 +1,1 @@
+"""Results in the formats of others: KernelBench's checkout, run folders and times; CSV; OpenMetrics."""
