@@ -96,7 +96,7 @@ def chosen(found: Sequence[Solution], only: Sequence[str], samples: int) -> list
         and (not samples or each.sample < samples)
     ]
     if not kept:
-        raise BadInput(f"--only {' '.join(only)}: the run has no such solution; leave it out for all {len(found)}")
+        raise BadInput(f"--only {' '.join(only)}, --samples {samples}: leave none of the run's {len(found)} solutions")
     return kept
 
 

@@ -190,10 +190,11 @@ def test_claims_stand_against_what_holds(judge: Any, place: Path) -> None:
     assert mean in rows
 
 
-def test_a_claim_of_speed_without_a_time_of_the_reference_is_asked_for(judge: Any) -> None:
+def test_a_claim_of_speed_without_a_time_of_the_reference_is_asked_for(judge: Any, services: Services) -> None:
     code, out, err = judge("--only", "1/1", "--samples", 1)
     assert (code, "--baseline" in err) == (0, True)
     assert "claimed: right  " in out
+    assert len(services.judged) == 1
 
 
 def test_the_same_command_goes_on_where_it_stopped(judge: Any, services: Services, place: Path) -> None:
@@ -305,7 +306,7 @@ def test_claims_about_solutions_of_several_levels_are_left_out_because_they_name
     ("more", "message"),
     [
         (["--only", "one"], "--only one: write 1 for a level, 1/23 for a task"),
-        (["--only", "3"], "--only 3: the run has no such solution"),
+        (["--only", "3"], "--only 3, --samples 0: leave none of the run's 6 solutions"),
         (["--target", "tpu"], "--target tpu: choose one of auto, cpu, cuda"),
         (["--baseline", "/nowhere.json"], "/nowhere.json: cannot be read: No such file or directory"),
         (["--csv", "/nowhere/a.csv"], "/nowhere/a.csv: cannot be written (No such file or directory)"),
