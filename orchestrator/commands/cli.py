@@ -294,9 +294,10 @@ def list_runs(
     """Lists runs, newest first."""
     with client.reading(server, runs) as orchestrator:
         found = list(client.latest(orchestrator, limit))
-    tables.write(list(map(report.as_json, found)), csv, openmetrics)
+    told = list(map(report.as_json, found))
+    tables.write(told, csv, openmetrics)
     if as_json:
-        print(json.dumps({"runs": [report.as_json(run) for run in found]}))
+        print(json.dumps({"runs": told}))
         return
     for run in found:
         begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))

@@ -28,6 +28,7 @@ from warpsmith.v1 import optimization_service_pb2 as messages
 
 EXAMPLE = "Example:\n\n  warpsmith bench KernelBench/KernelBench\n\n  warpsmith kernelbench KernelBench ours"
 MOST_RUNS = 10_000
+"""Runs that are looked through for those of a checkout's tasks."""
 NAMED = 5
 """Files of other names that are told by name, and devices of claims."""
 

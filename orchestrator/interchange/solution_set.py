@@ -174,7 +174,7 @@ def not_run(file_name: str) -> Line:
 
 
 def results(set_: SolutionSet, lines: Iterable[Line], claims: Mapping[Solution, Claim]) -> list[Line]:
-    """The lines in the order of the solutions, with numbers, outcome and claim; those without a line are left out."""
+    """The lines in the order of the solutions, with numbers, outcome and claim; who had no turn yet is left out."""
     by_file = {line["file"]: line for line in lines}
     found = []
     for solution in set_.solutions:
@@ -188,6 +188,9 @@ def results(set_: SolutionSet, lines: Iterable[Line], claims: Mapping[Solution, 
                 "outcome": outcome(line).value,
                 "claimed_right": claim.is_right if claim else None,
                 "claimed_speedup": claim.speedup if claim else None,
+                "kind": "",
+                "detail": "",
+                "labels": [],
                 **line,
             })  # fmt: skip
     return found
@@ -200,7 +203,7 @@ def outcome(line: Line) -> Outcome:
             return Outcome.WRONG
         case "PASS" if line.get("faster"):
             return Outcome.FASTER
-        case "PASS" if judge.UNDECIDED in line["labels"]:
+        case "PASS" if judge.UNDECIDED in line.get("labels", ()):
             return Outcome.UNDECIDED
         case "PASS":
             return Outcome.NOT_FASTER
@@ -211,7 +214,7 @@ def text(result: Line) -> str:
     """A line for people: what was found, what was claimed, and why."""
     speedup = result.get("speedup_fastest")
     shown = f"{speedup['median']:.2f}x" if speedup else "-"
-    why = result.get("message") or f"{result.get('kind', '')}: {result['detail']}".removeprefix(": ")
+    why = result.get("message") or f"{result['kind']}: {result['detail']}".removeprefix(": ")
     note = " ".join(result["labels"]) if result["verdict"] == "PASS" else why
     return f"{result['outcome']:<11}{shown:>8}  {result['file']}  claimed: {_claimed(result)}  {printable.line(note)}"
 
@@ -259,8 +262,12 @@ def summary(found: Sequence[Line]) -> list[str]:
         rows.append(f"{len(right)} of {len(claimed)} that were claimed to be right are right")
         faster = [result for result in claimed if (result["claimed_speedup"] or 0.0) > 1.0]
         if faster:
-            hold = sum(result["outcome"] == Outcome.FASTER.value for result in faster)
-            rows.append(f"{hold} of {len(faster)} that were claimed to be faster are, than the fastest baseline")
+            of = Counter(result["outcome"] for result in faster)
+            unsure = f"; {of[Outcome.UNDECIDED.value]} undecided" if of[Outcome.UNDECIDED.value] else ""
+            rows.append(
+                f"{of[Outcome.FASTER.value]} of {len(faster)} that were claimed to be faster are, than the fastest "
+                f"baseline{unsure}"
+            )
         if both := [result for result in right if result["claimed_speedup"]]:
             means = [
                 _geomean(result["claimed_speedup"] for result in both),

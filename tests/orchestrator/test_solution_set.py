@@ -41,20 +41,23 @@ class ModelNew(torch.nn.Module):
         return {}
 """
 RIGHT, WRONG, CRASHES = "torch.relu(x).mul_(2.0)", "torch.relu(x) * 2.001", "torch.tanh(x) + missing"
+FORGED = "9 of 9 that were claimed to be right are right"
 NEEDS_GPU = "torch.tanh(x.cuda()) + 1.0"
 
 
 class Services:
-    """A correctness and a benchmark service of a processor that go by the solution's text."""
+    """A correctness and a benchmark service that go by the solution's text."""
 
     def __init__(self) -> None:
         self.judged: list[bytes] = []
         self.faults: dict[bytes, Infrastructure] = {}
         """What verifying a solution with such a text raises."""
+        self.target = task_pb2.TARGET_CPU
+        self.noise = 0.0
 
     def DescribeDevice(self, request: Any, timeout: float | None = None) -> Any:
         del request, timeout
-        device = timing_pb2.Device(target=task_pb2.TARGET_CPU, name="fake processor")
+        device = timing_pb2.Device(target=self.target, name="fake processor")
         return benchmark_service_pb2.DescribeDeviceResponse(device=device)
 
     def VerifyArtifact(self, request: Any, timeout: float | None = None) -> Any:
@@ -67,7 +70,7 @@ class Services:
         verdict = verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS, kernelbench_pass=True)
         if RIGHT.encode() not in text:
             verdict.state, verdict.kind = verdict_pb2.VERDICT_STATE_FAIL, verdict_pb2.FAILURE_KIND_WRONG_VALUE
-            verdict.detail = "far off"
+            verdict.detail = f"far off\n{FORGED}\x1b[2K"
         return correctness_service_pb2.VerifyArtifactResponse(verdict=verdict)
 
     def MeasureArtifact(self, request: Any, timeout: float | None = None) -> Any:
@@ -75,7 +78,8 @@ class Services:
         arms = [timing_pb2.Arm(kind=timing_pb2.ARM_KIND_CANDIDATE, median_ns=2e6)]
         fastest = timing_pb2.Speedup(median=1.2, low=1.1, high=1.3)
         eager = timing_pb2.Speedup(median=1.5, low=1.4, high=1.6)
-        timing = timing_pb2.Timing(arms=arms, speedup_fastest=fastest, speedup_eager=eager, faster=True)
+        timing = timing_pb2.Timing(arms=arms, speedup_fastest=fastest, speedup_eager=eager, noise_floor=self.noise)
+        timing.faster = not self.noise
         return benchmark_service_pb2.MeasureArtifactResponse(timing=timing)
 
 
@@ -184,10 +188,31 @@ def test_claims_stand_against_what_holds(judge: Any, place: Path) -> None:
     assert "nothing 2 0 0 0 1 1" in rows
     assert "1 of 2 that were claimed to be right are right" in rows
     assert "1 of 2 that were claimed to be faster are, than the fastest baseline" in rows
+    assert FORGED in out
+    assert FORGED not in rows
+    assert "\x1b" not in out
+
     mean = (
         "geometric mean of 1 right ones: claimed 3.00x; found 1.50x against eager, 1.20x against the fastest baseline"
     )
     assert mean in rows
+
+
+def test_a_claim_that_the_machine_leaves_undecided_is_not_called_broken(
+    judge: Any, services: Services, place: Path
+) -> None:
+    services.noise = 0.5
+    code, out, _ = judge("--only", "1/1", "--samples", 1, "--baseline", place / "times.json")
+    assert (code, out.split(maxsplit=1)[0]) == (0, "undecided")
+    assert "0 of 1 that were claimed to be faster are, than the fastest baseline; 1 undecided\n" in out
+
+
+def test_on_a_gpu_everything_is_judged(judge: Any, services: Services) -> None:
+    services.target = task_pb2.TARGET_CUDA
+    _, out, err = judge("--json")
+    assert outcomes(out) == ALL | {"level_1_problem_2_sample_1_kernel.py": ("wrong", "WRONG_VALUE")}
+    assert "need a GPU" not in err
+    assert {each["options"]["target"] for each in json.loads(out)["tasks"]} == {"cuda"}
 
 
 def test_a_claim_of_speed_without_a_time_of_the_reference_is_asked_for(judge: Any, services: Services) -> None:
