@@ -89,11 +89,11 @@ def judge_run(folder: Path, checkout: Path, wanted: Wanted, environment: dict[st
         if any(claim.is_right for claim in claimed.values()) and not any(claim.speedup for claim in claimed.values()):
             note("what is claimed of speed is not known: name KernelBench's times of the references with --baseline")
         lines = _judged(set_, file, seconds, Judging(correctness, benchmark, set_, device.target, wanted.precision))
-    found = solution_set.results(set_, lines, claimed)
+    found, chosen_count = solution_set.results(set_, lines, claimed), len(set_.solutions)
     if wanted.as_json:
-        print(json.dumps({"tasks": found, "claims": solution_set.counts(found)}))
+        print(json.dumps({"tasks": found, "chosen": chosen_count, "claims": solution_set.counts(found)}))
     else:
-        tell(*map(solution_set.text, found), "", *solution_set.table(found), *solution_set.summary(found))
+        tell(*map(solution_set.text, found), "", *solution_set.table(found), *solution_set.summary(found, chosen_count))
     tables.write(found, wanted.csv, wanted.openmetrics)
     return solution_set.exit_code(found)
 

@@ -253,10 +253,13 @@ def table(found: Sequence[Line]) -> list[str]:
     return rows
 
 
-def summary(found: Sequence[Line]) -> list[str]:
-    """How many claims hold, and the speedups that were claimed of the right solutions beside those that were found."""
+def summary(found: Sequence[Line], chosen_count: int) -> list[str]:
+    """How many claims hold, and the speedups that were claimed of the right solutions beside those that were found.
+
+    `chosen_count`: solutions that were to be judged, with those that had no turn yet.
+    """
     judged = [result for result in found if result["outcome"] != Outcome.NOT_JUDGED.value]
-    rows = [f"{len(judged)} of {len(found)} solutions judged"]
+    rows = [f"{len(judged)} of {chosen_count} solutions judged"]
     if claimed := [result for result in judged if result["claimed_right"]]:
         right = [result for result in claimed if result["outcome"] != Outcome.WRONG.value]
         rows.append(f"{len(right)} of {len(claimed)} that were claimed to be right are right")

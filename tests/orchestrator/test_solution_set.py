@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from orchestrator.commands import cli, client
-from orchestrator.interchange import claims, layout, solution_set
+from orchestrator.interchange import claims, interchange_commands, layout, solution_set
 from orchestrator.tasks import intake
 from warpsmith.errors import BadInput, Infrastructure, ServiceGone
 from warpsmith.v1 import (
@@ -205,6 +206,18 @@ def test_a_claim_that_the_machine_leaves_undecided_is_not_called_broken(
     code, out, _ = judge("--only", "1/1", "--samples", 1, "--baseline", place / "times.json")
     assert (code, out.split(maxsplit=1)[0]) == (0, "undecided")
     assert "0 of 1 that were claimed to be faster are, than the fastest baseline; 1 undecided\n" in out
+
+
+def test_what_had_no_turn_in_its_time_is_no_judged_solution(
+    judge: Any, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()  # a second between each two looks
+    monkeypatch.setattr(interchange_commands, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    _, out, err = judge("--only", "1/1", "--time-limit", "2s")
+    assert "time is up: 1 modules left" in err
+    assert "1 of 2 solutions judged\n" in out
+    assert len(services.judged) == 1
+    assert "2 of 2 solutions judged\n" in judge("--only", "1/1")[1]
 
 
 def test_on_a_gpu_everything_is_judged(judge: Any, services: Services) -> None:
