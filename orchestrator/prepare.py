@@ -7,7 +7,7 @@ that must be alone. Outside every search budget. It decides nothing but `AT_FLOO
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +34,14 @@ ResultT = TypeVar("ResultT")
 FLOOR_MARGIN = 1.05
 """A baseline within this factor of the floor leaves nothing worth searching for (docs/measurement.md)."""
 
+
+_STEPS = (
+    "looking at the device",
+    "capturing the module",
+    "looking for a compiler",
+    "running the module in its own process, and in fp64 for what is right",
+    "timing eager and what torch.compile makes of it",
+)
 
 KnownReference = Callable[[task_pb2.Task, timing_pb2.Device], timing_pb2.ReferenceReport | None]
 """Gives what an earlier run found of a task's baselines on such a device; None where there is none."""
@@ -147,13 +155,10 @@ def prepare(
 
     def open_task() -> None:
         device.result()
-        benchmark = gate.only_benchmark
-        if benchmark is None:
-            return
-        with gate.checking(task.target), metrics.timed("open"):
-            if not dropped.is_set():
-                request = benchmark_service_pb2.OpenTaskRequest(task=task)
-                benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
+        if gate.only_benchmark is not None:
+            with gate.checking(task.target), metrics.timed("open"):
+                if not dropped.is_set():
+                    _open(gate.only_benchmark, task)
 
     def run_reference() -> timing_pb2.ReferenceReport:
         opened.result()  # in this order: were both to wait at the gate, chance would choose
@@ -174,16 +179,8 @@ def prepare(
         device = pool.submit(describe_device, gate, task.target)
         opened = pool.submit(open_task)
         reference = pool.submit(run_reference)
-        steps: dict[Future[Any], str] = {
-            device: "looking at the device",
-            analysis: "capturing the module",
-            compiler: "looking for a compiler",
-            opened: "running the module in its own process, and in fp64 for what is right",
-            reference: "timing eager and what torch.compile makes of it",
-        }
-        waits_for(steps[device])
-        for future in _as_they_end(set(steps), go_on):
-            waits_for(next((what for step, what in steps.items() if not step.done()), ""))
+        steps: dict[Future[Any], str] = dict(zip((device, analysis, compiler, opened, reference), _STEPS, strict=True))
+        for future in _as_they_end(steps, go_on, waits_for):
             if future is compiler and future.exception():
                 dropped.set()
                 device.result()  # a device that is absent explains more than its compiler
@@ -196,9 +193,17 @@ def prepare(
         pool.shutdown(wait=False)
 
 
-def _as_they_end(futures: set[Future[Any]], go_on: Callable[[], bool]) -> Iterator[Future[Any]]:
-    """Each as it ends, for as long as `go_on`."""
+def _open(benchmark: Benchmark, task: task_pb2.Task) -> None:
+    benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
+
+
+def _as_they_end(
+    steps: Mapping[Future[Any], str], go_on: Callable[[], bool], waits_for: Callable[[str], None]
+) -> Iterator[Future[Any]]:
+    """Each as it ends, for as long as `go_on`; `waits_for` hears the first that has not."""
+    futures = set(steps)
     while futures and go_on():
+        waits_for(next((what for step, what in steps.items() if not step.done()), ""))
         ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
         yield from ended
 

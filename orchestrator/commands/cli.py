@@ -54,7 +54,7 @@ from orchestrator.commands.options import (
     Trust,
 )
 from orchestrator.commands.progress import Progress
-from orchestrator.commands.terminal import cell, note, tell, tell_file, tell_line, trouble
+from orchestrator.commands.terminal import note, tell, tell_file, tell_line, trouble
 from orchestrator.exports import export_files
 from orchestrator.interchange import interchange_commands, tables
 from orchestrator.tasks import intake
@@ -70,7 +70,6 @@ app = typer.Typer(
     help="Turns a PyTorch module into a faster, verified kernel.\n\n"
     "Start with: warpsmith optimize module.py\n\nMachine in doubt: warpsmith doctor",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -421,8 +420,7 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
     if console.width >= report.TABLE_COLUMNS:
         console.print(report.table(ended))
         return
-    for text in chain.from_iterable(map(report.lines, ended)):
-        console.print(cell(text))
+    tell(*chain.from_iterable(map(report.lines, ended)))
 
 
 def _print_next(ended: list[run_pb2.Run], server: str, runs: Path) -> None:

@@ -12,7 +12,6 @@ from statistics import median
 from types import TracebackType
 from typing import Self
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -137,7 +136,7 @@ class Progress:
 
     def _drawn(self) -> Group:
         """A row for each run, in 80 columns, and below what each that is under way does."""
-        table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("module", overflow="fold")
         table.add_column("state", no_wrap=True)
         for title in ("tried", "compiled", "right", "timed"):

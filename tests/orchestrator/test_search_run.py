@@ -6,7 +6,6 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -42,16 +41,12 @@ class Notebook:
     """An observer that remembers."""
 
     states: list[int] = dataclasses.field(default_factory=list)
-    said: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    """States with what the run said in them."""
     trials: list[trial_pb2.Trial] = dataclasses.field(default_factory=list)
     on_trial: object = None
 
     def run_changed(self, run: run_pb2.Run) -> None:
         if not self.states or self.states[-1] != run.state:
             self.states.append(run.state)
-        if run.message:
-            self.said.append((run.state, run.message))
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         self.trials.append(trial)
@@ -85,46 +80,6 @@ def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:
     assert run.trial_count == len(notebook.trials)
     assert [trial.number for trial in notebook.trials] == list(range(1, len(notebook.trials) + 1))
     assert len(run.phase_seconds) == 3
-
-
-def test_a_run_says_what_it_waits_for_while_it_prepares_and_finishes() -> None:
-    class Slow(testing.World):
-        """Whose reference takes until the run has said that it waits for it."""
-
-        def RunReference(self, *args: Any, **kwargs: Any) -> benchmark_service_pb2.RunReferenceResponse:
-            assert is_said.wait(timeout=30)
-            return super().RunReference(*args, **kwargs)
-
-    class Hearing(Notebook):
-        def run_changed(self, run: run_pb2.Run) -> None:
-            super().run_changed(run)
-            if "timing eager" in run.message:
-                is_said.set()
-
-    is_said, notebook = threading.Event(), Hearing()
-    search_run(Slow(), notebook).execute()
-    by_state = {state: [what for each, what in notebook.said if each == state] for state in notebook.states}
-    assert by_state[run_pb2.RUN_STATE_PREPARING][-1] == "timing eager and what torch.compile makes of it"
-    assert not by_state[run_pb2.RUN_STATE_SEARCHING]
-    assert by_state[run_pb2.RUN_STATE_FINISHING][0] == "timing the best 3 once more"
-    assert by_state[run_pb2.RUN_STATE_FINISHING][1].startswith("judging #")
-
-
-def test_a_run_says_that_another_one_has_the_device() -> None:
-    world, said = testing.World(), threading.Event()
-
-    class Hearing(Notebook):
-        def run_changed(self, run: run_pb2.Run) -> None:
-            if "another run" in run.message:
-                said.set()
-
-    waiting = search_run(world, Hearing())
-    thread = threading.Thread(target=waiting.execute)
-    with waiting._gate.turn():
-        thread.start()
-        assert said.wait(timeout=30)
-    thread.join(timeout=30)
-    assert waiting.run.state == run_pb2.RUN_STATE_FASTER
 
 
 def test_every_program_is_walked_once_although_moves_come_in_any_order() -> None:
