@@ -33,6 +33,7 @@ from orchestrator.commands.options import (
     DeviceLimit,
     Fresh,
     Gpus,
+    Html,
     Json,
     OpenMetricsFile,
     Precision,
@@ -63,7 +64,7 @@ from warpsmith import printable
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import run_pb2, task_pb2
+from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
 app = typer.Typer(
     name="warpsmith",
@@ -93,6 +94,8 @@ def _common(
 INSPECTED_AT_ONCE = 2
 _EARLIER_RUNS = 20
 """That say how long a phase mostly takes."""
+STDOUT = (Path("-"), Path("/dev/stdout"))
+"""Names of files that mean no file."""
 _UsageError: Any = typer.BadParameter.__base__
 """click's, of which typer may carry a copy of its own."""
 
@@ -341,12 +344,36 @@ def show(
         tell_file(f"{source.text}\n")
 
 
-@app.command("report")
-def report_command(run: RunId = "last", as_json: Json = False, server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
-    """Prints a run's result: arms, speedup, floor, where the gain comes from."""
+@app.command("report", epilog="Example:\n\n  warpsmith report last --html softmax.html")
+def report_command(
+    run: RunId = "last",
+    as_json: Json = False,
+    html: Html = None,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Prints a run's result: arms, speedup, floor, where the gain comes from. With --html as a page for a browser."""
+    if html is not None and (as_json or not html.name):
+        raise BadInput("--html names a file for the page, and takes no --json beside it: the page holds that too")
     with client.reading(server, runs) as orchestrator:
         found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
-    _print_results([found], as_json)
+        if html is not None:
+            trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=found.id), timeout=30.0).trials
+    if html is None:
+        _print_results([found], as_json)
+    else:
+        _give_page(html, found, trials)
+
+
+def _give_page(place: Path, found: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> None:
+    from orchestrator.pages import page_file, report_page  # jinja2 takes a moment, which other commands need not wait
+
+    page = report_page.html(found, trials)
+    if place in STDOUT:
+        tell_file(page)
+        return
+    page_file.write(place, page)
+    tell_line(str(place))
 
 
 @app.command(epilog="Example:\n\n  warpsmith export last --output fast_softmax.py")
@@ -365,7 +392,7 @@ def export(
     with client.reading(server, runs) as orchestrator:
         reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
         kept = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
-    if output in (Path("-"), Path("/dev/stdout")):
+    if output in STDOUT:
         tell_file(reply.text)
         return
     place = output or Path(private_files.file_name(reply.file_name, ".py"))

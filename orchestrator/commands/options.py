@@ -23,6 +23,15 @@ CsvFile = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Wri
 OpenMetricsFile = Annotated[
     Path | None, typer.Option("--openmetrics", metavar="FILE", help="Writes the results as OpenMetrics text too.")
 ]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="The result as one HTML file that needs nothing else; `-` for stdout. It replaces an earlier report and "
+        "no other file.",
+    ),
+]
 Budget = Annotated[str, typer.Option("--budget", help="Search time for each module: 60s, 5m, 1h.")]
 TrialLimit = Annotated[int, typer.Option("--trials", min=0, help="Most trials for each module; 0 for no limit.")]
 DeviceLimit = Annotated[str, typer.Option("--device-time", help="Most time on the device for each module: 30s.")]

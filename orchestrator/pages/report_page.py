@@ -1,0 +1,101 @@
+"""The report of one run as an HTML file: the answer first, then where it comes from, then everything to doubt it with.
+
+The one idea: a page is what the run holds at this moment, so a run under way, one that failed and one without trials
+have theirs; a part of which nothing is known is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import warpsmith
+from orchestrator.commands import report
+from orchestrator.pages import answer, measured, rendering, searched, source
+from orchestrator.pages.answer import Fact
+from orchestrator.pages.rendering import words
+from warpsmith.contract import words as contract
+from warpsmith.v1 import run_pb2, trial_pb2
+
+PHASES = ("Preparing", "Searching", "Finishing")
+
+
+def html(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
+    """The page of a run with its trials, whose sources are not needed."""
+    counts = report.funnel(trials)
+    return rendering.page(
+        "report.html",
+        title=words(run.task.name, 80) or "unnamed",
+        run_id=words(run.id, 40),
+        begun=time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at)),
+        target=contract.target(run.task.target),
+        device=words(run.device.name, 80),
+        version=warpsmith.__version__,
+        answer=answer.of(run, trials),
+        gain=measured.gain(run),
+        arms=measured.arms(run),
+        roofline=measured.roofline(run, trials),
+        timeline=measured.timeline(run, trials),
+        progress=searched.progress(trials),
+        tree=searched.tree(trials, run.best_trial),
+        counts=counts,
+        program=source.program(run),
+        environment=list(_environment(run)),
+        seconds=list(_seconds(run)),
+        raw=base64.b64encode(json.dumps(raw(run, trials)).encode()).decode(),
+        raw_name=f"warpsmith-{words(run.id, 40)}.json",
+    )
+
+
+def raw(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Mapping[str, Any]:
+    """What `warpsmith report --json` prints, and a line for each trial."""
+    return {"tasks": [report.as_json(run)], "trials": [_trial_json(trial) for trial in trials]}
+
+
+def _trial_json(trial: trial_pb2.Trial) -> Mapping[str, Any]:
+    is_timed = trial.ended_at == trial_pb2.STAGE_TIMED
+    return {
+        "number": trial.number,
+        "parent": trial.parent,
+        "moves": words(contract.moves(trial.candidate.moves or trial.hypothesis.moves)),
+        "predicted_speedup": round(trial.hypothesis.predicted_speedup, 4),
+        "source": words(trial.hypothesis.source, 60),
+        "stage": contract.stage(trial.ended_at),
+        "failure": contract.failure_kind(trial.verdict.kind),
+        "speedup_fastest": report.speedup_json(trial.timing.speedup_fastest) if is_timed else None,
+        "seconds": round(trial.seconds, 2),
+    }
+
+
+def _environment(run: run_pb2.Run) -> Iterator[Fact]:
+    timing = run.best.timing if run.HasField("best") else None
+    place = timing.environment if timing is not None and timing.HasField("environment") else run.reference.environment
+    held = {
+        "Device": place.device or run.device.name,
+        "Driver": place.driver,
+        "torch": place.torch,
+        "Python": place.python,
+        "Compiler": place.toolkit or run.best.artifact.toolchain,
+        "Threads": f"{place.thread_count}" if place.thread_count else "",
+        "Clock before and after": ", ".join(f"{each} MHz" for each in place.clock_mhz if each),
+        "Throttled by": ", ".join(place.throttle_reasons),
+        "Jail": place.jail_rung,
+        "Seed of the inputs": f"{place.seed}" if place.seed else "",
+        **{f"Plugin, {role}": name for role, name in sorted(run.plugins.items())},
+        "Digest of the task": run.task.digest,
+        "Digest of the program": run.best.candidate.program.digest,
+    }
+    yield from (Fact(words(name, 80), words(value)) for name, value in held.items() if value)
+    for spec, kind in ((run.task.inputs, "Input"), (run.task.outputs, "Output")):
+        for number, each in enumerate(spec, 1):
+            yield Fact(f"{kind} {number}", f"{contract.dtype(each.dtype)} {list(each.shape)}")
+
+
+def _seconds(run: run_pb2.Run) -> Iterator[Fact]:
+    for name, spent in zip(PHASES, run.phase_seconds, strict=False):
+        yield Fact(name, f"{spent:.1f} s", "phase")
+    for stage, spent in sorted(run.stage_seconds.items(), key=lambda item: -item[1]):
+        yield Fact(words(stage, 60), f"{spent:.1f} s", "stage; those of parallel trials add up")
