@@ -6,6 +6,7 @@ number carries is told in plain words beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,8 @@ def _checks(run: run_pb2.Run) -> Iterator[Fact]:
         yield Fact("Largest error", error, "root mean square against float64; 4 times is the limit")
     holds = "holds" if verdict.kernelbench_pass else "does not hold"
     yield Fact("KernelBench's own check", holds, "allclose against eager, on the task's own values")
-    yield Fact("Noise", f"{timing.noise_floor:.1%}", "what equal programs differ by here, half of the A/A interval")
+    noise = f"{timing.noise_floor:.1%}" if math.isfinite(timing.noise_floor) else "not known"
+    yield Fact("Noise", noise, "what equal programs differ by here, half of the A/A interval")
     for tool, what in report.inspections_of(run).items():
         yield Fact(words(tool, 80), words(what))
     precision = contract.precision(run.task.precision) or "as the module has it"
@@ -123,6 +125,6 @@ def _remedies(run: run_pb2.Run, verdict: str) -> Iterator[str]:
     if explained.is_under_way(run.state):
         yield from explained.UNDER_WAY
     noise = run.best.timing.noise_floor if run.HasField("best") else 0.0
-    if verdict == "NO_FASTER" and noise > NOISY:
+    if verdict == "NO_FASTER" and NOISY < noise < math.inf:
         yield explained.UNSTEADY.format(noise=noise)
     yield from explained.REMEDIES.get(verdict, ())

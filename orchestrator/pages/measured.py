@@ -6,6 +6,7 @@ only the whole is timed, so the parts of its bar are what its calls' bytes and o
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -264,8 +265,9 @@ def roofline(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Roofline | 
     least = zero.candidate.analysis.minimum if zero else analysis_pb2.Cost()
     moved, flops = least.read_bytes + least.write_bytes, _operations(least)
     top, slope = _top(least, device), device.copy_bytes_per_second
-    times = {arm.kind: arm.median_ns for arm in report.arms_of(run).values() if arm.median_ns > 0 and not arm.failure}
-    if not (moved > 0 and flops > 0 and top > 0 and slope > 0 and times):
+    arms_found = report.arms_of(run).values()
+    times = {arm.kind: arm.median_ns for arm in arms_found if 0 < arm.median_ns < math.inf and not arm.failure}
+    if not (moved > 0 and flops > 0 and 0 < top < math.inf and 0 < slope < math.inf and times):
         return None
     intensity, ridge = flops / moved, top / slope
     rates = {kind: flops / (1e-9 * ns) for kind, ns in times.items()}

@@ -18,6 +18,7 @@ from orchestrator.pages import answer, measured, rendering, searched, source
 from orchestrator.pages.answer import Fact
 from orchestrator.pages.rendering import words
 from warpsmith.contract import words as contract
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2, trial_pb2
 
 PHASES = ("Preparing", "Searching", "Finishing")
@@ -46,7 +47,7 @@ def html(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
         environment=list(_environment(run)),
         seconds=list(_seconds(run)),
         raw=base64.b64encode(json.dumps(raw(run, trials)).encode()).decode(),
-        raw_name=f"warpsmith-{words(run.id, 40)}.json",
+        raw_name=private_files.file_name(f"warpsmith-{run.id}", ".json"),
     )
 
 

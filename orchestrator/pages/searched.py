@@ -41,6 +41,11 @@ class Node:
     seconds: str
     children: list[Node] = field(default_factory=list)
 
+    @property
+    def leads_to_timed(self) -> bool:
+        """Whether it, or one that grew from it, was timed."""
+        return self.is_timed or any(child.leads_to_timed for child in self.children)
+
 
 @dataclass(frozen=True)
 class Dot:

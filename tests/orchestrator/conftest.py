@@ -1,4 +1,4 @@
-"""Databases for the archive: SQLite, and a real PostgreSQL of the test's own where tests are marked `postgres`."""
+"""An ended run, and databases for the archive: SQLite, and a real PostgreSQL of the test's own (marked `postgres`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from orchestrator import testing
+from orchestrator.archive import Archive
+from orchestrator.search.beam import Beam
+from orchestrator.search_run import SearchRun
+from orchestrator.serving.device_gate import DeviceGate
+from orchestrator.serving.hosting import Story
+from warpsmith.v1 import run_pb2
 
 SERVER = "postgres"
 """PostgreSQL refuses to serve as root; Debian's package brings this user."""
@@ -63,6 +71,18 @@ class PostgreSql:
             connection.execute(f"drop database if exists {database} with (force)".encode())
             connection.execute(f"create database {database}".encode())
         return f"postgresql://warpsmith@/{database}?host={self._place}"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A runs directory with one ended run."""
+    archive = Archive.in_directory(tmp_path)
+    agents = testing.World().agents()
+    run = run_pb2.Run(id="20260101-000000-abc", task=testing.task("softmax"), created_at=1.0)
+    archive.put_run(run)
+    SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Story(archive, run)).execute()
+    archive.close()
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,7 @@ from typing import Any, NoReturn
 import pytest
 
 from orchestrator import testing
-from orchestrator.archive import Archive
 from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, report
-from orchestrator.search.beam import Beam
-from orchestrator.search_run import SearchRun
-from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import Story
 from orchestrator.tasks import intake
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import jail
@@ -46,18 +41,6 @@ def warpsmith(
     said = capsys.readouterr()
     code = ended.value.code
     return (code if isinstance(code, int) else 0), said.out, said.err
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A runs directory with one ended run."""
-    archive = Archive.in_directory(tmp_path)
-    agents = testing.World().agents()
-    run = run_pb2.Run(id="20260101-000000-abc", task=testing.task("softmax"), created_at=1.0)
-    archive.put_run(run)
-    SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Story(archive, run)).execute()
-    archive.close()
-    return tmp_path
 
 
 def test_the_version_is_that_of_the_package(

@@ -11,6 +11,7 @@ from rich.console import Console
 from orchestrator import testing
 from orchestrator.commands import report
 from orchestrator.commands.progress import Progress
+from orchestrator.pages import report_page
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -321,3 +322,4 @@ def test_a_run_of_a_later_version_is_shown() -> None:
     assert "97" in report.trial_line(trial)
     assert report.tree("plan zero", [trial])
     assert report.funnel([trial])
+    assert "97" in report_page.html(run, [trial])
