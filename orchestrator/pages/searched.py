@@ -6,7 +6,7 @@ at that depth, and each trial names its parent, for browsers close elements that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.commands import report
@@ -28,17 +28,13 @@ class Node:
     """A trial and those that grew from it."""
 
     number: int
-    parent: int
     did: str
     ended: str
-    why: str
     is_timed: bool
     is_best: bool
-    rationale: str
-    source: str
+    told: str
+    """Why it was tried, what was predicted, why it ended: sentences."""
     moves: Sequence[str]
-    predicted: str
-    seconds: str
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -122,24 +118,33 @@ def _node(trial: trial_pb2.Trial, best: int) -> Node:
         told.append(f"and {len(new) - MOST_MOVES} moves more: {words(contract.moves(new))}")
     return Node(
         number=trial.number,
-        parent=trial.parent,
         did=words(contract.moves(new) or hypothesis.source or "plan zero", 160),
-        ended=_speed(trial) if is_timed else explained.stage(trial.ended_at),
-        why="" if is_timed else _why(trial),
+        ended=_speed(trial) if is_timed else _failure(trial),
         is_timed=is_timed,
         is_best=bool(best) and trial.number == best,
-        rationale=words(hypothesis.rationale),
-        source=words(hypothesis.source, 60),
+        told=" ".join(_sentences(trial)),
         moves=told,
-        predicted=f"{hypothesis.predicted_speedup:.2f}x" if hypothesis.predicted_speedup else "",
-        seconds=f"{trial.seconds:.1f} s" if trial.seconds else "",
     )
+
+
+def _sentences(trial: trial_pb2.Trial) -> Iterator[str]:
+    hypothesis, detail = trial.hypothesis, words(trial.verdict.detail).rstrip(".")
+    if trial.ended_at != trial_pb2.STAGE_TIMED:
+        yield f"It ended because of this: {detail or 'no reason given'}."
+    if hypothesis.rationale:
+        yield f"Why it was tried ({words(hypothesis.source, 60)}): {words(hypothesis.rationale).rstrip('.')}."
+    if hypothesis.predicted_speedup:
+        yield f"Predicted {hypothesis.predicted_speedup:.2f}x of its parent."
+    if trial.seconds:
+        yield f"It took {trial.seconds:.1f} s."
+    if trial.parent:
+        yield f"It grew from #{trial.parent}."
 
 
 def _speed(trial: trial_pb2.Trial) -> str:
     return f"{report.speedup_text(trial.timing.speedup_fastest)} against {contract.arm(trial.timing.fastest_arm)}"
 
 
-def _why(trial: trial_pb2.Trial) -> str:
-    kind = contract.failure_kind(trial.verdict.kind)
-    return ": ".join(filter(None, (kind, words(trial.verdict.detail)))) or "no reason given"
+def _failure(trial: trial_pb2.Trial) -> str:
+    kind, where = contract.failure_kind(trial.verdict.kind), explained.stage(trial.ended_at)
+    return f"{where} ({kind})" if kind else where

@@ -271,6 +271,14 @@ def test_a_tree_of_any_depth_is_shown_and_no_trial_is_lost() -> None:
     assert found == 2001
 
 
+def test_a_branch_that_ended_says_why_in_the_line_that_is_always_seen() -> None:
+    verdict = verdict_pb2.Verdict(kind=verdict_pb2.FAILURE_KIND_WRONG_VALUE, detail="5 times as far off as PyTorch.")
+    trial = trial_pb2.Trial(number=2, parent=1, verdict=verdict, ended_at=trial_pb2.STAGE_VERIFY)
+    (node,) = searched.tree([trial], best=0)
+    assert node.ended == "was not right (WRONG_VALUE)"
+    assert node.told == "It ended because of this: 5 times as far off as PyTorch. It grew from #1."
+
+
 def test_the_best_so_far_never_falls() -> None:
     trials = [trial_pb2.Trial(number=number, ended_at=trial_pb2.STAGE_TIMED) for number in range(1, 5)]
     for trial, speedup in zip(trials, (0.5, 2.0, 1.0, 3.0), strict=True):
