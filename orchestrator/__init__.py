@@ -1,5 +1,5 @@
 """The orchestrator: takes a module in, conducts the five agents through a search, and keeps what was found.
 
-Data flows intake → search_run (→ search, walks, pipeline, ledger, finalists) → archive → report and export. `hosting`
-runs searches, `servicer` offers them over gRPC, `local` starts all services on one machine, `cli` is a client.
+Data flows intake → search_run (→ search, walks, pipeline, ledger, finalists) → archive → report, pages and export.
+`hosting` runs searches, `servicer` offers them over gRPC, `local` starts all services here, `cli` is a client.
 """
