@@ -7,13 +7,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS = -n auto --maxprocesses=4 --dist loadfile --max-worker-restart 0
 TESTS = $(BIN)/pytest $(WORKERS) --durations=12 \
-  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services"
+  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services and not web"
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
 HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.py
 BUDGET ?= 5s
 MODULES ?= examples/softmax.py examples/fused_linear_row_sum.py examples/gelu_bias_scale.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -75,6 +75,9 @@ test-hostile-solutions: $(READY) ## the part of it that has one at a time: solut
 test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
 	@$(BIN)/pytest -m postgres tests/orchestrator
 
+test-web: $(READY) ## opens pages in a real Chromium: errors, requests, axe-core, how long it takes
+	@$(BIN)/pytest -m web tests/orchestrator
+
 test-vllm: $(READY) ## runs the tests on a real vLLM with a tiny random model, in an environment of its own (.venv-vllm)
 	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) bash .ci/vllm_environment.sh
 	@$(BIN)/pytest -m vllm
@@ -132,8 +135,8 @@ baseline: $(READY) ## takes the contract as it is for what `check` compares it w
 wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
 	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
-system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL (as root)
-	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql
+system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL and in a browser (as root)
+	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql chromium
 
 clean: ## removes what the targets made, but not runs/
 	@rm -rf $(VENV) .venv-k8s .venv-checkov wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache

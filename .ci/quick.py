@@ -22,7 +22,7 @@ CORE = (
     "tests/gpu_bench/test_statistics.py",
 )  # fmt: skip
 """What runs where no test imports what was changed: a part of every room."""
-OF_MAKE_TEST = "not gpu and not vllm and not hostile and not postgres and not simt and not services"
+OF_MAKE_TEST = "not gpu and not vllm and not hostile and not postgres and not simt and not services and not web"
 CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("lint-imports",))
 
 

@@ -17,7 +17,7 @@ from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.hosting import Story
-from warpsmith.v1 import run_pb2
+from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 SERVER = "postgres"
 """PostgreSQL refuses to serve as root; Debian's package brings this user."""
@@ -83,6 +83,39 @@ def kept(tmp_path: Path) -> Path:
     SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), Story(archive, run)).execute()
     archive.close()
     return tmp_path
+
+
+@pytest.fixture
+def ended(kept: Path) -> tuple[run_pb2.Run, list[trial_pb2.Trial]]:
+    """A run that found a faster kernel, with work and ceilings as real services tell them."""
+    archive = Archive.reading(kept)
+    run = archive.run("last")
+    trials = archive.trials(run.id)
+    archive.close()
+    run.device.MergeFrom(timing_pb2.Device(copy_bytes_per_second=2e10, operation_flops=3e10, launch_ns=900))
+    analysis = trials[0].candidate.analysis
+    analysis.minimum.MergeFrom(analysis_pb2.Cost(read_bytes=10**6, write_bytes=10**6, operation_count=10**6))
+    analysis.groups[0].cost.CopyFrom(analysis.minimum)
+    return run, trials
+
+
+@pytest.fixture
+def long_search(ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> tuple[run_pb2.Run, list[trial_pb2.Trial]]:
+    """The same with 500 trials, with reasons as long as real ones, each grown from one half as far on."""
+    run, trials = ended
+    made = []
+    for number in range(1, 501):
+        trial = trial_pb2.Trial()
+        trial.CopyFrom(trials[number % len(trials)])
+        trial.number, trial.parent = number, number // 2
+        trial.hypothesis.rationale = f"softmax_{number} and mul in one kernel: 402 MB less traffic, " * 3
+        if number % 3:
+            trial.ended_at = trial_pb2.STAGE_VERIFY
+            trial.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
+            trial.verdict.kind = verdict_pb2.FAILURE_KIND_WRONG_VALUE
+            trial.verdict.detail = f"output 0 is {number} times as far off as PyTorch at index {number}; " * 4
+        made.append(trial)
+    return run, made
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,11 @@ import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import testing
-from orchestrator.archive import Archive
 from orchestrator.commands import report
 from orchestrator.pages import explained, measured, rendering, report_page, scales, searched, source
 from warpsmith.contract import words
@@ -62,37 +60,6 @@ class Read(HTMLParser):
     def attributes(self, name: str) -> list[str]:
         """Every value of an attribute."""
         return [given[name] for _, given in self.tags if name in given]
-
-
-@pytest.fixture
-def ended(kept: Path) -> tuple[run_pb2.Run, list[trial_pb2.Trial]]:
-    """A run that found a faster kernel, with work and ceilings as real services tell them."""
-    archive = Archive.reading(kept)
-    run = archive.run("last")
-    trials = archive.trials(run.id)
-    archive.close()
-    run.device.MergeFrom(timing_pb2.Device(copy_bytes_per_second=2e10, operation_flops=3e10, launch_ns=900))
-    analysis = trials[0].candidate.analysis
-    analysis.minimum.MergeFrom(analysis_pb2.Cost(read_bytes=10**6, write_bytes=10**6, operation_count=10**6))
-    analysis.groups[0].cost.CopyFrom(analysis.minimum)
-    return run, trials
-
-
-def many(trials: list[trial_pb2.Trial], count: int) -> list[trial_pb2.Trial]:
-    """So many trials with reasons as long as real ones, each grown from one half as far on."""
-    made = []
-    for number in range(1, count + 1):
-        trial = trial_pb2.Trial()
-        trial.CopyFrom(trials[number % len(trials)])
-        trial.number, trial.parent = number, number // 2
-        trial.hypothesis.rationale = f"softmax_{number} and mul in one kernel: 402 MB less traffic, " * 3
-        if number % 3:
-            trial.ended_at = trial_pb2.STAGE_VERIFY
-            trial.verdict.state = verdict_pb2.VERDICT_STATE_FAIL
-            trial.verdict.kind = verdict_pb2.FAILURE_KIND_WRONG_VALUE
-            trial.verdict.detail = f"output 0 is {number} times as far off as PyTorch at index {number}; " * 4
-        made.append(trial)
-    return made
 
 
 def filled(message: Any, text: str, depth: int = 0) -> Any:
@@ -232,10 +199,10 @@ def test_headings_are_in_order_and_tables_and_pictures_have_names(
     assert {place[1:] for place in read.attributes("href") if place.startswith("#")} <= set(identifiers)
 
 
-def test_a_report_of_500_trials_is_light(ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> None:
-    run, trials = ended
+def test_a_report_of_500_trials_is_light(long_search: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> None:
+    run, trials = long_search
     run.best.candidate.program.sources[0].text = "float row[4] = {1.0f, 2.0f}; // of a row\n" * 10_000
-    html = report_page.html(run, many(trials, 500))
+    html = report_page.html(run, trials)
     read = Read(html)
     assert read.text.count("It grew from #") == 499
     assert len(html.encode()) < 2_000_000

@@ -1,0 +1,103 @@
+"""A report in a real browser: no error, no request, quick to open, nothing found by axe-core. `make test-web`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.pages import report_page
+from warpsmith.v1 import run_pb2, trial_pb2
+
+pytestmark = pytest.mark.web
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+OPEN_MILLISECONDS = 1000.0
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium that the machine has."""
+    from playwright.sync_api import sync_playwright  # only these tests need it
+
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.fail("Chromium is missing: make system-deps (as root; on Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
+    """Opens a page as a file; fails in the end where it said or asked for anything."""
+    said: list[str] = []
+    contexts = []
+
+    def open_(html: str, **options: Any) -> Any:
+        file = tmp_path / "report.html"
+        file.write_text(html)
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("request", lambda request: said.append(request.url) if request.url != file.as_uri() else None)
+        page.goto(file.as_uri())
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1100, 400])
+def test_nothing_is_found_by_axe_with_every_fold_open(
+    opened: Open, ended: tuple[run_pb2.Run, list[trial_pb2.Trial]], scheme: str, width: int
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    # The page's own policy lets no script in, axe's neither.
+    page = opened(
+        report_page.html(*ended), color_scheme=scheme, bypass_csp=True, viewport={"width": width, "height": 800}
+    )
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wider than the screen"
+
+
+def test_500_trials_open_within_a_second(opened: Open, long_search: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> None:
+    page = opened(report_page.html(*long_search))
+    page.wait_for_function("performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
+    assert page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") < OPEN_MILLISECONDS
+
+
+def test_colours_follow_the_choice_and_the_filter_hides_what_was_not_timed(
+    opened: Open, long_search: tuple[run_pb2.Run, list[trial_pb2.Trial]]
+) -> None:
+    page = opened(report_page.html(*long_search), color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.check("#theme-dark")
+    dark = page.evaluate(ground)
+    assert light != dark
+    page.check("#theme-light")
+    assert page.evaluate(ground) == light
+    assert page.locator("#t500").is_visible()
+    page.check("#only-timed")
+    assert not page.locator("#t500").is_visible(), "500 was not right"
+    assert page.locator("#t498").is_visible()
+
+
+def test_the_raw_data_can_be_saved(opened: Open, ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> None:
+    page = opened(report_page.html(*ended))
+    with page.expect_download() as saved:
+        page.click("a[download]")
+    assert saved.value.suggested_filename == f"warpsmith-{ended[0].id}.json"
+    assert Path(saved.value.path()).read_text().startswith('{"tasks": [{"name": "softmax"')
