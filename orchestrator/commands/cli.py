@@ -357,12 +357,11 @@ def report_command(
         raise BadInput("--html names a file for the page, and takes no --json beside it: the page holds that too")
     with client.reading(server, runs) as orchestrator:
         found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
-        if html is not None:
-            trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=found.id), timeout=30.0).trials
-    if html is None:
-        _print_results([found], as_json)
-    else:
-        _give_page(html, found, trials)
+        if html is None:
+            _print_results([found], as_json)
+            return
+        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=found.id), timeout=30.0).trials
+    _give_page(html, found, trials)
 
 
 def _give_page(place: Path, found: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from orchestrator.commands import report
 from orchestrator.pages import explained
 from orchestrator.pages.rendering import words
+from orchestrator.search_run import ENDED
 from warpsmith.contract import words as contract
 from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -122,7 +123,7 @@ def _checks(run: run_pb2.Run) -> Iterator[Fact]:
 
 
 def _remedies(run: run_pb2.Run, verdict: str) -> Iterator[str]:
-    if explained.is_under_way(run.state):
+    if run.state not in ENDED:
         yield from explained.UNDER_WAY
     noise = run.best.timing.noise_floor if run.HasField("best") else 0.0
     if verdict == "NO_FASTER" and NOISY < noise < math.inf:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from orchestrator.commands.report import KEPT
 from orchestrator.pages.rendering import words
 from warpsmith.contract import words as contract
-from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
+from warpsmith.v1 import analysis_pb2, timing_pb2, trial_pb2
 
 VERDICTS = {
     "PASS": "A faster kernel was found and checked.",
@@ -111,11 +111,6 @@ def label(text: str) -> str:
 def stage(value: trial_pb2.Stage.ValueType) -> str:
     """Where a trial ended, in words."""
     return _STAGES.get(value, contract.stage(value) or "not begun")
-
-
-def is_under_way(state: run_pb2.RunState.ValueType) -> bool:
-    """Whether a run of this state still goes on."""
-    return VERDICTS.get(contract.run_state(state), "").startswith(("The run goes on", "The run has not begun"))
 
 
 def move(value: analysis_pb2.Move) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 
 import warpsmith
 from orchestrator.commands import report
-from orchestrator.pages import answer, measured, rendering, searched, source
+from orchestrator.pages import answer, measured, rendering, roofline, searched, source, steps
 from orchestrator.pages.answer import Fact
 from orchestrator.pages.rendering import words
 from warpsmith.contract import words as contract
 from warpsmith.sandbox import private_files
-from warpsmith.v1 import run_pb2, trial_pb2
+from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2
 
 PHASES = ("Preparing", "Searching", "Finishing")
 
@@ -38,14 +38,15 @@ def html(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
         answer=answer.of(run, trials),
         gain=measured.gain(run),
         arms=measured.arms(run),
-        roofline=measured.roofline(run, trials),
-        timeline=measured.timeline(run, trials),
+        roofline=roofline.of(run, trials),
+        timeline=steps.of(run, trials),
         progress=searched.progress(trials),
         tree=searched.tree(trials, run.best_trial),
         counts=counts,
         program=source.program(run),
         environment=list(_environment(run)),
         seconds=list(_seconds(run)),
+        has_record=run.best.HasField("timing") and run.best.timing.tier == timing_pb2.TIER_FINAL,
         raw=base64.b64encode(json.dumps(raw(run, trials)).encode()).decode(),
         raw_name=private_files.file_name(f"warpsmith-{run.id}", ".json"),
     )

@@ -13,6 +13,24 @@ MOST_TICKS = 6
 
 
 @dataclass(frozen=True)
+class Plot:
+    """A picture and the edges of what is drawn between its axes, in pixels from the top left."""
+
+    height: float
+    left: float
+    right: float
+    top: float
+    below: float
+    """Room below the bottom edge, for ticks."""
+    width: float = 760
+
+    @property
+    def bottom(self) -> float:
+        """Where the axis of x lies."""
+        return self.height - self.below
+
+
+@dataclass(frozen=True)
 class Tick:
     """A labelled place of an axis."""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from orchestrator.commands import report
 from orchestrator.pages import explained, scales
-from orchestrator.pages.measured import WIDTH
 from orchestrator.pages.rendering import words
 from orchestrator.search import moves_of, score
 from warpsmith.contract import words as contract
@@ -20,7 +19,7 @@ from warpsmith.v1 import trial_pb2
 MOST_LEVELS = 12
 MOST_MOVES = 6
 """New moves of a trial that are explained one by one."""
-HEIGHT = 260
+PLOT = scales.Plot(height=260, left=60, right=740, top=15, below=40)
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class Progress:
     y_ticks: Sequence[scales.Tick]
     rows: Sequence[tuple[int, str]]
     """Trials that were the best so far, with their speedup."""
+    plot: scales.Plot
 
 
 def progress(trials: Sequence[trial_pb2.Trial]) -> Progress | None:
@@ -74,8 +74,8 @@ def progress(trials: Sequence[trial_pb2.Trial]) -> Progress | None:
     if not timed:
         return None
     last = max(trial.number for trial in trials)
-    x = scales.Axis(0, max(last, 1), 60, WIDTH - 20)
-    y = scales.from_zero(max(value for _, value in timed), HEIGHT - 40, 15)
+    x = scales.Axis(0, max(last, 1), PLOT.left, PLOT.right)
+    y = scales.from_zero(max(value for _, value in timed), PLOT.bottom, PLOT.top)
     best, rows = 0.0, []
     steps: list[tuple[float, float]] = []
     for number, value in timed:
@@ -93,6 +93,7 @@ def progress(trials: Sequence[trial_pb2.Trial]) -> Progress | None:
         x_ticks=[tick for tick in x.ticks(lambda value: f"{value:g}") if "." not in tick.label],
         y_ticks=y.ticks(lambda value: f"{value:g}x"),
         rows=rows,
+        plot=PLOT,
     )
 
 

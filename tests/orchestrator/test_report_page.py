@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import testing
 from orchestrator.commands import report
-from orchestrator.pages import explained, measured, rendering, report_page, scales, searched, source
+from orchestrator.pages import explained, rendering, report_page, roofline, scales, searched, source, steps
 from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -98,6 +98,7 @@ def test_the_answer_comes_first_with_its_interval_and_what_was_checked(
     assert places == sorted(places)
     assert "out becomes a kernel of ours" in text
     assert "KernelBench's own check holds" in text
+    assert "--record" in text
 
 
 @pytest.mark.parametrize("state", [value for value in run_pb2.RunState.values() if value])
@@ -112,6 +113,7 @@ def test_a_run_of_every_state_has_its_page(state: run_pb2.RunState.ValueType, kn
     assert "as it <is>" in text
     assert "No trial has ended." in text
     assert ("What would help" in text) is (state != run_pb2.RUN_STATE_FASTER)
+    assert "--record" not in text, "there is none"
     assert ("no compiler" in text) is (known == "baselines")
 
 
@@ -265,7 +267,7 @@ def test_eager_is_shared_out_by_the_work_of_its_calls_and_said_to_be_so(
     run.device.launch_ns = 0
     groups = trials[0].candidate.analysis.groups
     groups.add(name="mul", operations=["aten.mul.Tensor"], cost=analysis_pb2.Cost(read_bytes=6 * 10**6))
-    line = measured.timeline(run, trials)
+    line = steps.of(run, trials)
     assert line is not None
     eager, ours = line.lanes
     assert [part.time for part in eager.parts] == ["250 us", "750 us"]
@@ -277,7 +279,7 @@ def test_marks_stand_under_the_roof_where_their_rates_are(
     ended: tuple[run_pb2.Run, list[trial_pb2.Trial]],
 ) -> None:
     run, trials = ended
-    roof = measured.roofline(run, trials)
+    roof = roofline.of(run, trials)
     assert roof is not None
     assert roof.bound == "memory"
     # 2 MB at 20 GB/s take 100 us; eager takes 1 ms.
@@ -285,7 +287,7 @@ def test_marks_stand_under_the_roof_where_their_rates_are(
     assert roof.marks[0].name == "ours"
     assert roof.marks[0].y < roof.marks[-1].y, "pixels count from the top"
     run.device.copy_bytes_per_second = float("inf")
-    assert measured.roofline(run, trials) is None
+    assert roofline.of(run, trials) is None
 
 
 def test_an_axis_has_round_ticks_and_holds_what_is_outside_at_its_edge() -> None:
