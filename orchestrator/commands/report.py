@@ -59,7 +59,7 @@ def gain_split(run: run_pb2.Run) -> tuple[float, float] | None:
     if not (whole and rewritten and ours) or rewritten.failure or not rewritten.median_ns or not ours.median_ns:
         return None
     kernels = rewritten.median_ns / ours.median_ns
-    return whole / kernels, kernels
+    return (whole / kernels, kernels) if kernels else None
 
 
 def authored_share(timing: timing_pb2.Timing) -> float | None:

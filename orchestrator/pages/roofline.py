@@ -6,7 +6,6 @@ a bandwidth times its operations for each byte. Every arm is counted as if it di
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,11 +54,13 @@ def of(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Roofline | None:
     moved, flops = least.read_bytes + least.write_bytes, _operations(least)
     top, slope = _top(least, device), device.copy_bytes_per_second
     arms_found = report.arms_of(run).values()
-    times = {arm.kind: arm.median_ns for arm in arms_found if 0 < arm.median_ns < math.inf and not arm.failure}
-    if not (moved > 0 and flops > 0 and 0 < top < math.inf and 0 < slope < math.inf and times):
+    times = {arm.kind: arm.median_ns for arm in arms_found if scales.is_drawable(arm.median_ns) and not arm.failure}
+    if not (times and scales.is_drawable(moved, flops, top, slope)):
         return None
     intensity, ridge = flops / moved, top / slope
-    rates = {kind: flops / (1e-9 * ns) for kind, ns in times.items()}
+    rates = {kind: 1e9 * flops / ns for kind, ns in times.items()}
+    if not scales.is_drawable(intensity, ridge, slope * intensity, *rates.values()):
+        return None
     x = scales.Axis(min(intensity, ridge) / 10, 10 * max(intensity, ridge), PLOT.left, PLOT.right, is_log=True)
     roof_there = min(top, slope * intensity)
     y = scales.Axis(

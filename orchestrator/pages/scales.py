@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 MOST_TICKS = 6
+LEAST, MOST = 1e-12, 1e24
+"""Between these lies whatever can be measured, in any unit here. A stranger's archive may hold other numbers."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Axis:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Pixels of a value; outside it is at the edge."""
-        value = min(max(value, self.low), self.high)
+        """Pixels of a value; outside it is at the edge, and what is no number at the low one."""
+        value = min(max(self.low, value), self.high)  # in this order `max` drops a NaN
         if self.is_log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:
@@ -64,9 +66,14 @@ class Axis:
         return [Tick(self.at(value), label(value)) for value in values]
 
 
+def is_drawable(*values: float) -> bool:
+    """Whether a picture can show all of them; false for what is no number."""
+    return all(LEAST < value < MOST for value in values)
+
+
 def from_zero(most: float, first: float, last: float) -> Axis:
     """An axis from 0 to somewhat more than a value."""
-    return Axis(0.0, 1.05 * most if most > 0 and math.isfinite(most) else 1.0, first, last)
+    return Axis(0.0, 1.05 * most if is_drawable(most) else 1.0, first, last)
 
 
 def _steps(low: float, high: float) -> Iterator[float]:

@@ -78,6 +78,12 @@ def test_a_gain_is_split_into_algebra_and_kernels() -> None:
     assert text == "algebra 4.00x × kernels 2.00x; 75% of the time in authored kernels, 25% in library calls"
 
 
+def test_a_gain_is_not_split_by_a_time_that_cannot_be() -> None:
+    run = faster_run()
+    next(arm for arm in run.best.timing.arms if arm.kind == report.REWRITTEN).median_ns = 5e-324
+    assert report.gain_split(run) is None
+
+
 def test_a_gain_without_a_kernel_of_ours_is_the_hosts_time() -> None:
     run = faster_run()
     run.best.candidate.ClearField("rewrites")

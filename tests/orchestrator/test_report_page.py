@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -17,6 +18,7 @@ from orchestrator.pages import explained, rendering, report_page, roofline, scal
 from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
+STRANGE = (-1.0, float("nan"), float("inf"), float("-inf"), 5e-324, 1e308)
 VOID = frozenset({"meta", "input", "br", "link", "img"})
 HOSTILE = "</script></title><img src=x onerror=alert(1)>\x1b[2K\u202e\"'{{ 7 * 7 }}"
 ALONE = frozenset({"script", "img", "link", "iframe", "object", "embed", "form", "base"})
@@ -170,6 +172,32 @@ def test_words_of_others_stay_words(ended: tuple[run_pb2.Run, list[trial_pb2.Tri
     assert "49" not in re.findall(r"\b49\b", read.text)
 
 
+def strange(message: Any, chance: random.Random) -> None:
+    """Sets some of the numbers of a message to ones that no measurement gives."""
+    for field, held in message.ListFields():
+        if field.message_type is not None:
+            if not field.message_type.GetOptions().map_entry:
+                for each in held if field.is_repeated else [held]:
+                    strange(each, chance)
+        elif field.type == field.TYPE_DOUBLE and not field.is_repeated and chance.random() < 0.2:
+            setattr(message, field.name, chance.choice(STRANGE))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_numbers_that_no_measurement_gives_have_their_page(
+    ended: tuple[run_pb2.Run, list[trial_pb2.Trial]], seed: int
+) -> None:
+    for message in (ended[0], *ended[1]):
+        strange(message, random.Random(seed))
+    ended[0].created_at = 1.0  # the archive keeps no other
+    read = Read(report_page.html(*ended))
+    places = [
+        value for name in ("x", "y", "cx", "cy", "width", "points", "x1", "y1") for value in read.attributes(name)
+    ]
+    assert places
+    assert not re.findall("nan|inf", " ".join(places))
+
+
 def test_a_page_asks_for_nothing_and_runs_nothing(ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> None:
     html = report_page.html(*ended)
     read = Read(html)
@@ -286,14 +314,15 @@ def test_marks_stand_under_the_roof_where_their_rates_are(
     assert {mark.name: mark.of_roof for mark in roof.marks}["eager"] == "10 %"
     assert roof.marks[0].name == "ours"
     assert roof.marks[0].y < roof.marks[-1].y, "pixels count from the top"
-    run.device.copy_bytes_per_second = float("inf")
-    assert roofline.of(run, trials) is None
+    for strange_rate in (float("inf"), 1.5e-12, 0.0):
+        run.device.copy_bytes_per_second = strange_rate
+        assert roofline.of(run, trials) is None
 
 
 def test_an_axis_has_round_ticks_and_holds_what_is_outside_at_its_edge() -> None:
     axis = scales.Axis(0, 10, 100, 200)
     assert [tick.at for tick in axis.ticks(str)] == [100, 120, 140, 160, 180, 200]
-    assert (axis.at(-5), axis.at(50)) == (100, 200)
+    assert (axis.at(-5), axis.at(50), axis.at(float("nan"))) == (100, 200, 100)
     logarithmic = scales.Axis(1, 1000, 0, 300, is_log=True)
     assert [logarithmic.at(value) for value in (1, 10, 100, 1000)] == [0, 100, 200, 300]
     assert scales.from_zero(float("inf"), 0, 1).high == 1.0
