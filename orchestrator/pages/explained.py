@@ -102,7 +102,7 @@ _STAGES = {
 def label(text: str) -> str:
     """What a label of `report.labels_of` means; empty for one that is not known."""
     if text.startswith("algebra:"):
-        return "The kernel computes an equal value in another way; the gain of that is told apart where it was timed."
+        return "It computes an equal value in another way; what that gains is told apart where it was timed."
     if flag := contract.flag_of(text):
         return FLAGS.get(flag, "")
     return LABELS.get(text, "")
