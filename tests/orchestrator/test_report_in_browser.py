@@ -95,6 +95,17 @@ def test_colours_follow_the_choice_and_the_filter_hides_what_was_not_timed(
     assert page.locator("#t498").is_visible()
 
 
+def test_on_paper_the_search_is_unfolded_and_light(
+    opened: Open, ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]
+) -> None:
+    page = opened(report_page.html(*ended), color_scheme="dark")
+    reason = page.locator(".search p").first
+    assert not reason.is_visible()
+    page.emulate_media(media="print", color_scheme="dark")
+    assert reason.is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
 def test_the_raw_data_can_be_saved(opened: Open, ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> None:
     page = opened(report_page.html(*ended))
     with page.expect_download() as saved:
