@@ -88,10 +88,11 @@ def _facts(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Iterator[Fact
         yield Fact("Time before", report.time_text(fastest.median_ns), contract.arm(fastest.kind))
     if report.CANDIDATE in arms and arms[report.CANDIDATE].median_ns:
         yield Fact("Time after", report.time_text(arms[report.CANDIDATE].median_ns), "median, with a cold cache")
-    if timing is not None and timing.floor_percent:
-        yield Fact(
-            "Of the floor", f"{timing.floor_percent:.0f} %", "100 % is the least time at this machine's ceilings"
-        )
+    reached = timing.floor_percent if timing is not None else 0.0
+    if timing is None and fastest is not None and fastest.median_ns:
+        reached = 100 * run.reference.floor_ns / fastest.median_ns
+    if reached:
+        yield Fact("Of the floor", f"{reached:.0f} %", "100 % is the least time at this machine's ceilings")
     counts = report.funnel(trials)
     said = f"{counts['compiled']} compiled, {counts['right']} right, {counts['timed']} timed"
     yield Fact("Trials", f"{counts['tried']}", said)

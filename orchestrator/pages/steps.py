@@ -16,22 +16,36 @@ from warpsmith.contract import words as contract
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2
 
 MOST_STEPS = 400
-"""Of one program, that are drawn and listed."""
-LANE = 66
-"""Pixels that the steps of one program take, with their title."""
+"""Of one program, that are listed; all are drawn."""
+LANE, TITLE, BAR = 66, 24, 28
+"""Pixels that the steps of one program take, of these its title, and their bar."""
+NARROW = 2.0
+"""Pixels below which steps are drawn together: a network has more of them than a picture has pixels."""
+_OURS, _LIBRARY = analysis_pb2.ENGINE_AUTHORED, analysis_pb2.ENGINE_LIBRARY
 
 
 @dataclass(frozen=True)
 class Part:
-    """A step, and its place in a bar of steps."""
+    """A step as it is listed."""
 
     name: str
     group: str
     by: str
     time: str
     rate: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A step, or several that are too short to be seen alone, as it is drawn."""
+
     x: float
+    y: float
     width: float
+    height: float
+    by: str
+    """By what most of its time is spent."""
+    text: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Lane:
     whole: str
     parts: Sequence[Part]
     left_out: int
+    segments: Sequence[Segment]
     y: float
 
 
@@ -112,12 +127,32 @@ def least_ns(cost: analysis_pb2.Cost, device: timing_pb2.Device) -> float:
 def _lane(
     title: str, kind: str, is_measured: bool, whole_ns: float, rows: Sequence[_Row], axis: scales.Axis, number: int
 ) -> Lane:
-    parts, begin = [], 0.0
-    for name, group, engine, ns, rate in rows:
-        x, end = axis.at(begin), axis.at(begin + ns)
-        begin += ns
-        speed = f"{rate / 1e9:.3g} GB/s" if rate else ""
-        parts.append(Part(name, group, contract.engine(engine), report.time_text(ns), speed, x, round(end - x, 1)))
-    shown = parts[:MOST_STEPS]
-    y = LANE * number + 24
-    return Lane(title, is_measured, kind, report.time_text(whole_ns), shown, len(parts) - len(shown), y)
+    parts = [
+        Part(name, group, contract.engine(engine), report.time_text(ns), f"{rate / 1e9:.3g} GB/s" if rate else "")
+        for name, group, engine, ns, rate in rows[:MOST_STEPS]
+    ]
+    y = LANE * number + TITLE
+    segments = list(_segments(rows, axis, y))
+    return Lane(title, is_measured, kind, report.time_text(whole_ns), parts, len(rows) - len(parts), segments, y)
+
+
+def _segments(rows: Sequence[_Row], axis: scales.Axis, y: int) -> Iterator[Segment]:
+    begin_ns = end_ns = 0.0
+    together: list[_Row] = []
+    for number, row in enumerate(rows, 1):
+        together.append(row)
+        end_ns += row[3]
+        x, width = axis.at(begin_ns), axis.at(end_ns) - axis.at(begin_ns)
+        if width < NARROW and number < len(rows):
+            continue
+        yield _segment(together, x, width, y, end_ns - begin_ns)
+        together, begin_ns = [], end_ns
+
+
+def _segment(together: Sequence[_Row], x: float, width: float, y: int, ns: float) -> Segment:
+    authored_ns = sum(row[3] for row in together if row[2] == _OURS)
+    by = contract.engine(together[0][2] if len(together) == 1 else _OURS if 2 * authored_ns > ns else _LIBRARY)
+    lowered = 0 if by == contract.engine(_OURS) else BAR // 3  # by its height as well as by its colour
+    name = together[0][0] if len(together) == 1 else f"{len(together)} steps"
+    drawn = round(max(0.0, width - (0.8 if width > NARROW else 0.0)), 1)  # a gap to the next
+    return Segment(x, y + lowered, drawn, BAR - lowered, by, f"{name}: {report.time_text(ns)}")

@@ -133,6 +133,15 @@ def test_a_busy_machine_is_named_where_nothing_faster_was_found(
     assert "inf" not in text
 
 
+def test_a_run_that_ended_at_the_floor_says_how_near_its_baseline_is() -> None:
+    run = run_pb2.Run(id="r1", task=testing.task("softmax"), state=run_pb2.RUN_STATE_AT_FLOOR)
+    run.reference.MergeFrom(timing_pb2.ReferenceReport(floor_ns=970, fastest_arm=timing_pb2.ARM_KIND_EAGER))
+    run.reference.arms.add(kind=timing_pb2.ARM_KIND_EAGER, median_ns=1000)
+    text = Read(report_page.html(run, [])).text
+    assert "AT_FLOOR The module is already about as fast as this machine allows." in text
+    assert "Of the floor 97 %" in text
+
+
 def test_every_word_of_the_contract_that_a_report_may_show_is_explained() -> None:
     for flag in filter(None, timing_pb2.Flag.values()):
         assert explained.label(words.flag(timing_pb2.Flag.ValueType(flag))), flag
@@ -301,7 +310,27 @@ def test_eager_is_shared_out_by_the_work_of_its_calls_and_said_to_be_so(
     eager, ours = line.lanes
     assert [part.time for part in eager.parts] == ["250 us", "750 us"]
     assert (eager.is_measured, ours.is_measured) == (False, True)
-    assert eager.parts[0].width * 3 == pytest.approx(eager.parts[1].width, abs=0.5)
+    small, large = eager.segments
+    assert small.width * 3 == pytest.approx(large.width, abs=3)
+    assert (small.text, large.text) == ("aten.softmax: 250 us", "aten.mul.Tensor: 750 us")
+
+
+def test_steps_too_short_to_be_seen_are_drawn_together_and_all_counted(
+    ended: tuple[run_pb2.Run, list[trial_pb2.Trial]],
+) -> None:
+    run, trials = ended
+    del run.best.timing.steps[:]
+    for number in range(3000):
+        engine = analysis_pb2.ENGINE_AUTHORED if number % 5 else analysis_pb2.ENGINE_LIBRARY
+        run.best.timing.steps.add(name=f"k{number}", computed_by=engine, median_ns=100 + number % 5)
+    line = steps.of(run, trials)
+    assert line is not None
+    ours = line.lanes[-1]
+    assert len(ours.parts) == steps.MOST_STEPS
+    assert ours.left_out == 3000 - steps.MOST_STEPS
+    assert 100 < len(ours.segments) < 600
+    assert sum(int(each.text.split()[0]) for each in ours.segments) == 3000
+    assert {each.by for each in ours.segments} == {"authored"}, "four of five steps are"
 
 
 def test_marks_stand_under_the_roof_where_their_rates_are(
