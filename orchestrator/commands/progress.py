@@ -1,16 +1,17 @@
-"""Shows runs while they go: one live table in a terminal, plain lines without one. On stderr, always.
+"""Shows runs while they go: one live table in a terminal or a notebook, plain lines without one. On stderr, always.
 
-The one idea: both are fed the same events, and neither knows where they come from.
+The one idea: all are fed the same events, and none knows where they come from.
 """
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,6 +28,7 @@ from warpsmith.v1 import run_pb2, trial_pb2
 
 _PHASES = (run_pb2.RUN_STATE_PREPARING, run_pb2.RUN_STATE_SEARCHING, run_pb2.RUN_STATE_FINISHING)
 _REFRESHES_A_SECOND = 2.0
+_NOTEBOOK_COLUMNS = 100
 
 Usual = Mapping[run_pb2.RunState.ValueType, float]
 """Seconds that a phase mostly takes."""
@@ -87,6 +89,31 @@ class _Seen:
         return f"{self.state_name}{usual}{': ' if self.message else ''}{self.message}"
 
 
+class _Cell:
+    """A notebook's output that is drawn again with each event, as plain text."""
+
+    def __init__(self, drawn: Callable[[], Group]) -> None:
+        self._drawn = drawn
+        self._handle: Any = None
+
+    def start(self) -> None:
+        from IPython import display  # a notebook has it
+
+        show: Any = display.display
+        self._handle = show(self._bundle(), raw=True, display_id=True)
+
+    def refresh(self) -> None:
+        self._handle.update(self._bundle(), raw=True)
+
+    stop = refresh
+
+    def _bundle(self) -> dict[str, str]:
+        console = Console(file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False, color_system=None)
+        with console.capture() as captured:
+            console.print(self._drawn())
+        return {"text/plain": captured.get()}
+
+
 class Progress:
     """Takes the events of several runs; a context manager. `clock` gives seconds."""
 
@@ -94,11 +121,11 @@ class Progress:
         self._console, self._clock = console or Console(stderr=True), clock
         self._runs: dict[str, _Seen] = {}
         self._usual: Usual = {}
-        self._live = (
-            Live(console=self._console, get_renderable=self._drawn, refresh_per_second=_REFRESHES_A_SECOND)
-            if self._console.is_terminal
-            else None
-        )
+        self._live: Live | _Cell | None = None
+        if self._console.is_jupyter:
+            self._live = _Cell(self._drawn)
+        elif self._console.is_terminal:
+            self._live = Live(console=self._console, get_renderable=self._drawn, refresh_per_second=_REFRESHES_A_SECOND)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -124,7 +151,9 @@ class Progress:
         seen = self._runs.setdefault(run_id, _Seen(run_id, self._usual, self._clock()))
         before = (seen.state, seen.message)
         seen.take(event, self._clock())
-        if self._live is None:
+        if isinstance(self._live, _Cell):
+            self._live.refresh()
+        elif self._live is None:
             if event.HasField("trial"):
                 self.note(f"{seen.name} {trial_line(event.trial)}")
             elif (seen.state, seen.message) != before:

@@ -402,3 +402,10 @@ def test_nothing_is_made_ready_ahead_on_a_processor() -> None:
 
 def test_each_gpu_has_a_module_under_way_and_some_that_are_made_ready() -> None:
     assert [directory_bench.ahead(wanted, "cuda", 4) for wanted in (0, 1)] == [3, 7]
+
+
+def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("_WARPSMITH_COMPLETE", "complete_bash"), ("COMP_WORDS", "warpsmith ex"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    code, out, _ = warpsmith(capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out.split()) == (0, ["export"])

@@ -234,6 +234,30 @@ def test_the_live_table_says_in_80_columns_what_a_run_waits_for_and_for_how_long
     assert any("gelu_bias_scale" in line and "preparing" in line and "1.83x [1.76, 1.89]" in line for line in lines)
 
 
+def test_a_notebook_has_one_output_that_is_drawn_again_with_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            shown.append(data["text/plain"])
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        shown.append(data["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    run, output = faster_run(), io.StringIO()
+    with Progress(Console(file=output, force_jupyter=True), clock=lambda: 7.0) as progress:
+        progress.expect(run)
+        run.state, run.message = run_pb2.RUN_STATE_PREPARING, "timing eager"
+        progress.take("r1", run_pb2.RunEvent(run=run))
+    assert [("softmax: preparing for 0 s: timing eager" in text) for text in shown] == [False, True, True]
+    assert output.getvalue() == ""
+
+
 def test_plain_lines_say_what_a_run_waits_for_and_about_how_long() -> None:
     run, output = faster_run(), io.StringIO()
     progress = Progress(Console(file=output, force_terminal=False, width=80))
