@@ -218,7 +218,8 @@ def row(run: run_pb2.Run) -> list[str]:
     headline = run.message if timing is None or trivial(run) else speedup_text(timing.speedup_fastest)
     why = ""
     if timing is not None and not timing.faster:
-        headline, why = f"no faster kernel found ({headline})", "" if trivial(run) else run.message
+        why = "" if trivial(run) else run.message.removeprefix("no faster kernel found: ")
+        headline = f"no faster kernel found ({headline})"
     failed = [f"{name} could not run: {_first_line(reason)}" for name, reason in failures_of(run).items()]
     said = [why, gain_text(run), inspection_text(run), tokens_text(run), *failed, " ".join(labels_of(run))]
     notes = "; ".join(filter(None, said))
