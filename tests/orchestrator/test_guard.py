@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,3 +57,89 @@ def test_what_is_given_by_name_only_is_looked_at_like_the_rest(
     if tensors is not None:
         assert tensors[0] is X
         assert tensors[1].shape == (8,)
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.sizes, self.epsilon = 1.0, [[1, 2], [3]], None
+
+    def forward(self, x: Any) -> Any:
+        return x * self.rate
+
+
+class Whole(nn.Module):
+    def __init__(self, guard: _WsGuard | None = None) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(Part(), nn.Linear(8, 8))
+        self._ws_settings = guard.settings(self, (), {}) if guard else None
+
+    def forward(self, x: Any) -> Any:
+        return self.parts(x)
+
+
+class Sharper(Part): ...
+
+
+def _swapped(module: Whole) -> None:
+    first, second = module.parts
+    module.parts._modules.clear()
+    module.parts._modules.update({"1": second, "0": first})
+
+
+CHANGES: dict[str, Callable[[Whole], object]] = {
+    "an attribute": lambda module: setattr(module.parts[0], "rate", 2.0),
+    "one that is gone": lambda module: delattr(module.parts[0], "epsilon"),
+    "a list within a list": lambda module: module.parts[0].sizes[0].append(3),
+    "its class": lambda module: setattr(module.parts[0], "__class__", Sharper),
+    "a hook of a part": lambda module: module.parts[1].register_forward_hook(lambda *_: None),
+    "a hook before it": lambda module: module.parts[1].register_forward_pre_hook(lambda *_: None),
+    "a part": lambda module: module.parts.__setitem__(0, Part()),
+    "a part more": lambda module: module.parts.append(nn.ReLU()),
+    "the order of parts": _swapped,
+    "a parameter's place": lambda module: setattr(
+        module.parts[1], "weight", nn.Parameter(torch.empty(65)[1:].view(8, 8))
+    ),
+    "its memory": lambda module: setattr(module.parts[1].weight, "data", torch.empty(8, 8).t()),
+    "its type": lambda module: module.double(),
+}
+"""What may change in a module between two calls with the same arguments, whose second is the original's."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_two_equal_calls_is_seen_by_the_second(change: str) -> None:
+    member = {"parts.1.weight": ((8, 8), (8, 1), torch.float32)}
+    leaf = ((2, 8), (8, 1), torch.float32)
+    guard = _WsGuard(Whole, [], device="cpu", leaves=[leaf], members=member, by_mode=False, capability=(9, 0), units=0)
+    module = Whole(guard)
+    for _ in range(2):
+        assert guard.read(module, (X,), {}) is not None
+    CHANGES[change](module)
+    assert guard.read(module, (X,), {}) is None
+
+
+CALLS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "forward mode": torch.autograd.forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("around", CALLS)
+def test_what_is_around_a_call_is_looked_at_in_each(guard: _WsGuard, around: str) -> None:
+    module, given = Module(guard), ((X, 2.0), {"shift": Y, "negate": False})
+    assert guard.read(module, *given) is not None
+    with CALLS[around]():
+        assert guard.read(module, *given) is None
+    assert guard.read(module, *given) is not None
+
+
+def test_a_tensor_that_is_changed_in_place_between_two_calls_is_looked_at_again(guard: _WsGuard) -> None:
+    module, x = Module(guard), torch.ones(2, 8)
+    given: tuple[Any, Any] = (x, 2.0), {"shift": Y, "negate": False}
+    assert guard.read(module, *given) is not None
+    x.resize_(8, 2)
+    assert guard.read(module, *given) is None
+    x.resize_(2, 8)
+    assert guard.read(module, *given) is not None
+    x.set_(torch.ones(17)[1:].view(2, 8))
+    assert guard.read(module, *given) is None

@@ -25,14 +25,18 @@ class _WsKernels:
 
     def __init__(self, sources, flags, linked, require):
         self._sources, self._flags, self._linked, self._require = sources, flags, linked, require
-        self._library = None
+        self._library, self._ready = None, {}
 
     def launch(self, entry, *tensors):
         """Calls one kernel with the addresses of the tensors, in order."""
-        if self._library is None:
-            self._library = self._load()
-        addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-        getattr(self._library, entry)(addresses)
+        function, addresses = self._ready.get(entry) or self._prepare(entry, len(tensors))
+        function(addresses(*[tensor.data_ptr() for tensor in tensors]))
+
+    def _prepare(self, entry, count):
+        """A kernel and the kind of its arguments, found once, since a call should cost little."""
+        self._library = self._library or self._load()
+        self._ready[entry] = getattr(self._library, entry), ctypes.c_void_p * count
+        return self._ready[entry]
 
     def _load(self):
         # One thread pool for PyTorch and for us: the OpenMP that PyTorch brought serves both.
@@ -152,6 +156,13 @@ def _ws_workspace(name, shape, strides, dtype, thread):
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
+@functools.cache
+def _ws_size(shape, strides, dtype):
+    """Bytes from the first to the last element."""
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    return 0 if 0 in shape else span * dtype.itemsize
+
+
 class _WsResults:
     """Memory of large results: that of one that is gone serves the next of its size.
 
@@ -166,9 +177,8 @@ class _WsResults:
 
     def empty(self, shape, strides, dtype):
         """A tensor that holds anything."""
-        span = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-        size = span * dtype.itemsize
-        if size < self._LEAST or 0 in shape:
+        size = _ws_size(shape, strides, dtype)
+        if size < self._LEAST:
             return torch.empty_strided(shape, strides, dtype=dtype)
         idle = self._idle.setdefault(size, [])
         try:

@@ -85,7 +85,7 @@ class _WsLaunch:
         self._shared_bytes, self._cooperative, self._overlapping = shared_bytes, cooperative, overlapping
         self._values = ctypes.c_uint64 * argument_count
         self._pointers = ctypes.c_void_p * argument_count
-        self._offsets = range(0, 8 * argument_count, 8)
+        self._idle = []  # memory for arguments, and pointers to each: a launch takes a pair, or makes one
         self._ready = {}
 
     def __call__(self, device, stream, *arguments):
@@ -94,14 +94,23 @@ class _WsLaunch:
         if place is None:
             place = self._ready[device, stream] = self._prepare(device, stream)
         launch, config, function, _ = place
-        values = self._values(*arguments)
-        start = ctypes.addressof(values)
-        pointers = self._pointers(*[start + offset for offset in self._offsets])
+        try:
+            pair = self._idle.pop()
+        except IndexError:  # none, or another thread took it
+            pair = self._pair()
+        values, pointers = pair
+        values[:] = arguments
         for position, tensor_map in self._maps.items():
             pointers[position] = tensor_map.at(values[position])
-        error = launch(config, function, pointers, None)
+        error = launch(config, function, pointers, None)  # it has copied them when it returns
+        self._idle.append(pair)
         if error:
             _ws_check((_ws_driver.CUresult(error),))
+
+    def _pair(self):
+        values = self._values()
+        start = ctypes.addressof(values)
+        return values, self._pointers(*range(start, start + ctypes.sizeof(values), 8))
 
     def _prepare(self, device, stream):
         function = self._kernels.function(device, self._entry)

@@ -1,7 +1,10 @@
 """Whether a call is the one that was verified: all that the program takes for granted is looked at first."""
 
+import contextlib
+import copy
 import functools
 import inspect
+import operator
 import types
 
 import torch
@@ -25,7 +28,7 @@ class _WsGuard:
         self._places = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
         self._arguments = self._bound(*((), arguments) if isinstance(arguments, dict) else (arguments, {}))
         self._device = device
-        self._pattern = [torch.Tensor if len(leaf) == 3 else (type(leaf[0]), leaf[0]) for leaf in leaves]
+        self._pattern = [(torch.Tensor, None) if len(leaf) == 3 else (type(leaf[0]), leaf[0]) for leaf in leaves]
         self._members = tuple(members)
         self._kinds = [leaf for leaf in (*leaves, *members.values()) if len(leaf) == 3]
         self._by_mode = by_mode
@@ -54,11 +57,19 @@ class _WsGuard:
             if isinstance(value, (tuple, list, dict)):
                 args = torch.utils._pytree.tree_leaves(args)
                 break
-        pattern = [torch.Tensor if isinstance(value, torch.Tensor) else (type(value), value) for value in args]
         settings = module._ws_settings
-        if kwargs or pattern != self._pattern or settings is None or not settings.hold():
+        if kwargs or len(args) != len(self._pattern) or settings is None:
             return None
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        tensors = []
+        for value, (kind, known) in zip(args, self._pattern, strict=True):
+            if kind is torch.Tensor:
+                if not isinstance(value, kind):
+                    return None
+                tensors.append(value)
+            elif type(value) is not kind or value != known:
+                return None
+        if not settings.hold():
+            return None
         tensors += settings.read()
         here = tensors[0].get_device()
         return tensors if self._runs_on(here) and self._fit(tensors, here) else None
@@ -79,10 +90,10 @@ class _WsGuard:
                 or tensor.layout is not torch.strided
                 or tensor.dtype is not dtype
                 or not (tensor.is_cpu if here < 0 else tensor.is_cuda)
-                or tensor.get_device() != here
+                or (here >= 0 and tensor.get_device() != here)
                 or tensor.shape != shape
                 or tensor.stride() != strides
-                or tensor.data_ptr() % 16 != 0  # the widest access of a kernel
+                or tensor.data_ptr() & 15  # the widest access of a kernel
             ):
                 return False
         return True
@@ -100,26 +111,19 @@ class _WsSettings:
 
     def __init__(self, module, members, by_mode):
         self._parts = list(module.modules())
-        self._plain = [
-            (part, name, list(value) if isinstance(value, list) else value)
-            for part in self._parts
-            for name, value in vars(part).items()
-            if (name == "training" and by_mode)
-            or (not name.startswith("_") and name != "training" and _ws_plain(value))
-        ]
+        self._looks = [_ws_look(part, by_mode, is_outer=part is module) for part in self._parts]
         places = [name.rpartition(".") for name in members]
         self._members = [(module.get_submodule(owner), name) for owner, _, name in places]
         self._children = [(part, list(part._modules.values())) for part in self._parts if part._modules]
 
     def hold(self):
         """Whether all is as it was and no inner part has a hook."""
-        for part, name, value in self._plain:
-            if getattr(part, name, None) != value:
-                return False
-        for part, children in self._children:
-            if list(part._modules.values()) != children:
-                return False
-        return not any(part._forward_hooks or part._forward_pre_hooks for part in self._parts[1:])
+        with contextlib.suppress(AttributeError):  # where one is gone
+            for part, look, known in self._looks:
+                if look(part) != known:
+                    return False
+            return all([*part._modules.values()] == children for part, children in self._children)
+        return False
 
     def read(self):
         """The parameters and buffers that the program reads, as they are now."""
@@ -157,6 +161,19 @@ def _ws_reads_mode(kind):
             parts = ("__code__", "__func__", "__wrapped__", "fget")
             waiting += [getattr(value, part) for part in parts if hasattr(value, part)]
     return False
+
+
+def _ws_look(part, by_mode, *, is_outer):
+    """(part, what gives its plain values and hooks, what that has to give): one call of C's for all of a part."""
+    plain = {
+        name: copy.deepcopy(value)
+        for name, value in vars(part).items()
+        if (name == "training" and by_mode) or (not name.startswith("_") and name != "training" and _ws_plain(value))
+    }
+    hooks: dict[str, object] = {name: {} for name in ("_forward_hooks", "_forward_pre_hooks") if not is_outer}
+    # Two names at least, else what looks gives no tuple.
+    known = {"__class__": type(part), "__module__": part.__module__, **hooks, **plain}
+    return part, operator.attrgetter(*known), tuple(known.values())
 
 
 def _ws_plain(value):

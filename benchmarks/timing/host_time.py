@@ -1,0 +1,189 @@
+"""What a call of an export costs its host beside a call of the module that it came from.
+
+    python -m benchmarks.timing.host_time [--only pointwise norm …] [--flavours module package] [--out host.jsonl]
+    python -m benchmarks.timing.host_time --target cuda
+
+Tiny modules, on whose tensors a kernel takes next to nothing, each as the program that a search begins with and as it
+is exported. Batches of calls of the module and of its export take turns, in an order that is drawn anew for each round;
+told are the medians over all rounds, and of the differences within a round also a 95 % interval. On a GPU batches are
+timed without waiting for it, and it is waited for between them. A run takes half a minute, and nothing is judged.
+
+    module     eager µs   export µs   over eager µs [95 %]      bar
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_reasoning.roofline_reasoner import RooflineReasoner
+from agent_synthesis.synthesizer import BuiltInSynthesizer
+from benchmarks.timing import cpu_examples
+from orchestrator.exports.export import Exporter
+from orchestrator.tasks import intake
+from warpsmith import plugins
+from warpsmith.graphs import dtypes
+from warpsmith.v1 import reasoning_service_pb2, run_pb2
+
+BAR_US = 10.0
+"""Most that a call of an export may take beyond eager's."""
+_PARTS = ", ".join(["nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()"] * 4)
+EXAMPLES = {
+    # name: constructor, forward, inputs (x, y, …)
+    "pointwise": ("self.bias = nn.Parameter(torch.randn(8))", "F.gelu(x + self.bias) * 0.5", "torch.randn(4, 8)"),
+    "one_call": ("pass", "torch.relu(x)", "torch.randn(4, 8)"),
+    "norm": ("self.norm = nn.LayerNorm(8)", "self.norm(x + y)", "torch.randn(4, 8), torch.randn(4, 8)"),
+    "channels": ("self.conv = nn.Conv2d(4, 4, 1); self.norm = nn.GroupNorm(2, 4)",
+                 "torch.relu(self.norm(self.conv(x)))", "torch.randn(1, 4, 4, 4)"),
+    "many_parts": (f"self.parts = nn.Sequential({_PARTS})", "self.parts(x)", "torch.randn(4, 8)"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Of one module as one flavour, in µs a call."""
+
+    module: str
+    flavour: str
+    eager_us: float
+    export_us: float
+    over_us: float
+    low_us: float
+    high_us: float
+    target: str
+    torch: str
+
+
+def a_run(source: Path, target: str) -> run_pb2.Run:
+    """A run that was won by what a search begins with: nothing is compiled or judged here."""
+    synthesizer = BuiltInSynthesizer()
+    task = intake.read(intake.Request(str(source), target=target))
+    for value in _loaded(source).get_inputs():
+        task.inputs.append(dtypes.spec_of(value))
+        task.input_literals.append("")
+    request = reasoning_service_pb2.ProposeHypothesesRequest(task=task, analysis=synthesizer.analyze(task, []))
+    run = run_pb2.Run(id="host-time", state=run_pb2.RUN_STATE_FASTER, task=task)
+    run.best.candidate.CopyFrom(synthesizer.synthesize(task, RooflineReasoner().propose(request).hypotheses[0]))
+    run.best.timing.faster = True
+    return run
+
+
+def batches(arms: Sequence[Callable[[], Any]], rounds: int, calls: int, wait: Callable[[], Any]) -> list[list[float]]:
+    """µs a call of each arm in each round, whose arms are in an order that is drawn anew."""
+    taken: list[list[float]] = [[] for _ in arms]
+    for _ in range(rounds):
+        for place in random.sample(range(len(arms)), len(arms)):
+            arm, repeated = arms[place], range(calls)
+            begin = time.perf_counter_ns()
+            for _ in repeated:
+                arm()
+            taken[place].append((time.perf_counter_ns() - begin) / calls / 1e3)
+            wait()
+    return taken
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Of the median with 95 %: the values whose ranks a fair coin's binomial gives (by its normal approximation)."""
+    ranked, half = sorted(values), 0.98 * len(values) ** 0.5
+    middle = (len(ranked) - 1) / 2
+    return ranked[max(0, int(middle - half))], ranked[min(len(ranked) - 1, int(middle + half + 1))]
+
+
+def measured(name: str, source: Path, flavour: str, options: argparse.Namespace) -> HostTime:
+    """The time of one module's export beside the module's own."""
+    exporter: Exporter = plugins.load("exporter", flavour)
+    made = imported(exporter, a_run(source, options.target), source.parent / flavour)
+    torch.manual_seed(0)
+    with torch.device(options.target):
+        original, model = made._WsReference(), made.ModelNew()
+    model.load_state_dict(original.state_dict())
+    given = [value.to(options.target) for value in _loaded(source).get_inputs()]
+    wait = torch.cuda.synchronize if options.target == "cuda" else lambda: None
+    with torch.no_grad():
+        torch.testing.assert_close(model(*given), original(*given))
+        if made._ws_guard.read(model, given, {}) is None:
+            raise SystemExit(f"{name}: its own call is not answered by the kernel")
+        arms = [lambda: original(*given), lambda: model(*given)]
+        batches(arms, 3, options.calls, wait)
+        eager, ours = batches(arms, options.rounds, options.calls, wait)
+    over = [mine - theirs for mine, theirs in zip(ours, eager, strict=True)]
+    eager_us, ours_us, over_us = (statistics.median(values) for values in (eager, ours, over))
+    return HostTime(name, flavour, eager_us, ours_us, over_us, *interval(over), options.target, torch.__version__)
+
+
+def imported(exporter: Exporter, run: run_pb2.Run, folder: Path) -> Any:
+    """An export as a module of this process."""
+    exported = exporter.export(run)
+    folder.mkdir()
+    place = folder / exported.file_name
+    place.write_text(exported.text)
+    return _loaded(place)
+
+
+def _loaded(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line(found: HostTime) -> str:
+    """A row of the table."""
+    said = "met" if found.over_us <= BAR_US else f"missed ({BAR_US:g})"
+    spread = f"{found.over_us:6.2f} [{found.low_us:.2f}, {found.high_us:.2f}]"
+    return f"{found.module:12}{found.flavour:10}{found.eager_us:10.2f}{found.export_us:12.2f}   {spread:24}{said}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; 1 where an export is beyond the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(EXAMPLES), choices=list(EXAMPLES), help="modules wanted")
+    parser.add_argument("--flavours", nargs="*", default=["module"], help="exporters, as `warpsmith export` has them")
+    parser.add_argument("--target", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=200, help="batches of each arm")
+    parser.add_argument("--calls", type=int, default=100, help="of a batch")
+    parser.add_argument("--out", type=Path, help="a file that each result is added to, one line of JSON each")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a team of threads for 32 numbers would be what is timed
+    print(
+        f"{'module':12}{'flavour':10}{'eager µs':>10}{'export µs':>12}   {'over eager µs [95 %]':24}bar {BAR_US:g} µs"
+    )
+    missed = False
+    with tempfile.TemporaryDirectory() as directory:
+        for name, flavour, source in _sources(Path(directory), options):
+            found = measured(name, source, flavour, options)
+            missed |= found.over_us > BAR_US
+            print(line(found), flush=True)
+            if options.out:
+                with contextlib.closing(options.out.open("a")) as file:
+                    file.write(json.dumps(asdict(found)) + "\n")
+    return int(missed)
+
+
+def _sources(directory: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
+    for name, text in cpu_examples.modules(EXAMPLES).items():
+        if name in options.only:
+            folder = directory / name
+            folder.mkdir()
+            (folder / f"{name}.py").write_text(text)
+            for flavour in options.flavours:
+                yield name, flavour, folder / f"{name}.py"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
