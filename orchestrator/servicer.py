@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import PurePath
 
 import grpc
 
 from orchestrator.archive import Archive
-from orchestrator.exports.export import Exporter
+from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
 from orchestrator.search.memory import NOTHING_KNOWN, Memory
@@ -76,15 +77,19 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
     def ExportBest(
         self, request: messages.ExportBestRequest, context: grpc.ServicerContext
     ) -> messages.ExportBestResponse:
-        """Writes the best kernel of a run as a Python file."""
+        """Writes the best kernel of a run as a file, or a folder of files."""
         exporter: Exporter = plugins.load("exporter", request.flavour or DEFAULT_EXPORTER)
         run = self._host.run(request.run_id)
         if not run.HasField("best") or not run.best.timing.faster:
             raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
-        exported = exporter.export(run)
-        # The task's name is in it, which is the client's, and may have come with an archive from anywhere.
-        name = private_files.file_name(exported.file_name, ".py")
-        return messages.ExportBestResponse(file_name=name, text=exported.text)
+        # The task's name is in theirs, which is the client's, and may have come with an archive from anywhere.
+        match exporter.export(run):
+            case Exported(name, text):
+                ending = PurePath(name).suffix
+                return messages.ExportBestResponse(file_name=private_files.file_name(name, ending), text=text)
+            case ExportedFolder(name, files):
+                made = [messages.ExportedFile(path=path, text=text) for path, text in files.items()]
+                return messages.ExportBestResponse(file_name=private_files.file_name(name), files=made)
 
     def close(self) -> None:
         """Stops runs under way; called after the drain."""

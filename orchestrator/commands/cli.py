@@ -378,24 +378,37 @@ def _give_page(place: Path, found: run_pb2.Run, trials: Sequence[trial_pb2.Trial
 @app.command(epilog="Example:\n\n  warpsmith export last --output fast_softmax.py")
 def export(
     run: RunId = "last",
-    flavour: Annotated[str, typer.Option("--flavour", help="module, kernelbench, or a plugin's.")] = "module",
+    flavour: Annotated[str, typer.Option("--flavour", help="One of those above, or a plugin's.")] = "module",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; `-` for stdout; a name of its own otherwise.")
+        Path | None,
+        typer.Option("--output", "-o", help="File or folder to write; `-` for stdout; a name of its own otherwise."),
     ] = None,
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Writes the best kernel of a run as a Python file that needs only torch, and its record beside it."""
+    """Writes the best kernel of a run, and its record.
+
+    --flavour module: a Python file that needs only torch, with the record beside it.
+
+    --flavour package: a folder that pip installs; under torch.compile the kernel is one operator of one graph.
+
+    --flavour kernelbench: a solution file for KernelBench's own harness.
+    """
     if output is not None and not output.name:
         raise BadInput(f"--output {str(output)!r}: names no file; write one, or `-` for stdout")
     with client.reading(server, runs) as orchestrator:
         reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
         kept = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
     if output in STDOUT:
+        if reply.files:
+            raise BadInput(f"--flavour {flavour} writes a folder, which stdout cannot be: name one with --output")
         tell_file(reply.text)
         return
-    place = output or Path(private_files.file_name(reply.file_name, ".py"))
-    export_files.write(place, reply.text, record.text(kept))
+    place = output or Path(private_files.file_name(reply.file_name, Path(reply.file_name).suffix))
+    if reply.files:
+        export_files.write_folder(place, {file.path: file.text for file in reply.files})
+    else:
+        export_files.write(place, reply.text, record.text(kept))
     tell_line(str(place))
 
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import keyword
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -48,17 +48,29 @@ class Exported:
     text: str
 
 
-class Exporter(Protocol):
-    """A way to write the best trial of a run as a Python file."""
+@dataclass(frozen=True)
+class ExportedFolder:
+    """A folder to write: its name, and texts by their paths in it."""
 
-    def export(self, run: run_pb2.Run) -> Exported:
-        """The file.
+    name: str
+    files: Mapping[str, str]
+
+
+class Exporter(Protocol):
+    """A way to write the best trial of a run as a file, or as a folder of files."""
+
+    def export(self, run: run_pb2.Run) -> Exported | ExportedFolder:
+        """The file or folder.
 
         Raises:
             NotFound: the run found nothing faster.
             BadInput: the flavour does not fit the run; says which does.
         """
         ...
+
+
+RANDOM = re.compile(r"dropout|bernoulli|multinomial|rand|normal_|exponential_|lstm|gru|rnn")
+"""Library steps that may draw: run again for a backward, they would draw something else."""
 
 
 def require_winner(run: run_pb2.Run) -> candidate_pb2.Program:
@@ -102,17 +114,18 @@ def header(run: run_pb2.Run, needs: str, *remarks: str) -> str:
 
 
 def pasted(modules: Iterable[str], *imports: str) -> str:
-    """The code of `exported` modules, without their docstrings and with all imports, and `imports`, at the top.
+    """The code of `carried` modules, without their docstrings and with all imports, and `imports`, at the top.
 
-    They are read and not imported: they need torch, which this process does not.
+    They are read and not imported: they need torch, which this process does not. What one imports of another is there.
     """
-    found, bodies = {"import torch", *imports}, []
+    found, bodies = {*imports}, []
     for module in modules:
         text = (Path(__file__).parent / "carried" / f"{module}.py").read_text()
         lines = text.split('"""\n', 1)[1].splitlines()
         found |= {line for line in lines if line.startswith(("import ", "from "))}
         bodies.append("\n".join(line for line in lines if line not in found).strip())
-    head = sorted(found, key=lambda line: (line.startswith("from "), line))
+    kept = [line for line in found if not line.startswith("from orchestrator.")]
+    head = sorted(kept, key=lambda line: (line.startswith("from "), line))
     return "\n".join(head) + "\n\n\n" + "\n\n\n".join(bodies)
 
 
@@ -121,14 +134,23 @@ def pasted(modules: Iterable[str], *imports: str) -> str:
 
 def reference(task: task_pb2.Task) -> str:
     """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`."""
-    entries = ",\n".join(f"    {source.path!r}: {foreign_text.literal(text_of(source))}" for source in task.sources)
-    package = f"warpsmith_reference_{hashlib.sha256(entries.encode()).hexdigest()[:12]}"
+    entries = _embedded(task)
+    package = reference_package(task)
     return f"""_WS_REFERENCE = {{
 {entries},
 }}
 
 _WsReference, _ws_arguments = _ws_original({package!r}, _WS_REFERENCE, {task.entry_path!r}, {task.class_name!r})
 """
+
+
+def reference_package(task: task_pb2.Task) -> str:
+    """The name of the package that the sources are modules of; its `__entry__` is the file of the class."""
+    return f"warpsmith_reference_{hashlib.sha256(_embedded(task).encode()).hexdigest()[:12]}"
+
+
+def _embedded(task: task_pb2.Task) -> str:
+    return ",\n".join(f"    {source.path!r}: {foreign_text.literal(text_of(source))}" for source in task.sources)
 
 
 def text_of(source: task_pb2.SourceFile) -> str:

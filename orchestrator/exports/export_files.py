@@ -1,13 +1,17 @@
-"""Writes an exported kernel and, beside it, its record.
+"""Writes an exported kernel and, beside it, its record; or a folder that holds both.
 
 The one idea: the user has named the kernel's file, which is replaced whatever it holds, and not the record's. So a
-record is replaced only with the kernel that it belongs to; and that is settled before anything is written.
+record is replaced only with the kernel that it belongs to; and that is settled before anything is written. A folder
+replaces nothing, and is there whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.trust import record
@@ -28,6 +32,28 @@ def write(place: Path, kernel: str, its_record: str) -> None:
         private_files.replace(place, kernel, mode=0o666)
         private_files.replace(beside, its_record, mode=0o666)
     except OSError as error:
+        raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
+
+
+def write_folder(place: Path, files: Mapping[str, str]) -> None:
+    """Writes a folder that is not there, or is empty.
+
+    Raises:
+        BadInput: it holds something, cannot be written, or a path leads out of it.
+    """
+    try:
+        parent = private_files.shared_directory(place.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=parent) as partial:
+            made = Path(partial) / "made"
+            made.mkdir()
+            for name, text in files.items():
+                path = made / private_files.relative_path("a file of an export", name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                private_files.replace(path, text, mode=0o666)
+            os.rename(made, parent / place.name)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise BadInput(f"{place}: is there already: move it away, or name another with --output") from error
         raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
 
 

@@ -33,15 +33,12 @@ REFUSED = {
 ONE_BY_ONE = "Timed as a CUDA graph; launched step by step here, since the checker refuses the lock that graphs need."
 """What the header of a winner says that is launched as a graph elsewhere."""
 
-_RANDOM = re.compile(r"dropout|bernoulli|multinomial|rand|normal_|exponential_|lstm|gru|rnn")
-"""Library steps that may draw: run again for a backward, they would draw something else."""
-
 _CHECK = """static void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 """
 
-_MAP = """static ws::TensorMap map_of(std::uintptr_t address, CUtensorMapDataType type,
+MAP = """static ws::TensorMap map_of(std::uintptr_t address, CUtensorMapDataType type,
                             std::initializer_list<cuuint64_t> extents, std::initializer_list<cuuint64_t> byte_strides,
                             std::initializer_list<cuuint32_t> box, CUtensorMapSwizzle swizzle) {
   // Asked of the runtime, so that nothing has to be linked against the driver.
@@ -126,7 +123,7 @@ class KernelBenchExporter:
         for number, step in enumerate(program.steps):
             match step.WhichOneof("kind"):
                 case "launch":
-                    host, declaration = _host_function(f"launch_{number}", step.launch, program)
+                    host, declaration = host_function(f"launch_{number}", step.launch, program)
                     hosts.append(host)
                     declarations.append(declaration)
                     before, buffers, after = names.placed(step.launch)
@@ -136,7 +133,7 @@ class KernelBenchExporter:
                     steps.append(export.library_call(step, names))
                 case "memset":
                     steps.append([export.fill(step.memset, names)])
-        random = any(_RANDOM.search(step.library.target) for step in program.steps)
+        random = any(export.RANDOM.search(step.library.target) for step in program.steps)
         remarks = [ONE_BY_ONE] if program.cuda_graph else []
         remarks += [export.EACH_CALL] if any(step.prepared for step in program.steps) else []
         parts = [
@@ -195,7 +192,7 @@ def _build(program: candidate_pb2.Program, hosts: list[str], declarations: list[
     support = [_CHECK]
     if any(argument.HasField("tensor_map") for step in program.steps for argument in step.launch.arguments):
         headers += ["#include <cuda.h>", "#include <initializer_list>"]
-        support.append(_MAP)
+        support.append(MAP)
     cuda = "\n".join([*headers, _without_word(inline_headers(program)), *support, *hosts])
     cpp = "\n".join(["#include <pybind11/pybind11.h>", "#include <cstdint>", *declarations, ""])
     real = hardware.of_architecture(hardware.architecture(program)).architecture
@@ -236,7 +233,7 @@ def inline_headers(program: candidate_pb2.Program) -> str:
     return expand(program.sources[0].name)
 
 
-def _host_function(name: str, launch: candidate_pb2.Launch, program: candidate_pb2.Program) -> tuple[str, str]:
+def host_function(name: str, launch: candidate_pb2.Launch, program: candidate_pb2.Program) -> tuple[str, str]:
     """The C++ that launches one kernel on a stream, and its declaration."""
     parameters, arguments = ["std::uintptr_t stream"], ""
     kinds = _parameter_types(program.sources[0].text, launch)

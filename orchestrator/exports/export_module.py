@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import textwrap
+from collections.abc import Sequence
 
 from orchestrator.exports import export, foreign_text
 from orchestrator.exports.export import Exported, Names
@@ -22,50 +23,59 @@ class ModuleExporter:
     def export(self, run: run_pb2.Run) -> Exported:
         """The file; see `export.Exporter`."""
         program = export.require_winner(run)
-        names = Names(program)
-        on_gpu = program.target == task_pb2.TARGET_CUDA
-        launches, steps = list[str](), list[list[str]]()
-        for number, step in enumerate(program.steps):
-            match step.WhichOneof("kind"):
-                case "launch" if on_gpu:
-                    before, buffers, after = names.placed(step.launch)
-                    launches.append(f"_ws_launch_{number} = {_cuda_launch(step.launch)}")
-                    launch = f"_ws_launch_{number}({', '.join(_arguments(step.launch, buffers))})"
-                    steps.append([*before, launch, *after])
-                case "launch":
-                    before, buffers, after = names.placed(step.launch)
-                    launch = f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"
-                    steps.append([*before, launch, *after])
-                case "library":
-                    steps.append(export.library_call(step, names))
-                case "memset":
-                    steps.append([export.fill(step.memset, names)])
-        sources = "".join(f"    {s.name!r}: {foreign_text.literal(s.text)},\n" for s in program.sources)
-        flags = (
-            [repr(hardware.architecture(program))] if on_gpu else [repr(list(FLAGS)), repr(list(LINKED)), "_ws_require"]
-        )
-        built = ["_WS_SOURCES", *flags]
-        keeps = any(step.prepared for step in program.steps)
-        runtime = ["cuda_runtime"] if on_gpu else ["library_check", "cpu_runtime"]
-        runtime += [*(["cuda_graphs"] if program.cuda_graph else []), *(["kept"] if keeps else [])]
-        remarks = [export.PREPARED] if run.task.prepared else []
-        parts = [
-            export.header(run, "torch and cuda-bindings" if on_gpu else "torch and g++", *remarks),
-            export.pasted([*runtime, "guard", "reference"]),
-            export.reference(run.task).strip(),
-            "\n".join(
-                [
-                    *([] if on_gpu else _calls()),
-                    f"_WS_SOURCES = {{\n{sources}}}",
-                    f"_ws_kernels = _WsKernels({', '.join(built)})",
-                    *launches,
-                ]
-            ),
-            export.guard(run),
-            export.forward(run, names, steps),
-            export.model(),
-        ]
+        literals = "".join(f"    {s.name!r}: {foreign_text.literal(s.text)},\n" for s in program.sources)
+        parts = [header(run), *body(run, Names(program), f"{{\n{literals}}}"), export.model()]
         return Exported(f"{run.task.name}_warpsmith.py", "\n\n\n".join(parts) + "\n")
+
+
+def header(run: run_pb2.Run) -> str:
+    """The comment at the top of what needs no other build than that at the first call."""
+    needs = "torch and cuda-bindings" if run.best.candidate.program.target == task_pb2.TARGET_CUDA else "torch and g++"
+    return export.header(run, needs, *([export.PREPARED] if run.task.prepared else []))
+
+
+def body(
+    run: run_pb2.Run,
+    names: Names,
+    sources: str,
+    *,
+    code: str = "",
+    carried: Sequence[str] = (),
+    imports: Sequence[str] = (),
+) -> list[str]:
+    """Parts of a file from its imports to `_ws_forward`. `sources`: the expression of the kernels' texts, and `code` of
+    their machine code, where there is some; `carried` and `imports`: what else is pasted."""
+    program = run.best.candidate.program
+    on_gpu = program.target == task_pb2.TARGET_CUDA
+    launches, steps = list[str](), list[list[str]]()
+    for number, step in enumerate(program.steps):
+        match step.WhichOneof("kind"):
+            case "launch" if on_gpu:
+                before, buffers, after = names.placed(step.launch)
+                launches.append(f"_ws_launch_{number} = {_cuda_launch(step.launch)}")
+                launch = f"_ws_launch_{number}({', '.join(_arguments(step.launch, buffers))})"
+                steps.append([*before, launch, *after])
+            case "launch":
+                before, buffers, after = names.placed(step.launch)
+                launch = f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"
+                steps.append([*before, launch, *after])
+            case "library":
+                steps.append(export.library_call(step, names))
+            case "memset":
+                steps.append([export.fill(step.memset, names)])
+    flags = [repr(hardware.architecture(program))] if on_gpu else [repr(list(FLAGS)), repr(list(LINKED)), "_ws_require"]
+    built = ["_WS_SOURCES", *flags, *([code] if code else [])]
+    keeps = any(step.prepared for step in program.steps)
+    runtime = ["cuda_compile", "cuda_runtime"] if on_gpu else ["library_check", "cpu_runtime"]
+    runtime += [*(["cuda_graphs"] if program.cuda_graph else []), *(["kept"] if keeps else [])]
+    kernels = [f"_WS_SOURCES = {sources}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]
+    return [
+        export.pasted([*runtime, "guard", "reference", *carried], *imports),
+        export.reference(run.task).strip(),
+        "\n".join([*([] if on_gpu else _calls()), *kernels]),
+        export.guard(run),
+        export.forward(run, names, steps),
+    ]
 
 
 def _calls() -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from orchestrator.commands import cli
+from orchestrator.exports import export_files
 from orchestrator.trust import record
 from warpsmith import digest
 from warpsmith.errors import BadInput
@@ -143,3 +144,52 @@ def test_stdout_is_written_to_and_not_replaced(export: Export, monkeypatch: pyte
 
     monkeypatch.setattr("warpsmith.sandbox.private_files.replace", never)
     assert export("one", "-o", output).stdout == kernel("one")
+
+
+@pytest.fixture
+def folder(export: Export, monkeypatch: pytest.MonkeyPatch) -> Export:
+    """`export` of a run whose flavour writes a folder of two files."""
+    files = [("pyproject.toml", "[project]\n"), ("own/kernel.py", "X = 1\n")]
+    made = [messages.ExportedFile(path=path, text=text) for path, text in files]
+    server = types.SimpleNamespace(
+        ExportBest=lambda *_, **__: messages.ExportBestResponse(file_name="own", files=made),
+        GetRun=lambda asked, **_: messages.GetRunResponse(run=finished(asked.run_id)),
+    )
+    monkeypatch.setattr(cli.client, "reading", lambda *_: contextlib.nullcontext(server))
+    return export
+
+
+def test_a_flavour_of_many_files_writes_a_folder_with_all_of_them(folder: Export) -> None:
+    assert folder("one", "--flavour", "package").stdout == "own\n"
+    assert Path("own/own/kernel.py").read_text() == "X = 1\n"
+    assert sorted(os.listdir("own")) == ["own", "pyproject.toml"]
+    assert os.listdir() == ["own"], "nothing half-written is left"
+
+
+@pytest.mark.parametrize("stands", ["a folder with a file in it", "a file", "a link"])
+def test_a_folder_replaces_nothing(folder: Export, stands: str) -> None:
+    match stands:
+        case "a file":
+            Path("there").write_text("kept")
+        case "a link":
+            Path("there").symlink_to("elsewhere")
+        case _:
+            Path("there").mkdir()
+            Path("there/mine").write_text("kept")
+    found = folder("one", "--flavour", "package", "-o", "there")
+    assert isinstance(found.exception, BadInput)
+    assert "move it away, or name another with --output" in str(found.exception)
+    assert os.listdir() == ["there"]
+
+
+def test_a_folder_goes_to_no_stdout(folder: Export) -> None:
+    found = folder("one", "--flavour", "package", "-o", "-")
+    assert "writes a folder, which stdout cannot be" in str(found.exception)
+
+
+@pytest.mark.parametrize("path", ["../escaped.py", "/tmp/escaped.py", "a/../../escaped.py"])
+def test_a_path_that_leads_out_of_the_folder_is_refused(export: Export, path: str) -> None:
+    del export
+    with pytest.raises(BadInput, match="stay inside"):
+        export_files.write_folder(Path("made"), {"kept.py": "", path: ""})
+    assert os.listdir() == []

@@ -4,42 +4,32 @@ import ctypes
 
 import torch
 from cuda.bindings import driver as _ws_driver
-from cuda.bindings import nvrtc as _ws_nvrtc
+
+from orchestrator.exports.carried.cuda_compile import _ws_check, _ws_compiled
 
 
 class _WsKernels:
     """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled, for that GPU
-    architecture."""
+    architecture, where its `code` is not given."""
 
-    def __init__(self, sources, architecture):
+    def __init__(self, sources, architecture, code=b""):
         self._sources = sources
         self._architecture = architecture
-        self._code = b""
+        self._code = code
         self._modules = {}
 
     def function(self, device, entry):
         """A kernel on a device, which is the current one."""
         if device not in self._modules:
             torch.cuda.current_stream().synchronize()  # makes PyTorch's context current on this thread
-            self._code = self._code or self._compile()
+            self._code = self._code or _ws_compiled(self._sources, self._architecture)
             self._modules[device] = _ws_check(_ws_driver.cuModuleLoadData(self._code))
         return _ws_check(_ws_driver.cuModuleGetFunction(self._modules[device], entry.encode()))
 
-    def _compile(self):
-        names = list(self._sources)
-        texts = [self._sources[name].encode() for name in names]
-        headers, included = texts[1:], [name.encode() for name in names[1:]]
-        made = _ws_nvrtc.nvrtcCreateProgram(texts[0], names[0].encode(), len(headers), headers, included)
-        program = _ws_check(made)
-        options = [f"--gpu-architecture={self._architecture}".encode(), b"--std=c++20"]
-        error = _ws_nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
-        if int(error):
-            log = b" " * _ws_check(_ws_nvrtc.nvrtcGetProgramLogSize(program))
-            _ws_check(_ws_nvrtc.nvrtcGetProgramLog(program, log))
-            raise RuntimeError(f"NVRTC refused the kernel:\n{log.decode()}")
-        cubin = b" " * _ws_check(_ws_nvrtc.nvrtcGetCUBINSize(program))
-        _ws_check(_ws_nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin
+
+def _ws_cubin(path):
+    """Machine code that was built before, or nothing: then it is built at the first call."""
+    return path.read_bytes() if path.exists() else b""
 
 
 class _WsTensorMap:
@@ -152,11 +142,3 @@ class _WsLaunch:
             attribute.id, attribute.value = name, value
             made.append(attribute)
         return made
-
-
-def _ws_check(result):
-    """The value of a driver or NVRTC call, or an exception that names the error."""
-    error, *values = result
-    if int(error):
-        raise RuntimeError(f"CUDA: {error.name}")
-    return values[0] if values else None

@@ -48,6 +48,15 @@ class _WsGuard:
 
     def matched(self, module, args, kwargs):
         """As `read`, whatever calls the module."""
+        tensors, settings = self.given(module, args, kwargs), module._ws_settings
+        if tensors is None or settings is None or not settings.hold():
+            return None
+        tensors += settings.read()
+        here = tensors[0].get_device()
+        return tensors if self._runs_on(here) and self._fit(tensors, here) else None
+
+    def given(self, module, args, kwargs):
+        """The tensors among the arguments, whatever their kinds; None where others than the verified are no tensors."""
         if kwargs:
             bound = self._forward.bind(module, *args, **kwargs)
             args, kwargs = bound.args[1:], bound.kwargs
@@ -57,8 +66,7 @@ class _WsGuard:
             if isinstance(value, (tuple, list, dict)):
                 args = torch.utils._pytree.tree_leaves(args)
                 break
-        settings = module._ws_settings
-        if kwargs or len(args) != len(self._pattern) or settings is None:
+        if kwargs or len(args) != len(self._pattern):
             return None
         tensors = []
         for value, (kind, known) in zip(args, self._pattern, strict=True):
@@ -68,11 +76,7 @@ class _WsGuard:
                 tensors.append(value)
             elif type(value) is not kind or value != known:
                 return None
-        if not settings.hold():
-            return None
-        tensors += settings.read()
-        here = tensors[0].get_device()
-        return tensors if self._runs_on(here) and self._fit(tensors, here) else None
+        return tensors
 
     def inputs(self, tensors):
         """The inputs among what `read` gave."""
@@ -119,7 +123,7 @@ class _WsSettings:
     def hold(self):
         """Whether all is as it was and no inner part has a hook."""
         with contextlib.suppress(AttributeError):  # where one is gone
-            for part, look, known in self._looks:
+            for part, _, look, known in self._looks:
                 if look(part) != known:
                     return False
             return all([*part._modules.values()] == children for part, children in self._children)
@@ -164,7 +168,7 @@ def _ws_reads_mode(kind):
 
 
 def _ws_look(part, by_mode, *, is_outer):
-    """(part, what gives its plain values and hooks, what that has to give): one call of C's for all of a part."""
+    """(part, names, what gives its plain values and hooks, what that has to give): one call of C's for a part."""
     plain = {
         name: copy.deepcopy(value)
         for name, value in vars(part).items()
@@ -173,7 +177,7 @@ def _ws_look(part, by_mode, *, is_outer):
     hooks: dict[str, object] = {name: {} for name in ("_forward_hooks", "_forward_pre_hooks") if not is_outer}
     # Two names at least, else what looks gives no tuple.
     known = {"__class__": type(part), "__module__": part.__module__, **hooks, **plain}
-    return part, operator.attrgetter(*known), tuple(known.values())
+    return part, tuple(known), operator.attrgetter(*known), tuple(known.values())
 
 
 def _ws_plain(value):

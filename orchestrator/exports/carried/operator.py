@@ -1,0 +1,144 @@
+"""The program as an operator of PyTorch's: what the dispatcher, compilers and autograd know of it.
+
+The one idea: an operator's tensors are those that the program reads and gives, with the shapes that were verified, so
+that a compiler needs no more than their kinds. A module's structure stays outside.
+"""
+
+import torch
+
+from orchestrator.exports.carried.guard import _ws_aligned, _ws_laid_out
+
+
+class _WsOperator:
+    """`torch.ops.<name>`, by its `schema`, for tensors of the kinds `given`, which gives those of the kinds `made`.
+
+    `run(tensors)` is the program; `original(tensors)` what it stands for, in terms of autograd, or None where it draws
+    numbers, which would be others when it is run again. Tensors of other kinds are refused; so is a write to what comes
+    from it, where that were one to a tensor that was given: what shares memory is copied. Autocast changes nothing.
+    """
+
+    def __init__(self, name, schema, *, device, given, made, run, original):
+        self._name, self._device, self._given, self._made = name, device, given, made
+        self._run, self._original = run, original
+        torch.library.define(name, schema)
+        torch.library.impl(name, "CUDA" if device == "cuda" else "CPU")(self._answer)
+        torch.library.register_fake(name)(self._fake)
+        torch.library.register_autograd(name, self._backward, setup_context=self._keep)
+        torch.library.register_vmap(name)(self._one_by_one)
+
+    def _answer(self, *tensors):
+        self._require(tensors)
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        with torch.autocast(self._device, enabled=False):
+            results = self._run([_ws_aligned(tensor, 16) for tensor in tensors])
+        made = []
+        for result, (_, strides, _) in zip(results, self._made, strict=True):
+            place = result.untyped_storage().data_ptr()
+            made.append(_ws_laid_out(result.clone() if place in own else result, strides))
+            own.add(place)
+        return made
+
+    def _fake(self, *tensors):
+        self._require(tensors)
+        device = tensors[0].device
+        return [torch.empty_strided(shape, strides, dtype=d, device=device) for shape, strides, d in self._made]
+
+    def _one_by_one(self, info, dims, *tensors):
+        space, _, name = self._name.partition("::")
+        operator = getattr(getattr(torch.ops, space), name).default
+        rows = []
+        for row in range(info.batch_size):
+            each = [t if dim is None else t.select(dim, row) for t, dim in zip(tensors, dims, strict=True)]
+            rows.append(operator(*[_ws_laid_out(t, kind[1]) for t, kind in zip(each, self._given, strict=True)]))
+        return [torch.stack(results) for results in zip(*rows, strict=True)], [0] * len(self._made)
+
+    def _require(self, tensors):
+        for place, (tensor, kind) in enumerate(zip(tensors, self._given, strict=True)):
+            if not _ws_is_kind(tensor, kind, self._device):
+                raise RuntimeError(
+                    f"{self._name}: tensor {place} is {_ws_told(tensor)}; this kernel was verified for "
+                    f"{(*kind, self._device)} alone. Call ModelNew, which runs the original for any other call"
+                )
+
+    def _keep(self, ctx, inputs, output):
+        del output
+        ctx.save_for_backward(*inputs)
+
+    def _backward(self, ctx, gradients):
+        if self._original is None:
+            raise RuntimeError(
+                f"{self._name} draws numbers, so that it has no derivative: call ModelNew, which has one"
+            )
+        wanted = ctx.needs_input_grad
+        with torch.enable_grad():
+            sources = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, wanted, strict=True)]
+            results = self._original(sources)
+        pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if g is not None and r.requires_grad]
+        asked = [source for source in sources if source.requires_grad]
+        found = iter(torch.autograd.grad([r for r, _ in pairs], asked, [g for _, g in pairs], allow_unused=True))
+        return tuple([next(found) if is_wanted else None for is_wanted in wanted])
+
+
+def _ws_is_kind(tensor, kind, device):
+    """Whether a tensor, which may be one without values, is of a kind."""
+    shape, strides, dtype = kind
+    is_plain = tensor.layout is torch.strided and tensor.dtype is dtype and tensor.device.type == device
+    return is_plain and tuple(tensor.shape) == shape and tuple(tensor.stride()) == strides
+
+
+def _ws_told(tensor):
+    return (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device.type)
+
+
+class _WsOriginal:
+    """The original forward as a function of a program's tensors: gives the outputs' tensors at `places`.
+
+    It is constructed from `arguments`, as when the kernel was verified; `inputs()` shows how its inputs are nested.
+    """
+
+    def __init__(self, reference, arguments, guard, inputs, places):
+        self._reference, self._arguments, self._guard = reference, arguments, guard
+        self._inputs, self._places, self._made = inputs, places, {}
+
+    def __call__(self, tensors):
+        device = tensors[0].device
+        if device not in self._made:
+            self._made[device] = self._module().to(device), torch.utils._pytree.tree_structure(tuple(self._inputs()))
+        module, structure = self._made[device]
+        given = iter(tensors)
+        leaves = [next(given) if kind is torch.Tensor else known for kind, known in self._guard._pattern]
+        state = dict(zip(self._guard._members, given, strict=True))
+        args = torch.utils._pytree.tree_unflatten(leaves, structure)
+        result = torch.utils._pytree.tree_leaves(torch.func.functional_call(module, state, args))
+        results = [leaf for leaf in result if isinstance(leaf, torch.Tensor)]
+        return [results[place] for place in self._places]
+
+    def _module(self):
+        with torch.random.fork_rng():  # the caller's numbers stay as they are
+            if isinstance(self._arguments, dict):
+                return self._reference(**self._arguments)
+            return self._reference(*self._arguments)
+
+
+def _ws_seen(guard, module, args, kwargs):
+    """The tensors that the operator takes, or None, where a compiler looks at a call: as `guard.read`, but for memory,
+    of which there is none yet. What is asked here the compiler asks again before it runs what it has made."""
+    tensors, settings = guard.given(module, args, kwargs), module._ws_settings
+    if tensors is None or settings is None or not _ws_seen_to_hold(settings):
+        return None
+    if torch.is_autocast_enabled(guard._device) or torch.autograd.forward_ad._current_level >= 0:
+        return None
+    tensors += settings.read()
+    for tensor, kind in zip(tensors, guard._kinds, strict=True):
+        if not _ws_is_kind(tensor, kind, guard._device):
+            return None
+    return tensors
+
+
+def _ws_seen_to_hold(settings):
+    """As `settings.hold`, in Python that compilers read."""
+    for part, names, _, known in settings._looks:
+        for name, value in zip(names, known, strict=True):
+            if not hasattr(part, name) or getattr(part, name) != value:
+                return False
+    return all([*part._modules.values()] == children for part, children in settings._children)

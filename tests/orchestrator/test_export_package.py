@@ -1,0 +1,197 @@
+"""The flavour `package`: it installs, passes its own tests, and is one operator wherever a compiler looks."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.timing import host_time
+from orchestrator.exports import export_files
+from orchestrator.exports.export_package import PackageExporter
+from warpsmith.errors import BadInput
+from warpsmith.v1 import run_pb2
+
+MODULE = """import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width, offset=0.0):
+        super().__init__()
+        self.offset = offset
+        self.bias = torch.nn.Parameter(torch.randn(width))
+
+    def forward(self, x, y):
+        return {"sum": torch.tanh(x + self.bias) * 0.5 + self.offset, "same": [y, torch.tanh(y - self.bias)]}
+
+
+def get_inputs():
+    return [torch.randn(4, 8), torch.randn(4, 8)]
+
+
+def get_init_inputs():
+    return [8]
+"""
+
+
+def a_run(folder: Path, target: str) -> run_pb2.Run:
+    """A run that what a search begins with has won."""
+    (folder / "gated.py").write_text(MODULE)
+    return host_time.a_run(folder / "gated.py", target)
+
+
+def written(folder: Path, target: str) -> Path:
+    """The folder of a package."""
+    exported = PackageExporter().export(a_run(folder, target))
+    assert exported.name == "gated_warpsmith"
+    export_files.write_folder(folder / exported.name, exported.files)
+    return folder / exported.name
+
+
+def wheel_of(package: Path, into: Path) -> Path:
+    """The wheel of a package, built without a network."""
+    wheel = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(into), str(package)]
+    subprocess.run([sys.executable, "-m", "pip", "-q", *wheel], check=True)
+    (made,) = into.glob("*.whl")
+    return made
+
+
+def test_a_package_installs_into_a_clean_folder_and_passes_its_own_tests(tmp_path: Path) -> None:
+    package = written(tmp_path, "cpu")
+    wheel, clean = wheel_of(package, tmp_path / "wheels"), tmp_path / "clean"
+    install = ["install", "--no-deps", "--no-index", "--target", str(clean), str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "-q", *install], check=True)
+    environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment |= {"PYTHONPATH": str(clean), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests")]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert "3 passed" in ran.stdout
+    held = {path.name for path in (clean / "gated_warpsmith").rglob("*")}
+    assert {"record.json", "kernel.py", "kernel.cpp"} <= held
+
+
+def test_the_wheel_of_a_cuda_kernel_holds_machine_code_for_its_architecture(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wheel = zipfile.ZipFile(wheel_of(written(tmp_path, "cuda"), tmp_path / "wheels"))
+    assert wheel.read("gated_warpsmith/kernels/sm_90a.cubin").startswith(b"\x7fELF")
+    text = wheel.read("gated_warpsmith/kernel.py").decode()
+    assert "_ws_cubin(pathlib.Path(__file__).parent / 'kernels' / 'sm_90a.cubin')" in text
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An imported package's own module, which stays: an operator is registered once in a process."""
+    folder = tmp_path_factory.mktemp("imported")
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(written(folder, "cpu")))
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    patch.setattr(sys, "meta_path", sys.meta_path[:])
+    yield importlib.import_module("gated_warpsmith.kernel")
+    patch.undo()
+
+
+def operator_of(kernel: Any) -> Any:
+    space, _, name = kernel._ws_operator._name.partition("::")
+    return getattr(getattr(torch.ops, space), name).default
+
+
+X, Y = torch.randn(4, 8), torch.randn(4, 8)
+Change = Callable[[Any], object]
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], Change, bool]] = {
+    # what is different: arguments, those by name, a change of both modules, whether the operator is in the graph
+    "nothing": ((X, Y), {}, lambda _: None, True),
+    "given by name": ((), {"y": Y, "x": X}, lambda _: None, True),
+    "where it lies": ((torch.randn(33)[1:].view(4, 8), Y), {}, lambda _: None, True),
+    "a shape": ((X[:3], Y[:3]), {}, lambda _: None, False),
+    "a layout": ((torch.randn(8, 4).t(), Y), {}, lambda _: None, False),
+    "a type": ((X.double(), Y), {}, lambda _: None, False),
+    "an attribute": ((X, Y), {}, lambda module: setattr(module, "offset", 1.0), False),
+    "the constructor": ((X, Y), {}, lambda module: module.__init__(8, offset=2.0), False),
+}
+
+
+@pytest.mark.parametrize("different", CALLS)
+def test_a_compiler_sees_one_graph_with_the_operator_in_verified_calls_alone(kernel: Any, different: str) -> None:
+    args, kwargs, change, is_verified = CALLS[different]
+    ours, theirs, graphs = kernel.ModelNew(8), kernel._WsReference(8), list[str]()
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    compiled = torch.compile(ours, fullgraph=True, backend=backend, dynamic=False)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled(X, Y)  # what was made for this call has to see that the next is another
+        for module in (ours, theirs):
+            change(module)
+        theirs.load_state_dict(ours.state_dict())
+        mine, other = compiled(*args, **kwargs), theirs(*args, **kwargs)
+    torch.testing.assert_close(mine, other)
+    assert "gated_warpsmith.call_" in graphs[0]
+    assert ("gated_warpsmith.call_" in graphs[-1]) is is_verified
+
+
+def test_a_compiled_call_that_wants_a_gradient_or_autocast_is_the_originals(kernel: Any) -> None:
+    ours, graphs = kernel.ModelNew(8), list[str]()
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    compiled = torch.compile(ours, fullgraph=True, backend=backend)
+    compiled(X, Y)["sum"].sum().backward()
+    assert ours.bias.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        compiled(X, Y)
+    assert len(graphs) == 2
+    assert not any("gated_warpsmith" in graph for graph in graphs)
+
+
+def test_the_operator_has_the_originals_derivative(kernel: Any) -> None:
+    bias = torch.randn(8, requires_grad=True)
+    x, y = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
+    theirs = kernel._WsReference(8)
+    wanted = torch.func.functional_call(theirs, {"bias": bias}, (x, y))
+    leaves = [wanted["sum"], *wanted["same"]]
+    results = operator_of(kernel)(x, y, bias)
+    torch.testing.assert_close(results, leaves)
+    weights = [torch.randn(4, 8) for _ in leaves]
+    ours = torch.autograd.grad(results, [x, y, bias], weights)
+    torch.testing.assert_close(ours, torch.autograd.grad(leaves, [x, y, bias], weights))
+
+
+def test_what_the_operator_gives_shares_no_memory_with_what_it_is_given(kernel: Any) -> None:
+    tensors = [X.clone(), Y.clone(), torch.randn(8)]
+    results = operator_of(kernel)(*tensors)
+    places = [tensor.untyped_storage().data_ptr() for tensor in (*tensors, *results)]
+    assert len({*places}) == len(places)
+
+
+def test_the_operator_takes_a_batch_row_by_row_and_autocast_changes_nothing(kernel: Any) -> None:
+    operator, bias, rows = operator_of(kernel), torch.randn(8), torch.randn(3, 4, 8)
+    expected = [torch.stack(each) for each in zip(*[operator(row, Y, bias) for row in rows], strict=True)]
+    torch.testing.assert_close(torch.func.vmap(operator, (0, None, None))(rows, Y, bias), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(operator(rows[0], Y, bias), operator(rows[0].clone(), Y, bias))
+        assert {result.dtype for result in operator(rows[0], Y, bias)} == {torch.float32}
+
+
+def test_the_operator_names_a_tensor_of_another_kind_and_what_to_call_instead(kernel: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"tensor 1 is \(\(3, 8\), .* Call ModelNew"):
+        operator_of(kernel)(X, Y[:3], torch.randn(8))
+
+
+def test_a_program_that_may_write_to_a_buffer_is_refused_with_the_flavour_that_fits(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "cpu")
+    run.best.candidate.program.steps.add().library.target = "aten.add_.Tensor"
+    with pytest.raises(BadInput, match="export with --flavour module"):
+        PackageExporter().export(run)
