@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import PurePath
 
 import grpc
 
 from orchestrator.archive import Archive
+from orchestrator.exports import export_files
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
@@ -21,7 +21,6 @@ from orchestrator.serving.hosting import RunHost, Story
 from orchestrator.tasks.intake import accept
 from warpsmith import plugins
 from warpsmith.errors import NotFound
-from warpsmith.sandbox import private_files
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
@@ -82,14 +81,12 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         run = self._host.run(request.run_id)
         if not run.HasField("best") or not run.best.timing.faster:
             raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
-        # The task's name is in theirs, which is the client's, and may have come with an archive from anywhere.
         match exporter.export(run):
             case Exported(name, text):
-                ending = PurePath(name).suffix
-                return messages.ExportBestResponse(file_name=private_files.file_name(name, ending), text=text)
+                return messages.ExportBestResponse(file_name=export_files.own_name(name), text=text)
             case ExportedFolder(name, files):
                 made = [messages.ExportedFile(path=path, text=text) for path, text in files.items()]
-                return messages.ExportBestResponse(file_name=private_files.file_name(name), files=made)
+                return messages.ExportBestResponse(file_name=export_files.own_name(name), files=made)
 
     def close(self) -> None:
         """Stops runs under way; called after the drain."""

@@ -62,7 +62,6 @@ from orchestrator.tasks import intake
 from orchestrator.trust import record
 from warpsmith import printable
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
-from warpsmith.sandbox import private_files
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
@@ -392,6 +391,8 @@ def export(
 
     --flavour package: a folder that pip installs; under torch.compile the kernel is one operator of one graph.
 
+    --flavour cu: a CUDA file that nvcc alone compiles, with a launcher for C; for kernels without library calls.
+
     --flavour kernelbench: a solution file for KernelBench's own harness.
     """
     if output is not None and not output.name:
@@ -404,7 +405,7 @@ def export(
             raise BadInput(f"--flavour {flavour} writes a folder, which stdout cannot be: name one with --output")
         tell_file(reply.text)
         return
-    place = output or Path(private_files.file_name(reply.file_name, Path(reply.file_name).suffix))
+    place = output or Path(export_files.own_name(reply.file_name))
     if reply.files:
         export_files.write_folder(place, {file.path: file.text for file in reply.files})
     else:

@@ -12,11 +12,21 @@ import errno
 import os
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from orchestrator.trust import record
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import private_files
+
+ENDINGS = (".py", ".cu")
+"""Of files that exporters write: a long name is shortened before them."""
+
+
+def own_name(suggested: str) -> str:
+    """A name of its own for a file or folder, of what an exporter or server suggests: the task's name is in it, which
+    is another's, and may have come with an archive from anywhere."""
+    ending = PurePath(suggested).suffix
+    return private_files.file_name(suggested, ending if ending in ENDINGS else "")
 
 
 def write(place: Path, kernel: str, its_record: str) -> None:

@@ -59,6 +59,7 @@ MAP = """static ws::TensorMap map_of(std::uintptr_t address, CUtensorMapDataType
   return map;
 }
 """
+"""Makes tensor maps; stands after `check`."""
 
 _LAUNCH = """void {function}({parameters}) {{
   cudaLaunchConfig_t config = {{}};

@@ -16,6 +16,7 @@ from orchestrator.exports import export_files
 from orchestrator.trust import record
 from warpsmith import digest
 from warpsmith.errors import BadInput
+from warpsmith.sandbox import private_files
 from warpsmith.testing import softmax_task
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2
@@ -193,3 +194,17 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(export: Export, path: st
     with pytest.raises(BadInput, match="stay inside"):
         export_files.write_folder(Path("made"), {"kept.py": "", path: ""})
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("suggested", "name"),
+    [
+        ("rows_warpsmith.py", "rows_warpsmith.py"),
+        ("x" * 300 + ".cu", "x" * private_files.NAME_BYTES + ".cu"),
+        ("rows_warpsmith", "rows_warpsmith"),
+        ("../../.bashrc", "bashrc"),
+        ("rows.\x1b[31m", "rows._31m"),
+    ],
+)
+def test_a_name_that_a_server_suggests_is_one_part_of_a_path_of_plain_letters(suggested: str, name: str) -> None:
+    assert export_files.own_name(suggested) == name
