@@ -30,8 +30,7 @@ _OPERATOR = Template('''_ws_entry = importlib.import_module("$reference.__entry_
 _ws_operator = _WsOperator(
     "$operator",
     "($tensors) -> Tensor[]",
-    device="$device",
-    given=_ws_guard._kinds,
+    _ws_guard,
     made=($made),
     run=_ws_forward,
     original=$original,
@@ -307,7 +306,6 @@ def _kernel(run: run_pb2.Run, operator: str) -> str:
         reference=export.reference_package(run.task),
         operator=operator.replace(".", "::"),
         tensors=", ".join(f"Tensor {name}" for name in _schema_names(_given(run, names))),
-        device="cuda" if program.target == task_pb2.TARGET_CUDA else "cpu",
         made="".join(
             f"({tuple(specs[n].shape)}, {tuple(specs[n].strides)}, {library_steps.dtype(specs[n].dtype)}), "
             for n in distinct

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.timing import host_time
 from orchestrator.exports import export_files
 from orchestrator.exports.export_package import PackageExporter
 from warpsmith.errors import BadInput
+from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2
 
 MODULE = """import torch
@@ -183,6 +185,31 @@ def test_the_operator_takes_a_batch_row_by_row_and_autocast_changes_nothing(kern
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(operator(rows[0], Y, bias), operator(rows[0].clone(), Y, bias))
         assert {result.dtype for result in operator(rows[0], Y, bias)} == {torch.float32}
+
+
+def test_where_the_kernels_do_not_run_the_operator_answers_by_the_original(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = X, Y, torch.randn(8)
+    expected = operator_of(kernel)(*tensors)
+    monkeypatch.setattr(kernel._ws_guard, "fits", lambda _: False)
+    monkeypatch.setattr(kernel._ws_operator, "_run", None)
+    torch.testing.assert_close(operator_of(kernel)(*tensors), expected)
+
+
+def test_no_text_of_others_leaves_its_place_in_a_package(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "cpu")
+    run.task.name = 'a"]\nname = "b\'""" $x ../../c'
+    run.best.candidate.program.digest = '"""; import os'
+    run.best.candidate.rewrites.append('"""\n$y\n')
+    exported = PackageExporter().export(run)
+    assert exported.name == "a_name_b_x_c_warpsmith"
+    for path, text in exported.files.items():
+        assert private_files.relative_path("file", path).parts[0] in {exported.name, "tests", path}
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+    project = tomllib.loads(exported.files["pyproject.toml"])["project"]
+    assert (project["name"], project["version"]) == ("a-name-b-x-c-warpsmith", "0.1.0+p0")
 
 
 def test_the_operator_names_a_tensor_of_another_kind_and_what_to_call_instead(kernel: Any) -> None:

@@ -82,6 +82,10 @@ class _WsGuard:
         """The inputs among what `read` gave."""
         return tensors[: len(tensors) - len(self._members)]
 
+    def fits(self, index):
+        """Whether the kernels run on a GPU of that number, or are for the processor."""
+        return self._device == "cpu" or _ws_runs_on(index, self._capability, self._units)
+
     def _bound(self, args, kwargs):
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()

@@ -4,24 +4,26 @@ The one idea: an operator's tensors are those that the program reads and gives, 
 that a compiler needs no more than their kinds. A module's structure stays outside.
 """
 
+import contextlib
+
 import torch
 
 from orchestrator.exports.carried.guard import _ws_aligned, _ws_laid_out
 
 
 class _WsOperator:
-    """`torch.ops.<name>`, by its `schema`, for tensors of the kinds `given`, which gives those of the kinds `made`.
+    """`torch.ops.<name>`, by its `schema`, for tensors of the kinds of `guard`, which gives those of the kinds `made`.
 
     `run(tensors)` is the program; `original(tensors)` what it stands for, in terms of autograd, or None where it draws
     numbers, which would be others when it is run again. Tensors of other kinds are refused; so is a write to what comes
     from it, where that were one to a tensor that was given: what shares memory is copied. Autocast changes nothing.
     """
 
-    def __init__(self, name, schema, *, device, given, made, run, original):
-        self._name, self._device, self._given, self._made = name, device, given, made
-        self._run, self._original = run, original
+    def __init__(self, name, schema, guard, *, made, run, original):
+        self._name, self._guard, self._made = name, guard, made
+        self._given, self._run, self._original = guard._kinds, run, original
         torch.library.define(name, schema)
-        torch.library.impl(name, "CUDA" if device == "cuda" else "CPU")(self._answer)
+        torch.library.impl(name, guard._device.upper())(self._answer)
         torch.library.register_fake(name)(self._fake)
         torch.library.register_autograd(name, self._backward, setup_context=self._keep)
         torch.library.register_vmap(name)(self._one_by_one)
@@ -29,8 +31,13 @@ class _WsOperator:
     def _answer(self, *tensors):
         self._require(tensors)
         own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        with torch.autocast(self._device, enabled=False):
-            results = self._run([_ws_aligned(tensor, 16) for tensor in tensors])
+        device = tensors[0].device
+        here = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+        with here, torch.autocast(device.type, enabled=False):
+            if self._guard.fits(device.index):
+                results = self._run([_ws_aligned(tensor, 16) for tensor in tensors])
+            else:  # a compiler does not ask for which GPU it is
+                results = self._originals(tensors)
         made = []
         for result, (_, strides, _) in zip(results, self._made, strict=True):
             place = result.untyped_storage().data_ptr()
@@ -54,25 +61,26 @@ class _WsOperator:
 
     def _require(self, tensors):
         for place, (tensor, kind) in enumerate(zip(tensors, self._given, strict=True)):
-            if not _ws_is_kind(tensor, kind, self._device):
+            if not _ws_is_kind(tensor, kind, self._guard._device) or tensor.device != tensors[0].device:
                 raise RuntimeError(
                     f"{self._name}: tensor {place} is {_ws_told(tensor)}; this kernel was verified for "
-                    f"{(*kind, self._device)} alone. Call ModelNew, which runs the original for any other call"
+                    f"{(*kind, self._guard._device)} alone. Call ModelNew, which runs the original for any other call"
                 )
 
     def _keep(self, ctx, inputs, output):
         del output
         ctx.save_for_backward(*inputs)
 
-    def _backward(self, ctx, gradients):
+    def _originals(self, tensors):
         if self._original is None:
-            raise RuntimeError(
-                f"{self._name} draws numbers, so that it has no derivative: call ModelNew, which has one"
-            )
+            raise RuntimeError(f"{self._name} draws numbers: call ModelNew for a derivative, or on another GPU")
+        return self._original(tensors)
+
+    def _backward(self, ctx, gradients):
         wanted = ctx.needs_input_grad
         with torch.enable_grad():
             sources = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, wanted, strict=True)]
-            results = self._original(sources)
+            results = self._originals(sources)
         pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if g is not None and r.requires_grad]
         asked = [source for source in sources if source.requires_grad]
         found = iter(torch.autograd.grad([r for r, _ in pairs], asked, [g for _, g in pairs], allow_unused=True))
@@ -130,7 +138,7 @@ def _ws_seen(guard, module, args, kwargs):
         return None
     tensors += settings.read()
     for tensor, kind in zip(tensors, guard._kinds, strict=True):
-        if not _ws_is_kind(tensor, kind, guard._device):
+        if not _ws_is_kind(tensor, kind, guard._device) or tensor.device != tensors[0].device:
             return None
     return tensors
 
