@@ -7,12 +7,15 @@ was asked for is written as it is, and trouble of several lines is indented afte
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from rich.text import Text
 
 from warpsmith import printable
 
 CELL_CHARACTERS = 1000
+STDOUT = (Path("-"), Path("/dev/stdout"))
+"""Names of files that mean no file."""
 
 
 def tell(*rows: str) -> None:
