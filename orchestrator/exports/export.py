@@ -415,6 +415,7 @@ def _function(head: str, body: Iterable[str]) -> str:
 
 ANSWER = """
         if tensors is None or _ws_wants_gradient(self, tensors):
+            _ws_tell_once(self, tensors)
             return super().forward(*args, **kwargs)
         return _ws_forward(tensors)
 """

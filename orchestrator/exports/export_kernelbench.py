@@ -77,6 +77,7 @@ _LAUNCH = """void {function}({parameters}) {{
 
 _DIFFERENTIABLE = """
         if tensors is None:
+            _ws_tell_once(self, tensors)
             return super().forward(*args, **kwargs)
         if not _ws_wants_gradient(self, tensors):
             return _ws_forward(tensors)

@@ -49,6 +49,7 @@ _ANSWER = """
                 return super().forward(*args, **kwargs)
             return _ws_nested(torch.ops.{operator}.default(*tensors))
         if tensors is None or _ws_wants_gradient(self, tensors):
+            _ws_tell_once(self, tensors)
             return super().forward(*args, **kwargs)
         return _ws_nested(_ws_forward(tensors))
 """

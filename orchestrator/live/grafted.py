@@ -86,7 +86,10 @@ class Kernel:
             return False, None
         # The guard asks `self` for the settings, as it asks an exported module.
         tensors = self._exported["_ws_guard"].matched(self, leaves, {})
-        if tensors is None or self._exported["_ws_wants_gradient"](self, tensors):
+        if tensors is None:
+            return False, None
+        if self._exported["_ws_wants_gradient"](self, tensors):
+            self._exported["_ws_tell_once"](self, tensors, 6)
             return False, None
         self.count += 1
         return True, self._nested(self._program(tensors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -79,6 +80,19 @@ def test_all_other_calls_are_the_modules_own(optimized: Callable[..., nn.Module]
     assert module.layers[0].weight.grad is not None  # type: ignore[union-attr, index]
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
         fast(x, other=1)
+
+
+def test_a_call_that_may_want_gradients_says_once_why_the_kernel_does_not_answer(
+    optimized: Callable[..., nn.Module],
+) -> None:
+    module, args, kwargs = made("parts, and arguments by name")
+    fast = optimized(module, args, kwargs)
+    with pytest.warns(UserWarning, match=r"may be asked for gradients .*, so the original forward answers it") as told:
+        fast(*args, **kwargs)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast(*args, **kwargs)
 
 
 def test_it_is_the_same_module_beside_its_forward(optimized: Callable[..., nn.Module]) -> None:

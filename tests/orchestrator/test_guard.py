@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.exports.carried.guard import _WsGuard
+from orchestrator.exports.carried.guard import _ws_tell_once, _WsGuard
 
 
 class Scaled(nn.Module):
@@ -57,6 +58,23 @@ def test_what_is_given_by_name_only_is_looked_at_like_the_rest(
     if tensors is not None:
         assert tensors[0] is X
         assert tensors[1].shape == (8,)
+
+
+@pytest.mark.parametrize(("tensors", "why"), [(None, "is not the one that was verified"), ([X], "may be asked for")])
+def test_a_plain_call_that_the_original_answers_is_told_once(guard: _WsGuard, tensors: Any, why: str) -> None:
+    module = Module(guard)
+    with pytest.warns(UserWarning, match=why):
+        _ws_tell_once(module, tensors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _ws_tell_once(module, tensors)
+
+
+def test_a_call_that_is_transformed_is_told_nothing(guard: _WsGuard) -> None:
+    module = Module(guard)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.func.vmap(lambda x: (_ws_tell_once(module, None), x)[1])(X)
 
 
 class Part(nn.Module):

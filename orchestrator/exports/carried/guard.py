@@ -6,6 +6,7 @@ import functools
 import inspect
 import operator
 import types
+import warnings
 
 import torch
 
@@ -204,6 +205,19 @@ def _ws_wants_gradient(module, tensors):
         any(each.requires_grad for each in tensors)
         or any(each.requires_grad for each in module._ws_settings.parameters())
     )
+
+
+def _ws_tell_once(module, tensors, level=5):
+    """Warns, once for a module, that its original forward answers a plain call, and why. `tensors`: what was read;
+    `level`: frames up to the caller of the module."""
+    if _ws_is_transformed() or "_ws_told" in vars(module):
+        return
+    vars(module)["_ws_told"] = True
+    if tensors is None:
+        why = "is not the one that was verified (shapes, strides, types, device, attributes or mode differ)"
+    else:
+        why = "may be asked for gradients (torch.no_grad() or requires_grad_(False) says that none are wanted)"
+    warnings.warn(f"this call {why}, so the original forward answers it; said once", stacklevel=level)
 
 
 def _ws_equal(left, right):
