@@ -67,7 +67,7 @@ def read(folder: Path, solutions: Sequence[Solution], baselines: Mapping[TaskKey
 
 
 def baseline_times(file: Path, tasks: Mapping[TaskKey, Path]) -> dict[TaskKey, float]:
-    """Times of references in ms, from a file such as KernelBench's results/timing/H100/baseline_time_torch.json.
+    """Times of references in ms, from a file such as KernelBench's results/timing/GPU/baseline_time_torch.json.
 
     Raises:
         BadInput: it cannot be read, or has no time of a task.

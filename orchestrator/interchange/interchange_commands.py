@@ -45,7 +45,7 @@ Baseline = Annotated[
     Path | None,
     typer.Option(
         "--baseline",
-        help="Of a run: KernelBench's times of the references, such as results/timing/H100/baseline_time_torch.json, "
+        help="Of a run: KernelBench's times of the references, such as results/timing/GPU/baseline_time_torch.json, "
         "by which its claims of speed are read.",
     ),
 ]
