@@ -13,22 +13,22 @@ from warpsmith.settings import Settings
 from warpsmith.v1 import artifact_pb2, compile_service_pb2, compile_service_pb2_grpc, verdict_pb2
 
 TOOLCHAINS = ("gxx", "nvrtc", "nvcc")
-"""Built-in plugins in order of preference; of one target the first that can compile is used."""
+"""Built-in plugins in order of preference, after chosen ones; of one target the first that can compile is used."""
 
 
 class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
     """Serves CompileCandidate."""
 
     def __init__(self, compiler: Compiler | None = None, explainer: Explainer | None = None) -> None:
-        self._compiler = compiler or _installed()
+        self._compiler = compiler or _of_toolchains()
         self._explainer = explainer
 
     @staticmethod
     def of(settings: Settings) -> CompileServicer:
-        """With every installed toolchain, and a language model where the settings allow one.
+        """With the built-in and chosen toolchains, and a language model where the settings allow one.
 
         Raises:
-            BadInput: the settings of the model are wrong.
+            BadInput: the settings of the model are wrong. UnknownPlugin: no toolchain of a chosen name is installed.
         """
         return CompileServicer(explainer=Explainer.of(settings))
 
@@ -52,7 +52,6 @@ class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
         self._compiler.close()
 
 
-def _installed() -> Compiler:
-    others = [name for name in plugins.names("toolchain") if name not in TOOLCHAINS]
-    # An installed toolchain comes before the built-in ones.
-    return Compiler([plugins.load("toolchain", name) for name in (*others, *TOOLCHAINS)], Cache(default_directory()))
+def _of_toolchains() -> Compiler:
+    wanted = dict.fromkeys((*plugins.chosen("toolchain"), *TOOLCHAINS))
+    return Compiler([plugins.load("toolchain", name) for name in wanted], Cache(default_directory()))

@@ -39,13 +39,13 @@ class CorrectnessServicer(correctness_service_pb2_grpc.CorrectnessServiceService
 
     @staticmethod
     def of(settings: Settings) -> CorrectnessServicer:
-        """With the benchmark service of the settings and every installed check.
+        """With the benchmark service of the settings and the built-in and chosen checks.
 
         Raises:
-            BadInput: no address of the benchmark service is set.
+            BadInput: no address of the benchmark service is set. UnknownPlugin: no check of a chosen name is installed.
         """
         comparer = RemoteComparer(settings.address("benchmark"), settings.tls)
-        return CorrectnessServicer(Judge(comparer, installed_checks(), adversary=Adversary.of(settings)))
+        return CorrectnessServicer(Judge(comparer, checks(), adversary=Adversary.of(settings)))
 
     def VerifyArtifact(
         self, request: correctness_service_pb2.VerifyArtifactRequest, context: grpc.ServicerContext
@@ -55,7 +55,7 @@ class CorrectnessServicer(correctness_service_pb2_grpc.CorrectnessServiceService
         return correctness_service_pb2.VerifyArtifactResponse(verdict=self._judge.verify(request))
 
 
-def installed_checks() -> list[Check]:
-    """The built-in checks in their order, which cannot be left out, then those of other packages by name."""
-    others = [name for name in plugins.names("check") if name not in FIRST]
+def checks() -> list[Check]:
+    """The built-in checks in their order, which cannot be left out, then those that are chosen."""
+    others = [name for name in plugins.chosen("check") if name not in FIRST]
     return [*built_in(), *(plugins.load("check", name) for name in others)]

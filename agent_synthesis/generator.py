@@ -44,12 +44,12 @@ def generate(plan: Plan) -> candidate_pb2.Program:
 
 @functools.cache
 def emitter_digest() -> str:
-    """Digest over everything that turns a plan into text: this package's sources and headers, and plugins."""
+    """Digest over everything that turns a plan into text: this package's sources and headers, and chosen plugins."""
     root = Path(__file__).parent
     files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp", ".cuh"))
     parts = [(str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
-    installed = [part for role in ("schedule", "lowering") for part in plugins.versions(role)]
-    return digest.digest("emitter", *(part for pair in parts for part in pair), *installed)
+    chosen = [part for role in ("schedule", "lowering") for part in plugins.versions(role)]
+    return digest.digest("emitter", *(part for pair in parts for part in pair), *chosen)
 
 
 class _Generator:

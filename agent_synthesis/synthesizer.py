@@ -74,7 +74,8 @@ class BuiltInSynthesizer:
     """Captures in a jailed worker, plans by moves, emits by schedules.
 
     Raises:
-        UnknownPlugin: an installed schedule or lowering does not import. BadInput: it takes the name of another.
+        UnknownPlugin: a chosen schedule or lowering is not installed, or does not import.
+        BadInput: it takes the name of another.
     """
 
     def __init__(self, capture: Capture | None = None) -> None:

@@ -202,6 +202,7 @@ _VARIABLE = re.compile(r"WARPSMITH_[A-Z]+(?:_[A-Z]+)*(?!\w)")
 
 def settings() -> str:
     """Environment variables."""
+    from warpsmith import plugins
     from warpsmith import settings as module
 
     tree = ast.parse(Path(str(module.__file__)).read_text())
@@ -225,6 +226,9 @@ def settings() -> str:
         )
     for role, service in module.CHOSEN_ROLES.items():
         rows[f"WARPSMITH_{role.upper()}"] = (f"Plugin that the {service} service runs as its {role}.", "")
+    for role in plugins.JOINING:
+        said = f"Plugins that join the built-in ones as {role}, with commas between; none that is only installed does."
+        rows[plugins.variable(role)] = (said, "")
     for variable in module.TLS_VARIABLES:
         rows[variable] = ("PEM file of mutual TLS; all three or none.", "")
     rows |= {name: (f"{text[0].upper()}{text[1:]}.", "") for name, text in ELSEWHERE.items()}

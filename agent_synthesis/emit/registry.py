@@ -1,6 +1,6 @@
 """Schedules: the ways to run a nest on a target, one file a schedule and target.
 
-`schedules(target)` lists the built-ins in order of preference, then those of installed plugins (role `schedule`); the
+`schedules(target)` lists the built-ins in order of preference, then those of chosen plugins (role `schedule`); the
 first that accepts a nest is the default, unless another says that it leads there.
 """
 
@@ -96,11 +96,11 @@ def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200)
     """Those too that the card lacks something for.
 
     Raises:
-        UnknownPlugin: an installed schedule does not import. BadInput: one has the name of another.
+        UnknownPlugin: a chosen schedule is not installed, or does not import. BadInput: one has the name of another.
     """
     ours = _cuda(hardware) if target == task_pb2.TARGET_CUDA else _CPU
-    installed = [Offered(make(hardware)) for make in _installed()]
-    theirs = tuple(each for each in installed if each.target == target)
+    chosen = [Offered(make(hardware)) for make in _chosen()]
+    theirs = tuple(each for each in chosen if each.target == target)
     names = [each.name for each in (*ours, *theirs)]
     for each in theirs:
         if names.count(each.name) > 1:
@@ -109,8 +109,8 @@ def every_schedule(target: task_pb2.Target.ValueType, hardware: Hardware = H200)
 
 
 @functools.cache
-def _installed() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
-    return tuple(plugins.find("schedule", name) for name in plugins.names("schedule"))
+def _chosen() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
+    return tuple(plugins.find("schedule", name) for name in plugins.chosen("schedule"))
 
 
 def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:

@@ -47,12 +47,12 @@ _FAMILIES = (
 
 @functools.cache
 def install_plugins() -> None:
-    """Registers the handlers of installed plugins (role `lowering`), once.
+    """Registers the handlers of chosen plugins (role `lowering`), once.
 
     Raises:
-        UnknownPlugin: one does not import. BadInput: it has a handler of an operation that has one.
+        UnknownPlugin: one is not installed or does not import. BadInput: its operation has a handler already.
     """
-    for plugin in plugins.names("lowering"):
+    for plugin in plugins.chosen("lowering"):
         handlers: Mapping[str, Handler] = plugins.load("lowering", plugin)
         if known := sorted(handlers.keys() & HANDLERS):
             raise BadInput(f"the lowering {plugin!r} has handlers of {', '.join(known)}, which have one")

@@ -82,18 +82,17 @@ EXECUTORS = ("host", "cuda")
 
 
 def executor_of(target: task_pb2.Target.ValueType) -> Executor:
-    """The executor of a target; an installed one comes before the built-in ones.
+    """The executor of a target; a chosen one comes before the built-in ones.
 
     Raises:
-        UnknownPlugin: none is installed for the target; says which are.
+        UnknownPlugin: none runs the target, says which were asked; or none of a chosen name is installed.
     """
-    others = [name for name in plugins.names("executor") if name not in EXECUTORS]
-    for name in (*others, *EXECUTORS):
+    asked = dict.fromkeys((*plugins.chosen("executor"), *EXECUTORS))
+    for name in asked:
         executor: Executor = plugins.load("executor", name)
         if executor.target == target:
             return executor
-    installed = ", ".join((*others, *EXECUTORS))
-    raise UnknownPlugin(f"no executor runs {words.target(target)}; installed: {installed}")
+    raise UnknownPlugin(f"no executor runs {words.target(target)}; asked: {', '.join(asked)}")
 
 
 CONSTRUCTORS = (verdict_pb2.VALUE_FAMILY_TASK, 0)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 
 from warpsmith import plugins, settings
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
 
+ROLES = (*settings.CHOSEN_ROLES, *plugins.JOINING)
+"""What --plugin can choose."""
+_ELSEWHERE = {
+    "search": "a strategy is chosen by --search NAME",
+    "exporter": "an exporter is chosen when a run is exported: warpsmith export --flavour NAME",
+}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -22,7 +30,7 @@ def environment(chosen: list[str], search: str, server: str, trust_input: bool) 
     """Environment of local services; the chosen plugins are installed. Trust holds for this process too.
 
     Raises:
-        BadInput: an unknown role, or an unknown plugin: says which are installed.
+        BadInput: an unknown role, two plugins where one is used, or an unknown plugin: says which are installed.
     """
     environment: dict[str, str] = {}
     if trust_input:
@@ -33,18 +41,12 @@ def environment(chosen: list[str], search: str, server: str, trust_input: bool) 
             raise BadInput("--plugin is for services that the command starts; set it where the server runs")
         return environment
     if search:
-        _require("search", search)
-    for text in chosen:
+        plugins.require("search", search)
+    by_role: dict[str, list[str]] = {}
+    for text in dict.fromkeys(chosen):
         role, _, name = text.partition("=")
-        if role not in settings.CHOSEN_ROLES:
-            roles = ", ".join(settings.CHOSEN_ROLES)
-            raise BadInput(f"--plugin {text}: write ROLE=NAME or ROLE=HOST:PORT; a role is one of {roles}")
-        if ":" in name:
-            environment[f"WARPSMITH_{settings.CHOSEN_ROLES[role].upper()}_ADDRESS"] = name
-            continue
-        _require(role, name)
-        environment[f"WARPSMITH_{role.upper()}"] = name
-    return environment
+        by_role.setdefault(role, []).append(name)
+    return environment | dict(starmap(_choice, by_role.items()))
 
 
 def gpus(count: int, server: str, target: str, devices: Path = Path("/dev")) -> list[dict[str, str]]:
@@ -68,7 +70,18 @@ def gpus(count: int, server: str, target: str, devices: Path = Path("/dev")) -> 
     return [{_VISIBLE: name} for name in visible[: count or None]]
 
 
-def _require(role: str, name: str) -> None:
-    installed = plugins.names(role)
-    if name not in installed:
-        raise BadInput(f"no {role} is called {name!r}; installed: {', '.join(installed) or 'none'}")
+def _choice(role: str, names: Sequence[str]) -> tuple[str, str]:
+    """The variable that chooses these plugins of a role, and its value."""
+    said = f"--plugin {role}={names[0]}"
+    if elsewhere := _ELSEWHERE.get(role):
+        raise BadInput(f"{said}: {elsewhere}")
+    if role not in ROLES or not all(names):
+        raise BadInput(f"{said}: write ROLE=NAME or ROLE=HOST:PORT; a role is one of {', '.join(ROLES)}")
+    if service := settings.CHOSEN_ROLES.get(role):
+        if len(names) > 1:
+            raise BadInput(f"{said}: a run has one {role}, and {', '.join(names)} are named")
+        if ":" in names[0]:
+            return f"WARPSMITH_{service.upper()}_ADDRESS", names[0]
+    for name in names:
+        plugins.require(role, name)
+    return plugins.variable(role), ",".join(names)

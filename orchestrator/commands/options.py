@@ -58,8 +58,9 @@ Agent = Annotated[
     typer.Option(
         "--plugin",
         metavar="ROLE=NAME",
-        help="Another reasoner or synthesizer than the built-in: an installed one (reasoner=vllm), or a server in any "
-        "language (reasoner=unix:/home/me/agent/socket, reasoner=host:50061).",
+        help="An installed plugin to use: another reasoner or synthesizer than the built-in (reasoner=vllm), which may "
+        "be a server in any language (reasoner=unix:/home/me/agent/socket, reasoner=host:50061), or a toolchain, "
+        "check, executor, schedule or lowering beside the built-in ones. May be given several times.",
     ),
 ]
 Reasoner = Annotated[

@@ -16,7 +16,8 @@ from warpsmith.transport import Tls
 SERVICES = ("reasoning", "synthesis", "compile", "correctness", "benchmark", "orchestrator")
 """Names of the services, as in addresses and metrics."""
 CHOSEN_ROLES = {"reasoner": "reasoning", "synthesizer": "synthesis"}
-"""Roles that one plugin fills for a whole process, with its service; `WARPSMITH_<ROLE>` names another plugin."""
+"""Roles that one plugin fills for a whole process, with its service; `WARPSMITH_<ROLE>` names another plugin.
+Those that several can join are in `plugins.JOINING`."""
 
 ASSISTED = ("compile", "correctness")
 """Agents that a language model may help, where WARPSMITH_MODEL_ASSISTS names them; by default it helps none."""

@@ -36,8 +36,8 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs entry points, given as (role, name, object)."""
-    caches = (registry.schedules, registry.every_schedule, registry._installed, groups.install_plugins,
+    """Installs entry points, given as (role, name, object), and chooses them, where not told otherwise."""
+    caches = (registry.schedules, registry.every_schedule, registry._chosen, groups.install_plugins,
               generator.emitter_digest)  # fmt: skip
     known = dict(HANDLERS)
 
@@ -45,9 +45,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
         for cache in caches:
             cache.cache_clear()
 
-    def installed(*points: tuple[str, str, str]) -> None:
+    def installed(*points: tuple[str, str, str], chosen: bool = True) -> None:
         made = [EntryPoint(name, value, f"warpsmith.{role}") for role, name, value in points]
         monkeypatch.setattr(plugins, "entry_points", lambda group: [each for each in made if each.group == group])
+        for role, name, _ in points if chosen else ():
+            monkeypatch.setenv(plugins.variable(role), name)
         forget()
 
     yield installed
@@ -57,7 +59,20 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     forget()
 
 
-def test_an_installed_schedule_is_offered_after_ours(install: Install) -> None:
+def test_what_is_only_installed_changes_nothing(install: Install) -> None:
+    before = generator.emitter_digest(), [each.name for each in registry.every_schedule(CUDA)]
+    points = (
+        ("schedule", "one_thread", "one_thread_an_element:OneThreadAnElement"),
+        ("lowering", "hypot", "lowered_hypot:handlers"),
+        ("lowering", "absent", "no_such_package:Thing"),
+    )
+    install(*points, chosen=False)
+    BuiltInSynthesizer()
+    assert (generator.emitter_digest(), [each.name for each in registry.every_schedule(CUDA)]) == before
+    assert "hypot" not in HANDLERS
+
+
+def test_a_chosen_schedule_is_offered_after_ours(install: Install) -> None:
     before = generator.emitter_digest()
     install(("schedule", "one_thread", "one_thread_an_element:OneThreadAnElement"))
     offered = [each.name for each in schedules_for(CUDA, gelu(4096))]
@@ -68,7 +83,7 @@ def test_an_installed_schedule_is_offered_after_ours(install: Install) -> None:
     assert generator.emitter_digest() != before
 
 
-def test_an_installed_lowering_makes_a_kernel_of_its_operation(install: Install) -> None:
+def test_a_chosen_lowering_makes_a_kernel_of_its_operation(install: Install) -> None:
     args = (torch.randn(8, 16), torch.randn(16))
     assert conformance.check_lowering(handlers(), Applied(torch.hypot), *args) == []
     assert "hypot" not in HANDLERS

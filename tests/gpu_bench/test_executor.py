@@ -110,15 +110,17 @@ class OtherHost(HostExecutor):
     """An executor of another package."""
 
 
-def test_executors_are_plugins_and_an_installed_one_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_is_installed_runs_nothing_until_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(executor_of(task_pb2.TARGET_CPU)) is HostExecutor
     assert type(executor_of(task_pb2.TARGET_CUDA)) is cuda.CudaExecutor
     found = plugins.entry_points
     other = EntryPoint("other", f"{__name__}:OtherHost", "warpsmith.executor")
     monkeypatch.setattr(plugins, "entry_points", lambda group: [*found(group=group), other])
+    assert type(executor_of(task_pb2.TARGET_CPU)) is HostExecutor
+    monkeypatch.setenv("WARPSMITH_EXECUTOR", "other")
     assert type(executor_of(task_pb2.TARGET_CPU)) is OtherHost
     assert type(executor_of(task_pb2.TARGET_CUDA)) is cuda.CudaExecutor
-    with pytest.raises(UnknownPlugin, match="installed: other, host, cuda"):
+    with pytest.raises(UnknownPlugin, match="asked: other, host, cuda"):
         executor_of(task_pb2.TARGET_UNSPECIFIED)
 
 

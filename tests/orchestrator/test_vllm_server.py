@@ -142,3 +142,23 @@ def test_agents_may_be_named_by_options_of_their_own() -> None:
     with pytest.raises(BadInput, match="no synthesizer is called 'gpt'; installed: builtin, vllm"):
         chosen.environment(chosen.agents(None, "", "gpt"), "", "", False)
     assert "WARPSMITH_VLLM" not in os.environ
+
+
+def test_plugins_of_every_role_are_chosen_by_name_or_refused_in_a_sentence() -> None:
+    told = ["toolchain=nvcc", "check=values", "check=memory", "executor=host", "reasoner=127.0.0.1:5"]
+    assert chosen.environment(told, "random", "", False) == {
+        "WARPSMITH_TOOLCHAIN": "nvcc",
+        "WARPSMITH_CHECK": "values,memory",
+        "WARPSMITH_EXECUTOR": "host",
+        "WARPSMITH_REASONING_ADDRESS": "127.0.0.1:5",
+    }
+    for refused, says in (
+        (["wizard=x"], "--plugin wizard=x: write ROLE=NAME or .*one of reasoner, synthesizer, toolchain, check, exec"),
+        (["check"], "--plugin check=: write ROLE=NAME"),
+        (["check=mine"], "no check is called 'mine'; installed: memory, overfit, precision, values"),
+        (["search=random"], "a strategy is chosen by --search NAME"),
+        (["exporter=module"], "warpsmith export --flavour NAME"),
+        (["reasoner=vllm", "reasoner=127.0.0.1:5"], "a run has one reasoner, and vllm, 127.0.0.1:5 are named"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            chosen.environment(refused, "", "", False)

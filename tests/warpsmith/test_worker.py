@@ -108,13 +108,16 @@ def test_calls_are_answered_one_after_another(start: Start, rung: Rung) -> None:
             assert worker.call("double", Int64Value(value=number), Int64Value, 5.0).value == 2 * number
 
 
-def test_plugins_that_are_installed_are_found_inside(start: Start, tmp_path: Path) -> None:
+def test_plugins_that_are_installed_are_found_and_chosen_inside(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARPSMITH_EXECUTOR", "mine")
     installed = tmp_path / "entry" / "hostile_entry-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile_entry\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[warpsmith.executor]\nmine = collections:OrderedDict\n")
-    code = "from warpsmith import plugins; out = plugins.names('executor'), plugins.load('executor', 'mine')"
-    assert evaluate(start(), code) == "(('cuda', 'host', 'mine'), OrderedDict())"
+    code = "from warpsmith import plugins; out = plugins.names('executor'), plugins.chosen('executor')"
+    assert evaluate(start(), code) == "(('cuda', 'host', 'mine'), ('mine',))"
 
 
 def test_calls_from_many_threads_do_not_mix(start_one: Start) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from warpsmith import printable
+from warpsmith import plugins, printable
 from warpsmith.errors import BadInput, WorkerCrashed, WorkerFault, WorkerRaised, WorkerTimeout
 from warpsmith.sandbox import fork_server, jail, jail_init, processors
 
@@ -367,12 +367,13 @@ def _raised(method: str, kind: str, body: bytes) -> WorkerRaised:
 
 
 def _environment(roots: Iterable[Path], env: Mapping[str, str]) -> dict[str, str]:
-    """Of the process: where its packages are, and `env`."""
+    """Of the process: where its packages are, which plugins are chosen, and `env`."""
     return {
         "PYTHONPATH": os.pathsep.join([*map(str, roots), *jail.package_paths()]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a crash leaves its Python stack in the tail
+        **plugins.choices(),
         **env,
     }
 
