@@ -43,7 +43,7 @@ echo "-- TypeScript server"
 node examples/agents/typescript/dist/server.js 0 >"$work/address" &
 server=$!
 for _ in $(seq 600); do [ -s "$work/address" ] && break || sleep 0.1; done
-"$bin/python" -m warpsmith.testing reasoning "$(cat "$work/address")"
+"$bin/python" -m warpsmith.testing reasoner "$(cat "$work/address")"
 drives "$(cat "$work/address")" typescript
 
 echo "-- whole runs on real services, and the tutorials"

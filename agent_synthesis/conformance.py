@@ -1,17 +1,15 @@
-"""Tells the author of a schedule or of a lowering whether it fits its role, as `warpsmith.testing` does for agents.
+"""Tells the author of a schedule or of a lowering whether it fits its role.
 
-    python -m agent_synthesis.conformance schedule NAME
-    python -m agent_synthesis.conformance lowering NAME
-
-asks the plugin that is installed under that name. In a test of the author's, `check_schedule(MySchedule)` gives the
-findings, and `check_lowering(handlers, module, *args)` lowers a module that uses the operation to one kernel's nest and
-compares what that means with PyTorch. Neither compiles or runs a kernel: `warpsmith optimize` judges what comes of one.
+`python -m warpsmith.testing schedule NAME`, or `lowering NAME`, asks an installed one. In a test of the author's,
+`check_schedule(MySchedule)` gives the findings, and `check_lowering(handlers, module, *args)` lowers a module that uses
+the operation to one kernel's nest and compares what that means with PyTorch. Neither compiles or runs a kernel:
+`warpsmith optimize` judges what comes of one.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -23,16 +21,15 @@ from agent_synthesis.lowering.forms import renamed
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
-from agent_synthesis.schedule import Offered, S, Schedule
-from warpsmith import plugins
-from warpsmith.errors import BadInput, IllegalMove, UnknownPlugin
+from agent_synthesis.schedule import Emission, Footprint, Offered, S, Schedule
+from agent_synthesis.settings import Settings
+from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200, Hardware
-from warpsmith.testing import concluded
+from warpsmith.testing import asking
 
 MOST_ALTERNATIVES = 200
 """Of one nest: each is a move that a search has to look at."""
-ROLES = ("schedule", "lowering")
 
 
 def nests() -> dict[str, Nest]:
@@ -70,11 +67,32 @@ def check_schedule(
 
     `asked`: nests by name; those of `nests()` where there are none.
     """
-    try:
-        schedule = Offered(make(card))
-    except Exception as error:
-        return [f"it cannot be made for a card: {type(error).__name__}: {error}"]
-    return list(dict.fromkeys(_of_schedule(schedule, Offered(make(card)), asked or nests())))
+
+    def questions() -> Iterator[str]:
+        given = asked or nests()
+        schedule = asking.made(make, card)
+        _require_members(schedule, given)
+        yield from _of_schedule(Offered(schedule), Offered(make(card)), given)
+
+    return asking.findings(questions())
+
+
+def _require_members(schedule: Schedule[Settings], asked: Mapping[str, Nest]) -> None:
+    """Raises Unfit where a member is missing, or gives something of another type for a nest that is accepted."""
+    asking.member(schedule, "name", str)
+    asking.member(schedule, "target", int)
+    settings = asking.member(schedule, "settings", type)
+    if not issubclass(settings, Settings):
+        raise asking.Unfit(f"settings is {settings.__name__}, no subclass of agent_synthesis.settings.Settings")
+    for nest in asked.values():
+        if asking.method(schedule, "accepts", nest, gives=bool):
+            defaults = asking.method(schedule, "defaults", nest, gives=settings)
+            others: Sequence[object] = asking.method(schedule, "alternatives", nest, defaults, gives=(list, tuple))
+            if strange := [each for each in others if not isinstance(each, settings)]:
+                raise asking.Unfit(f"alternatives gives {type(strange[0]).__name__}, not {settings.__name__}")
+            asking.method(schedule, "footprint", nest, defaults, gives=Footprint)
+            with contextlib.suppress(IllegalMove):  # which settings it refuses is asked below
+                asking.method(schedule, "emit", nest, defaults, gives=Emission)
 
 
 def _of_schedule(schedule: Offered, again: Offered, asked: Mapping[str, Nest]) -> Iterator[str]:
@@ -127,7 +145,7 @@ def _of_nest(schedule: Offered, again: Offered, nest: Nest) -> Iterator[str]:
 def check_lowering(handlers: Mapping[str, Handler], module: torch.nn.Module, *args: torch.Tensor) -> list[str]:
     """Findings about handlers, by what becomes of a module that uses their operations; empty when they fit.
 
-    The module's forward takes tensors and gives one. Where a plugin of the operation is installed, that one is asked.
+    The module's forward takes tensors and gives one. Where a plugin of the operation is chosen, that one is asked.
     """
     groups.install_plugins()
     findings = _of_handlers(handlers)
@@ -140,6 +158,19 @@ def check_lowering(handlers: Mapping[str, Handler], module: torch.nn.Module, *ar
     finally:
         for name in added:
             del HANDLERS[name]
+
+
+def check_handlers(make: Callable[[], Mapping[str, Handler]]) -> list[str]:
+    """Findings about the handlers that `make` gives, by themselves; empty when they fit."""
+
+    def questions() -> Iterator[str]:
+        handlers = asking.made(make)
+        findings = _of_handlers(handlers)
+        yield from findings
+        if not findings and (known := sorted(set(handlers) & HANDLERS.keys())):
+            yield f"it has handlers of {', '.join(known)}, which have one"
+
+    return asking.findings(questions())
 
 
 def _of_handlers(handlers: Mapping[str, Handler]) -> list[str]:
@@ -165,23 +196,3 @@ def _of_module(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Itera
         torch.testing.assert_close(made.reshape(wanted.shape), wanted)
     except AssertionError as error:
         yield f"it computes something else than PyTorch: {' '.join(str(error).split())[:200]}"
-
-
-def main(arguments: list[str]) -> int:
-    """Asks an installed plugin and prints the findings; 0 when it fits, 1 when not, 2 for a wrong command line."""
-    if len(arguments) != 2 or arguments[0] not in ROLES:
-        print(f"usage: python -m agent_synthesis.conformance {'|'.join(ROLES)} NAME", file=sys.stderr)
-        return 2
-    role, name = arguments
-    try:
-        made = plugins.find(role, name)
-        findings = check_schedule(made) if role == "schedule" else _of_handlers(made())
-        groups.install_plugins()
-    except (UnknownPlugin, BadInput) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return concluded(name, findings)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -13,6 +13,8 @@ from warpsmith.sandbox import jail
 
 ROLES = (*settings.CHOSEN_ROLES, *plugins.JOINING)
 """What --plugin can choose."""
+SERVED = {**settings.CHOSEN_ROLES, "toolchain": "compile"}
+"""Roles that a server can fill, with its service."""
 _ELSEWHERE = {
     "search": "a strategy is chosen by --search NAME",
     "exporter": "an exporter is chosen when a run is exported: warpsmith export --flavour NAME",
@@ -77,11 +79,11 @@ def _choice(role: str, names: Sequence[str]) -> tuple[str, str]:
         raise BadInput(f"{said}: {elsewhere}")
     if role not in ROLES or not all(names):
         raise BadInput(f"{said}: write ROLE=NAME or ROLE=HOST:PORT; a role is one of {', '.join(ROLES)}")
-    if service := settings.CHOSEN_ROLES.get(role):
-        if len(names) > 1:
-            raise BadInput(f"{said}: a run has one {role}, and {', '.join(names)} are named")
-        if ":" in names[0]:
-            return f"WARPSMITH_{service.upper()}_ADDRESS", names[0]
+    is_server = role in SERVED and any(":" in name for name in names)
+    if len(names) > 1 and (is_server or role in settings.CHOSEN_ROLES):
+        raise BadInput(f"{said}: a run has one {role}, and {', '.join(names)} are named")
+    if is_server:
+        return f"WARPSMITH_{SERVED[role].upper()}_ADDRESS", names[0]
     for name in names:
         plugins.require(role, name)
     return plugins.variable(role), ",".join(names)

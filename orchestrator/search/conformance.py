@@ -1,24 +1,19 @@
-"""Tells the author of a search strategy whether it fits its role, as `warpsmith.testing` does for agents.
+"""Tells the author of a search strategy whether it fits its role; `python -m warpsmith.testing search NAME` asks it.
 
-    python -m orchestrator.search.conformance NAME
-
-asks the strategy that is installed under that name; a class is asked by `check_search(MyStrategy)`. The questions are
-about a run without services: a few legal moves, one of which gives wrong results. They say nothing of how well it
-searches: `benchmarks/search/skill.py` measures that.
+The one idea: it is walked through a run without services, of a few legal moves, one of which gives wrong results. That
+says nothing of how well it searches: `benchmarks/search/skill.py` measures that.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator import testing
 from orchestrator.pipeline import passed
 from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
-from warpsmith import plugins
 from warpsmith.digest import of_moves
-from warpsmith.errors import IllegalMove, UnknownPlugin
-from warpsmith.testing import concluded
+from warpsmith.errors import IllegalMove
+from warpsmith.testing import asking
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -89,21 +84,28 @@ class _Run:
 
 def check_search(make: Callable[[], Search]) -> list[str]:
     """Findings about the strategy that `make` gives, a new one with each call; empty when it fits."""
-    return list(dict.fromkeys(_findings(make)))
+    return asking.findings(_findings(make))
+
+
+def _next(search: Search, state: SearchState) -> Sequence[Proposal]:
+    found: list[Proposal] = asking.method(search, "next", state, gives=list)
+    if strange := [each for each in found if not isinstance(each, Proposal)]:
+        raise asking.Unfit(f"next gives a list of {type(strange[0]).__name__}, not of Proposal")
+    return found
 
 
 def _findings(make: Callable[[], Search]) -> Iterator[str]:
-    if make().next(_Run().state(slots=0)):
+    if _next(asking.made(make), _Run().state(slots=0)):
         yield "proposes something where no slot is free"
-    if make().next(_Run().state()) != make().next(_Run().state()):
+    if _next(asking.made(make), _Run().state()) != _next(asking.made(make), _Run().state()):
         yield "equal runs get different proposals: what it draws must come from a seed"
     silent = _Run()
     silent.reasoner_answers = False
-    make().next(silent.state())  # whatever it does then, it does not fail
-    run, search = _Run(), make()
+    _next(asking.made(make), silent.state())  # whatever it does then, it does not fail
+    run, search = _Run(), asking.made(make)
     run.end(PLAN_ZERO, hypothesis_pb2.Hypothesis(source="plan zero"))
     for _ in range(MOST_ROUNDS):
-        proposals = search.next(run.state())
+        proposals = _next(search, run.state())
         if not proposals:
             break
         yield from _proposals(run, proposals)
@@ -138,21 +140,3 @@ def _proposals(run: _Run, proposals: Sequence[Proposal]) -> Iterator[str]:
             yield "a proposal has a move that is not legal"
         if not hypothesis.source or not hypothesis.rationale or hypothesis.predicted_speedup <= 0:
             yield "a proposal lacks its source, its rationale or a predicted_speedup above 0"
-
-
-def main(arguments: list[str]) -> int:
-    """Asks an installed strategy and prints the findings; 0 when it fits, 1 when not, 2 for a wrong command line."""
-    if len(arguments) != 1:
-        print("usage: python -m orchestrator.search.conformance NAME", file=sys.stderr)
-        return 2
-    (name,) = arguments
-    try:
-        findings = check_search(lambda: plugins.load("search", name))
-    except UnknownPlugin as error:
-        print(error, file=sys.stderr)
-        return 2
-    return concluded(name, findings)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -58,7 +58,7 @@ def test_the_swapped_reasoning_pod_serves_the_tutorials_plugin(tmp_path: Path) -
         while not ports.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         address = f"127.0.0.1:{ports.read_text().split()[0]}"
-        assert testing.check_server("reasoning", address) == []
+        assert testing.check_server("reasoner", address) == []
         stub = service.dial(reasoning_service_pb2_grpc.ReasoningServiceStub, address)
         proposed = stub.ProposeHypotheses(testing.reasoning_request()).hypotheses
         assert {hypothesis.source for hypothesis in proposed} == {"least_traffic"}

@@ -152,6 +152,7 @@ def test_plugins_of_every_role_are_chosen_by_name_or_refused_in_a_sentence() -> 
         "WARPSMITH_EXECUTOR": "host",
         "WARPSMITH_REASONING_ADDRESS": "127.0.0.1:5",
     }
+    assert chosen.environment(["toolchain=h:5"], "", "", False) == {"WARPSMITH_COMPILE_ADDRESS": "h:5"}
     for refused, says in (
         (["wizard=x"], "--plugin wizard=x: write ROLE=NAME or .*one of reasoner, synthesizer, toolchain, check, exec"),
         (["check"], "--plugin check=: write ROLE=NAME"),
@@ -159,6 +160,7 @@ def test_plugins_of_every_role_are_chosen_by_name_or_refused_in_a_sentence() -> 
         (["search=random"], "a strategy is chosen by --search NAME"),
         (["exporter=module"], "warpsmith export --flavour NAME"),
         (["reasoner=vllm", "reasoner=127.0.0.1:5"], "a run has one reasoner, and vllm, 127.0.0.1:5 are named"),
+        (["toolchain=gxx", "toolchain=h:5"], "a run has one toolchain, and gxx, h:5 are named"),
     ):
         with pytest.raises(BadInput, match=says):
             chosen.environment(refused, "", "", False)

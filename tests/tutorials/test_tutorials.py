@@ -42,9 +42,9 @@ def test_every_page_has_something_to_run() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("agent", r"^\[\]$.*saves .* bytes"),
-        ("operation", r"^hypot: fits$.*fuse \w+ hypot.*x \["),
-        ("schedule", r"^one_thread_an_element: fits$"),
+        ("agent", r"^reasoner least_traffic: fits$.*saves .* bytes"),
+        ("operation", r"^lowering hypot: fits$.*fuse \w+ hypot.*x \["),
+        ("schedule", r"^schedule one_thread_an_element: fits$"),
     ],
 )
 def test_the_commands_of_a_page_do_what_it_says(name: str, says: str, tmp_path: Path) -> None:

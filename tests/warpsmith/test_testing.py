@@ -39,13 +39,17 @@ def test_a_careless_reasoner_is_told_everything() -> None:
 
 
 def test_an_unknown_role_has_no_suite(capsys: pytest.CaptureFixture[str]) -> None:
-    assert testing.main(["wizard", "127.0.0.1:1"]) == 2
-    assert "no conformance suite for 'wizard'" in capsys.readouterr().err
+    assert testing.main(["wizard", "127.0.0.1:1"]) == testing.main(["wizard", "x"]) == 2
+    said = capsys.readouterr().err
+    assert "no server can be a 'wizard'; one can be a reasoner, a synthesizer, a toolchain" in said
+    assert "no role is called 'wizard'; roles: reasoner, synthesizer, toolchain, check, " in said
+    assert testing.main(["search", "wizard"]) == 2
+    assert "no search is called 'wizard'; installed: beam, " in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_answer_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    assert testing.main(["reasoning", "127.0.0.1:1"]) == 3
-    assert "reasoning at 127.0.0.1:1: " in capsys.readouterr().err
+    assert testing.main(["reasoner", "127.0.0.1:1"]) == 3
+    assert "reasoner at 127.0.0.1:1: " in capsys.readouterr().err
 
 
 def test_a_wrong_command_line_says_what_it_wants(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,25 @@
-"""Tells the author of an agent whether it fits its role, whatever it is written in.
+"""Tells the author of a plugin whether it fits its role, whatever it is written in.
 
-    python -m warpsmith.testing reasoning 127.0.0.1:50051
+    python -m warpsmith.testing toolchain NAME
+    python -m warpsmith.testing reasoner 127.0.0.1:50051
 
-asks a running server the questions below and prints what it finds. A Python plugin is asked the same through its
-methods: `check_reasoning(MyReasoner().propose)`. An empty list of findings means that it fits. A search strategy runs
-inside the orchestrator and is asked by `orchestrator.search.conformance`.
+asks the plugin that is installed under that name, or a running server, and prints what it finds. In a test of the
+author's, `check_reasoner(MyReasoner)` gives the findings; an empty list means that it fits. The suites of agents that
+can be servers are here, and in `asking` what all suites share; those of other roles are beside what they ask about.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from warpsmith import arguments, digest, printable, service
+from warpsmith import arguments, digest, plugins, printable, service
 from warpsmith.contract import words
-from warpsmith.errors import BadInput, IllegalMove, Infrastructure, WarpsmithError
+from warpsmith.errors import BadInput, IllegalMove, Infrastructure, UnknownPlugin, WarpsmithError
+from warpsmith.testing import asking
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -30,6 +33,7 @@ from warpsmith.v1 import (
     task_pb2,
     tensor_pb2,
     timing_pb2,
+    trial_pb2,
 )
 
 SOFTMAX = """import torch
@@ -55,6 +59,19 @@ Synthesize = Callable[
     [synthesis_service_pb2.SynthesizeCandidateRequest], synthesis_service_pb2.SynthesizeCandidateResponse
 ]
 Compile = Callable[[compile_service_pb2.CompileCandidateRequest], compile_service_pb2.CompileCandidateResponse]
+
+SUITES = {
+    "reasoner": "warpsmith.testing:check_reasoner",
+    "synthesizer": "warpsmith.testing:check_synthesizer",
+    "toolchain": "agent_compile.conformance:check_toolchain",
+    "check": "agent_correctness.conformance:check_check",
+    "executor": "gpu_bench.running.conformance:check_executor",
+    "search": "orchestrator.search.conformance:check_search",
+    "exporter": "orchestrator.exports.conformance:check_exporter",
+    "schedule": "agent_synthesis.conformance:check_schedule",
+    "lowering": "agent_synthesis.conformance:check_handlers",
+}
+"""What gives the findings on what makes a plugin of a role; named, not imported: this kit does without the services."""
 
 
 def softmax_task(target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU) -> task_pb2.Task:
@@ -102,19 +119,39 @@ def reasoning_request(limit: int = 4) -> reasoning_service_pb2.ProposeHypotheses
 
 
 def check_reasoning(propose: Propose) -> list[str]:
-    """Findings about a reasoner."""
-    return list(_reasoning(propose))
+    """Findings about a reasoner's method, or about what calls a server. Raises Infrastructure: no server answers."""
+    return asking.findings(_reasoning(propose), of_server=True)
+
+
+def check_reasoner(make: Callable[[], Any]) -> list[str]:
+    """Findings about the reasoner that `make` gives."""
+
+    def questions() -> Iterator[str]:
+        reasoner = asking.made(make)
+
+        def propose(
+            request: reasoning_service_pb2.ProposeHypothesesRequest,
+        ) -> reasoning_service_pb2.ProposeHypothesesResponse:
+            return asking.method(reasoner, "propose", request, gives=reasoning_service_pb2.ProposeHypothesesResponse)
+
+        yield from _reasoning(propose)
+
+    return asking.findings(questions())
 
 
 def _reasoning(propose: Propose) -> Iterator[str]:
+    def proposed() -> Sequence[hypothesis_pb2.Hypothesis]:
+        answer = asking.ask(propose, request, gives=reasoning_service_pb2.ProposeHypothesesResponse, name="propose")
+        return answer.hypotheses
+
     request = reasoning_request()
-    response = propose(request)
-    if not response.hypotheses:
+    hypotheses = proposed()
+    if not hypotheses:
         yield "proposes nothing for a softmax with tenfold headroom and a legal move"
-    if len(response.hypotheses) > request.limit:
-        yield f"proposes {len(response.hypotheses)} hypotheses where {request.limit} were asked for"
+    if len(hypotheses) > request.limit:
+        yield f"proposes {len(hypotheses)} hypotheses where {request.limit} were asked for"
     legal = {digest.of_moves([item.move]) for item in request.analysis.legal_moves}
-    for number, hypothesis in enumerate(response.hypotheses, start=1):
+    for number, hypothesis in enumerate(hypotheses, start=1):
         name = f"hypothesis {number}"
         new = hypothesis.new_move_count
         if not 1 <= new <= len(hypothesis.moves):
@@ -128,15 +165,41 @@ def _reasoning(propose: Propose) -> Iterator[str]:
         if not hypothesis.source:
             yield f"{name}: source is empty"
     request.analysis.ClearField("legal_moves")
-    if propose(request).hypotheses:
+    if proposed():
         yield "proposes moves where none is legal"
     request.ClearField("analysis")
-    yield from _refuses(lambda: propose(request), BadInput, "a request without an analysis")
+    yield from asking.refuses(proposed, BadInput, "a request without an analysis")
 
 
 def check_synthesis(analyze: Analyze, synthesize: Synthesize) -> list[str]:
-    """Findings about a synthesizer. Needs torch where the synthesizer runs."""
-    return list(_synthesis(analyze, synthesize))
+    """Findings about what calls a synthesizer's server. Needs torch where it runs. Raises Infrastructure."""
+    return asking.findings(_synthesis(analyze, synthesize), of_server=True)
+
+
+def check_synthesizer(make: Callable[[], Any]) -> list[str]:
+    """Findings about the synthesizer that `make` gives."""
+
+    def questions() -> Iterator[str]:
+        plugin = asking.made(make)
+
+        def analyze(request: synthesis_service_pb2.AnalyzePlanRequest) -> synthesis_service_pb2.AnalyzePlanResponse:
+            found = asking.method(plugin, "analyze", request.task, request.moves, gives=analysis_pb2.Analysis)
+            return synthesis_service_pb2.AnalyzePlanResponse(analysis=found)
+
+        def synthesize(
+            request: synthesis_service_pb2.SynthesizeCandidateRequest,
+        ) -> synthesis_service_pb2.SynthesizeCandidateResponse:
+            candidate = candidate_pb2.Candidate
+            found = asking.method(plugin, "synthesize", request.task, request.hypothesis, gives=candidate)
+            return synthesis_service_pb2.SynthesizeCandidateResponse(candidate=found)
+
+        def repair() -> tuple[Any, ...]:
+            return asking.method(plugin, "repair", softmax_task(), trial_pb2.Trial(), "", gives=tuple)
+
+        yield from _synthesis(analyze, synthesize)
+        yield from asking.refuses(repair, BadInput, "the repair of a trial that did not fail")
+
+    return asking.findings(questions())
 
 
 def _synthesis(analyze: Analyze, synthesize: Synthesize) -> Iterator[str]:
@@ -160,7 +223,7 @@ def _synthesis(analyze: Analyze, synthesize: Synthesize) -> Iterator[str]:
     yield from (f"plan zero: {finding}" for finding in _program(candidates[0].program))
     bad = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="no such group")
     request_bad = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=[bad])
-    yield from _refuses(lambda: analyze(request_bad), IllegalMove, "a move on a group that does not exist")
+    yield from asking.refuses(lambda: analyze(request_bad), IllegalMove, "a move on a group that does not exist")
 
 
 def _program(program: candidate_pb2.Program) -> Iterator[str]:
@@ -177,8 +240,9 @@ def _program(program: candidate_pb2.Program) -> Iterator[str]:
 
 
 def check_compile(compile_candidate: Compile) -> list[str]:
-    """Findings about a compile agent for the CPU target."""
-    return list(_compile(compile_candidate))
+    """Findings about what calls a compile agent's server, for the CPU target; a toolchain's own method is asked by
+    `agent_compile.conformance`. Raises Infrastructure."""
+    return asking.findings(_compile(compile_candidate), of_server=True)
 
 
 def _compile(compile_candidate: Compile) -> Iterator[str]:
@@ -186,7 +250,9 @@ def _compile(compile_candidate: Compile) -> Iterator[str]:
         program = candidate_pb2.Program(target=task_pb2.TARGET_CPU)
         program.sources.add(name="kernel.cpp", text=text)
         program.digest = digest.of_program(program)
-        return compile_candidate(compile_service_pb2.CompileCandidateRequest(program=program))
+        request = compile_service_pb2.CompileCandidateRequest(program=program)
+        answer = compile_service_pb2.CompileCandidateResponse
+        return asking.ask(compile_candidate, request, gives=answer, name="CompileCandidate")
 
     good = 'extern "C" void nothing(void* const* arguments) { (void)arguments; }\n'
     first, second = outcome(good), outcome(good)
@@ -201,60 +267,64 @@ def _compile(compile_candidate: Compile) -> Iterator[str]:
         yield "the diagnostics do not name what is wrong"
 
 
-def _refuses(call: Callable[[], Any], expected: type[WarpsmithError], what: str) -> Iterator[str]:
+def check_plugin(role: str, name: str) -> list[str]:
+    """Findings about the plugin that is installed under a name.
+
+    Raises:
+        UnknownPlugin: no such role, or none of that name is installed.
+    """
+    plugins.require(role, name)
+    module, _, suite = SUITES[role].partition(":")
+    check: Callable[[Any], list[str]] = getattr(importlib.import_module(module), suite)
     try:
-        call()
-    except expected:
-        return
-    except WarpsmithError as error:
-        yield f"{what} gives {type(error).__name__} instead of {expected.__name__}"
-    else:
-        yield f"{what} is not refused"
+        return check(plugins.find(role, name))
+    except UnknownPlugin as error:
+        return [str(error)]
 
 
 def check_server(role: str, address: str) -> list[str]:
-    """Findings about a server of the role ("reasoning", "synthesis" or "compile") at an address.
+    """Findings about the server at an address that fills a role.
 
     Raises:
-        BadInput: there is no suite for the role.
+        BadInput: no server fills the role. Infrastructure: there is no answer.
     """
     match role:
-        case "reasoning":
+        case "reasoner":
             reasoning = service.dial(reasoning_service_pb2_grpc.ReasoningServiceStub, address)
             return check_reasoning(reasoning.ProposeHypotheses)
-        case "synthesis":
+        case "synthesizer":
             synthesis = service.dial(synthesis_service_pb2_grpc.SynthesisServiceStub, address)
             return check_synthesis(synthesis.AnalyzePlan, synthesis.SynthesizeCandidate)
-        case "compile":
+        case "toolchain":
             compiler = service.dial(compile_service_pb2_grpc.CompileServiceStub, address)
             return check_compile(compiler.CompileCandidate)
         case _:
-            raise BadInput(f"no conformance suite for {role!r}; there is one for reasoning, synthesis, compile")
+            raise BadInput(f"no server can be a {role!r}; one can be a reasoner, a synthesizer, a toolchain")
 
 
 def concluded(name: str, findings: Sequence[str]) -> int:
     """Prints the findings on what is called `name`; the exit status: 0 when it fits, 1 when not."""
     for finding in findings:
         print(f"- {printable.line(finding)}")
-    print(f"{name}: {'fits' if not findings else f'{len(findings)} findings'}")
+    count = f"{len(findings)} finding{'s' * (len(findings) > 1)}"
+    print(f"{name}: {count if findings else 'fits'}")
     return 1 if findings else 0
 
 
 def main(arguments: list[str]) -> int:
-    """Asks a server and prints the findings; 0: it fits, 1: it does not, 2: a wrong command line, 3: no answer."""
+    """Asks a plugin or a server and prints the findings; 0: it fits, 1: it does not, 2: a wrong command line, 3: no
+    answer of a server."""
     if len(arguments) != 2:
-        print("usage: python -m warpsmith.testing reasoning|synthesis|compile HOST:PORT", file=sys.stderr)
+        print(f"usage: python -m warpsmith.testing {'|'.join(SUITES)} NAME|HOST:PORT", file=sys.stderr)
         return 2
+    role, name = arguments
     try:
-        findings = check_server(*arguments)
+        if ":" in name:
+            return concluded(f"{role} at {name}", check_server(role, name))
+        return concluded(f"{role} {name}", check_plugin(role, name))
     except BadInput as error:
-        print(error, file=sys.stderr)
+        print(printable.line(str(error)), file=sys.stderr)
         return 2
     except Infrastructure as error:
-        print(f"{arguments[0]} at {arguments[1]}: {printable.line(str(error))}", file=sys.stderr)
+        print(f"{role} at {name}: {printable.line(str(error))}", file=sys.stderr)
         return 3
-    return concluded(f"{arguments[0]} at {arguments[1]}", findings)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,7 @@
+"""`python -m warpsmith.testing`: see the package."""
+
+import sys
+
+from warpsmith.testing import main
+
+raise SystemExit(main(sys.argv[1:]))
