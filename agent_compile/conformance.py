@@ -34,8 +34,9 @@ def _findings(make: Callable[[], Toolchain]) -> Iterator[str]:
     toolchain = asking.made(make)
     try:
         yield from _about(toolchain)
-    finally:
-        asking.method(toolchain, "close", gives=object)
+    except asking.Unfit as unfit:  # it is to be closed all the same
+        yield str(unfit)
+    asking.method(toolchain, "close", gives=object)
 
 
 def _about(toolchain: Toolchain) -> Iterator[str]:

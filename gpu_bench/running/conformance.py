@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gpu_bench.running.executor import Executor, ProgramFault, Sources, TorchMemory
+from gpu_bench.running.executor import Executor, Kept, ProgramFault, Sources, TorchMemory
 from warpsmith import digest
 from warpsmith.graphs import dtypes
 from warpsmith.testing import asking
@@ -57,7 +57,9 @@ def _of_library_calls(executor: Executor, device: torch.device) -> Iterator[str]
     if asking.member(loaded, "program", candidate_pb2.Program, of=_LOADED) != program:
         yield "the program of what load gives is another than the one that was loaded"
     asking.member(loaded, "device", torch.device, of=_LOADED)
+    asking.member(loaded, "elsewhere", object, of=_LOADED)
     values = torch.linspace(-1.0, 1.0, SHAPE[0] * SHAPE[1], device=device).reshape(SHAPE)
+    asking.method(loaded, "keep", Sources([values]), gives=Kept, of=_LOADED)
     steps = list[int]()
     for memory in (None, TorchMemory(device)):
         forward: Any = asking.method(

@@ -118,12 +118,17 @@ def faulty(*_: object) -> int:
     return {}["what the author forgot"]
 
 
+def ends(*_: object) -> None:
+    raise SystemExit(0)
+
+
 FAULTS = {
     "missing": (),
     "gives None": (no_answer,),
     "gives something else": (lambda *_: object(),),
     "takes other arguments": (no_argument_fits,),
     "raises": (faulty,),
+    "ends the process": (ends,),
     "is no method": (SimpleNamespace(),),
 }
 
@@ -145,6 +150,13 @@ def test_each_fault_of_each_member_is_a_line_that_names_it(role: str, name: str,
     assert found
     assert name in "".join(found)
     assert not any("\n" in each or "AttributeError" in each for each in found), found
+
+
+@pytest.mark.parametrize("name", ["program", "device", "elsewhere", "bind", "keep"])
+def test_what_an_executor_loads_has_all_that_is_asked_of_it(name: str) -> None:
+    executor = plugins.load("executor", EXAMPLES["executor"].module)
+    lacking = Planted(executor, "load", lambda *arguments: Planted(executor.load(*arguments), name))
+    assert suite("executor")(lambda: lacking) == [f"what load gives has no {name}"]
 
 
 @pytest.mark.parametrize("role", EXAMPLES)

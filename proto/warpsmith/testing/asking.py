@@ -68,7 +68,7 @@ def ask(call: Callable[..., Any], *arguments: object, gives: type[T] | tuple[typ
         found = call(*arguments)
     except WarpsmithError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Unfit(f"{name} {_raises(error)}") from error
     if not isinstance(found, gives):
         wanted = " or ".join(each.__name__ for each in (gives if isinstance(gives, tuple) else (gives,)))
@@ -117,7 +117,7 @@ def _found(plugin: object, name: str, of: str) -> Any:
         raise Unfit(f"{name} {_raises(error)}") from error
 
 
-def _raises(error: Exception) -> str:
+def _raises(error: BaseException) -> str:
     """With the line of the plugin's, or of what it called, that raised."""
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"raises {type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
