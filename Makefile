@@ -13,7 +13,7 @@ HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.
 BUDGET ?= 5s
 MODULES ?= examples/gelu_bias_scale.py examples/fused_linear_row_sum.py examples/softmax.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures docs docs-check system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -124,6 +124,14 @@ monitoring-check: $(READY) ## checks rules and dashboards; a real Prometheus scr
 monitoring-pictures: $(READY) ## runs two modules under Prometheus and draws the dashboards into docs/images
 	@$(BIN)/python k8s/monitoring/live_check.py --pictures docs/images
 
+##@ Docs
+
+docs: ## builds docs/ as a static site in build/site, with an environment of its own (.venv-docs)
+	@PYTHON=$(PYTHON) bash .ci/docs_check.sh
+
+docs-check: $(READY) ## builds it strictly; checks links, anchors, navigation, requests, pages made from the code, and every command that a page shows
+	@PYTHON=$(PYTHON) VENV=$(VENV) bash .ci/docs_check.sh check
+
 ##@ House
 
 stubs: $(READY) ## generates the gRPC stubs again
@@ -139,4 +147,4 @@ system-deps: ## installs Debian packages for monitoring-check, images-check and 
 	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql chromium
 
 clean: ## removes what the targets made, but not runs/
-	@rm -rf $(VENV) .venv-k8s .venv-checkov wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) .venv-k8s .venv-checkov .venv-docs wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache

@@ -147,6 +147,8 @@ def main() -> int:
     text = PAGE.read_text()
     made = written(text)
     if "--check" in sys.argv[1:]:
+        if made != text:
+            print("docs/generator.md is not as the generator now works: python docs/generator_page.py")
         return int(made != text)
     PAGE.write_text(made)
     return 0
