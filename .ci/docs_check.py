@@ -59,6 +59,11 @@ class Parsed(HTMLParser):
             self.requests += [values[name] for name in REQUESTED.get(tag, ()) if name in values]
         self.requests += _IN_CSS.findall(values.get("style", ""))
 
+    def handle_data(self, data: str) -> None:
+        """Keeps what a style asks for."""
+        if self.lasttag == "style":
+            self.requests += _IN_CSS.findall(data)
+
 
 def of_site(site: Path) -> Iterator[str]:
     """What is wrong in the site as it was built."""
