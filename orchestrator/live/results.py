@@ -6,12 +6,14 @@ may ask for it every time that it starts.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from orchestrator import archive
 from orchestrator.commands import client, report
 from orchestrator.commands.progress import Progress
 from warpsmith.errors import BadInput, Infrastructure
@@ -59,7 +61,7 @@ class Results:
 
     def _known(self, task: task_pb2.Task) -> Result | None:
         """What an earlier run found for the task, the newest first, where it was measured on what is here."""
-        if self.fresh or not (self.server or self.runs.exists()):
+        if self.fresh or not (self.server or os.path.lexists(self.runs / archive.FILE_NAME)):
             return None
         with client.reading(self.server, self.runs) as orchestrator:
             request = messages.ListRunsRequest(task_digest=task.digest)

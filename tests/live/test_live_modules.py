@@ -157,7 +157,7 @@ def test_a_kernel_that_is_wrong_on_the_modules_own_values_is_not_used(
     assert "not used: on the example arguments and weights result 0 is off by" in same.warpsmith.message
 
 
-@pytest.mark.parametrize("why", ["another torch", "nothing faster", "asked for afresh", "no runs"])
+@pytest.mark.parametrize("why", ["another torch", "nothing faster", "asked for afresh", "no runs", "logs alone"])
 def test_what_is_not_known_is_searched_for(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = nn.Sequential(nn.Linear(4, 4), nn.GELU()).eval(), (torch.randn(4, 4),)
     run = won(module, args, {})
@@ -166,7 +166,9 @@ def test_what_is_not_known_is_searched_for(why: str, tmp_path: Path, monkeypatch
     if why == "nothing faster":
         run.best.timing.faster = False
     runs, elsewhere = tmp_path / "runs", Archive.in_directory(tmp_path / "elsewhere")
-    if why != "no runs":
+    if why == "logs alone":  # as `judge` and `verify` leave it
+        (runs / "logs").mkdir(parents=True)
+    elif why != "no runs":
         archive = Archive.in_directory(runs)
         archive.put_run(run)
         archive.close()
