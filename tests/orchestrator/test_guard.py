@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -77,6 +78,17 @@ def test_a_call_that_is_transformed_is_told_nothing(guard: _WsGuard) -> None:
         torch.func.vmap(lambda x: (_ws_tell_once(module, None), x)[1])(X)
 
 
+def test_a_shallow_copy_is_not_answered_by_the_settings_of_its_original(guard: _WsGuard) -> None:
+    module = Module(guard)
+    assert guard.read(module, (X, 2.0), {"shift": Y, "negate": False}) is not None
+    assert guard.read(copy.copy(module), (X, 2.0), {"shift": Y, "negate": False}) is None
+    assert guard.read(copy.deepcopy(module), (X, 2.0), {"shift": Y, "negate": False}) is not None
+
+
+def test_a_tensor_whose_sign_is_yet_to_be_turned_is_not_read(guard: _WsGuard) -> None:
+    assert guard.read(Module(guard), (torch._neg_view(X), 2.0), {"shift": Y, "negate": False}) is None
+
+
 class Part(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +124,7 @@ CHANGES: dict[str, Callable[[Whole], object]] = {
     "its class": lambda module: setattr(module.parts[0], "__class__", Sharper),
     "a hook of a part": lambda module: module.parts[1].register_forward_hook(lambda *_: None),
     "a hook before it": lambda module: module.parts[1].register_forward_pre_hook(lambda *_: None),
+    "what a call of a part does": lambda module: setattr(module.parts[1], "forward", torch.relu),
     "a part": lambda module: module.parts.__setitem__(0, Part()),
     "a part more": lambda module: module.parts.append(nn.ReLU()),
     "the order of parts": _swapped,
@@ -136,15 +149,25 @@ def test_a_change_between_two_equal_calls_is_seen_by_the_second(change: str) -> 
     assert guard.read(module, (X,), {}) is None
 
 
+@contextlib.contextmanager
+def _hook_of_all() -> Iterator[None]:
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    yield
+    hook.remove()
+
+
 CALLS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "forward mode": torch.autograd.forward_ad.dual_level,
+    "a hook of all modules": _hook_of_all,
 }
 
 
 @pytest.mark.parametrize("around", CALLS)
 def test_what_is_around_a_call_is_looked_at_in_each(guard: _WsGuard, around: str) -> None:
     module, given = Module(guard), ((X, 2.0), {"shift": Y, "negate": False})
+    module.inner = nn.Identity()
+    module._ws_settings = guard.settings(module, (), {})
     assert guard.read(module, *given) is not None
     with CALLS[around]():
         assert guard.read(module, *given) is None

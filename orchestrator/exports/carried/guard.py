@@ -45,7 +45,7 @@ class _WsGuard:
 
     def read(self, module, args, kwargs):
         """The tensors that the program reads, inputs first, or None when the call is not the verified one."""
-        return None if _ws_is_transformed() else self.matched(module, args, kwargs)
+        return None if _ws_is_transformed() or _ws_is_copy(module) else self.matched(module, args, kwargs)
 
     def matched(self, module, args, kwargs):
         """As `read`, whatever calls the module."""
@@ -103,6 +103,8 @@ class _WsGuard:
                 or tensor.shape != shape
                 or tensor.stride() != strides
                 or tensor.data_ptr() & 15  # the widest access of a kernel
+                or tensor.is_neg()
+                or tensor.is_conj()
             ):
                 return False
         return True
@@ -131,6 +133,8 @@ class _WsSettings:
             for part, _, look, known in self._looks:
                 if look(part) != known:
                     return False
+            if self._parts[1:] and _ws_has_other_calls(self._parts[1:]):
+                return False
             return all([*part._modules.values()] == children for part, children in self._children)
         return False
 
@@ -170,6 +174,19 @@ def _ws_reads_mode(kind):
             parts = ("__code__", "__func__", "__wrapped__", "fget")
             waiting += [getattr(value, part) for part in parts if hasattr(value, part)]
     return False
+
+
+def _ws_is_copy(module):
+    """Whether it is a shallow copy, whose settings are those of the module that it was copied from."""
+    return module._ws_settings is not None and module._ws_settings._parts[0] is not module
+
+
+def _ws_has_other_calls(parts):
+    """Whether a call of a part runs more than the forward of its class and its own hooks."""
+    everywhere = torch.nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return True
+    return any("forward" in part.__dict__ for part in parts)
 
 
 def _ws_look(part, by_mode, *, is_outer):
