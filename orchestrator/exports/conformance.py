@@ -1,17 +1,17 @@
 """Tells the author of an exporter whether it fits its role; `python -m warpsmith.testing exporter NAME` asks it.
 
 The one idea: it writes the winner of a made-up run of one kernel, for a processor and for a GPU; one of both is enough.
-The file has to be Python, and is not run.
+Files of Python have to be that; nothing is run.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 
-from orchestrator.exports.export import Exported, Exporter
+from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from warpsmith import digest
 from warpsmith.errors import BadInput, NotFound
+from warpsmith.sandbox import private_files, python_text
 from warpsmith.testing import asking, softmax_task
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, timing_pb2
 
@@ -19,6 +19,7 @@ _KERNELS = {
     task_pb2.TARGET_CPU: ("kernel.cpp", 'extern "C" void softmax(void* const* arguments) {}\n'),
     task_pb2.TARGET_CUDA: ("kernel.cu", 'extern "C" __global__ void softmax(const float* x, float* y) {}\n'),
 }
+_GIVES = (Exported, ExportedFolder)
 
 
 def check_exporter(make: Callable[[], Exporter]) -> list[str]:
@@ -32,35 +33,49 @@ def _findings(make: Callable[[], Exporter]) -> Iterator[str]:
     for target in _KERNELS:
         run = _run(target)
         try:
-            exported = asking.method(exporter, "export", run, gives=Exported)
+            exported: Exported | ExportedFolder = asking.method(exporter, "export", run, gives=_GIVES)
         except BadInput as error:
             refused.append(str(error))
             continue
-        yield from _of_file(exported)
-        if asking.method(exporter, "export", run, gives=Exported) != exported:
+        yield from _of_files(exported)
+        if asking.method(exporter, "export", run, gives=_GIVES) != exported:
             yield "equal runs give different files"
     if len(refused) == len(_KERNELS):
         yield f"it refuses every run: {refused[0]}"
 
-    def nothing_faster() -> Exported:
+    def nothing_faster() -> Exported | ExportedFolder:
         run = _run(task_pb2.TARGET_CPU)
         run.state, run.best.timing.faster = run_pb2.RUN_STATE_NO_FASTER, False
-        return asking.method(exporter, "export", run, gives=Exported)
+        return asking.method(exporter, "export", run, gives=_GIVES)
 
     yield from asking.refuses(nothing_faster, NotFound, "a run that found nothing faster")
 
 
-def _of_file(exported: Exported) -> Iterator[str]:
-    name, text = exported.file_name, exported.text
-    if not isinstance(name, str) or not name.endswith(".py") or not name.removesuffix(".py").isidentifier():
-        yield f"the file's name is {name!r}, which nothing can import"
-    if not isinstance(text, str) or not text.strip():
-        yield "the file has no text"
-        return
+def _of_files(exported: Exported | ExportedFolder) -> Iterator[str]:
+    match exported:
+        case Exported(file_name=str(name), text=str(text)):
+            yield from _of_file(name, text)
+            if name.endswith(".py") and not name.removesuffix(".py").isidentifier():
+                yield f"the file's name is {name!r}, which nothing can import"
+        case ExportedFolder(name=str(), files=dict(files)) if files:
+            for path, text in files.items():
+                yield from _of_file(path, text)
+        case _:
+            yield "what it gives has no name, no text or no files"
+
+
+def _of_file(path: str, text: str) -> Iterator[str]:
     try:
-        ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        yield f"the file is not Python: {error}"
+        private_files.relative_path("a file of an export", path)
+    except BadInput as error:
+        yield str(error)
+    if not isinstance(text, str) or not text.strip():
+        yield f"{path} has no text"
+    elif path.endswith(".py"):
+        try:
+            python_text.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            yield f"{path} is not Python: {error}"
 
 
 def _run(target: task_pb2.Target.ValueType) -> run_pb2.Run:

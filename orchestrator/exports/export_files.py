@@ -60,11 +60,18 @@ def write_folder(place: Path, files: Mapping[str, str]) -> None:
                 path = made / private_files.relative_path("a file of an export", name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 private_files.replace(path, text, mode=0o666)
-            os.rename(made, parent / place.name)
+            _put(made, parent / place.name, place)
+    except OSError as error:
+        raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
+
+
+def _put(made: Path, name: Path, place: Path) -> None:
+    try:
+        os.rename(made, name)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise BadInput(f"{place}: is there already: move it away, or name another with --output") from error
-        raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
+        raise
 
 
 def _is_missing(path: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from string import Template
 
 from orchestrator.exports import export, export_module, library_steps
@@ -17,6 +17,8 @@ from orchestrator.exports.export import ExportedFolder, Names
 from orchestrator.exports.export_outputs import outputs
 from orchestrator.trust import record
 from warpsmith import hardware
+from warpsmith.contract import structures
+from warpsmith.contract.structures import OWN_CLASS
 from warpsmith.errors import BadInput
 from warpsmith.program_steps import calls_in
 from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2
@@ -190,7 +192,8 @@ $numbers
 Calls like the verified one run the kernel: these shapes, strides, types and device, the module as it was constructed,
 no gradient, no autocast. Any other call runs the original forward, which is in the package.
 Under `torch.compile` (also `fullgraph=True`) a verified call is one operator, `torch.ops.$operator`;
-there, results are copies where the original would give views of its inputs.
+there, results are copies where the original would give views of its inputs. A dimension that is marked as dynamic is
+refused there, and `torch.func.grad` within what is compiled.
 
 The operator takes the tensors ($given) and refuses others. Autocast changes nothing in it.
 $derivative
@@ -255,7 +258,7 @@ def _words(run: run_pb2.Run) -> dict[str, str]:
     }
 
 
-_DERIVATIVE = "It has a derivative of the first order: the original is run again, and that is differentiated."
+_DERIVATIVE = "It has the original's derivatives, of any order: the original is run again, and that is differentiated."
 _NO_DERIVATIVE = "It draws numbers, so it has no derivative; `ModelNew` has the original's."
 _ON_GPU = "The wheel holds machine code for the verified architecture, built from `kernels/` by NVRTC."
 _ON_PROCESSOR = "g++ builds `kernels/` at the first call, kept in your cache folder."
@@ -270,6 +273,18 @@ def _require_pure(program: candidate_pb2.Program) -> None:
             "this winner may write to its inputs or buffers, as a module with running statistics does, and no operator "
             "of the package flavour does: export with --flavour module instead"
         )
+    structure = structures.require(program.output_tree, program.output_leaves, len(program.outputs))
+    if any(node.kind and node.kind.startswith(OWN_CLASS) for node in _nodes(structure)):
+        raise BadInput(
+            "this module returns a dataclass of its own, whose parts PyTorch does not see: export with "
+            "--flavour module instead"
+        )
+
+
+def _nodes(node: structures.Node) -> Iterator[structures.Node]:
+    yield node
+    for child in node.children:
+        yield from _nodes(child)
 
 
 def _given(run: run_pb2.Run, names: Names) -> list[str]:

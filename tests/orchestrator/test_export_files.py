@@ -208,3 +208,9 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(export: Export, path: st
 )
 def test_a_name_that_a_server_suggests_is_one_part_of_a_path_of_plain_letters(suggested: str, name: str) -> None:
     assert export_files.own_name(suggested) == name
+
+
+def test_files_of_a_folder_that_stand_in_each_others_way_are_not_told_as_one_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be written"):
+        export_files.write_folder(tmp_path / "made", {"p": "a file", "p/q": "below it"})
+    assert list(tmp_path.iterdir()) == []

@@ -28,10 +28,11 @@ class Model(torch.nn.Module):
     def __init__(self, width, offset=0.0):
         super().__init__()
         self.offset = offset
+        self.half = torch.tensor(0.5)
         self.bias = torch.nn.Parameter(torch.randn(width))
 
     def forward(self, x, y):
-        return {"sum": torch.tanh(x + self.bias) * 0.5 + self.offset, "same": [y, torch.tanh(y - self.bias)]}
+        return {"sum": torch.tanh(x + self.bias) * self.half + self.offset, "same": [y, torch.tanh(y - self.bias)]}
 
 
 def get_inputs():
@@ -171,6 +172,57 @@ def test_the_operator_has_the_originals_derivative(kernel: Any) -> None:
     torch.testing.assert_close(ours, torch.autograd.grad(leaves, [x, y, bias], weights))
 
 
+def test_the_operator_has_the_originals_second_derivative(kernel: Any) -> None:
+    def second(call: Callable[..., Any]) -> torch.Tensor:
+        x = torch.linspace(-1.0, 1.0, 32).reshape(4, 8).requires_grad_()
+        (first,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum() + (x**3).sum(), x)[0]
+
+    ours, theirs = operator_of(kernel), kernel._WsReference(8)
+    torch.testing.assert_close(second(lambda x: ours(x, Y, theirs.bias)[0]), second(lambda x: theirs(x, Y)["sum"]))
+
+
+@pytest.mark.parametrize("is_compiled_first", [True, False])
+def test_a_derivative_is_right_in_eager_and_compiled_whatever_came_first(kernel: Any, is_compiled_first: bool) -> None:
+    operator, bias = operator_of(kernel), torch.randn(8)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return operator(x, Y, bias)[0].square().sum()
+
+    def derivative(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        x = X.clone().requires_grad_()
+        return torch.autograd.grad(call(x), x)[0]
+
+    kernel._ws_operator._original._made.clear()
+    torch._dynamo.reset()
+    calls = [torch.compile(slope, backend="aot_eager"), slope]
+    found = [derivative(call) for call in (calls if is_compiled_first else reversed(calls))]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_an_empty_batch_of_calls_gives_empty_results(kernel: Any) -> None:
+    made = torch.func.vmap(operator_of(kernel), (0, None, None))(torch.zeros(0, 4, 8), Y, torch.randn(8))
+    assert [tuple(each.shape) for each in made] == [(0, 4, 8)] * 3
+
+
+def test_an_inner_part_that_is_called_otherwise_is_seen_by_a_compiler_too(kernel: Any) -> None:
+    ours = kernel.ModelNew(8)
+    ours.inner = torch.nn.Identity()
+    ours._ws_settings = kernel._ws_guard.settings(ours, (8,), {})
+    graphs = list[str]()
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    with torch.no_grad():
+        torch.compile(ours, backend=backend)(X, Y)
+        ours.inner.forward = lambda x: x * 0  # type: ignore[method-assign]
+        torch._dynamo.reset()
+        torch.compile(ours, backend=backend)(X, Y)
+    assert ["gated_warpsmith" in graph for graph in graphs] == [True, False]
+
+
 def test_what_the_operator_gives_shares_no_memory_with_what_it_is_given(kernel: Any) -> None:
     tensors = [X.clone(), Y.clone(), torch.randn(8)]
     results = operator_of(kernel)(*tensors)
@@ -222,3 +274,17 @@ def test_a_program_that_may_write_to_a_buffer_is_refused_with_the_flavour_that_f
     run.best.candidate.program.steps.add().library.target = "aten.add_.Tensor"
     with pytest.raises(BadInput, match="export with --flavour module"):
         PackageExporter().export(run)
+
+
+def test_a_module_that_returns_a_dataclass_of_its_own_is_refused(tmp_path: Path) -> None:
+    text = MODULE.replace(
+        "import torch\n",
+        "import dataclasses\n\nimport torch\n\n\n@dataclasses.dataclass\nclass Out:\n    a: object\n",
+        1,
+    )
+    before, _, after = text.partition("        return {")
+    (tmp_path / "own.py").write_text(
+        f"{before}        return Out(torch.tanh(x + self.bias + y))\n{after.partition(chr(10))[2]}"
+    )
+    with pytest.raises(BadInput, match=r"dataclass of its own.*--flavour module instead"):
+        PackageExporter().export(host_time.a_run(tmp_path / "own.py", "cpu"))

@@ -8,7 +8,7 @@ import contextlib
 
 import torch
 
-from orchestrator.exports.carried.guard import _ws_aligned, _ws_laid_out
+from orchestrator.exports.carried.guard import _ws_aligned, _ws_has_other_calls, _ws_is_copy, _ws_laid_out
 
 
 class _WsOperator:
@@ -51,6 +51,11 @@ class _WsOperator:
         return [torch.empty_strided(shape, strides, dtype=d, device=device) for shape, strides, d in self._made]
 
     def _one_by_one(self, info, dims, *tensors):
+        if not info.batch_size:
+            device = tensors[0].device
+            return [torch.empty((0, *shape), dtype=d, device=device) for shape, _, d in self._made], [0] * len(
+                self._made
+            )
         space, _, name = self._name.partition("::")
         operator = getattr(getattr(torch.ops, space), name).default
         rows = []
@@ -77,13 +82,15 @@ class _WsOperator:
         return self._original(tensors)
 
     def _backward(self, ctx, gradients):
-        wanted = ctx.needs_input_grad
+        wanted, again = ctx.needs_input_grad, torch.is_grad_enabled()  # where the derivative is differentiated too
         with torch.enable_grad():
-            sources = [t.detach().requires_grad_(w) for t, w in zip(ctx.saved_tensors, wanted, strict=True)]
+            saved = zip(ctx.saved_tensors, wanted, strict=True)
+            sources = [t if again and w else t.detach().requires_grad_(w) for t, w in saved]
             results = self._originals(sources)
         pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if g is not None and r.requires_grad]
         asked = [source for source in sources if source.requires_grad]
-        found = iter(torch.autograd.grad([r for r, _ in pairs], asked, [g for _, g in pairs], allow_unused=True))
+        made, given = [r for r, _ in pairs], [g for _, g in pairs]
+        found = iter(torch.autograd.grad(made, asked, given, allow_unused=True, create_graph=again))
         return tuple([next(found) if is_wanted else None for is_wanted in wanted])
 
 
@@ -110,9 +117,12 @@ class _WsOriginal:
 
     def __call__(self, tensors):
         device = tensors[0].device
-        if device not in self._made:
-            self._made[device] = self._module().to(device), torch.utils._pytree.tree_structure(tuple(self._inputs()))
-        module, structure = self._made[device]
+        if torch._C._len_torch_dispatch_stack():  # a compiler looks: what it makes of a module's tensors is its own
+            module, structure = self._parts(device)
+        else:
+            if device not in self._made:
+                self._made[device] = self._parts(device)
+            module, structure = self._made[device]
         given = iter(tensors)
         leaves = [next(given) if kind is torch.Tensor else known for kind, known in self._guard._pattern]
         state = dict(zip(self._guard._members, given, strict=True))
@@ -120,6 +130,9 @@ class _WsOriginal:
         result = torch.utils._pytree.tree_leaves(torch.func.functional_call(module, state, args))
         results = [leaf for leaf in result if isinstance(leaf, torch.Tensor)]
         return [results[place] for place in self._places]
+
+    def _parts(self, device):
+        return self._module().to(device), torch.utils._pytree.tree_structure(tuple(self._inputs()))
 
     def _module(self):
         with torch.random.fork_rng():  # the caller's numbers stay as they are
@@ -130,9 +143,10 @@ class _WsOriginal:
 
 def _ws_seen(guard, module, args, kwargs):
     """The tensors that the operator takes, or None, where a compiler looks at a call: as `guard.read`, but for memory,
-    of which there is none yet. What is asked here the compiler asks again before it runs what it has made."""
+    of which there is none yet. What is asked here the compiler asks again before it runs what it has made, but for
+    hooks that came later, as for any module: `torch._dynamo.reset()` has it look again."""
     tensors, settings = guard.given(module, args, kwargs), module._ws_settings
-    if tensors is None or settings is None or not _ws_seen_to_hold(settings):
+    if tensors is None or settings is None or _ws_is_copy(module) or not _ws_seen_to_hold(settings):
         return None
     if torch.is_autocast_enabled(guard._device) or torch.autograd.forward_ad._current_level >= 0:
         return None
@@ -149,4 +163,6 @@ def _ws_seen_to_hold(settings):
         for name, value in zip(names, known, strict=True):
             if not hasattr(part, name) or getattr(part, name) != value:
                 return False
+    if _ws_has_other_calls(settings._parts[1:]):
+        return False
     return all([*part._modules.values()] == children for part, children in settings._children)
