@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -185,7 +185,8 @@ def _optimise_all(
     progress: Progress,
 ) -> list[run_pb2.Run]:
     """Starts a run for each task and watches them one after another."""
-    progress.learn(client.latest(orchestrator, _EARLIER_RUNS))
+    with suppress(WarpsmithError):  # a hint for people keeps no search from beginning
+        progress.learn(client.latest(orchestrator, _EARLIER_RUNS))
     with progress:
         started = [client.create(orchestrator, task, limits, search, fresh=fresh) for task in tasks]
         for run in started:

@@ -22,7 +22,7 @@ from warpsmith.sandbox import private_files
 Result = Mapping[str, Any]
 """One task's or one solution's, as `--json` prints it."""
 SPEEDUPS = {"speedup_fastest": "fastest", "speedup_eager": "eager"}
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 """What a spreadsheet takes for the beginning of one."""
 
 

@@ -27,6 +27,7 @@ _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set")
 """What a copy has in common with the module; hooks and inner modules are the copy's own."""
 _trying = threading.local()
 _is_transformed = cast("Callable[[], bool]", guard._ws_is_transformed)
+_tell_once = cast("Callable[[object, object, int], None]", guard._ws_tell_once)
 
 
 def shallow(module: torch.nn.Module, kind: type[torch.nn.Module] | None = None) -> torch.nn.Module:
@@ -89,7 +90,7 @@ class Kernel:
         if tensors is None:
             return False, None
         if self._exported["_ws_wants_gradient"](self, tensors):
-            self._exported["_ws_tell_once"](self, tensors, 6)
+            _tell_once(self, tensors, 6)
             return False, None
         self.count += 1
         return True, self._nested(self._program(tensors))

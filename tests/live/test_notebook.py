@@ -12,7 +12,9 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "python" / "first_kernel.ipy
 
 
 @pytest.mark.services
-def test_the_notebook_runs_and_shows_the_search_in_one_output(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_shows_the_search_in_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
     search, checks, report = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"][-3:]

@@ -133,7 +133,7 @@ def test_a_run_without_a_faster_kernel_has_nothing_to_export(archive: Archive) -
         run, _ = watched(orchestrator, client.create(orchestrator, testing.task(), BUDGET))
         with pytest.raises(NotFound, match="nothing faster"):
             orchestrator.ExportBest(messages.ExportBestRequest(run_id=run.id))
-        with pytest.raises(BadInput, match="installed: kernelbench, module"):
+        with pytest.raises(BadInput, match=r"installed: .*kernelbench, module"):
             orchestrator.ExportBest(messages.ExportBestRequest(run_id=run.id, flavour="fortran"))
 
 

@@ -50,7 +50,7 @@ def test_words_by_names_that_are_not_ours_share_a_column() -> None:
     assert "options" not in row
 
 
-@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@sum", "\n=1"])
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@sum", "\n=1", "＝1"])
 def test_no_text_of_others_is_a_formula(text: str) -> None:
     assert read_csv(tables.csv_text([result(message=text)]))[0]["message"] == f"'{text.strip()}"
 
