@@ -286,10 +286,22 @@ def _attribute(entry: str, name: str, value: int) -> str:
     return f"  check(cudaFuncSetAttribute({entry}, cudaFuncAttribute{name}, {value}));\n"
 
 
+def _outside_of_templates(parameters: str) -> list[str]:
+    """A list of parameters, cut at its commas but not at those of a template's arguments."""
+    parts, depth = [""], 0
+    for character in parameters:
+        depth += {"<": 1, ">": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
 def _parameter_types(text: str, launch: candidate_pb2.Launch) -> list[str]:
     """Types of a kernel's parameters, without their names, from its definition."""
     found = re.search(rf"__global__[^;{{}}]*?\b{re.escape(launch.entry)}\s*\(([^)]*)\)", text)
-    types = found.group(1).split(",") if found else []
+    types = _outside_of_templates(found.group(1)) if found else []
     if len(types) != len(launch.arguments):
         raise BadInput(f"the program's source defines no kernel {launch.entry} of {len(launch.arguments)} arguments")
     return [re.sub(r"(__restrict__)?\s*\w+\s*$", "", part).strip() for part in types]

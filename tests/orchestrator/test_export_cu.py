@@ -8,8 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import simulated
+import subjects
 
 from benchmarks.timing import host_time
+from orchestrator.exports import export_kernelbench
 from orchestrator.exports.export_cu import CudaExporter
 from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, candidate_pb2, run_pb2, tensor_pb2
@@ -37,6 +40,11 @@ PRODUCT = (
     MODULE.replace("torch.tanh(x + self.bias) * 0.5", "torch.relu(x @ x.t())")
     .replace("torch.randn(4, 8)", "torch.randn(256, 256, dtype=torch.bfloat16)")
     .replace("torch.randn(8)", "torch.randn(8, dtype=torch.bfloat16)")
+)
+SUM = (
+    MODULE.replace("torch.tanh(x + self.bias) * 0.5", "(x + self.bias).sum()")
+    .replace("4, 8", "512, 8192")
+    .replace("randn(8)", "randn(8192)")
 )
 
 
@@ -85,6 +93,20 @@ def test_scratch_lies_in_the_callers_workspace_with_what_stays_zero_first(tmp_pa
     assert "workspace: 768 bytes at a multiple of 256" in text
     assert "the first 256 are 0 before the first call" in text
     assert "cudaMemsetAsync(static_cast<char*>(workspace) + 256, 7, 400, stream)" in text
+
+
+@needs_nvcc
+def test_a_sum_whose_parts_lie_in_the_workspace_compiles_too(tmp_path: Path) -> None:
+    text, _ = compiled(tmp_path, a_run(tmp_path, SUM))
+    assert "ws::Fold<ws::Sum, float>*" in text, "a type with a comma of its own"
+
+
+@pytest.mark.parametrize("subject", subjects.a_slice(), ids=lambda subject: subject.name)
+def test_the_host_code_of_every_schedule_and_class_of_shape_knows_its_parameters(subject: simulated.Subject) -> None:
+    program = simulated.program_of(subject.nest, subject.emission())
+    for step in program.steps:
+        if step.HasField("launch"):
+            export_kernelbench.host_function("launch", step.launch, program)
 
 
 @needs_nvcc
