@@ -59,6 +59,7 @@ class Gain:
     algebra: str
     kernels: str
     whole: str
+    beside: str
     authored_percent: float | None
 
 
@@ -67,9 +68,14 @@ def gain(run: run_pb2.Run) -> Gain | None:
     if not run.HasField("best"):
         return None
     split, share = report.gain_split(run), report.authored_share(run.best.timing)
-    algebra, kernels = (f"{each:.2f}x" for each in split) if split is not None else ("", "")
-    whole = report.speedup_text(run.best.timing.speedup_fastest)
-    return Gain(report.gain_text(run), algebra, kernels, whole, None if share is None else round(100 * share, 1))
+    percent, timing = None if share is None else round(100 * share, 1), run.best.timing
+    if split is None:
+        return Gain(report.gain_text(run), "", "", "", "", percent)
+    whole, beside = timing.speedup_fastest, "the fastest baseline"
+    if split.is_over_eager:
+        whole, beside = timing.speedup_eager, "eager"
+    factors = f"{split.algebra:.2f}x", f"{split.kernels:.2f}x"
+    return Gain(report.gain_text(run), *factors, report.speedup_text(whole), beside, percent)
 
 
 def floor_ns(run: run_pb2.Run) -> float:

@@ -72,10 +72,17 @@ def test_what_a_model_took_is_told_where_one_took_anything() -> None:
 
 def test_a_gain_is_split_into_algebra_and_kernels() -> None:
     run = faster_run()
-    assert report.gain_split(run) == (4.0, 2.0)
+    assert report.gain_split(run) == (4.0, 2.0, False)
     assert report.authored_share(run.best.timing) == 0.75
     text = report.gain_text(run)
     assert text == "algebra 4.00x × kernels 2.00x; 75% of the time in authored kernels, 25% in library calls"
+
+
+def test_a_gain_is_split_beside_eager_where_a_compiled_baseline_is_ahead_of_the_rewritten_module() -> None:
+    run = faster_run()
+    run.best.timing.speedup_fastest.median = 1.6
+    assert report.gain_split(run) == (5.0, 2.0, True)
+    assert report.gain_text(run).startswith("over eager: algebra 5.00x × kernels 2.00x; ")
 
 
 def test_a_gain_is_not_split_by_a_time_that_cannot_be() -> None:
