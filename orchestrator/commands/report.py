@@ -60,8 +60,8 @@ class GainSplit(NamedTuple):
 def gain_split(run: run_pb2.Run) -> GainSplit | None:
     """How a speedup splits into algebra and kernels; None without a rewrite.
 
-    Only the second is a kernel's: rewritten reference ÷ ours (measurement, "Faster", 2). The rewritten reference runs in
-    eager, so where a compiled baseline is ahead of it, what it gains shows beside eager alone.
+    Only the second is a kernel's: rewritten reference ÷ ours (measurement, "Faster", 2). The rewritten reference runs
+    in eager, so where a compiled baseline is ahead of it, what it gains shows beside eager alone.
     """
     arms, timing = arms_of(run), run.best.timing
     rewritten, ours = arms.get(REWRITTEN), arms.get(CANDIDATE)

@@ -294,7 +294,7 @@ def _allocation(buffer: candidate_pb2.Buffer, name: str, target: task_pb2.Target
     layout = f"{tuple(spec.shape)}, {tuple(spec.strides)}"
     if target == task_pb2.TARGET_CPU:
         return f"{name} = _ws_result({layout}, {library_steps.dtype(spec.dtype)})"
-    return f"{name} = torch.empty_strided({layout}, dtype={library_steps.dtype(spec.dtype)}, device=device)"
+    return f"{name} = _ws_empty({layout}, {library_steps.dtype(spec.dtype)})"
 
 
 def body_of(part: Part, names: Names, steps: Sequence[Sequence[str]]) -> list[str]:
@@ -375,14 +375,16 @@ def forward(
     in_graph = in_graph and program.cuda_graph
     prepared = [position for position, step in enumerate(program.steps) if keeps and step.prepared]
     part = Part(program, [position for position in range(len(program.steps)) if position not in prepared])
-    stream = f"stream = {'_ws_stream(device.index)' if program.target == task_pb2.TARGET_CUDA else '_ws_thread()'}"
+    stream = ["stream = _ws_thread()"]
+    if program.target == task_pb2.TARGET_CUDA:
+        stream = ["index = leaves[0].get_device()", "stream = _ws_stream(index)"]
     functions, given = [], []
     if prepared:
         first = Part(program, prepared, prepared=True)
         made = "".join(f"{names[name]}, " for name in first.kept)
         lines = [*bindings(first, names, input_count, "stream"), *body_of(first, names, steps), f"return ({made})"]
         explained = '"""What depends on parameters and buffers alone."""'
-        functions.append(_function("_ws_prepare(leaves)", [explained, "device = leaves[0].device", stream, *lines]))
+        functions.append(_function("_ws_prepare(leaves)", [explained, "device = leaves[0].device", *stream, *lines]))
         own = {buffer.source.qualified_name for buffer in first.own}
         places = [place for place, name in enumerate(members(program), start=input_count) if name in own]
         functions.append(f"_ws_kept = _WsKept(_ws_prepare, {places})")
@@ -391,7 +393,7 @@ def forward(
         '"""The verified program, step by step."""',
         *([] if in_graph else given),
         "device = leaves[0].device",
-        stream,
+        *stream,
         *(["owner = stream if owner is None else owner"] if in_graph else []),
         *bindings(part, names, input_count, owner="owner" if in_graph else "stream"),
         *body_of(part, names, steps),

@@ -111,7 +111,7 @@ def _tensor_map(seen: candidate_pb2.TensorMap) -> str:
 def _arguments(launch: candidate_pb2.Launch, buffers: list[str]) -> list[str]:
     """What a CUDA launch is called with: where, and each argument as the number in its 64 bits."""
     addresses = iter(f"{name}.data_ptr()" for name in buffers)
-    found = ["device.index", "stream"]
+    found = ["index", "stream"]
     for argument in launch.arguments:
         kind = argument.WhichOneof("kind") or "buffer"
         if kind in ("buffer", "tensor_map"):

@@ -83,11 +83,11 @@ def test_on_a_gpu_workspaces_come_and_go_too_but_for_those_that_stay_zero() -> N
     program.steps[0].launch.arguments.add(buffer="counters")
     body = assert_in_order(run, [
         "counters = _ws_zeros('counters', (4, 8), torch.float32, device, stream)",
-        "first = torch.empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device)",
-        "_ws_launch_0(device.index, stream, x.data_ptr(), first.data_ptr(), counters.data_ptr())",
+        "first = _ws_empty((4, 8), (8, 1), torch.float32)",
+        "_ws_launch_0(index, stream, x.data_ptr(), first.data_ptr(), counters.data_ptr())",
         "t_lambda = torch.ops.aten.relu.default(first)",
         "del first",
-        "last = torch.empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device)",
+        "last = _ws_empty((4, 8), (8, 1), torch.float32)",
         "del t_lambda",
         "return last",
     ])  # fmt: skip

@@ -212,7 +212,7 @@ def test_in_a_graph_what_is_kept_is_among_the_addresses() -> None:
     assert "aten.exp" not in steps
     prepare = text[text.index("def _ws_prepare(leaves)") : text.index("_ws_kept = ")]
     lines = [
-        "double = torch.empty_strided",
+        "double = _ws_empty",
         "power = torch.ops.aten.exp.default(double)",
         "del double",
         "return (power, )",

@@ -114,7 +114,7 @@ class _WsGuard:
             return False
         if self._device == "cpu" or index < 0:
             return self._device == "cpu" and index < 0
-        return index == torch.cuda.current_device() and _ws_runs_on(index, self._capability, self._units)
+        return index == _ws_device() and _ws_runs_on(index, self._capability, self._units)
 
 
 class _WsSettings:
@@ -129,7 +129,7 @@ class _WsSettings:
 
     def hold(self):
         """Whether all is as it was and no inner part has a hook."""
-        with contextlib.suppress(AttributeError):  # where one is gone
+        with _ws_gone:
             for part, _, look, known in self._looks:
                 if look(part) != known:
                     return False
@@ -147,6 +147,9 @@ class _WsSettings:
     def parameters(self):
         """All parameters of the module."""
         return [each for part in self._parts for each in part._parameters.values() if each is not None]
+
+
+_ws_gone = contextlib.suppress(AttributeError)  # where an attribute that was looked at is
 
 
 def _ws_is_transformed():
@@ -274,10 +277,15 @@ def _ws_laid_out(tensor, strides):
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _ws_stream(index):
-    """The handle of PyTorch's current stream on a GPU; its own name for it where there is one is the quickest."""
-    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return quick(index) if quick else torch.cuda.current_stream(index).cuda_stream
+# The current GPU, the handle of its current stream, and memory on it for a tensor, by PyTorch's own names where it has
+# them, as Inductor's code does: the quickest.
+_ws_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_ws_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+_ws_empty = getattr(
+    torch._C._dynamo.guards,
+    "_empty_strided_cuda",
+    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cuda"),
+)
 
 
 @functools.cache
