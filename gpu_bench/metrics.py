@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Metric
 
 from gpu_bench.nvml import THROTTLE_REASONS
 from warpsmith.contract import words
@@ -22,8 +23,19 @@ from warpsmith.v1 import timing_pb2, verdict_pb2
 _OF_THE_FLOOR = (timing_pb2.FLAG_FLOOR_REJECT, timing_pb2.FLAG_FLOOR_SUSPECT)
 _TIERS = {timing_pb2.TIER_SCREENING: "screening", timing_pb2.TIER_FINAL: "final"}
 
+
+class _HeldSeconds(Counter):
+    """A counter whose holders count up to now before each scrape: no rate is above what one can hold in a second."""
+
+    def collect(self) -> Iterable[Metric]:
+        """The series, as of now."""
+        for holder in list(_holders):
+            holder.count()
+        return super().collect()
+
+
 MEASUREMENTS = Counter("warpsmith_bench_measurements", "Candidates measured, by tier and outcome.", ["tier", "outcome"])
-HELD_SECONDS = Counter(
+HELD_SECONDS = _HeldSeconds(
     "warpsmith_bench_held_seconds",
     "Time for which calls held the device, however they ended; those at the same time share it.",
     ["call"],
@@ -72,6 +84,7 @@ class Holding:
         self._lock = threading.Lock()
         self._calls: Tally[str] = Tally()
         self._last = 0.0
+        _holders.add(self)
 
     @contextlib.contextmanager
     def by(self, call: str) -> Iterator[None]:
@@ -82,14 +95,25 @@ class Holding:
         finally:
             self._change(call, -1)
 
+    def count(self) -> None:
+        """Counts what was held until now."""
+        with self._lock:
+            self._count()
+
     def _change(self, call: str, difference: int) -> None:
         with self._lock:
-            now = self._clock()
-            share = (now - self._last) / max(1, self._calls.total())
-            for name, count in self._calls.items():
-                HELD_SECONDS.labels(name).inc(share * count)
+            self._count()
             self._calls[call] += difference
-            self._last = now
+
+    def _count(self) -> None:
+        now = self._clock()
+        share = (now - self._last) / max(1, self._calls.total())
+        for name, count in self._calls.items():
+            HELD_SECONDS.labels(name).inc(share * count)
+        self._last = now
+
+
+_holders: weakref.WeakSet[Holding] = weakref.WeakSet()
 
 
 def record_timing(timing: timing_pb2.Timing) -> None:

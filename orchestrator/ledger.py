@@ -128,7 +128,7 @@ class Ledger:
                 self.floor_percent = max(self.floor_percent, self._share_of_floor(trial))
                 self._run.trial_count = len(self.trials)
                 self._run.pass_count += passed(trial)
-                metrics.record_trial(self._run.task.digest, trial)
+                metrics.record_trial(self._run, trial)
                 self._observer.trial_ended(kept)
                 self._observer.run_changed(self._run)
             case Refused():

@@ -1,11 +1,13 @@
 """What the orchestrator tells Prometheus: the funnel of trials, verdicts, times of stages, the best of each task.
 
 The one idea: every label's values are known beforehand and start at 0, so that a rate sees the first event too; only
-tasks come and go, and the last `TASK_COUNT` of them are kept. No text of a user becomes a label.
+tasks come and go, each with its module's name and a run, and the last `TASK_COUNT` of them are kept. Of a module's name
+letters, digits and a few signs become a label, and no other text of a user.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -22,7 +24,9 @@ OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "mea
 """How far a trial came."""
 STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
 TASK_COUNT = 20
-"""Tasks whose best speedup is shown; those that moved last."""
+"""Tasks in runs whose best speedup is shown; those that moved last."""
+OF_A_TASK = ("task", "module", "run")
+"""Labels of a task in a run: the beginning of its digest, the module's name, the run's identifier."""
 
 funnel = Counter("warpsmith_trials_total", f"Trials by how far they came: {', '.join(OUTCOMES)}.", ["outcome"])
 faster = Counter("warpsmith_trials_faster_total", "Trials whose screening beat the fastest baseline beyond noise.")
@@ -39,13 +43,13 @@ best_speedup = Histogram(
 )
 task_speedup = Gauge(
     "warpsmith_task_best_speedup_ratio",
-    "Best screened speedup of a task against the fastest baseline, by the beginning of the task's digest.",
-    ["task"],
+    "Best screened speedup of a task in a run against the fastest baseline; a task by the beginning of its digest.",
+    OF_A_TASK,
 )
 task_floor = Gauge(
     "warpsmith_task_floor_ratio",
     "Floor over the time of that candidate: 1 is as fast as the hardware allows.",
-    ["task"],
+    OF_A_TASK,
 )
 stage_seconds = Histogram(
     "warpsmith_stage_duration_seconds",
@@ -61,7 +65,7 @@ waiting_to_time = Gauge("warpsmith_waiting_to_time", "Measurements that wait for
 
 _FAIL = verdict_pb2.VERDICT_STATE_FAIL
 _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}
-_tasks: OrderedDict[str, float] = OrderedDict()
+_tasks: OrderedDict[tuple[str, ...], float] = OrderedDict()
 _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
@@ -86,8 +90,8 @@ def timed(stage: str) -> Iterator[None]:
         seconds.observe(time.perf_counter() - start)
 
 
-def record_trial(task_digest: str, trial: trial_pb2.Trial) -> None:
-    """Counts a judged trial, and notes the best of its task."""
+def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
+    """Counts a judged trial of a run, and notes the best of its task."""
     is_timed = trial.ended_at == trial_pb2.STAGE_TIMED
     funnel.labels("timed" if is_timed else f"{words.stage(trial.ended_at)}_fail").inc()
     state, kind = trial.verdict.state, trial.verdict.kind
@@ -99,19 +103,24 @@ def record_trial(task_digest: str, trial: trial_pb2.Trial) -> None:
         verdicts.labels(_kinds.get(kind, "unspecified")).inc()
     if is_timed and state == verdict_pb2.VERDICT_STATE_PASS:
         faster.inc(trial.timing.faster)
-        _note(digest.short(task_digest), trial.timing)
+        _note((digest.short(run.task.digest), _plain(run.task.name), run.id), trial.timing)
 
 
-def _note(task: str, timing: timing_pb2.Timing) -> None:
+def _plain(name: str) -> str:
+    """A module's name as a label."""
+    return re.sub(r"[^A-Za-z0-9_. -]", "_", name)[:60]
+
+
+def _note(task: tuple[str, ...], timing: timing_pb2.Timing) -> None:
     speedup = timing.speedup_fastest.median
     with _lock:
         is_best = speedup > _tasks.get(task, 0.0)
         _tasks[task] = max(speedup, _tasks.get(task, 0.0))
         _tasks.move_to_end(task)
         if is_best:
-            task_speedup.labels(task).set(speedup)
-            task_floor.labels(task).set(timing.floor_percent / 100)
+            task_speedup.labels(*task).set(speedup)
+            task_floor.labels(*task).set(timing.floor_percent / 100)
         if len(_tasks) > TASK_COUNT:
             oldest, _ = _tasks.popitem(last=False)
-            task_speedup.remove(oldest)
-            task_floor.remove(oldest)
+            task_speedup.remove(*oldest)
+            task_floor.remove(*oldest)

@@ -131,7 +131,10 @@ class Prometheus:
 
 def filled(expression: str, seconds: float) -> str:
     """An expression of a dashboard with Grafana's variables set for a range of so many seconds."""
-    return expression.replace("$__rate_interval", RATE_INTERVAL).replace("$__range", f"{math.ceil(seconds)}s")
+    chosen = {"$__rate_interval": RATE_INTERVAL, "$__range": f"{math.ceil(seconds)}s", "$namespace": ".*", "$run": ".*"}
+    for variable, value in chosen.items():
+        expression = expression.replace(variable, value)
+    return expression
 
 
 def expressions(seconds: float) -> dict[str, str]:

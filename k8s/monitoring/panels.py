@@ -21,7 +21,11 @@ class Panel:
     unit: str = "short"
     kind: str = "timeseries"
     stacked: bool = False
+    is_of_runs: bool = False
+    """Whether its series have a run, whose page on the live page a click opens."""
 
+
+OF_THE_RUNS = '{run=~"$run"}'
 
 THROUGHPUT = [
     Panel(
@@ -49,23 +53,27 @@ THROUGHPUT = [
         kind="bargauge",
     ),
     Panel(
-        "Best speedup of a task over time",
-        "Screened, against the fastest baseline; by the beginning of the task's digest. The final measurement decides.",
-        {"{{task}}": "max by (task) (warpsmith_task_best_speedup_ratio)"},
+        "Best speedup of a run over time",
+        "Screened, against the fastest baseline. The final measurement decides.",
+        {"{{module}} {{run}}": f"max by (module, run) (warpsmith_task_best_speedup_ratio{OF_THE_RUNS})"},
         unit="x",
+        is_of_runs=True,
     ),
     Panel(
         "Leaderboard",
-        "Best screened speedup of the tasks that moved last.",
-        {"speedup": "sort_desc(max by (task) (warpsmith_task_best_speedup_ratio))"},
+        "Best screened speedup of the runs that moved last. `warpsmith show RUN` says all of one.",
+        {"speedup": f"sort_desc(max by (module, run) (warpsmith_task_best_speedup_ratio{OF_THE_RUNS}))"},
         unit="x",
         kind="table",
+        is_of_runs=True,
     ),
     Panel(
         "How near to the floor",
-        "Floor over the best time: 100 % is as fast as the hardware allows. At 95 % a search stops, but for products.",
-        {"{{task}}": "max by (task) (warpsmith_task_floor_ratio)"},
+        "Floor over the best time: 100 % is as fast as the hardware allows, more is algebra. At 95 % a search stops, "
+        "but for products.",
+        {"{{module}} {{run}}": f"max by (module, run) (warpsmith_task_floor_ratio{OF_THE_RUNS})"},
         unit="percentunit",
+        is_of_runs=True,
     ),
     Panel(
         "Verdicts, by kind",
@@ -216,8 +224,9 @@ FLEET = [
     ),
     Panel(
         "Noise floor",
-        "How far two equal programs differ; a gain below three times this is not called a gain.",
-        {"{{instance}}": "max by (instance) (warpsmith_bench_noise_floor_ratio)"},
+        "How far two equal programs differ; a gain below three times this is no gain. More than 100 %, drawn as 100 %, "
+        "says that something else held the machine.",
+        {"{{instance}}": "clamp_max(max by (instance) (warpsmith_bench_noise_floor_ratio), 1)"},
         unit="percentunit",
     ),
     Panel(

@@ -72,7 +72,7 @@ def picture(dashboard: dict[str, Any], ask: Ask, caption: str) -> str:
 
 def _panel(panel: dict[str, Any], ask: Ask) -> str:
     series = [
-        Series(_legend("{{task}}" if panel["type"] == "table" else target["legendFormat"], labels), points)
+        Series(_legend("{{module}} {{run}}" if panel["type"] == "table" else target["legendFormat"], labels), points)
         for target in panel["targets"]
         for labels, points in ask(target["expr"], bool(target["instant"]))
         if points

@@ -397,6 +397,21 @@ def test_time_at_which_several_calls_hold_the_device_is_divided_among_them():
     assert counted == pytest.approx({"compare": 2.0, "measure": 5.0, "reference": 7.0})
 
 
+def test_a_scrape_sees_the_time_of_a_call_that_still_holds_the_device():
+    def scraped():
+        (family,) = metrics.HELD_SECONDS.collect()
+        return next(each.value for each in family.samples if each.labels == {"call": "open"} and "total" in each.name)
+
+    now = 100.0
+    holding = metrics.Holding(clock=lambda: now)
+    before = scraped()
+    with holding.by("open"):
+        now += 60.0
+        assert scraped() == pytest.approx(before + 60.0)
+        now += 5.0
+    assert scraped() == pytest.approx(before + 65.0)
+
+
 def test_metrics_count_timings_faults_and_the_machine():
     timing = timing_pb2.Timing(tier=timing_pb2.TIER_FINAL, noise_floor=0.004, device_seconds=2.0, faster=True)
     timing.environment.clock_mhz.extend([1900, 1980])

@@ -409,6 +409,19 @@ def test_every_alert_has_a_runbook_line_and_a_test() -> None:
     tested = {each["alertname"] for test in tests for each in test.get("alert_rule_test", ()) if each["exp_alerts"]}
     assert set(alerts) == tested
     assert all(rule["annotations"]["runbook"] for rule in alerts.values())
+    boards = {json.loads(file.read_text())["uid"] for file in (K8S / "monitoring" / "dashboards").glob("*.json")}
+    assert {rule["annotations"]["dashboard"].split("?")[0] for rule in alerts.values()} <= {
+        f"/d/{uid}" for uid in boards
+    }
+
+
+def test_every_expression_of_a_dashboard_asks_for_the_chosen_namespaces_alone() -> None:
+    for file in (K8S / "monitoring" / "dashboards").glob("*.json"):
+        for panel in json.loads(file.read_text())["panels"]:
+            for expression in (target["expr"] for target in panel["targets"]):
+                metrics = re.findall(r"\b(?:warpsmith|vllm|process)[_:][\w:]+|\bup\b", expression)
+                assert metrics
+                assert expression.count('{namespace=~"$namespace"') == len(metrics), expression
 
 
 def test_an_alert_watches_for_each_service_that_no_pod_serves() -> None:

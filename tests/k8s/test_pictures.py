@@ -21,7 +21,10 @@ def texts(svg: str) -> list[str]:
 def two_series(expression: str, at_the_end: bool) -> list[tuple[dict[str, str], Points]]:
     del expression, at_the_end
     points = [(0.0, 1.0), (60.0, 3.0)]
-    return [({"outcome": "timed", "task": "a<b"}, points), ({"outcome": "fault", "task": "c"}, points[1:])]
+    return [
+        ({"outcome": "timed", "module": "a<b", "run": "1"}, points),
+        ({"outcome": "fault", "module": "c", "run": "2"}, points[1:]),
+    ]
 
 
 @pytest.mark.parametrize("name", dashboards.BOARDS)
@@ -31,7 +34,7 @@ def test_every_panel_is_drawn_with_its_title_and_legends(name: str) -> None:
     assert {panel["title"] for panel in board["panels"]} <= set(said)
     assert "no data" not in said
     if name == "throughput":
-        assert "a<b" in said, "labels are text and no markup"
+        assert "a<b 1" in said, "labels are text and no markup"
 
 
 def test_a_panel_without_series_says_so() -> None:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from orchestrator import metrics
-from warpsmith.v1 import timing_pb2, trial_pb2, verdict_pb2
+from warpsmith.v1 import run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 
 def sample(name: str, **labels: str) -> float | None:
@@ -19,6 +19,14 @@ def timed_trial(speedup: float, *, faster: bool = True) -> trial_pb2.Trial:
     )
     verdict = verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_PASS)
     return trial_pb2.Trial(verdict=verdict, timing=timing, ended_at=trial_pb2.STAGE_TIMED)
+
+
+def a_run(digest: str, name: str = "softmax") -> run_pb2.Run:
+    return run_pb2.Run(id="20260101-000000-abcdef", task=task_pb2.Task(digest=digest, name=name))
+
+
+def of_task(digest: str, module: str = "softmax") -> dict[str, str]:
+    return {"task": digest[:12], "module": module, "run": "20260101-000000-abcdef"}
 
 
 def test_series_exist_before_anything_happened() -> None:
@@ -36,24 +44,31 @@ def test_a_failed_trial_is_counted_under_its_kind_and_is_no_best() -> None:
         ),
         ended_at=trial_pb2.STAGE_VERIFY,
     )
-    metrics.record_trial("f" * 64, failed)
+    metrics.record_trial(a_run("f" * 64), failed)
     assert sample("warpsmith_verdicts_total", kind="wrong_race") == before + 1
-    assert sample("warpsmith_task_best_speedup_ratio", task="f" * 12) is None
+    assert sample("warpsmith_task_best_speedup_ratio", **of_task("f" * 64)) is None
 
 
 def test_the_best_of_a_task_never_falls() -> None:
     before = sample("warpsmith_trials_faster_total") or 0
     for speedup in (1.5, 2.5, 2.0):
-        metrics.record_trial("a" * 64, timed_trial(speedup))
-    metrics.record_trial("a" * 64, timed_trial(0.5, faster=False))
-    assert sample("warpsmith_task_best_speedup_ratio", task="a" * 12) == 2.5
-    assert sample("warpsmith_task_floor_ratio", task="a" * 12) == pytest.approx(0.25)
+        metrics.record_trial(a_run("a" * 64), timed_trial(speedup))
+    metrics.record_trial(a_run("a" * 64), timed_trial(0.5, faster=False))
+    assert sample("warpsmith_task_best_speedup_ratio", **of_task("a" * 64)) == 2.5
+    assert sample("warpsmith_task_floor_ratio", **of_task("a" * 64)) == pytest.approx(0.25)
     assert sample("warpsmith_trials_faster_total") == before + 3
+
+
+def test_a_modules_name_is_cut_to_what_a_label_can_hold() -> None:
+    name = 'Attn v2.1 (b{job="x"}\n)' + "x" * 100
+    metrics.record_trial(a_run("b" * 64, name), timed_trial(1.5))
+    label = ("Attn v2.1 _b_job__x____" + "x" * 100)[:60]
+    assert sample("warpsmith_task_best_speedup_ratio", **of_task("b" * 64, label)) == 1.5
 
 
 def test_however_many_tasks_there_are_only_the_last_ones_have_series() -> None:
     for number in range(metrics.TASK_COUNT * 3):
-        metrics.record_trial(f"{number:064x}"[::-1], timed_trial(1.2))
+        metrics.record_trial(a_run(f"{number:064x}"[::-1]), timed_trial(1.2))
     series = [
         each
         for family in REGISTRY.collect()
