@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import fnmatch
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,13 +18,14 @@ from torch.utils import _pytree as pytree
 
 from orchestrator.commands import budgets, report
 from orchestrator.commands.options import DEFAULT_RUNS
+from orchestrator.live import profiled
 from orchestrator.live.calls import Call, captured, with_tensors
 from orchestrator.live.grafted import answered_by, grafted, shallow, tried
 from orchestrator.live.results import Result, Results
 from orchestrator.live.written import member, task_of
 from warpsmith.errors import BadInput
 from warpsmith.graphs import task_module
-from warpsmith.v1 import run_pb2
+from warpsmith.v1 import run_pb2, task_pb2
 
 Match = type[torch.nn.Module] | str | Callable[[str, torch.nn.Module], bool]
 """Which inner modules: a class; a class's name or a pattern of qualified names, such as "layers.*.mlp"; a predicate of
@@ -51,6 +53,8 @@ class Outcome:
     """How the run ended, in a sentence."""
     labels: tuple[str, ...]
     """What a reader of the speedup has to know."""
+    share: float = 0.0
+    """Share of the model's time that was this part's, 0 to 1; 0 where nothing measured it."""
 
 
 def optimize(
@@ -101,7 +105,8 @@ def optimize_submodules(
     args: _Arguments,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     *,
-    match: Match,
+    match: Match | None = None,
+    most: int = 4,
     budget: str = "60s",
     precision: str = "auto",
     prepared: bool = False,
@@ -110,7 +115,10 @@ def optimize_submodules(
     runs: str | Path = DEFAULT_RUNS,
     progress: bool = True,
 ) -> torch.nn.Module:
-    """The model, of which the inner modules that `match` names are made faster; equal ones are searched for once.
+    """The model, of which chosen inner modules are made faster; equal ones are searched for once.
+
+    Without `match` a profile of a few calls chooses: blocks that the model has several times, and what else takes the
+    time; what cannot be captured is left for what is in it.
 
     What each of them is called with is taken from one run of `model(*args, **kwargs)` without gradients, which leaves
     parameters and buffers as they were. What is returned shares all of them with `model`, which keeps its own
@@ -119,7 +127,8 @@ def optimize_submodules(
 
     Args, beside those of `optimize`:
         match: a class, a class's name, a pattern of qualified names such as "layers.*", or a predicate of name and
-            module.
+            module; None for what takes the most time.
+        most: searches at most that a profile asks for; `budget` is for each.
 
     Raises:
         BadInput: nothing is matched or called, a part cannot be captured, or an argument is wrong; says which.
@@ -127,20 +136,21 @@ def optimize_submodules(
     """
     given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
     results = _results(budget, fresh, server, runs, progress)
-    chosen = _outermost(model, match)
-    if not chosen:
-        raise BadInput(f"match={match!r}: names no inner module of {type(model).__name__}")
-    called = _called(model, chosen, given)
-    if missing := sorted({*chosen} - {*called}):
-        raise BadInput(f"{missing[0]} is not called by {type(model).__name__} on the example arguments")
-    written = {name: _written(chosen[name], each, precision, prepared) for name, each in called.items()}
-    found = results.of(*(task for _, task in written.values()))
+    if match is None:
+        chosen, shares = _costly(model, given, precision, prepared, most, progress)
+    else:
+        named = _outermost(model, match)
+        if not named:
+            raise BadInput(f"match={match!r}: names no inner module of {type(model).__name__}")
+        chosen, shares = _asked(model, named, given, precision, prepared), {}
+    found = results.of(*(each.task for each in chosen))
     served = {
-        name: _served(chosen[name], called[name], call, result)
-        for (name, (call, _)), result in zip(written.items(), found, strict=True)
+        each.name: _served(each.module, each.given, each.call, result)
+        for each, result in zip(chosen, found, strict=True)
     }
-    made = _with_parts(model, {id(chosen[name]): part for name, part in served.items()})
-    vars(made)["warpsmith"] = {name: vars(each)["warpsmith"] for name, each in served.items()}
+    made = _with_parts(model, {id(each.module): served[each.name] for each in chosen})
+    outcomes = {name: vars(part)["warpsmith"] for name, part in served.items()}
+    vars(made)["warpsmith"] = {name: replace(told, share=shares.get(name, 0.0)) for name, told in outcomes.items()}
     return made
 
 
@@ -262,6 +272,61 @@ def _far(mine: torch.Tensor, own: torch.Tensor) -> float:
 
 
 # ---- inner modules -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An inner module with one call of it as a task."""
+
+    name: str
+    module: torch.nn.Module
+    given: _Given
+    call: Call
+    task: task_pb2.Task
+
+
+def _asked(
+    model: torch.nn.Module, parts: Mapping[str, torch.nn.Module], given: _Given, precision: str, prepared: bool
+) -> list[_Asked]:
+    """The parts with what they are called with, in the order of their calls."""
+    called = _called(model, parts, given)
+    if missing := sorted({*parts} - {*called}):
+        raise BadInput(f"{missing[0]} is not called by {type(model).__name__} on the example arguments")
+    return [
+        _Asked(name, parts[name], each, *_written(parts[name], each, precision, prepared))
+        for name, each in called.items()
+    ]
+
+
+def _costly(
+    model: torch.nn.Module, given: _Given, precision: str, prepared: bool, most: int, progress: bool
+) -> tuple[list[_Asked], dict[str, float]]:
+    """What takes the time and can be captured, and the share of each part in the model's time."""
+    with _kept(model):
+        whole = profiled.profile(model, lambda: _result(model, given))
+    waiting = profiled.groups([whole], whole)
+    chosen: list[_Asked] = []
+    taken: list[profiled.Group] = []
+    refused: list[str] = []
+    while waiting and len(taken) < most:
+        group = waiting.pop(0)
+        modules = {part.name: model.get_submodule(part.name) for part in group.parts}
+        try:
+            chosen += _asked(model, modules, given, precision, prepared)
+        except BadInput as error:  # what is in it may do
+            refused.append(str(error))
+            waiting = sorted([*waiting, *profiled.groups(group.parts, whole)], key=lambda each: -each.seconds)
+            continue
+        taken.append(group)
+        if progress:
+            names = [part.name for part in group.parts]
+            which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more like it"
+            kind, share = type(modules[names[0]]).__name__, group.seconds / whole.seconds
+            print(f"{which} ({kind}): {share:.0%} of the model's time", file=sys.stderr)
+    if not chosen:
+        why = f": {refused[0]}" if refused else "; warpsmith.optimize(model, …) takes all of it"
+        raise BadInput(f"no inner module of {type(model).__name__} is worth a search of its own{why}")
+    return chosen, {part.name: part.seconds / whole.seconds for group in taken for part in group.parts}
 
 
 def _outermost(model: torch.nn.Module, match: Match) -> dict[str, torch.nn.Module]:
