@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-TIMED_CALLS = 3
-"""Of the model, after one that is not counted."""
+TIMED_CALLS, TIMED_SECONDS, MOST_CALLS = 3, 0.5, 100
+"""Of the model, after one call that is not counted: so many at least, and more of a quick one, for so long."""
 LEAST_SHARE = 0.05
 """Of the model's time, that a part and its equals have to take."""
 
@@ -55,11 +55,12 @@ class Group:
 def profile(model: torch.nn.Module, call: Callable[[], object]) -> Part:
     """The tree of what a `call` of the model calls, each where it is first called, by the least of several times."""
     call()
-    whole, *others = [_called(model, call) for _ in range(TIMED_CALLS)]
-    for other in others:
-        again = {part.name: part.seconds for part in other}
+    whole, count, end = _called(model, call), 1, time.monotonic() + TIMED_SECONDS
+    while count < TIMED_CALLS or (time.monotonic() < end and count < MOST_CALLS):
+        again = {part.name: part.seconds for part in _called(model, call)}
         for part in whole:
             part.seconds = min(part.seconds, again.get(part.name, part.seconds))
+        count += 1
     return whole
 
 
