@@ -1,8 +1,8 @@
-"""Makes the Helm chart's files from the kustomizations: `python k8s/chart_files.py`, or `make chart`; `--check` compares.
+"""Makes the Helm chart's files from the kustomizations: `make chart`; with `--check` compares.
 
-The one idea: a chart is layers. `base` holds objects; each overlay and component is what it adds and what it changes, found
-by comparing two renderings. The templates in `k8s/chart` put layers together and know no object by heart. A list that
-merges by key, or that only grows, is changed item by item, so that layers do not undo each other.
+The one idea: a chart is layers. `base` holds objects; each overlay and component is what it adds and what it changes,
+found by comparing two renderings. The templates in `k8s/chart` put layers together and know no object by heart. A list
+that merges by key, or that only grows, is changed item by item, so that layers do not undo each other.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def connected(server: str, runs: Path) -> Iterator[Optimization]:
     Raises:
         BadInput: no command is under way there.
     """
-    yield _at(server) if server else cast("Optimization", orchestrator_at(published_address(runs)))
+    yield _at(server) if server else _calling(published_address(runs))
 
 
 def _at(server: str) -> Optimization:
@@ -125,8 +125,12 @@ def _at(server: str) -> Optimization:
     Raises:
         BadInput: no command is under way there, or its socket is not our own.
     """
-    address = server if ":" in server else published_address(Path(server))
-    return cast("Optimization", orchestrator_at(address, settings.read().tls))
+    return _calling(server if ":" in server else published_address(Path(server)))
+
+
+def _calling(address: str) -> Optimization:
+    known = settings.read()
+    return cast("Optimization", orchestrator_at(address, known.tls, known.token_file))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
 
 from orchestrator.agents import Agents, Benchmark, Correctness
+from warpsmith import tokens
 from warpsmith.errors import BadInput
 from warpsmith.service import Patience, dial
 from warpsmith.settings import Settings
@@ -108,13 +110,21 @@ class Devices:
             self._changed([self._known[each] for each in found])
 
 
-def orchestrator_at(address: str, tls: Tls | None = None) -> optimization_service_pb2_grpc.OptimizationServiceStub:
-    """A client of an orchestrator.
+def orchestrator_at(
+    address: str, tls: Tls | None = None, token_file: Path | None = None
+) -> optimization_service_pb2_grpc.OptimizationServiceStub:
+    """A client of an orchestrator, at `https://host` too; it shows the token of a file.
 
     Raises:
-        BadInput: a file of `tls` cannot be read.
+        BadInput: a file of `tls` or the token cannot be read, or the token would be sent in plain text.
     """
-    return dial(optimization_service_pb2_grpc.OptimizationServiceStub, address, tls=tls, role="orchestrator")
+    if token_file is not None:
+        tokens.require_secrecy(address, tls)
+
+    def stub(channel: grpc.Channel) -> optimization_service_pb2_grpc.OptimizationServiceStub:
+        return optimization_service_pb2_grpc.OptimizationServiceStub(tokens.showing(channel, token_file))
+
+    return dial(stub, address, tls=tls, role="orchestrator")
 
 
 def judges_at(correctness: str, benchmark: str) -> tuple[Correctness, Benchmark]:

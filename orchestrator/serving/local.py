@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from warpsmith import local_sockets
+from warpsmith import local_sockets, tokens
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import private_files, trees
 from warpsmith.service import is_reachable, wait_until_healthy
@@ -243,7 +243,7 @@ class LocalServices:
             "WARPSMITH_PARENT_PID": str(os.getpid()),
             "WARPSMITH_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "WARPSMITH_RUNS": str(self._runs),
-            **({} if listens else dict.fromkeys(TLS_VARIABLES, "")),
+            **({} if listens else dict.fromkeys((*TLS_VARIABLES, tokens.VARIABLE), "")),
             **{_address_variable(peer): child.address for peer, child in self._children.items()},
         }
         try:

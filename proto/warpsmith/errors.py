@@ -3,7 +3,8 @@
     WarpsmithError
     ├── BadInput             the user's file, setting or request is wrong; says what to do
     │   ├── IllegalMove      a move that does not apply to this plan
-    │   └── UnknownPlugin    no plugin of that name; says which are installed
+    │   ├── UnknownPlugin    no plugin of that name; says which are installed
+    │   └── TokenRefused     a server asks for a token, and the call shows none that it knows
     ├── NotFound             a run, trial or artifact that does not exist
     └── Infrastructure       ours to mend; never a candidate's score
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
@@ -44,6 +45,10 @@ class IllegalMove(BadInput):
 
 class UnknownPlugin(BadInput):
     """No plugin of that name is installed for the role."""
+
+
+class TokenRefused(BadInput):
+    """A server asks for a token, and the call shows none that it knows."""
 
 
 class NotFound(WarpsmithError):
@@ -158,6 +163,7 @@ class WorkerRaised(WorkerFault):
 
 _STATUS: tuple[tuple[type[WarpsmithError], grpc.StatusCode], ...] = (
     (IllegalMove, grpc.StatusCode.FAILED_PRECONDITION),
+    (TokenRefused, grpc.StatusCode.UNAUTHENTICATED),
     (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (WorkerTimeout, grpc.StatusCode.ABORTED),
@@ -169,6 +175,7 @@ _RAISED: dict[grpc.StatusCode, type[WarpsmithError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: IllegalMove,
     grpc.StatusCode.INVALID_ARGUMENT: BadInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
 }
 
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

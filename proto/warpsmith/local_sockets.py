@@ -135,6 +135,11 @@ _ANY_OR_LOOPBACK = re.compile(r"0+|(?:0{24})?[0-9A-F]{6}7F|0{24}01000000|0{16}FF
 """Hosts in the kernel's tables, each 32-bit word with its bytes turned: any, 127.x.x.x, ::1, ::ffff:127.x.x.x."""
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address is a port of this machine's loopback."""
+    return _LOOPBACK.fullmatch(address) is not None
+
+
 def require_own_port(address: str) -> None:
     """Refuses an address on loopback at which a user other than us and root listens at the moment.
 

@@ -30,7 +30,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from warpsmith import local_sockets, printable, transport
+from warpsmith import local_sockets, printable, tokens, transport
 from warpsmith import settings as settings_module
 from warpsmith.contract import earlier
 from warpsmith.errors import BadInput, ModelFault, WarpsmithError, from_status, to_status
@@ -228,7 +228,7 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
     """
     server = grpc.server(
         _Threads(settings.thread_count, name),
-        interceptors=[_Translate(name)],
+        interceptors=[_Translate(name), *tokens.demanded(settings.token_file)],
         options=[*OPTIONS, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
     )
     add(servicer, server)
@@ -443,6 +443,7 @@ def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNAUTHENTICATED,
     )
     made = from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
     tokens = _trailing(error, TOKENS)

@@ -82,6 +82,9 @@ class Settings:
     """Agents (`compile`, `correctness`) that may ask it beside their own work."""
     tls: Tls | None = None
     """Files of mutual TLS with peers; None for plain text."""
+    token_file: Path | None = None
+    """File with the token that callers of this service have to show, and that a command shows to an orchestrator
+    elsewhere; one a line. None for no token."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -103,6 +106,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         BadInput: a value is malformed; names the variable.
     """
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
+    token_file = environment.get("WARPSMITH_TOKEN_FILE")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
         port=_optional(environment, "WARPSMITH_PORT"),
@@ -124,6 +128,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         model=_model(environment),
         model_assists=_assists(environment),
         tls=_tls(environment),
+        token_file=Path(token_file) if token_file else None,
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 

@@ -7,6 +7,7 @@ address it was found at. Who may call what is not decided here: every certificat
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ import grpc
 
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput
+
+HTTPS = "https://"
+"""Before an address: by TLS, to a server whose certificate a public authority has signed for that host."""
+_PLAIN = "http://"
+_PLACE = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,5}))?/?")
 
 
 @dataclass(frozen=True)
@@ -107,11 +113,17 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 def channel(address: str, options: Sequence[tuple[str, Any]], tls: Tls | None, role: str) -> grpc.Channel:
     """A channel to `address`, in plain text without `tls`; with it, only to a server whose certificate names `role`.
 
-    A Unix socket needs no certificate: it has to be one that no other user could have put there.
+    A Unix socket needs no certificate: it has to be one that no other user could have put there. With `https://` before
+    it, the server has to show a certificate for its host from an authority of gRPC's own list, or of the file that
+    GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names; `tls` and `role` do not count there, nor with `http://`.
 
     Raises:
-        BadInput: a file of `tls` cannot be read, or the socket or the port is another user's.
+        BadInput: a file of `tls` cannot be read, the socket or the port is another user's, or the address is malformed.
     """
+    if address.startswith(HTTPS):
+        return grpc.secure_channel(_place(address, HTTPS, "443"), grpc.ssl_channel_credentials(), options=options)
+    if address.startswith(_PLAIN):
+        return channel(_place(address, _PLAIN, "80"), options, None, role)
     if local_sockets.is_one(address):
         local_sockets.require_own(address)
         return grpc.insecure_channel(address, options=options)
@@ -119,6 +131,13 @@ def channel(address: str, options: Sequence[tuple[str, Any]], tls: Tls | None, r
         local_sockets.require_own_port(address)
         return grpc.insecure_channel(address, options=options)
     return _RenewedChannel(address, [*options, ("grpc.ssl_target_name_override", role)], tls)
+
+
+def _place(address: str, scheme: str, port: str) -> str:
+    match = _PLACE.fullmatch(address.removeprefix(scheme))
+    if match is None:
+        raise BadInput(f"{address}: write {scheme}HOST or {scheme}HOST:PORT")
+    return f"{match['host']}:{match['port'] or port}"
 
 
 class _RenewedChannel(grpc.Channel):
