@@ -41,13 +41,13 @@ done
 render k8s/monitoring
 deployed=$(ls $out/*.yaml | grep -v monitoring.yaml)
 
-# Kinds of the Prometheus operator and cert-manager have no schema in Kubernetes; `make monitoring-check` reads the rules of
-# the one, k8s/check.py the certificates of the other.
+# Kinds of the Prometheus operator, cert-manager and the Gateway API have no schema in Kubernetes; `make monitoring-check` reads
+# the rules of the first, k8s/check.py certificates and routes.
 for file in $out/*.yaml; do
   "$tools/bin/python" - "$file" <<'PYTHON' >"$file.core"
 import sys
 import yaml
-foreign = ("monitoring.coreos.com/", "cert-manager.io/")
+foreign = ("monitoring.coreos.com/", "cert-manager.io/", "gateway.networking.k8s.io/")
 objects = [each for each in yaml.safe_load_all(open(sys.argv[1])) if not each["apiVersion"].startswith(foreign)]
 yaml.safe_dump_all(objects, sys.stdout)
 PYTHON

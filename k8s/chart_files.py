@@ -36,6 +36,10 @@ COMPONENTS = {
     "prometheus-operator": ("gpu",),
     "nvidia-runtime": ("gpu-with-vllm", "many-gpus"),
     "mutual-tls": ("gpu", "many-gpus"),
+    "token": ("gpu",),
+    "ingress": ("gpu", "token"),
+    "ingress-mutual-tls": ("gpu", "token", "ingress"),
+    "gateway": ("gpu", "token"),
 }
 """Component → the layers below it that have all that it changes; in the order in which the chart lays them."""
 PARTS = {"pod"}

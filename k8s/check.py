@@ -27,6 +27,8 @@ PRIVATE = {
     "0.0.0.0/0": {"10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"},
     "::/0": {"fc00::/7", "fe80::/10"},
 }
+API = "warpsmith.v1.OptimizationService"
+"""The one service of gRPC that clients call."""
 DOWNLOADS = "MODEL"
 """Variable of a Job that downloads what it names."""
 MEASURING = ("benchmark", "checking")
@@ -298,6 +300,45 @@ def mutual_tls_is_for_all(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: shows the certificate {secret}, which does not say {role}"
 
 
+def the_edge_asks_for_a_token(objects: Sequence[Object]) -> Iterator[str]:
+    """What lets the outside in leads by TLS to the orchestrator's API alone, and that asks for a token."""
+    asks = _asks_for_a_token(deployments(objects)["orchestrator"])
+    for each in objects:
+        what = f"{each['kind']} {each['metadata']['name']}"
+        if _lets_outside_in(each) and not asks:
+            yield f"{what}: lets the outside in, and the orchestrator asks for no token"
+        if each["kind"] == "Ingress":
+            secret = {host for entry in each["spec"].get("tls", ()) if entry.get("secretName") for host in entry["hosts"]}
+            for rule in each["spec"]["rules"]:
+                if rule.get("host") not in secret:
+                    yield f"{what}: {rule.get('host', 'any host')} is served without a certificate"
+                for path in rule["http"]["paths"]:
+                    if path["path"] != f"/{API}" or path["backend"]["service"]["port"] != {"name": "grpc"}:
+                        yield f"{what}: {path['path']} is not the orchestrator's API"
+        if each["kind"] == "GRPCRoute":
+            for rule in each["spec"]["rules"]:
+                if [match["method"]["service"] for match in rule.get("matches", ())] != [API]:
+                    yield f"{what}: leads to more than the orchestrator's API"
+
+
+def _lets_outside_in(each: Object) -> bool:
+    if each["kind"] == "Service":
+        return each["spec"].get("type", "ClusterIP") != "ClusterIP"
+    if each["kind"] == "NetworkPolicy":
+        rules = each["spec"].get("ingress", ())
+        gates = [rule for rule in rules if any(port["port"] == GRPC for port in rule["ports"])]
+        return any("podSelector" not in peer for rule in gates for peer in rule["from"])
+    return each["kind"] in ("Ingress", "GRPCRoute", "HTTPRoute", "TLSRoute", "TCPRoute")
+
+
+def _asks_for_a_token(orchestrator: Object) -> bool:
+    file = environment(orchestrator).get("WARPSMITH_TOKEN_FILE", "")
+    mounts = {each["mountPath"]: each["name"] for each in service_container(orchestrator)["volumeMounts"]}
+    volumes = {each["name"]: each for each in orchestrator["spec"]["template"]["spec"]["volumes"]}
+    secret = volumes.get(mounts.get(file.rpartition("/")[0], ""), {}).get("secret", {"optional": True})
+    return not secret.get("optional", False)
+
+
 def volumes_have_one_holder(objects: Sequence[Object]) -> Iterator[str]:
     """A claim that one node holds at a time is named by one owner of pods only."""
     holders: dict[str, list[str]] = {}
@@ -322,6 +363,7 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     nothing_is_without_its_companions,
     everything_is_in_the_namespace,
     mutual_tls_is_for_all,
+    the_edge_asks_for_a_token,
     volumes_have_one_holder,
 )
 

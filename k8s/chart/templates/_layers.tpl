@@ -16,7 +16,18 @@
 {{- range list "node-local-dns" "prometheus-operator" "nvidia-runtime" "mutual-tls" -}}
   {{- if get $on . -}}{{- $layers = append $layers (print "components/" .) -}}{{- end -}}
 {{- end -}}
+{{- if eq (include "warpsmith.asksForToken" .) "yes" -}}{{- $layers = append $layers "components/token" -}}{{- end -}}
+{{- if .Values.ingress.enabled -}}
+  {{- $layers = append $layers "components/ingress" -}}
+  {{- if get $on "mutual-tls" -}}{{- $layers = append $layers "components/ingress-mutual-tls" -}}{{- end -}}
+{{- end -}}
+{{- if .Values.gateway.enabled -}}{{- $layers = append $layers "components/gateway" -}}{{- end -}}
 {{- toJson $layers -}}
+{{- end -}}
+
+{{/* Whoever lets the outside in asks for a token. */}}
+{{- define "warpsmith.asksForToken" -}}
+{{- if or .Values.token.required .Values.ingress.enabled .Values.gateway.enabled -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Changes an object in place. A path's last name is a field; the others are fields, and items by name, mountPath or number. */}}

@@ -17,6 +17,12 @@
     {{- fail (printf "services.%s.replicas: components.autoscaling decides the number" $name) -}}
   {{- end -}}
 {{- end -}}
+{{- if and .Values.ingress.enabled .Values.gateway.enabled -}}
+  {{- fail "ingress.enabled and gateway.enabled: choose one way in" -}}
+{{- end -}}
+{{- if and .Values.gateway.enabled (get $on "mutual-tls") -}}
+  {{- fail "gateway.enabled: no Gateway shows the orchestrator a certificate; take ingress, or leave mutual-tls out" -}}
+{{- end -}}
 {{- if and .Values.model.url (not $vllm) (not .Values.model.egress) -}}
   {{- fail "model.url: nothing may leave the namespace; model.egress says the way to that server" -}}
 {{- end -}}
@@ -32,6 +38,7 @@
 {{- $chart := dict "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version) -}}
 {{- $_ := set $object.metadata "labels" (merge $own $chart $labels) -}}
 {{- if ne $object.kind "PriorityClass" -}}{{- $_ := set $object.metadata "namespace" $root.Release.Namespace -}}{{- end -}}
+{{- include "warpsmith.edge" . -}}
 {{- if eq $object.kind "PersistentVolumeClaim" -}}
   {{- include "warpsmith.claim" (dict "claim" $object "storage" $values.storage) -}}
 {{- else if has $object.kind (list "Deployment" "StatefulSet" "Job") -}}
@@ -45,6 +52,32 @@
     {{- $_ := set $object.spec "replicas" (sub (int $values.gpus) 1) -}}
   {{- end -}}
   {{- include "warpsmith.pod" (dict "pod" $object.spec.template.spec "service" $service "name" $name "root" $root) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Names of the edge: host, certificate, class or Gateway, and who is let in. */}}
+{{- define "warpsmith.edge" -}}
+{{- $object := .object -}}
+{{- $values := .root.Values -}}
+{{- $edge := ternary $values.ingress $values.gateway $values.ingress.enabled -}}
+{{- if eq $object.kind "Ingress" -}}
+  {{- $annotations := merge dict $edge.annotations $object.metadata.annotations -}}
+  {{- $secret := "nginx.ingress.kubernetes.io/proxy-ssl-secret" -}}
+  {{- if hasKey $annotations $secret -}}{{- $_ := set $annotations $secret (print .root.Release.Namespace "/client-tls") -}}{{- end -}}
+  {{- $_ := set $object.metadata "annotations" $annotations -}}
+  {{- $_ := set $object.spec "ingressClassName" $edge.className -}}
+  {{- $_ := set (first $object.spec.rules) "host" $edge.host -}}
+  {{- $_ := set $object.spec "tls" (list (dict "hosts" (list $edge.host) "secretName" $edge.secret)) -}}
+{{- else if eq $object.kind "GRPCRoute" -}}
+  {{- $_ := set $object.spec "hostnames" (list $edge.host) -}}
+  {{- $_ := set $object.spec "parentRefs" (list $edge.parent) -}}
+{{- else if and (eq $object.kind "NetworkPolicy") (eq $object.metadata.name "edge") -}}
+  {{- $peer := first (first $object.spec.ingress).from -}}
+  {{- $_ := set $peer.namespaceSelector.matchLabels "kubernetes.io/metadata.name" $edge.namespace -}}
+{{- else if and (eq $object.kind "Deployment") (eq $object.metadata.name "orchestrator") -}}
+  {{- range $volume := $object.spec.template.spec.volumes -}}
+    {{- if eq $volume.name "token" -}}{{- $_ := set $volume.secret "secretName" $values.token.secret -}}{{- end -}}
+  {{- end -}}
 {{- end -}}
 {{- end -}}
 
