@@ -308,7 +308,9 @@ def the_edge_asks_for_a_token(objects: Sequence[Object]) -> Iterator[str]:
         if _lets_outside_in(each) and not asks:
             yield f"{what}: lets the outside in, and the orchestrator asks for no token"
         if each["kind"] == "Ingress":
-            secret = {host for entry in each["spec"].get("tls", ()) if entry.get("secretName") for host in entry["hosts"]}
+            secret = {
+                host for entry in each["spec"].get("tls", ()) if entry.get("secretName") for host in entry["hosts"]
+            }
             for rule in each["spec"]["rules"]:
                 if rule.get("host") not in secret:
                     yield f"{what}: {rule.get('host', 'any host')} is served without a certificate"

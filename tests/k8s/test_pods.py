@@ -18,6 +18,7 @@ import render
 from authority import Authority
 
 from orchestrator.serving.dialing import orchestrator_at
+from warpsmith.errors import TokenRefused
 from warpsmith.service import wait_until_healthy
 from warpsmith.v1 import optimization_service_pb2
 
@@ -30,7 +31,9 @@ def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, t
     objects = render.render(K8S / "overlays" / "cpu")
     authority = None if request.param == "plain" else Authority("warpsmith")
     if authority is not None:
-        objects = render.render(K8S / "components" / "mutual-tls", objects)
+        for component in ("mutual-tls", "token"):
+            objects = render.render(K8S / "components" / component, objects)
+        (tmp_path / "token").write_text("a-token-of-this-test-alone\n")
     deployments = check.deployments(objects)
     network = f"127.{random.randint(64, 127)}.{random.randint(1, 254)}"
     hosts = {name: f"{network}.{number}" for number, name in enumerate(deployments, 1)}
@@ -46,6 +49,9 @@ def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, t
             tls = authority.issue(tmp_path / f"{name}-tls", name)
             mounted = "/etc/warpsmith/tls/"
             variables = {key: value.replace(mounted, f"{tls.key.parent}/") for key, value in variables.items()}
+            variables = {
+                key: value.replace("/etc/warpsmith/token/", f"{tmp_path}/") for key, value in variables.items()
+            }
         own = {"WARPSMITH_HOST": hosts[name], "WARPSMITH_CACHE_DIR": str(tmp_path / name), "HOME": str(tmp_path)}
         if "WARPSMITH_RUNS" in variables:
             own["WARPSMITH_RUNS"] = str(tmp_path / "runs")
@@ -71,7 +77,10 @@ def test_the_pods_environment_is_enough_for_all_six_services(
     with_tls = (tmp_path / "orchestrator-tls").exists()
     tls = Authority.issued(tmp_path / "orchestrator-tls") if with_tls else None
     address = f"{pods['orchestrator'][1]}:{check.GRPC}"
-    api = orchestrator_at(address, tls)
+    if with_tls:
+        with pytest.raises(TokenRefused):
+            orchestrator_at(address, tls).ListRuns(optimization_service_pb2.ListRunsRequest())
+    api = orchestrator_at(address, tls, tmp_path / "token" if with_tls else None)
     assert not api.ListRuns(optimization_service_pb2.ListRunsRequest()).runs
     is_plain = wait_until_healthy(address, 1 if with_tls else 30)
     assert is_plain != with_tls, "plain text is refused where certificates are demanded"

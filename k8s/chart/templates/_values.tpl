@@ -28,6 +28,18 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Values for a service that this release has not. */}}
+{{- define "warpsmith.refuseAbsent" -}}
+{{- $there := dict -}}
+{{- range .objects -}}{{- if .spec -}}{{- if .spec.template -}}{{- $_ := set $there .metadata.name true -}}{{- end -}}{{- end -}}{{- end -}}
+{{- $target := .values.target -}}
+{{- range $name, $service := .values.services -}}
+  {{- if not (hasKey $there $name) -}}
+    {{- fail (printf "services.%s: target %s has no such service with these values" $name $target) -}}
+  {{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Puts this release's values into one object, in place. */}}
 {{- define "warpsmith.valued" -}}
 {{- $object := .object -}}

@@ -1,0 +1,85 @@
+"""Holds the Helm chart to the kustomizations: `python k8s/chart_check.py DIRECTORY`, with real Helm.
+
+The one idea: for each file of `k8s/chart/values` that is named as an overlay or an example, `helm template` gives the
+same objects as kustomize, but for the namespace, which is Helm's user's, and the labels that Helm's users expect.
+Renderings are left in the directory for the other checks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from render import Object, differences, render
+
+HERE = Path(__file__).parent
+CHART = HERE / "chart"
+NAMESPACE = "warpsmith"
+HELMS_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "helm.sh/chart")
+HELM = Path(sys.executable).with_name("helm")
+"""The package helm-binary puts it beside Python."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def helm(*arguments: str) -> str:
+    """What Helm prints.
+
+    Raises:
+        ValueError: it refuses; its words.
+    """
+    done = subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError((done.stderr or done.stdout).strip())
+    return done.stdout
+
+
+def rendered(*arguments: str, namespace: str = NAMESPACE) -> str:
+    """`helm template` of a release called warpsmith."""
+    return helm("template", "warpsmith", str(CHART), "--namespace", namespace, *arguments)
+
+
+def objects(text: str) -> list[Object]:
+    """The objects of a rendering, without the pod of `helm test`."""
+    found = (each for each in yaml.load_all(text, LOADER) if each)
+    return [each for each in found if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
+
+
+def kustomized(values: Path) -> list[Object] | None:
+    """The objects of the overlay or example that a file of values is named after; None where there is none."""
+    for kind in ("overlays", "examples"):
+        if (HERE / kind / values.stem).is_dir():
+            return [each for each in render(HERE / kind / values.stem) if each["kind"] != "Namespace"]
+    return None
+
+
+def bare(each: Object) -> Object:
+    """An object without Helm's labels."""
+    metadata: dict[str, Any] = dict(each["metadata"])
+    labels = {name: value for name, value in metadata.pop("labels", {}).items() if name not in HELMS_LABELS}
+    return {**each, "metadata": {**metadata, **({"labels": labels} if labels else {})}}
+
+
+def main(directory: Path) -> int:
+    """Renders every file of values; 1 when a rendering differs."""
+    helm("lint", "--strict", str(CHART))
+    wrong = same = 0
+    for values in sorted((CHART / "values").glob("*.yaml")):
+        text = rendered("--values", str(values))
+        (directory / f"chart-{values.name}").write_text(text)
+        wanted = kustomized(values)
+        if wanted is None:
+            continue
+        found = differences([bare(each) for each in objects(text)], wanted)
+        for name in found:
+            print(f"{values.relative_to(HERE.parent)}: {name} is rendered otherwise than by kustomize", file=sys.stderr)
+        wrong += len(found)
+        same += len(wanted) - len(found)
+    print(f"Helm chart: lint, and {same} objects as kustomize makes them, {wrong} otherwise")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
