@@ -13,7 +13,7 @@ HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.
 BUDGET ?= 5s
 MODULES ?= examples/gelu_bias_scale.py examples/fused_linear_row_sum.py examples/softmax.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check monitoring monitoring-check monitoring-pictures docs docs-check system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -114,6 +114,9 @@ images-check: $(READY) ## builds images on a debootstrap base and starts their s
 
 k8s-check: ## renders and validates every manifest, audits them, lints the Dockerfile; needs no cluster
 	@PYTHON=$(PYTHON) bash .ci/k8s_check.sh
+
+chart: $(READY) ## makes the Helm chart's files from the kustomizations
+	@$(BIN)/python k8s/chart_files.py
 
 monitoring: $(READY) ## makes the dashboards and the operator's rules
 	@$(BIN)/python k8s/monitoring/dashboards.py

