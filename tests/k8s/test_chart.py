@@ -16,6 +16,8 @@ import yaml
 K8S = Path(__file__).parents[2] / "k8s"
 VALUES = K8S / "chart" / "values"
 
+pytestmark = pytest.mark.skipif(chart_check.HELM is None, reason="needs Helm; its package is for Linux on x86-64")
+
 
 def templated(*settings: str, namespace: str = "warpsmith", values: str = "") -> list[dict[str, Any]]:
     arguments = [part for each in settings for part in ("--set", each)]
@@ -41,6 +43,7 @@ def test_the_chart_the_package_and_the_images_have_one_version() -> None:
     for path in [*K8S.glob("overlays/*/kustomization.yaml"), *K8S.glob("examples/*/kustomization.yaml")]:
         for image in yaml.safe_load(path.read_text()).get("images", ()):
             assert image["newTag"].split("-")[0] == chart_files.version(), path
+    assert f"tag=${{TAG:-{chart_files.version()}}}" in (K8S.parent / ".ci" / "images.sh").read_text()
 
 
 def test_every_overlay_and_example_has_values_that_render_to_the_same(tmp_path: Path) -> None:
@@ -150,6 +153,8 @@ def test_what_can_be_set_arrives_and_keeps_every_rule() -> None:
     assert check.environment(check.deployments(objects)["benchmark"])["OMP_NUM_THREADS"] == "16"
     assert check.environment(check.deployments(objects)["orchestrator"])["WARPSMITH_THREADS"] == "512"
     assert {each["metadata"]["namespace"] for each in objects} == {"site"}
+    kept = {each["metadata"]["name"] for each in objects if "helm.sh/resource-policy" in str(each["metadata"])}
+    assert kept == {"warpsmith-runs", "warpsmith-model"}
     edge = named(objects, "Ingress", "orchestrator")
     assert edge["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-ssl-secret"] == "site/client-tls"
     assert edge["spec"]["tls"] == [{"hosts": ["kernels.example.com"], "secretName": "kernels-tls"}]
@@ -180,6 +185,32 @@ def test_the_job_of_helm_test_is_a_client_with_what_the_orchestrator_asks_for(va
     with_tls = "WARPSMITH_TLS_CA" in orchestrator
     assert container["command"][-1] == ("orchestrator:50051" if with_tls else "http://orchestrator:50051")
     assert list(check.pods_are_restricted([job])) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ("cpu", "warpsmith optimize model.py --server 127.0.0.1:50051"),
+        ("gateway", "warpsmith optimize model.py --server https://warpsmith.example.com"),
+        ("own", "warpsmith optimize model.py --server https://kernels.example.com"),
+    ],
+)
+def test_the_notes_say_the_next_commands(
+    values: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(K8S / "chart", chart)
+    notes = 'said: |\n  {{- include (print $.Template.BasePath "/NOTES.txt") . | nindent 2 }}\n'
+    (chart / "templates" / "said.yaml").write_text(notes)
+    monkeypatch.setattr(chart_check, "CHART", chart)
+    text = chart_check.rendered("--values", str(VALUES / f"{values}.yaml"), "--show-only", "templates/said.yaml")
+    said = yaml.safe_load(text)["said"]
+    lines = [line.strip() for line in said.splitlines() if line.startswith("    ")]
+    assert command in lines
+    assert "helm -n warpsmith test warpsmith" in lines
+    with_token = values != "cpu"
+    assert any(line.startswith("kubectl -n warpsmith create secret generic") for line in lines) == with_token
+    assert ("export WARPSMITH_TOKEN_FILE=token" in lines) == with_token
 
 
 def test_a_second_release_leaves_the_clusters_classes_alone() -> None:

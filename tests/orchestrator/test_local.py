@@ -206,6 +206,16 @@ def test_commands_elsewhere_need_a_certificate_and_those_here_none(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("modules")
+def test_services_of_a_command_ask_for_no_token_that_its_user_has_for_others(tmp_path: Path) -> None:
+    environment = {"WARPSMITH_TOKEN_FILE": str(tmp_path / "not-there")}
+    with (
+        LocalServices(tmp_path / "runs", modules={"orchestrator": "good"}, environment=environment) as services,
+        pytest.raises(ServiceFault, match="UNIMPLEMENTED"),  # the stand-in has been reached
+    ):
+        orchestrator_at(services.address("orchestrator")).GetRun(messages.GetRunRequest())
+
+
+@pytest.mark.usefixtures("modules")
 def test_a_command_without_metrics_listens_at_no_port(tmp_path: Path) -> None:
     with LocalServices(tmp_path / "runs", modules={"orchestrator": "good"}) as services:
         (pid,) = pids(tmp_path)

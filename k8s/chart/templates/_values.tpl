@@ -53,6 +53,8 @@
 {{- include "warpsmith.edge" . -}}
 {{- if eq $object.kind "PersistentVolumeClaim" -}}
   {{- include "warpsmith.claim" (dict "claim" $object "storage" $values.storage) -}}
+  {{- /* What was found, and weights, outlive the release; one of the same name takes them again. */ -}}
+  {{- $_ := set $object.metadata "annotations" (dict "helm.sh/resource-policy" "keep") -}}
 {{- else if has $object.kind (list "Deployment" "StatefulSet" "Job") -}}
   {{- $name := $object.metadata.name -}}
   {{- $service := get $values.services $name | default dict -}}
