@@ -118,8 +118,9 @@ k8s-check: ## renders and validates every manifest, audits them, lints the Docke
 chart: $(READY) ## makes the Helm chart's files from the kustomizations
 	@$(BIN)/python k8s/chart_files.py
 
-monitoring: $(READY) ## makes the dashboards and the operator's rules
+monitoring: $(READY) ## makes the dashboards and the operator's rules, which the chart has too
 	@$(BIN)/python k8s/monitoring/dashboards.py
+	@$(BIN)/python k8s/chart_files.py
 
 monitoring-check: $(READY) ## checks rules and dashboards; a real Prometheus scrapes a real run
 	@VENV=$(VENV) bash .ci/monitoring_check.sh
