@@ -317,7 +317,7 @@ def the_edge_asks_for_a_token(objects: Sequence[Object]) -> Iterator[str]:
                 if rule.get("host") not in secret:
                     yield f"{what}: {rule.get('host', 'any host')} is served without a certificate"
                 for path in rule["http"]["paths"]:
-                    if path["path"] != f"/{API}" or path["backend"]["service"]["port"] != {"name": "grpc"}:
+                    if path["path"] != f"/{API}/" or path["backend"]["service"]["port"] != {"name": "grpc"}:
                         yield f"{what}: {path['path']} is not the orchestrator's API"
         if each["kind"] == "GRPCRoute":
             for rule in each["spec"]["rules"]:

@@ -84,7 +84,7 @@ def metrics(objects: Objects) -> None:
         (no_certificate, "warpsmith.example.org is served without a certificate"),
         (another_host, "other.example.org is served without a certificate"),
         (every_path, "/ is not the orchestrator's API"),
-        (metrics, "/warpsmith.v1.OptimizationService is not the orchestrator's API"),
+        (metrics, "/warpsmith.v1.OptimizationService/ is not the orchestrator's API"),
     ],
 )
 def test_an_ingress_that_opens_too_much_is_found(
