@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 
 from orchestrator.archive import Archive
-from orchestrator.exports import export_files
+from orchestrator.exports import export_files, export_shapes
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
@@ -76,12 +76,13 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
     def ExportBest(
         self, request: messages.ExportBestRequest, context: grpc.ServicerContext
     ) -> messages.ExportBestResponse:
-        """Writes the best kernel of a run as a file, or a folder of files."""
+        """Writes the best kernel of a run, or of several runs of one module, as a file or a folder of files."""
         exporter: Exporter = plugins.load("exporter", request.flavour or DEFAULT_EXPORTER)
-        run = self._host.run(request.run_id)
-        if not run.HasField("best") or not run.best.timing.faster:
-            raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
-        match exporter.export(run):
+        runs = [self._host.run(run_id) for run_id in (request.run_id, *request.other_run_ids)]
+        for run in runs:
+            if not run.HasField("best") or not run.best.timing.faster:
+                raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
+        match export_shapes.export_all(exporter, request.flavour or DEFAULT_EXPORTER, runs):
             case Exported(name, text):
                 return messages.ExportBestResponse(file_name=export_files.own_name(name), text=text)
             case ExportedFolder(name, files):

@@ -53,6 +53,14 @@ Prepared = Annotated[
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
+RunIds = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        show_default="last",
+        help="Identifiers of runs, their beginnings, or `last`; several only of one module with other inputs.",
+    ),
+]
 RunId = Annotated[str, typer.Argument(help="A run's identifier, its beginning, or `last`.")]
 Agent = Annotated[
     list[str] | None,

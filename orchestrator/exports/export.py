@@ -332,8 +332,8 @@ def fill(step: candidate_pb2.Memset, names: Names) -> str:
     return f"{names[step.buffer]}.view(torch.uint8).fill_({step.byte})"
 
 
-def guard(run: run_pb2.Run) -> str:
-    """Python that makes `_ws_guard`, which knows a call that was verified."""
+def guard(run: run_pb2.Run, mark: str = "") -> str:
+    """Python that makes `_ws_guard`, with `mark` after its name, which knows a call that was verified."""
     task, program = run.task, run.best.candidate.program
     specs = {buffer.source.qualified_name: buffer.spec for buffer in program.buffers}
     tensors = iter(task.inputs)
@@ -345,7 +345,7 @@ def guard(run: run_pb2.Run) -> str:
     member_rows = "".join(f"        {name!r}: {_kind(specs[name])},\n" for name in members(program))
     reads_mode = any(READS_MODE.search(text_of(source)) for source in task.sources)
     cooperative = any(step.launch.cooperative for step in program.steps)
-    return f'''_ws_guard = _WsGuard(
+    return f'''_ws_guard{mark} = _WsGuard(
     _WsReference,
     _ws_arguments,
     device="{"cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"}",
@@ -364,12 +364,18 @@ def _kind(spec: tensor_pb2.TensorSpec) -> str:
 
 
 def forward(
-    run: run_pb2.Run, names: Names, steps: Sequence[Sequence[str]], *, in_graph: bool = True, keeps: bool = True
+    run: run_pb2.Run,
+    names: Names,
+    steps: Sequence[Sequence[str]],
+    *,
+    in_graph: bool = True,
+    keeps: bool = True,
+    mark: str = "",
 ) -> str:
     """Python that defines `_ws_forward(leaves)` from the statements of each of its steps.
 
     `leaves` are the inputs and then the members. `in_graph`: a program that is launched as a CUDA graph is so here.
-    `keeps`: what prepared steps make is kept, else they run in each call.
+    `keeps`: what prepared steps make is kept, else they run in each call. `mark` stands after names of functions.
     """
     program, input_count = run.best.candidate.program, len(run.task.inputs)
     in_graph = in_graph and program.cuda_graph
@@ -384,11 +390,13 @@ def forward(
         made = "".join(f"{names[name]}, " for name in first.kept)
         lines = [*bindings(first, names, input_count, "stream"), *body_of(first, names, steps), f"return ({made})"]
         explained = '"""What depends on parameters and buffers alone."""'
-        functions.append(_function("_ws_prepare(leaves)", [explained, "device = leaves[0].device", *stream, *lines]))
+        functions.append(
+            _function(f"_ws_prepare{mark}(leaves)", [explained, "device = leaves[0].device", *stream, *lines])
+        )
         own = {buffer.source.qualified_name for buffer in first.own}
         places = [place for place, name in enumerate(members(program), start=input_count) if name in own]
-        functions.append(f"_ws_kept = _WsKept(_ws_prepare, {places})")
-        given = ["leaves = [*leaves, *_ws_kept(leaves)]"]
+        functions.append(f"_ws_kept{mark} = _WsKept(_ws_prepare{mark}, {places})")
+        given = [f"leaves = [*leaves, *_ws_kept{mark}(leaves)]"]
     body = [
         '"""The verified program, step by step."""',
         *([] if in_graph else given),
@@ -400,14 +408,14 @@ def forward(
     ]
     returned = f"return {outputs(program, names)}"
     if not in_graph:
-        return "\n\n\n".join([*functions, _function("_ws_forward(leaves)", [*body, returned])])
+        return "\n\n\n".join([*functions, _function(f"_ws_forward{mark}(leaves)", [*body, returned])])
     tensors = "".join(f"{names[name]}, " for name in program.outputs)
-    called = [*given, "device = leaves[0].device", f"{tensors}= _ws_graphs(leaves)", returned]
+    called = [*given, "device = leaves[0].device", f"{tensors}= _ws_graphs{mark}(leaves)", returned]
     return "\n\n\n".join([
         *functions,
-        _function("_ws_run(leaves, owner)", [*body, f"return ({tensors})"]),
-        "_ws_graphs = _WsGraphs(_ws_run, _ws_stream)",
-        _function("_ws_forward(leaves)", called),
+        _function(f"_ws_run{mark}(leaves, owner)", [*body, f"return ({tensors})"]),
+        f"_ws_graphs{mark} = _WsGraphs(_ws_run{mark}, _ws_stream)",
+        _function(f"_ws_forward{mark}(leaves)", called),
     ])  # fmt: skip
 
 
@@ -424,8 +432,17 @@ ANSWER = """
 """What the forward does with the tensors of a verified call, or None for any other call."""
 
 
-def model(answer: str = ANSWER) -> str:
-    """Python that defines the class that a user imports."""
+SEVERAL = """
+        if tensors is None or _ws_wants_gradient(self, tensors):
+            _ws_tell_once(self, tensors, known=_ws_shapes.known)
+            return super().forward(*args, **kwargs)
+        return kernel(tensors)
+"""
+"""The same where `kernel` is what the table of several gave."""
+
+
+def model(answer: str = ANSWER, guard: str = "_ws_guard", found: str = "tensors") -> str:
+    """Python that defines the class that a user imports. `found`: what the guard's `read` is bound to."""
     return f'''class ModelNew(_WsReference):
     """The module with the kernel above. Same constructor, same state_dict."""
 
@@ -434,8 +451,8 @@ def model(answer: str = ANSWER) -> str:
     @functools.wraps(_WsReference.__init__)
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._ws_settings = _ws_guard.settings(self, args, kwargs)
+        self._ws_settings = {guard}.settings(self, args, kwargs)
 
     def forward(self, *args, **kwargs):
-        tensors = _ws_guard.read(self, args, kwargs)
+        {found} = {guard}.read(self, args, kwargs)
         {answer.strip()}'''

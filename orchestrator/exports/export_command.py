@@ -11,18 +11,21 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands import client
-from orchestrator.commands.options import DEFAULT_RUNS, RunId, Runs, Server
+from orchestrator.commands.options import DEFAULT_RUNS, RunIds, Runs, Server
 from orchestrator.commands.terminal import STDOUT, tell_file, tell_line
 from orchestrator.exports import export_files
 from orchestrator.trust import record
 from warpsmith.errors import BadInput
 from warpsmith.v1 import optimization_service_pb2 as messages
 
-EXAMPLE = "Example:\n\n  warpsmith export last --output fast_softmax.py"
+EXAMPLE = (
+    "Examples:\n\n  warpsmith export last --output fast_softmax.py\n\n"
+    "  warpsmith export 20260101-120000 20260101-130000 --output fast_softmax.py   # two shapes, one file"
+)
 
 
 def export(
-    run: RunId = "last",
+    run: RunIds = None,
     flavour: Annotated[str, typer.Option("--flavour", help="One of those above, or a plugin's.")] = "module",
     output: Annotated[
         Path | None,
@@ -32,6 +35,9 @@ def export(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Writes the best kernel of a run, and its record.
+
+    Several runs of one module with other inputs (shapes, types) make one export, by the flavours module and package: a
+    table in it says which kernel answers which inputs, and the original answers all others.
 
     --flavour module: a Python file that needs only torch, with the record beside it.
 
@@ -43,9 +49,12 @@ def export(
     """
     if output is not None and not output.name:
         raise BadInput(f"--output {str(output)!r}: names no file; write one, or `-` for stdout")
+    first, *others = run or ["last"]
     with client.reading(server, runs) as orchestrator:
-        reply = orchestrator.ExportBest(messages.ExportBestRequest(run_id=run, flavour=flavour), timeout=60.0)
-        kept = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
+        request = messages.ExportBestRequest(run_id=first, other_run_ids=others, flavour=flavour)
+        reply = orchestrator.ExportBest(request, timeout=60.0)
+        asked = [messages.GetRunRequest(run_id=each) for each in (first, *others)]
+        kept = [orchestrator.GetRun(each, timeout=30.0).run for each in asked]
     if output in STDOUT:
         if reply.files:
             raise BadInput(f"--flavour {flavour} writes a folder, which stdout cannot be: name one with --output")
@@ -55,5 +64,5 @@ def export(
     if reply.files:
         export_files.write_folder(place, {file.path: file.text for file in reply.files})
     else:
-        export_files.write(place, reply.text, record.text(kept))
+        export_files.write(place, reply.text, *map(record.text, kept))
     tell_line(str(place))

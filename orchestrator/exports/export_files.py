@@ -1,4 +1,4 @@
-"""Writes an exported kernel and, beside it, its record; or a folder that holds both.
+"""Writes an exported kernel and, beside it, its records; or a folder that holds both.
 
 The one idea: the user has named the kernel's file, which is replaced whatever it holds, and not the record's. So a
 record is replaced only with the kernel that it belongs to; and that is settled before anything is written. A folder
@@ -29,18 +29,23 @@ def own_name(suggested: str) -> str:
     return private_files.file_name(suggested, ending if ending in ENDINGS else "")
 
 
-def write(place: Path, kernel: str, its_record: str) -> None:
-    """Writes both, as far as the user's umask lets others read.
+def write(place: Path, kernel: str, *records: str) -> None:
+    """Writes all, as far as the user's umask lets others read. Several records are numbered: `fast.1.record.json`.
 
     Raises:
-        BadInput: one cannot be written, or what stands in the record's place is no record, or of another kernel.
+        BadInput: one cannot be written, or what stands in a record's place is no record, or of another kernel.
     """
-    beside = place.with_suffix(".record.json")
+    numbers = [""] if len(records) == 1 else [f".{number}" for number in range(1, len(records) + 1)]
     try:
-        if not _is_missing(beside):
-            _require_replaceable(beside, place, its_record)
+        beside = [
+            (place.with_suffix(f"{number}.record.json"), its) for number, its in zip(numbers, records, strict=True)
+        ]
+        for path, its_record in beside:
+            if not _is_missing(path):
+                _require_replaceable(path, place, its_record)
         private_files.replace(place, kernel, mode=0o666)
-        private_files.replace(beside, its_record, mode=0o666)
+        for path, its_record in beside:
+            private_files.replace(path, its_record, mode=0o666)
     except OSError as error:
         raise BadInput(f"{place}: cannot be written ({error.strerror})") from error
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import struct
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from orchestrator.exports import export, foreign_text
+from orchestrator.exports import export, export_shapes, foreign_text
 from orchestrator.exports.export import Exported, Names
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
@@ -23,15 +24,32 @@ class ModuleExporter:
     def export(self, run: run_pb2.Run) -> Exported:
         """The file; see `export.Exporter`."""
         program = export.require_winner(run)
-        literals = "".join(f"    {s.name!r}: {foreign_text.literal(s.text)},\n" for s in program.sources)
-        parts = [header(run), *body(run, Names(program), f"{{\n{literals}}}"), export.model()]
+        parts = [header(run), *body(run, Names(program), texts(run)), export.model()]
         return Exported(f"{run.task.name}_warpsmith.py", "\n\n\n".join(parts) + "\n")
+
+    def export_several(self, runs: Sequence[run_pb2.Run]) -> Exported:
+        """The file with a kernel for the inputs of each; see `export_shapes.SeveralExporter`."""
+        several = export_shapes.alike(runs)
+        shared = shared_texts(several)
+        literals = "".join(f"    {name!r}: {foreign_text.literal(text)},\n" for name, text in shared.items())
+        parts = [export_shapes.header(several, needs(runs[0])), *head(several, ["shapes"])]
+        parts += [f"_WS_SHARED = {{\n{literals}}}"] if shared else []
+        for mark, run in export_shapes.marks(several):
+            own = kernel(run, Names(run.best.candidate.program), texts(run, shared), mark=mark)
+            parts += [f"{export_shapes.heading(run)}\n{header(run)}", *own]
+        parts += [export_shapes.table(several), export.model(export.SEVERAL, "_ws_shapes", "kernel, tensors")]
+        return Exported(f"{runs[0].task.name}_warpsmith.py", "\n\n\n".join(parts) + "\n")
 
 
 def header(run: run_pb2.Run) -> str:
     """The comment at the top of what needs no other build than that at the first call."""
-    needs = "torch and cuda-bindings" if run.best.candidate.program.target == task_pb2.TARGET_CUDA else "torch and g++"
-    return export.header(run, needs, *([export.PREPARED] if run.task.prepared else []))
+    return export.header(run, needs(run), *([export.PREPARED] if run.task.prepared else []))
+
+
+def needs(run: run_pb2.Run) -> str:
+    """What a file needs to run."""
+    on_gpu = run.best.candidate.program.target == task_pb2.TARGET_CUDA
+    return "torch and cuda-bindings" if on_gpu else "torch and g++"
 
 
 def body(
@@ -45,6 +63,26 @@ def body(
 ) -> list[str]:
     """Parts of a file from its imports to `_ws_forward`. `sources`: the expression of the kernels' texts, and `code` of
     their machine code, where there is some; `carried` and `imports`: what else is pasted."""
+    return [*head([run], carried, imports), *kernel(run, names, sources, code=code)]
+
+
+def head(runs: Sequence[run_pb2.Run], carried: Sequence[str] = (), imports: Sequence[str] = ()) -> list[str]:
+    """Parts of a file that kernels of one module share: imports, host code, the original."""
+    programs = [run.best.candidate.program for run in runs]
+    on_gpu = programs[0].target == task_pb2.TARGET_CUDA
+    keeps = any(step.prepared for program in programs for step in program.steps)
+    in_graph = any(program.cuda_graph for program in programs)
+    runtime = ["cuda_compile", "cuda_runtime"] if on_gpu else ["library_check", "cpu_runtime"]
+    runtime += [*(["cuda_graphs"] if in_graph else []), *(["kept"] if keeps else [])]
+    return [
+        export.pasted([*runtime, "guard", "reference", *carried], *imports),
+        export.reference(runs[0].task).strip(),
+        *([] if on_gpu else ["\n".join(_calls())]),
+    ]
+
+
+def kernel(run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark: str = "") -> list[str]:
+    """Parts of a file that are one kernel's, from its sources to `_ws_forward`; `mark` stands after their names."""
     program = run.best.candidate.program
     on_gpu = program.target == task_pb2.TARGET_CUDA
     launches, steps = list[str](), list[list[str]]()
@@ -52,30 +90,37 @@ def body(
         match step.WhichOneof("kind"):
             case "launch" if on_gpu:
                 before, buffers, after = names.placed(step.launch)
-                launches.append(f"_ws_launch_{number} = {_cuda_launch(step.launch)}")
-                launch = f"_ws_launch_{number}({', '.join(_arguments(step.launch, buffers))})"
+                launches.append(f"_ws_launch{mark}_{number} = {_cuda_launch(step.launch, mark)}")
+                launch = f"_ws_launch{mark}_{number}({', '.join(_arguments(step.launch, buffers))})"
                 steps.append([*before, launch, *after])
             case "launch":
                 before, buffers, after = names.placed(step.launch)
-                launch = f"_ws_kernels.launch({', '.join([repr(step.launch.entry), *buffers])})"
+                launch = f"_ws_kernels{mark}.launch({', '.join([repr(step.launch.entry), *buffers])})"
                 steps.append([*before, launch, *after])
             case "library":
                 steps.append(export.library_call(step, names))
             case "memset":
                 steps.append([export.fill(step.memset, names)])
     flags = [repr(hardware.architecture(program))] if on_gpu else [repr(list(FLAGS)), repr(list(LINKED)), "_ws_require"]
-    built = ["_WS_SOURCES", *flags, *([code] if code else [])]
-    keeps = any(step.prepared for step in program.steps)
-    runtime = ["cuda_compile", "cuda_runtime"] if on_gpu else ["library_check", "cpu_runtime"]
-    runtime += [*(["cuda_graphs"] if program.cuda_graph else []), *(["kept"] if keeps else [])]
-    kernels = [f"_WS_SOURCES = {sources}", f"_ws_kernels = _WsKernels({', '.join(built)})", *launches]
-    return [
-        export.pasted([*runtime, "guard", "reference", *carried], *imports),
-        export.reference(run.task).strip(),
-        "\n".join([*([] if on_gpu else _calls()), *kernels]),
-        export.guard(run),
-        export.forward(run, names, steps),
-    ]
+    built = [f"_WS_SOURCES{mark}", *flags, *([code] if code else [])]
+    made = [f"_WS_SOURCES{mark} = {sources}", f"_ws_kernels{mark} = _WsKernels({', '.join(built)})", *launches]
+    return ["\n".join(made), export.guard(run, mark), export.forward(run, names, steps, mark=mark)]
+
+
+def texts(run: run_pb2.Run, shared: Mapping[str, str] | None = None) -> str:
+    """The expression of the kernels' texts; those in `shared`, by file name, stand in `_WS_SHARED`."""
+    known, rows = shared or {}, []
+    for source in run.best.candidate.program.sources:
+        is_shared = known.get(source.name) == source.text
+        text = f"_WS_SHARED[{source.name!r}]" if is_shared else foreign_text.literal(source.text)
+        rows.append(f"    {source.name!r}: {text},\n")
+    return f"{{\n{''.join(rows)}}}"
+
+
+def shared_texts(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
+    """Headers that several programs have, which are written once, by file name."""
+    found = collections.Counter((s.name, s.text) for run in runs for s in run.best.candidate.program.sources)
+    return {name: text for (name, text), count in found.items() if count > 1}
 
 
 def _calls() -> list[str]:
@@ -90,7 +135,7 @@ def _calls() -> list[str]:
     ]
 
 
-def _cuda_launch(launch: candidate_pb2.Launch) -> str:
+def _cuda_launch(launch: candidate_pb2.Launch, mark: str) -> str:
     shapes = ", ".join(str(extents(extent)) for extent in (launch.grid, launch.block, launch.cluster))
     settings = f"{launch.shared_bytes}, {launch.cooperative}, {launch.programmatic_dependent}, {len(launch.arguments)}"
     maps = {
@@ -100,7 +145,7 @@ def _cuda_launch(launch: candidate_pb2.Launch) -> str:
     }
     if maps:
         settings += f", {{{', '.join(f'{number}: {made}' for number, made in maps.items())}}}"
-    return f"_WsLaunch(_ws_kernels, {launch.entry!r}, {shapes}, {settings})"
+    return f"_WsLaunch(_ws_kernels{mark}, {launch.entry!r}, {shapes}, {settings})"
 
 
 def _tensor_map(seen: candidate_pb2.TensorMap) -> str:

@@ -49,7 +49,12 @@ class _WsGuard:
 
     def matched(self, module, args, kwargs):
         """As `read`, whatever calls the module."""
-        tensors, settings = self.given(module, args, kwargs), module._ws_settings
+        leaves = self.flat(module, args, kwargs)
+        return None if leaves is None else self.matched_leaves(module, leaves)
+
+    def matched_leaves(self, module, leaves):
+        """As `matched`, of what `flat` gave."""
+        tensors, settings = self.given_leaves(leaves), module._ws_settings
         if tensors is None or settings is None or not settings.hold():
             return None
         tensors += settings.read()
@@ -58,19 +63,28 @@ class _WsGuard:
 
     def given(self, module, args, kwargs):
         """The tensors among the arguments, whatever their kinds; None where others than the verified are no tensors."""
+        leaves = self.flat(module, args, kwargs)
+        return None if leaves is None else self.given_leaves(leaves)
+
+    def flat(self, module, args, kwargs):
+        """The flattened arguments, those by name in their places; None where some have no place."""
         if kwargs:
             bound = self._forward.bind(module, *args, **kwargs)
             args, kwargs = bound.args[1:], bound.kwargs
-            if len(args) == self._places and tuple(kwargs) == self._by_name[: len(kwargs)]:
-                args, kwargs = (*args, *kwargs.values()), {}
+            if kwargs and (len(args) != self._places or tuple(kwargs) != self._by_name[: len(kwargs)]):
+                return None
+            args = (*args, *kwargs.values())
         for value in args:
             if isinstance(value, (tuple, list, dict)):
-                args = torch.utils._pytree.tree_leaves(args)
-                break
-        if kwargs or len(args) != len(self._pattern):
+                return torch.utils._pytree.tree_leaves(args)
+        return args
+
+    def given_leaves(self, leaves):
+        """As `given`, of what `flat` gave."""
+        if len(leaves) != len(self._pattern):
             return None
         tensors = []
-        for value, (kind, known) in zip(args, self._pattern, strict=True):
+        for value, (kind, known) in zip(leaves, self._pattern, strict=True):
             if kind is torch.Tensor:
                 if not isinstance(value, kind):
                     return None
@@ -227,14 +241,15 @@ def _ws_wants_gradient(module, tensors):
     )
 
 
-def _ws_tell_once(module, tensors, level=5):
+def _ws_tell_once(module, tensors, level=5, known=()):
     """Warns, once for a module, that its original forward answers a plain call, and why. `tensors`: what was read;
-    `level`: frames up to the caller of the module."""
+    `level`: frames up to the caller of the module; `known`: inputs that have kernels, where there are several."""
     if _ws_is_transformed() or "_ws_told" in vars(module):
         return
     vars(module)["_ws_told"] = True
     if tensors is None:
-        why = "is not the one that was verified (shapes, strides, types, device, attributes or mode differ)"
+        verified = f"one of those that were verified, {'; '.join(known)}," if known else "the one that was verified"
+        why = f"is not {verified} (shapes, strides, types, device, attributes or mode differ)"
     else:
         why = "may be asked for gradients (torch.no_grad() or requires_grad_(False) says that none are wanted)"
     warnings.warn(f"this call {why}, so the original forward answers it; said once", stacklevel=level)
