@@ -132,25 +132,29 @@ def pasted(modules: Iterable[str], *imports: str) -> str:
 # ---- the reference -----------------------------------------------------------------------------------
 
 
-def reference(task: task_pb2.Task) -> str:
-    """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`."""
-    entries = _embedded(task)
+def reference(task: task_pb2.Task, mark: str = "", first: task_pb2.Task | None = None) -> str:
+    """Python that defines `_WsReference`, the user's class, from the sources embedded as text, and `_ws_arguments`;
+    `mark` stands after their names. What the sources of `first` hold already is taken from there."""
+    known = {source.path: source.content for source in first.sources} if first else {}
+    entries = _embedded(source for source in task.sources if known.get(source.path) != source.content)
     package = reference_package(task)
-    return f"""_WS_REFERENCE = {{
-{entries},
+    own = f"{package!r}, _WS_REFERENCE{mark}, {task.entry_path!r}, {task.class_name!r}"
+    text = ",\n".join([*(["    **_WS_REFERENCE"] if first else []), *([entries] if entries else [])])
+    return f"""_WS_REFERENCE{mark} = {{
+{text},
 }}
 
-_WsReference, _ws_arguments = _ws_original({package!r}, _WS_REFERENCE, {task.entry_path!r}, {task.class_name!r})
+_WsReference{mark}, _ws_arguments{mark} = _ws_original({own})
 """
 
 
 def reference_package(task: task_pb2.Task) -> str:
     """The name of the package that the sources are modules of; its `__entry__` is the file of the class."""
-    return f"warpsmith_reference_{hashlib.sha256(_embedded(task).encode()).hexdigest()[:12]}"
+    return f"warpsmith_reference_{hashlib.sha256(_embedded(task.sources).encode()).hexdigest()[:12]}"
 
 
-def _embedded(task: task_pb2.Task) -> str:
-    return ",\n".join(f"    {source.path!r}: {foreign_text.literal(text_of(source))}" for source in task.sources)
+def _embedded(sources: Iterable[task_pb2.SourceFile]) -> str:
+    return ",\n".join(f"    {source.path!r}: {foreign_text.literal(text_of(source))}" for source in sources)
 
 
 def text_of(source: task_pb2.SourceFile) -> str:

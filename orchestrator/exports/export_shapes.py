@@ -126,17 +126,19 @@ def _sources(task: task_pb2.Task, apart: Collection[str] = ("get_inputs",)) -> t
 
 def _constants(statement: ast.stmt) -> list[str]:
     """Names that a statement binds, where it does no more than that."""
-    if not isinstance(statement, ast.Assign):
-        return []
-    plain = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Tuple, ast.List, ast.Name, ast.operator, ast.unaryop, ast.Load)
-    if not all(isinstance(node, plain) for node in ast.walk(statement.value)):
+    if not isinstance(statement, ast.Assign) or not all(map(_is_plain, ast.walk(statement.value))):
         return []
     targets = [part for each in statement.targets for part in (each.elts if isinstance(each, ast.Tuple) else [each])]
-    return [each.id for each in targets if isinstance(each, ast.Name)] if _are_names(targets) else []
+    names = [each.id for each in targets if isinstance(each, ast.Name)]
+    return names if len(names) == len(targets) else []
 
 
-def _are_names(nodes: Sequence[ast.expr]) -> bool:
-    return all(isinstance(node, ast.Name) for node in nodes)
+def _is_plain(node: ast.AST) -> bool:
+    """Whether a part of an expression is a number, text or name, arithmetic, or a type of torch's."""
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.value, ast.Name) and node.value.id == "torch"
+    parts = ast.Constant | ast.Name | ast.BinOp | ast.UnaryOp | ast.Tuple | ast.List
+    return isinstance(node, parts | ast.operator | ast.unaryop | ast.expr_context)
 
 
 def _require_other_inputs(one: run_pb2.Run, other: run_pb2.Run) -> None:

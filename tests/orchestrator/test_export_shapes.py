@@ -1,4 +1,4 @@
-"""Several runs of one module in one export: each call is answered by the kernel for its inputs, others by the original."""
+"""Several runs of one module in one export: a call is answered by the kernel for its inputs, or by the original."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ OTHERS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], tuple[Any, tuple[A
     "where it lies": lambda m, x, y: (m, (torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape), y)),
     "its sign is to be turned": lambda m, x, y: (m, (torch._neg_view(x), y)),
     "the other input": lambda m, x, y: (m, (x, y.double())),
-    "no tensor": lambda m, x, y: (m, (x, {1, 2})),
-    "one without a hash": lambda m, x, y: (m, (x, bytearray(8))),
+    "no tensor": lambda m, x, _: (m, (x, {1, 2})),
+    "one without a hash": lambda m, x, _: (m, (x, bytearray(8))),
     "a kind of tensor": lambda m, x, y: (m, (x, y.as_subclass(Other))),
     "an attribute": lambda m, x, y: (setattr(m, "offset", 1.0), (m, (x, y)))[1],
     "another construction": lambda m, x, y: (type(m)(8, 2.0), (x, y)),

@@ -17,16 +17,14 @@ class _WsOperator:
     `run(tensors)` is the program; `original(tensors)` what it stands for, in terms of autograd, or None where it draws
     numbers, which would be others when it is run again. Tensors of other kinds are refused; so is a write to what comes
     from it, where that were one to a tensor that was given: what shares memory is copied. Autocast changes nothing.
+    Without a `schema` it is one of several kernels of an operator, which `_WsOperators` registers.
     """
 
     def __init__(self, name, schema, guard, *, made, run, original):
         self._name, self._guard, self._made = name, guard, made
         self._given, self._run, self._original = guard._kinds, run, original
-        torch.library.define(name, schema)
-        torch.library.impl(name, guard._device.upper())(self._answer)
-        torch.library.register_fake(name)(self._fake)
-        torch.library.register_autograd(name, self._backward, setup_context=self._keep)
-        torch.library.register_vmap(name)(self._one_by_one)
+        if schema:
+            _ws_register(name, schema, guard._device, self)
 
     def _answer(self, *tensors):
         self._require(tensors)
@@ -72,10 +70,6 @@ class _WsOperator:
                     f"{(*kind, self._guard._device)} alone. Call ModelNew, which runs the original for any other call"
                 )
 
-    def _keep(self, ctx, inputs, output):
-        del output
-        ctx.save_for_backward(*inputs)
-
     def _originals(self, tensors):
         if self._original is None:
             raise RuntimeError(f"{self._name} draws numbers: call ModelNew for a derivative, or on another GPU")
@@ -92,6 +86,20 @@ class _WsOperator:
         made, given = [r for r, _ in pairs], [g for _, g in pairs]
         found = iter(torch.autograd.grad(made, asked, given, allow_unused=True, create_graph=again))
         return tuple([next(found) if is_wanted else None for is_wanted in wanted])
+
+
+def _ws_register(name, schema, device, operator):
+    """Makes an operator of PyTorch's of what answers, fakes, differentiates and batches its calls."""
+    torch.library.define(name, schema)
+    torch.library.impl(name, device.upper())(operator._answer)
+    torch.library.register_fake(name)(operator._fake)
+    torch.library.register_autograd(name, operator._backward, setup_context=_ws_keep)
+    torch.library.register_vmap(name)(operator._one_by_one)
+
+
+def _ws_keep(ctx, inputs, output):
+    del output
+    ctx.save_for_backward(*inputs)
 
 
 def _ws_is_kind(tensor, kind, device):
