@@ -2,11 +2,13 @@
 
     python -m benchmarks.timing.host_time [--only pointwise norm …] [--flavours module package] [--out host.jsonl]
     python -m benchmarks.timing.host_time --target cuda
+    python -m benchmarks.timing.host_time --shapes 10
 
 Tiny modules, on whose tensors a kernel takes next to nothing, each as the program that a search begins with and as it
 is exported. Batches of calls of the module and of its export take turns, in an order that is drawn anew for each round;
 told are the medians over all rounds, and of the differences within a round also a 95 % interval. On a GPU batches are
 timed without waiting for it, and it is waited for between them. A run takes half a minute, and nothing is judged.
+`--shapes 10`: exports hold kernels for ten shapes, of which the call has the first, and then the tenth.
 
     module     eager µs   export µs   over eager µs [95 %]      bar
 """
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -32,7 +36,7 @@ import torch
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import cpu_examples
-from orchestrator.exports import export_files
+from orchestrator.exports import export_files, export_shapes
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.tasks import intake
 from warpsmith import plugins
@@ -59,6 +63,8 @@ class HostTime:
 
     module: str
     flavour: str
+    row: str
+    """Of a table of several shapes, the row that answers, such as 10/10; empty where the export has one shape."""
     eager_us: float
     export_us: float
     over_us: float
@@ -104,10 +110,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ranked[max(0, int(middle - half))], ranked[min(len(ranked) - 1, int(middle + half + 1))]
 
 
-def measured(name: str, source: Path, flavour: str, options: argparse.Namespace) -> HostTime:
-    """The time of one module's export beside the module's own."""
+def measured(name: str, source: Path, flavour: str, place: int, options: argparse.Namespace) -> HostTime:
+    """The time of one module's export beside the module's own, whose shape has a `place` among several, from 0."""
     exporter: Exporter = plugins.load("exporter", flavour)
-    made = imported(exporter, a_run(source, options.target), source.parent / flavour)
+    runs = [a_run(each, options.target) for each in _shapes(source, options.shapes)]
+    for number, run in enumerate(runs):
+        run.id = f"host-time-{number}"
+    runs.insert(place, runs.pop(0))
+    made = imported(export_shapes.export_all(exporter, flavour, runs), source.parent / f"{flavour}_{place}")
+    guard = made._ws_guard if len(runs) == 1 else made._ws_shapes.rows[place][1]
     torch.manual_seed(0)
     with torch.device(options.target):
         original, model = made._WsReference(), made.ModelNew()
@@ -116,26 +127,45 @@ def measured(name: str, source: Path, flavour: str, options: argparse.Namespace)
     wait = torch.cuda.synchronize if options.target == "cuda" else lambda: None
     with torch.no_grad():
         torch.testing.assert_close(model(*given), original(*given))
-        if made._ws_guard.read(model, given, {}) is None:
+        if guard.read(model, given, {}) is None:
             raise SystemExit(f"{name}: its own call is not answered by the kernel")
         arms = [lambda: original(*given), lambda: model(*given)]
         batches(arms, 3, options.calls, wait)
         eager, ours = batches(arms, options.rounds, options.calls, wait)
     over = [mine - theirs for mine, theirs in zip(ours, eager, strict=True)]
     eager_us, ours_us, over_us = (statistics.median(values) for values in (eager, ours, over))
-    return HostTime(name, flavour, eager_us, ours_us, over_us, *interval(over), options.target, torch.__version__)
+    row = f"{place + 1}/{len(runs)}" if len(runs) > 1 else ""
+    return HostTime(name, flavour, row, eager_us, ours_us, over_us, *interval(over), options.target, torch.__version__)
 
 
-def imported(exporter: Exporter, run: run_pb2.Run, folder: Path) -> Any:
+def _shapes(source: Path, count: int) -> Iterator[Path]:
+    """Files of a module with inputs of so many shapes; the first is its own."""
+    yield source
+    head, function, rest = source.read_text().partition("def get_inputs")
+    for more in range(1, count):
+        path = source.parent / f"shape_{more}" / source.name
+        path.parent.mkdir(exist_ok=True)
+        wider = functools.partial(_more, more=more)
+        path.write_text(head + function + re.sub(r"(?<=randn\()\d+", wider, rest))
+        yield path
+
+
+def _more(extent: re.Match[str], more: int) -> str:
+    return str(int(extent[0]) + more)
+
+
+def imported(exported: Exported | ExportedFolder, folder: Path) -> Any:
     """An export as a module of this process: a file, or the file of a package that has the kernel."""
     folder.mkdir()
-    match exporter.export(run):
+    match exported:
         case Exported(name, text):
             (folder / name).write_text(text)
             return _loaded(folder / name)
         case ExportedFolder(name, files):
             export_files.write_folder(folder / name, files)
             sys.path.insert(0, str(folder / name))
+            for known in (name, f"{name}.kernel"):  # one of the same module with its shapes in another order
+                sys.modules.pop(known, None)
             return importlib.import_module(f"{name}.kernel")
 
 
@@ -152,7 +182,8 @@ def line(found: HostTime) -> str:
     """A row of the table."""
     said = "met" if found.over_us <= BAR_US else f"missed ({BAR_US:g})"
     spread = f"{found.over_us:6.2f} [{found.low_us:.2f}, {found.high_us:.2f}]"
-    return f"{found.module:12}{found.flavour:10}{found.eager_us:10.2f}{found.export_us:12.2f}   {spread:24}{said}"
+    arm = f"{found.module:12}{' '.join([found.flavour, found.row]):16}"
+    return f"{arm}{found.eager_us:10.2f}{found.export_us:12.2f}   {spread:25}{said}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,23 +194,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--flavours", nargs="*", default=["module", "package"], help="exporters, as `warpsmith export` has them"
     )
     parser.add_argument("--target", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--shapes", type=int, default=1, help="that an export has kernels for")
     parser.add_argument("--rounds", type=int, default=200, help="batches of each arm")
     parser.add_argument("--calls", type=int, default=100, help="of a batch")
     parser.add_argument("--out", type=Path, help="a file that each result is added to, one line of JSON each")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a team of threads for 32 numbers would be what is timed
     print(
-        f"{'module':12}{'flavour':10}{'eager µs':>10}{'export µs':>12}   {'over eager µs [95 %]':24}bar {BAR_US:g} µs"
+        f"{'module':12}{'flavour':16}{'eager µs':>10}{'export µs':>12}   {'over eager µs [95 %]':25}bar {BAR_US:g} µs"
     )
     missed = False
     with tempfile.TemporaryDirectory() as directory:
         for name, flavour, source in _sources(Path(directory), options):
-            found = measured(name, source, flavour, options)
-            missed |= found.over_us > BAR_US
-            print(line(found), flush=True)
-            if options.out:
-                with contextlib.closing(options.out.open("a")) as file:
-                    file.write(json.dumps(asdict(found)) + "\n")
+            for place in sorted({0, options.shapes - 1}):
+                found = measured(name, source, flavour, place, options)
+                missed |= found.over_us > BAR_US
+                print(line(found), flush=True)
+                if options.out:
+                    with contextlib.closing(options.out.open("a")) as file:
+                        file.write(json.dumps(asdict(found)) + "\n")
     return int(missed)
 
 
