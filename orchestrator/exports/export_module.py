@@ -31,9 +31,8 @@ class ModuleExporter:
         """The file with a kernel for the inputs of each; see `export_shapes.SeveralExporter`."""
         several = export_shapes.alike(runs)
         shared = shared_texts(several)
-        literals = "".join(f"    {name!r}: {foreign_text.literal(text)},\n" for name, text in shared.items())
         parts = [export_shapes.header(several, needs(runs[0])), *head(several, ["shapes"])]
-        parts += [f"_WS_SHARED = {{\n{literals}}}"] if shared else []
+        parts += [shared_part(shared)] if shared else []
         for mark, run in export_shapes.marks(several):
             own = kernel(run, Names(run.best.candidate.program), texts(run, shared), mark=mark)
             parts += [f"{export_shapes.heading(run)}\n{header(run)}", *own]
@@ -121,6 +120,12 @@ def shared_texts(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
     """Headers that several programs have, which are written once, by file name."""
     found = collections.Counter((s.name, s.text) for run in runs for s in run.best.candidate.program.sources)
     return {name: text for (name, text), count in found.items() if count > 1}
+
+
+def shared_part(shared: Mapping[str, str]) -> str:
+    """Python that defines `_WS_SHARED`."""
+    literals = "".join(f"    {name!r}: {foreign_text.literal(text)},\n" for name, text in shared.items())
+    return f"_WS_SHARED = {{\n{literals}}}"
 
 
 def _calls() -> list[str]:

@@ -1,75 +1,21 @@
 """The flavour `package`: a folder that pip installs, with the program as an operator of `torch.library`.
 
-The one idea: a compiler sees one operator with its tensors, where it would else see Python that it cannot look into;
-any other caller finds the module of the flavour `module`, whose calls cost no more for it. A GPU's machine code is
-built with the wheel. This writes texts and runs nothing.
+The one idea: `export_operator`'s module, whose calls cost no more than those of the flavour `module`, with the kernels'
+sources as files beside it, from which a GPU's machine code is built with the wheel. This writes texts and runs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from string import Template
 
-from orchestrator.exports import export, export_module, export_shapes, library_steps
+from orchestrator.exports import export, export_module, export_operator, export_shapes
 from orchestrator.exports.export import ExportedFolder, Names
-from orchestrator.exports.export_outputs import outputs
 from orchestrator.trust import record
 from warpsmith import hardware
-from warpsmith.contract import structures
-from warpsmith.contract.structures import OWN_CLASS
-from warpsmith.errors import BadInput
-from warpsmith.program_steps import calls_in
-from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2
-
-_WRITES = re.compile(r"\.(?!__)\w+_\.|\.out$|batch_norm(?!\w*no_training)|rrelu_with_noise")
-"""Library steps that may write to what they are given, which the operator promises not to do."""
-_LEAF: Mapping[str, object] = {"type": None, "context": None, "children_spec": []}
-
-_OPERATOR = Template('''_ws_entry$mark = importlib.import_module("$reference.__entry__")
-
-_ws_operator$mark = _WsOperator(
-    "$operator",
-    $schema,
-    _ws_guard$mark,
-    made=($made),
-    run=_ws_forward$mark,
-    original=$original,
-)
-
-
-def _ws_nested$mark(tensors):
-    """What the module returns, of the operator's tensors."""
-    $names= tensors
-    return $returned''')
-
-_ANSWER = """
-        if tensors is None and torch.compiler.is_compiling():
-            tensors = _ws_seen(_ws_guard, self, args, kwargs)
-            if tensors is None or _ws_wants_gradient(self, tensors):
-                return super().forward(*args, **kwargs)
-            return _ws_nested(torch.ops.{operator}.default(*tensors))
-        if tensors is None or _ws_wants_gradient(self, tensors):
-            _ws_tell_once(self, tensors)
-            return super().forward(*args, **kwargs)
-        return _ws_nested(_ws_forward(tensors))
-"""
-_ANSWERS = """
-        if tensors is None and torch.compiler.is_compiling():
-            kernel, tensors = _ws_seen_row(_ws_shapes, self, args, kwargs)
-            if tensors is None or _ws_wants_gradient(self, tensors):
-                return super().forward(*args, **kwargs)
-            _, nested = kernel
-            return nested(torch.ops.{operator}.default(*tensors))
-        if tensors is None or _ws_wants_gradient(self, tensors):
-            _ws_tell_once(self, tensors, known=_ws_shapes.known)
-            return super().forward(*args, **kwargs)
-        forward, nested = kernel
-        return nested(forward(tensors))
-"""
-"""The same where a table of several gives `kernel`."""
+from warpsmith.v1 import run_pb2, task_pb2
 
 _PROJECT = Template("""[build-system]
 requires = [$build]
@@ -240,20 +186,54 @@ class PackageExporter:
     def export_several(self, runs: Sequence[run_pb2.Run]) -> ExportedFolder:
         """The folder with a kernel for the inputs of each; see `export_shapes.SeveralExporter`."""
         several = export_shapes.alike(runs)
-        _require_one_schema(several)
+        export_operator.require_one_schema(several)
         return _folder(several, [record.text(run) for run in runs])
+
+
+def _way(operator: str) -> export_operator.Way:
+    """Kernels' texts are files beside the module, and so is what the wheel was built with."""
+    return export_operator.Way(
+        name=repr(operator.replace(".", "::")),
+        call=f"torch.ops.{operator}.default",
+        texts=_read,
+        code=_built,
+        imports=["import pathlib"],
+    )
+
+
+def _read(run: run_pb2.Run, mark: str) -> str:
+    return f"""{{
+    name: (pathlib.Path(__file__).parent / {_parts(mark)} / name).read_text(encoding="utf-8")
+    for name in {[source.name for source in run.best.candidate.program.sources]!r}
+}}"""
+
+
+def _built(run: run_pb2.Run, mark: str) -> str:
+    program = run.best.candidate.program
+    if program.target != task_pb2.TARGET_CUDA:
+        return ""
+    return f"_ws_cubin(pathlib.Path(__file__).parent / {_parts(mark)} / '{hardware.architecture(program)}.cubin')"
+
+
+def _parts(mark: str) -> str:
+    """The expression of the folder of sources, within the package."""
+    return " / ".join(map(repr, _folder_of(mark).split("/")))
+
+
+def _folder_of(mark: str) -> str:
+    return f"kernels/{mark.removeprefix('_')}".rstrip("/")
 
 
 def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFolder:
     for run in runs:
-        _require_pure(run.best.candidate.program)
+        export_operator.require_pure(run.best.candidate.program)
     words = _words(runs)
     package = words["package"]
     files = {
         "pyproject.toml": _PROJECT.substitute(words),
         "README.md": _README.substitute(words),
         f"{package}/__init__.py": _INIT.substitute(words),
-        f"{package}/kernel.py": _kernel(runs, words["operator"]),
+        f"{package}/kernel.py": export_operator.module(runs, _way(words["operator"])),
         **{f"{package}/{name}": text for name, text in zip(_records(runs), records, strict=True)},
         **{
             f"{package}/{folder}/{source.name}": source.text
@@ -268,40 +248,18 @@ def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFold
     return ExportedFolder(package, files)
 
 
-def _marks(runs: Sequence[run_pb2.Run]) -> list[str]:
-    """What stands after names of each run's: nothing where there is one."""
-    return [""] if len(runs) == 1 else [mark for mark, _ in export_shapes.marks(runs)]
-
-
 def _folders(runs: Sequence[run_pb2.Run]) -> list[str]:
-    return [f"kernels/{mark.removeprefix('_')}".rstrip("/") for mark in _marks(runs)]
+    return [_folder_of(mark) for mark in export_operator.marks(runs)]
 
 
 def _records(runs: Sequence[run_pb2.Run]) -> list[str]:
-    return [f"record{mark}.json" for mark in _marks(runs)]
+    return [f"record{mark}.json" for mark in export_operator.marks(runs)]
 
 
 def _sources(runs: Sequence[run_pb2.Run]) -> list[tuple[str, list[str]]]:
     """Names of sources by their folder, less those that are empty."""
     named = [[source.name for source in run.best.candidate.program.sources] for run in runs]
     return [(folder, names) for folder, names in zip(_folders(runs), named, strict=True) if names]
-
-
-def _require_one_schema(runs: Sequence[run_pb2.Run]) -> None:
-    """Refuses runs whose tensors do not say which is meant, or are not as many."""
-    seen: dict[tuple[bytes, ...], str] = {}
-    for run in runs:
-        specs = tuple(spec.SerializeToString(deterministic=True) for spec in run.task.inputs)
-        if len(specs) != len(runs[0].task.inputs):
-            raise BadInput(
-                f"runs {runs[0].id} and {run.id} have different numbers of tensors as inputs, of which no operator has "
-                "both: export with --flavour module instead"
-            )
-        if (before := seen.setdefault(specs, run.id)) != run.id:
-            raise BadInput(
-                f"runs {before} and {run.id} differ in values that are no tensors, which an operator does not see: "
-                "export with --flavour module instead"
-            )
 
 
 def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
@@ -328,8 +286,8 @@ def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "numbers": "\n\n".join(map(_numbers, runs)),
         "verified": "the verified one" if is_one else "one of those above",
         "kernels": "the kernel" if is_one else "its kernel, by the table at the end of `kernel.py`",
-        "given": ", ".join(_given(run, Names(program))),
-        "derivative": _NO_DERIVATIVE if any(map(_draws, runs)) else _DERIVATIVE,
+        "given": ", ".join(export_operator.given(run, Names(program))),
+        "derivative": _NO_DERIVATIVE if any(map(export_operator.draws, runs)) else _DERIVATIVE,
         "built": _ON_GPU if on_gpu else _ON_PROCESSOR,
         "kept": f"{records} {'is the verified record' if is_one else 'are the verified records'}",
         "cases": _CASE if is_one else _CASES,
@@ -348,126 +306,9 @@ def _digest_of(runs: Sequence[run_pb2.Run]) -> str:
     return hashlib.sha256("\n".join(run.best.candidate.program.digest for run in runs).encode()).hexdigest()
 
 
-def _draws(run: run_pb2.Run) -> bool:
-    """Whether a program draws numbers."""
-    steps = run.best.candidate.program.steps
-    return bool(export.RANDOM.search(" ".join(call.target for step in steps for call in calls_in(step.library))))
-
-
 _CASE = "[(kernel._ws_guard, kernel._ws_entry.get_inputs)]"
 _CASES = "[(row[1], entry.get_inputs) for row, entry in zip(kernel._ws_shapes.rows, kernel._ws_entries, strict=True)]"
 _DERIVATIVE = "It has the original's derivatives, of any order: the original is run again, and that is differentiated."
 _NO_DERIVATIVE = "It draws numbers, so it has no derivative; `ModelNew` has the original's."
 _ON_GPU = "The wheel holds machine code for the verified architecture, built from `kernels/` by NVRTC."
 _ON_PROCESSOR = "g++ builds `kernels/` at the first call, kept in your cache folder."
-
-
-def _require_pure(program: candidate_pb2.Program) -> None:
-    """Refuses what writes to tensors that it is given: an operator that compilers may move has no such effect."""
-    sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
-    writes = any(sources.intersection(step.launch.writes) for step in program.steps)
-    if writes or any(_WRITES.search(call.target) for step in program.steps for call in calls_in(step.library)):
-        raise BadInput(
-            "this winner may write to its inputs or buffers, as a module with running statistics does, and no operator "
-            "of the package flavour does: export with --flavour module instead"
-        )
-    structure = structures.require(program.output_tree, program.output_leaves, len(program.outputs))
-    if any(node.kind and node.kind.startswith(OWN_CLASS) for node in _nodes(structure)):
-        raise BadInput(
-            "this module returns a dataclass of its own, whose parts PyTorch does not see: export with "
-            "--flavour module instead"
-        )
-
-
-def _nodes(node: structures.Node) -> Iterator[structures.Node]:
-    yield node
-    for child in node.children:
-        yield from _nodes(child)
-
-
-def _given(run: run_pb2.Run, names: Names) -> list[str]:
-    """Names of the operator's tensors: inputs, and then the members that the program reads."""
-    program = run.best.candidate.program
-    inputs = {b.source.input_index: b for b in program.buffers if b.source.origin == graph_pb2.ORIGIN_INPUT}
-    of_members = {b.source.qualified_name: b for b in program.buffers}
-    found = [
-        names[inputs[place].name] if place in inputs else f"unread_{place}" for place in range(len(run.task.inputs))
-    ]
-    return [*found, *(names[of_members[name].name] for name in export.members(program))]
-
-
-def _kernel(runs: Sequence[run_pb2.Run], operator: str) -> str:
-    """The module of the package that defines operator and class."""
-    imports = ["import pathlib", "import importlib"]
-    if len(runs) == 1:
-        head = export_module.head(runs, ["operator"], imports)
-        parts = [export_module.header(runs[0]), *head, *_registered(runs[0], operator, "", "kernels")]
-        return "\n\n\n".join([*parts, export.model(_ANSWER.format(operator=operator))]) + "\n"
-    parts = [export_shapes.header(runs, export_module.needs(runs[0]))]
-    parts += export_module.head(runs, ["shapes", "operator", "operator_shapes"], imports)
-    for mark, folder, run in zip(_marks(runs), _folders(runs), runs, strict=True):
-        parts.append(f"{export_shapes.heading(run)}\n{export_module.header(run)}")
-        if mark != "_1":
-            parts.append(export.reference(run.task, mark, runs[0].task).strip())  # for its get_inputs
-        parts += _registered(run, operator, mark, folder)
-    given = Names(runs[0].best.candidate.program)
-    kernels = ", ".join(f"_ws_operator{mark}" for mark in _marks(runs))
-    entries = ", ".join(f"_ws_entry{mark}" for mark in _marks(runs))
-    parts += [
-        f"_ws_entries = [{entries}]\n"
-        f"_ws_operator = _WsOperators({operator.replace('.', '::')!r}, {_schema(runs[0], given)}, {kernels})",
-        export_shapes.table(runs, "(_ws_forward{mark}, _ws_nested{mark})"),
-        export.model(_ANSWERS.format(operator=operator), "_ws_shapes", "kernel, tensors"),
-    ]
-    return "\n\n\n".join(parts) + "\n"
-
-
-def _registered(run: run_pb2.Run, operator: str, mark: str, folder: str) -> list[str]:
-    """Parts of the module that are one kernel's: its program, and as what an operator has it."""
-    program = run.best.candidate.program
-    names, distinct = Names(program), list(dict.fromkeys(program.outputs))
-    flat = run_pb2.Run()
-    flat.CopyFrom(run)
-    flat.best.candidate.program.outputs[:] = distinct
-    tuple_of = {"type": "builtins.tuple", "context": "null", "children_spec": [_LEAF] * len(distinct)}
-    flat.best.candidate.program.output_tree = json.dumps([1, tuple_of])
-    del flat.best.candidate.program.output_leaves[:]
-    place = " / ".join(f'"{part}"' for part in folder.split("/"))
-    texts = f"""{{
-    name: (pathlib.Path(__file__).parent / {place} / name).read_text(encoding="utf-8")
-    for name in {[source.name for source in program.sources]!r}
-}}"""
-    code = ""
-    if program.target == task_pb2.TARGET_CUDA:
-        at = " / ".join(f"'{part}'" for part in (*folder.split("/"), f"{hardware.architecture(program)}.cubin"))
-        code = f"_ws_cubin(pathlib.Path(__file__).parent / {at})"
-    specs = {buffer.name: buffer.spec for buffer in program.buffers}
-    places = [list(program.outputs).index(name) for name in distinct]
-    registered = _OPERATOR.substitute(
-        mark=mark,
-        reference=export.reference_package(run.task),
-        operator=operator.replace(".", "::"),
-        schema="None" if mark else _schema(run, names),
-        made="".join(
-            f"({tuple(specs[n].shape)}, {tuple(specs[n].strides)}, {library_steps.dtype(specs[n].dtype)}), "
-            for n in distinct
-        ),
-        original="None" if _draws(run) else
-        f"_WsOriginal(_WsReference, _ws_arguments, _ws_guard{mark}, _ws_entry{mark}.get_inputs, {places})",
-        names="".join(f"{names[name]}, " for name in distinct),
-        returned=outputs(program, names),
-    )  # fmt: skip
-    return [*export_module.kernel(flat, names, texts, code=code, mark=mark), registered]
-
-
-def _schema(run: run_pb2.Run, names: Names) -> str:
-    tensors = ", ".join(f"Tensor {name}" for name in _schema_names(_given(run, names)))
-    return f'"({tensors}) -> Tensor[]"'
-
-
-def _schema_names(names: list[str]) -> list[str]:
-    """Names that a schema can have: it keeps some words for itself."""
-    return [f"t_{name.lstrip('_')}" if name in _RESERVED or name.startswith("_") else name for name in names]
-
-
-_RESERVED = frozenset({"self", "out", "inplace", "Tensor", "float", "int", "bool", "str", "Device", "Scalar"})
