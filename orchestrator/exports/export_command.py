@@ -36,12 +36,14 @@ def export(
 ) -> None:
     """Writes the best kernel of a run, and its record.
 
-    Several runs of one module with other inputs (shapes, types) make one export, by the flavours module and package: a
-    table in it says which kernel answers which inputs, and the original answers all others.
+    Several runs of one module with other inputs (shapes, types) make one export, by the flavours module, package and
+    hub: a table in it says which kernel answers which inputs, and the original answers all others.
 
     --flavour module: a Python file that needs only torch, with the record beside it.
 
     --flavour package: a folder that pip installs; under torch.compile the kernel is one operator of one graph.
+
+    --flavour hub: a folder for Hugging Face's Kernel Hub, which `kernels.get_kernel` loads and kernel-builder builds.
 
     --flavour cu: a CUDA file that nvcc alone compiles, with a launcher for C; for kernels without library calls.
 

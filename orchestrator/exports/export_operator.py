@@ -164,7 +164,7 @@ def require_pure(program: candidate_pb2.Program) -> None:
     if writes or any(_WRITES.search(call.target) for step in program.steps for call in calls_in(step.library)):
         raise BadInput(
             "this winner may write to its inputs or buffers, as a module with running statistics does, and no operator "
-            "of the package flavour does: export with --flavour module instead"
+            "of the flavours package and hub does: export with --flavour module instead"
         )
     structure = structures.require(program.output_tree, program.output_leaves, len(program.outputs))
     if any(node.kind and node.kind.startswith(OWN_CLASS) for node in _nodes(structure)):

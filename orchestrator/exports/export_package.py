@@ -62,14 +62,10 @@ class Build(build_py):
 setup(cmdclass={"build_py": Build})
 ''')
 
-_TESTS = Template('''"""Whether the kernel is right here: on fresh values, as an operator, and compiled."""
+TESTS = Template('''"""Whether the kernel is right here: on fresh values, as an operator, and compiled."""
 
 import copy
-
-import $package as package
-import pytest
-import torch
-from $package import kernel
+$imports
 
 CASES = $cases
 """For each kernel its guard, and what gives inputs."""
@@ -227,24 +223,24 @@ def _folder_of(mark: str) -> str:
 def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFolder:
     for run in runs:
         export_operator.require_pure(run.best.candidate.program)
-    words = _words(runs)
-    package = words["package"]
+    filled = words(runs)
+    package = filled["package"]
     files = {
-        "pyproject.toml": _PROJECT.substitute(words),
-        "README.md": _README.substitute(words),
-        f"{package}/__init__.py": _INIT.substitute(words),
-        f"{package}/kernel.py": export_operator.module(runs, _way(words["operator"])),
-        **{f"{package}/{name}": text for name, text in zip(_records(runs), records, strict=True)},
+        "pyproject.toml": _PROJECT.substitute(filled),
+        "README.md": _README.substitute(filled),
+        f"{package}/__init__.py": _INIT.substitute(filled),
+        f"{package}/kernel.py": export_operator.module(runs, _way(filled["operator"])),
+        **{f"{package}/{name}": text for name, text in zip(record_names(runs), records, strict=True)},
         **{
             f"{package}/{folder}/{source.name}": source.text
             for folder, run in zip(_folders(runs), runs, strict=True)
             for source in run.best.candidate.program.sources
         },
-        "tests/test_kernel.py": _TESTS.substitute(words),
+        "tests/test_kernel.py": TESTS.substitute(filled),
     }
     program = runs[0].best.candidate.program
     if program.target == task_pb2.TARGET_CUDA and _sources(runs):
-        files["setup.py"] = _SETUP.substitute(words)
+        files["setup.py"] = _SETUP.substitute(filled)
     return ExportedFolder(package, files)
 
 
@@ -252,7 +248,8 @@ def _folders(runs: Sequence[run_pb2.Run]) -> list[str]:
     return [_folder_of(mark) for mark in export_operator.marks(runs)]
 
 
-def _records(runs: Sequence[run_pb2.Run]) -> list[str]:
+def record_names(runs: Sequence[run_pb2.Run]) -> list[str]:
+    """Names of the files that records are kept in."""
     return [f"record{mark}.json" for mark in export_operator.marks(runs)]
 
 
@@ -262,7 +259,7 @@ def _sources(runs: Sequence[run_pb2.Run]) -> list[tuple[str, list[str]]]:
     return [(folder, names) for folder, names in zip(_folders(runs), named, strict=True) if names]
 
 
-def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
+def words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
     """What the texts are filled with: names of ours, numbers, and the header as a block of code."""
     run, is_one = runs[0], len(runs) == 1
     program, on_gpu = run.best.candidate.program, run.task.target == task_pb2.TARGET_CUDA
@@ -272,8 +269,8 @@ def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
     digest = re.sub(r"[^0-9a-f]", "", digest)[:12] or "0"
     needs = ["torch>=2.7", *(["cuda-bindings>=13.0,<14", "nvidia-cuda-nvrtc>=13.0,<14"] if on_gpu else [])]
     build = ["setuptools>=77", *(needs[1:] if _sources(runs) else [])]
-    records = " and ".join(f"`{package}/{name}`" for name in _records(runs))
-    held = [*(f"{folder}/*" for folder in _folders(runs)), *_records(runs)]
+    records = " and ".join(f"`{package}/{name}`" for name in record_names(runs))
+    held = [*(f"{folder}/*" for folder in _folders(runs)), *record_names(runs)]
     return {
         "package": package,
         "distribution": package.replace("_", "-"),
@@ -290,6 +287,7 @@ def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "derivative": _NO_DERIVATIVE if any(map(export_operator.draws, runs)) else _DERIVATIVE,
         "built": _ON_GPU if on_gpu else _ON_PROCESSOR,
         "kept": f"{records} {'is the verified record' if is_one else 'are the verified records'}",
+        "imports": f"\nimport {package} as package\nimport pytest\nimport torch\nfrom {package} import kernel",
         "cases": _CASE if is_one else _CASES,
         "sources": repr(_sources(runs)),
         "architecture": hardware.architecture(program),

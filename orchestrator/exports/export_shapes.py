@@ -42,7 +42,7 @@ def export_all(exporter: Exporter, flavour: str, runs: Sequence[run_pb2.Run]) ->
     if not isinstance(exporter, SeveralExporter):
         raise BadInput(
             f"--flavour {flavour} writes one shape, and {len(runs)} runs are named: name one, "
-            "or write --flavour module or package"
+            "or write --flavour module, package or hub"
         )
     return exporter.export_several(runs)
 

@@ -251,7 +251,7 @@ def test_a_run_without_a_winner_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flavour", ["kernelbench", "cu"])
 def test_a_flavour_of_one_shape_says_which_take_several(tmp_path: Path, flavour: str) -> None:
     exporter = {"kernelbench": KernelBenchExporter(), "cu": CudaExporter()}[flavour]
-    with pytest.raises(BadInput, match=r"writes one shape, and 2 runs are named.*--flavour module or package"):
+    with pytest.raises(BadInput, match=r"writes one shape, and 2 runs are named.*--flavour module, package or hub"):
         export_all(exporter, flavour, [a_run(tmp_path, FOUR), a_run(tmp_path, SIXTEEN)])
 
 
