@@ -56,7 +56,6 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing althoug
 RunIds = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RUN]...",
         show_default="last",
         help="Identifiers of runs, their beginnings, or `last`; several only of one module with other inputs.",
     ),
