@@ -181,6 +181,7 @@ class Names:
             "torch",
             "leaves",
             "device",
+            "index",
             "stream",
             "owner",
             "float",

@@ -293,6 +293,14 @@ def test_a_gpus_kernels_have_launches_of_their_own(tmp_path: Path) -> None:
     assert text.count("class _WsLaunch:") == 1
 
 
+def test_an_input_that_is_named_as_a_launch_names_its_gpu_is_named_otherwise(tmp_path: Path) -> None:
+    renamed = ("forward(self, x, y)", "forward(self, x, index)"), (" + y ", " + index ")
+    text = ModuleExporter().export(a_run(tmp_path, *renamed, target="cuda")).text
+    forward = text.partition("def _ws_forward(")[2]
+    assert forward.count("    index = ") == 1, "the number of the GPU"
+    assert "    index_ = leaves[1]" in forward
+
+
 def test_the_command_writes_one_file_and_the_record_of_each_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
