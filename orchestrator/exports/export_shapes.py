@@ -59,6 +59,8 @@ def alike(runs: Sequence[run_pb2.Run]) -> list[run_pb2.Run]:
     """
     for run in runs:
         export.require_winner(run)
+    if twice := [run.id for place, run in enumerate(runs) if run.id in {other.id for other in runs[:place]}]:
+        raise BadInput(f"run {twice[0]} is named twice")
     first = runs[0]
     for place, run in enumerate(runs[1:], start=1):
         if difference := _difference(first, run):
@@ -94,7 +96,7 @@ def _difference(first: run_pb2.Run, other: run_pb2.Run) -> str:
     return ""
 
 
-_DYNAMIC = re.compile(r"\b(?:globals|locals|vars|eval|exec|__dict__|modules)\b")
+_DYNAMIC = re.compile(r"\b(?:globals|locals|vars|eval|exec|__dict__|sys|importlib|inspect)\b")
 """Words of sources that may read a constant without its name."""
 
 
@@ -109,19 +111,23 @@ def _sources(task: task_pb2.Task, apart: Collection[str] = ("get_inputs",)) -> t
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return folder, others, entry
     beside = "\n".join(content.decode(errors="replace") for content in others.values())
-    statements = [each for each in tree.body if not (isinstance(each, ast.FunctionDef) and each.name in apart)]
+    statements = tree.body
     texts = [ast.unparse(each) for each in statements]
-    is_gone = True
-    while is_gone and not _DYNAMIC.search("\n".join([*texts, beside])):
-        is_gone = False
-        for place, statement in enumerate(statements):
-            rest = "\n".join([*texts[:place], *texts[place + 1 :], beside])
-            names = _constants(statement)
-            if names and not any(re.search(rf"\b{re.escape(name)}\b", rest) for name in names):
-                del statements[place], texts[place]
-                is_gone = True
-                break
+    is_plain = not _DYNAMIC.search("\n".join([*texts, beside]))
+    place = 0
+    while place < len(statements):
+        names = _functions(statements[place], apart) or (_constants(statements[place]) if is_plain else [])
+        rest = "\n".join([*texts[:place], *texts[place + 1 :], beside])
+        if names and not any(re.search(rf"\b{re.escape(name)}\b", rest) for name in names):
+            del statements[place], texts[place]
+            place = 0  # what it alone has read may go too
+        else:
+            place += 1
     return folder, others, *texts
+
+
+def _functions(statement: ast.stmt, names: Collection[str]) -> list[str]:
+    return [statement.name] if isinstance(statement, ast.FunctionDef) and statement.name in names else []
 
 
 def _constants(statement: ast.stmt) -> list[str]:
@@ -171,9 +177,9 @@ def _with_equal_members(runs: Sequence[run_pb2.Run]) -> list[run_pb2.Run]:
         copy = run_pb2.Run()
         copy.CopyFrom(run)
         buffers = list(copy.best.candidate.program.buffers)
-        missing = {*known} - {buffer.source.qualified_name for buffer in buffers}
+        read = {buffer.source.qualified_name for buffer in buffers}
         taken = {buffer.name for buffer in buffers}
-        for member in missing:
+        for member in [member for member in known if member not in read]:
             unread = candidate_pb2.Buffer.FromString(known[member][1].SerializeToString())
             while unread.name in taken:
                 unread.name += "_"

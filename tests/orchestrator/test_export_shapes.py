@@ -76,6 +76,19 @@ def a_run(folder: Path, *changes: tuple[str, str], target: str = "cpu", name: st
     return run
 
 
+def imported(folder: Path, runs: list[run_pb2.Run]) -> Any:
+    """The file of several runs, imported."""
+    exported = ModuleExporter().export_several(runs)
+    assert exported.file_name == "gated_warpsmith.py"
+    (folder / exported.file_name).write_text(exported.text)
+    spec = importlib.util.spec_from_file_location("gated_warpsmith", folder / exported.file_name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 SHAPES = {"four rows": FOUR, "sixteen rows": SIXTEEN, "doubles": LONG, "columns": TURNED}
 
 
@@ -86,14 +99,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     patch.setattr(sys, "meta_path", sys.meta_path[:])
-    exported = ModuleExporter().export_several([a_run(folder, change) for change in SHAPES.values()])
-    assert exported.file_name == "gated_warpsmith.py"
-    (folder / exported.file_name).write_text(exported.text)
-    spec = importlib.util.spec_from_file_location("gated_warpsmith", folder / exported.file_name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    (folder / "runs").mkdir()
+    module = imported(folder, [a_run(folder / "runs", change) for change in SHAPES.values()])
     with torch.no_grad():
         for x in inputs():  # kernels are built
             module.ModelNew(8)(x, torch.randn(8))
@@ -281,6 +288,35 @@ def test_a_constant_that_code_may_find_without_its_name_has_to_be_the_same(tmp_p
     reads = ("x + self.bias", "x + self.bias * globals()['BAT' + 'CH']")
     with pytest.raises(BadInput, match="different sources"):
         export_shapes.alike([a_run(tmp_path, reads), a_run(tmp_path, reads, SIXTEEN)])
+
+
+def test_a_run_that_is_named_twice_is_said(tmp_path: Path) -> None:
+    run = a_run(tmp_path, FOUR)
+    with pytest.raises(BadInput, match="run 2026-0 is named twice"):
+        export_shapes.alike([run, run])
+
+
+def test_get_inputs_that_the_module_itself_calls_has_to_be_the_same(tmp_path: Path) -> None:
+    reads = ("+ self.offset", "+ self.offset * len(get_inputs())")
+    with pytest.raises(BadInput, match="different sources"):
+        export_shapes.alike([a_run(tmp_path, reads), a_run(tmp_path, reads, SIXTEEN)])
+
+
+def test_programs_that_read_different_parameters_share_one_look_at_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    reads = ("torch.tanh(x + self.bias) + y", "(torch.tanh(x + self.bias) if x.shape[0] > 8 else torch.tanh(x)) * y")
+    (tmp_path / "runs").mkdir()
+    made = imported(tmp_path, [a_run(tmp_path / "runs", reads, change) for change in (FOUR, SIXTEEN)])
+    ours, y = made.ModelNew(8), torch.randn(8)
+    with torch.no_grad():
+        for row, x in enumerate(inputs()[:2], start=1):
+            assert answered_by(made, ours, x, y) == row
+            torch.testing.assert_close(ours(x, y), torch.tanh(x + ours.bias * (row == 2)) * y)
+        ours.double()
+        assert {answered_by(made, ours, x, y) for x in inputs()} == {0}
 
 
 def test_a_gpus_kernels_have_launches_of_their_own(tmp_path: Path) -> None:
