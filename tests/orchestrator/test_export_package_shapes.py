@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -93,6 +94,16 @@ def test_the_wheel_of_cuda_kernels_holds_machine_code_of_each(tmp_path: Path) ->
     codes = {wheel.read(f"picks_warpsmith/kernels/{number}/sm_90a.cubin") for number in (1, 2, 3)}
     assert all(code.startswith(b"\x7fELF") for code in codes)
     assert len(codes) == 3
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_passes_its_own_tests(tmp_path: Path) -> None:
+    package = written(tmp_path, "cuda")
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(package)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests")]
+    ran = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert "9 passed" in ran.stdout
 
 
 @pytest.fixture(scope="module")

@@ -329,6 +329,19 @@ def test_a_gpus_kernels_have_launches_of_their_own(tmp_path: Path) -> None:
     assert text.count("class _WsLaunch:") == 1
 
 
+def test_a_gpus_kernels_are_compiled_from_the_file_with_the_headers_that_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    (tmp_path / "runs").mkdir()
+    made = imported(tmp_path, [a_run(tmp_path / "runs", change, target="cuda") for change in (FOUR, SIXTEEN)])
+    assert made._WS_SHARED
+    codes = {made._ws_compiled(sources, "sm_90a") for sources in (made._WS_SOURCES_1, made._WS_SOURCES_2)}
+    assert len(codes) == 2
+    assert all(code.startswith(b"\x7fELF") for code in codes)
+
+
 def test_an_input_that_is_named_as_a_launch_names_its_gpu_is_named_otherwise(tmp_path: Path) -> None:
     renamed = ("forward(self, x, y)", "forward(self, x, index)"), (" + y ", " + index ")
     text = ModuleExporter().export(a_run(tmp_path, *renamed, target="cuda")).text
