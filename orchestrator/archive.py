@@ -224,9 +224,11 @@ class Archive:
             raise NotFound(f"no run {run_id!r}" if not exact else f"several runs begin with {run_id!r}")
         return self._kept(run_pb2.Run, exact[0])
 
-    def runs(self, limit: int = 50, task_digest: str = "") -> list[run_pb2.Run]:
-        """Runs, newest first."""
+    def runs(self, limit: int = 50, task_digest: str = "", before: float = 0.0) -> list[run_pb2.Run]:
+        """Runs, newest first; with `before`, only those created earlier."""
         query = _RUN.order_by(_runs.c.created_at.desc(), _runs.c.id).limit(limit)
+        if before:
+            query = query.where(_runs.c.created_at < before)
         if task_digest:
             query = query.where(_runs.c.task_digest == task_digest)
         return [self._kept(run_pb2.Run, row) for row in self._rows(query)]

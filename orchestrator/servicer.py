@@ -17,7 +17,7 @@ from orchestrator.search.memory import NOTHING_KNOWN, Memory
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate, most_ahead
 from orchestrator.serving.dialing import Devices, agents_of, endpoints
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost, Story, light
 from orchestrator.tasks.intake import accept
 from warpsmith import plugins
 from warpsmith.errors import NotFound
@@ -31,8 +31,8 @@ DEFAULT_EXPORTER = "module"
 class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServicer):
     """Starts, watches and exports runs."""
 
-    def __init__(self, host: RunHost, devices: Devices | None = None) -> None:
-        self._host, self._devices = host, devices
+    def __init__(self, host: RunHost, devices: Devices | None = None, gate: DeviceGate | None = None) -> None:
+        self._host, self._devices, self._gate = host, devices, gate
 
     def CreateRun(
         self, request: messages.CreateRunRequest, context: grpc.ServicerContext
@@ -48,7 +48,8 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
 
     def ListRuns(self, request: messages.ListRunsRequest, context: grpc.ServicerContext) -> messages.ListRunsResponse:
         """Lists runs, newest first."""
-        return messages.ListRunsResponse(runs=self._host.runs(request.limit, request.task_digest))
+        runs = self._host.runs(request.limit, request.task_digest, request.before)
+        return messages.ListRunsResponse(runs=map(light, runs) if request.light else runs)
 
     def ListTrials(
         self, request: messages.ListTrialsRequest, context: grpc.ServicerContext
@@ -89,6 +90,18 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
                 made = [messages.ExportedFile(path=path, text=text) for path, text in files.items()]
                 return messages.ExportBestResponse(file_name=export_files.own_name(name), files=made)
 
+    def DescribeQueue(
+        self, request: messages.DescribeQueueRequest, context: grpc.ServicerContext
+    ) -> messages.DescribeQueueResponse:
+        """Says which runs have not ended, and what the devices do."""
+        made = messages.DescribeQueueResponse(runs=self._host.under_way())
+        if self._gate is not None:
+            use = self._gate.use()
+            made.devices.extend(use.devices)
+            made.device_count, made.timing_count = use.device_count, use.timing_count
+            made.aside_count, made.waiting_count = use.aside_count, use.waiting_count
+        return made
+
     def close(self) -> None:
         """Stops runs under way; called after the drain."""
         if self._devices is not None:
@@ -117,4 +130,4 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
         )
         return SearchRun(run, agents, gate, search, story, memory=NOTHING_KNOWN if fresh else known)
 
-    return OptimizationServicer(RunHost(archive, make_run, at_once=1 + most_ahead(os.cpu_count() or 1)), devices)
+    return OptimizationServicer(RunHost(archive, make_run, at_once=1 + most_ahead(os.cpu_count() or 1)), devices, gate)

@@ -76,9 +76,15 @@ class Optimization(Protocol):
         """Asks a run to stop."""
         ...
 
+    def DescribeQueue(
+        self, request: messages.DescribeQueueRequest, /, timeout: float | None = None
+    ) -> messages.DescribeQueueResponse:
+        """Says what is under way, and what devices do."""
+        ...
+
 
 class InProcess:
-    """Past runs through the same seven methods, without a server. It starts nothing."""
+    """Past runs through the same eight methods, without a server. It starts nothing."""
 
     def __init__(self, archive: Archive) -> None:
         self._servicer: Any = OptimizationServicer(RunHost(archive, _no_agents))

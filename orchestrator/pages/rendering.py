@@ -28,6 +28,11 @@ def page(template: str, **values: object) -> str:
     return _environment().get_template(template).render(style=style, style_digest=digest, **values)
 
 
+def part(template: str, **values: object) -> str:
+    """The HTML of a template that is no whole page, or of a page whose style is in a file of its own."""
+    return _environment().get_template(template).render(**values)
+
+
 def words(text: str, most_characters: int = _WORDS) -> str:
     """A text of others as one line with nothing in it that acts."""
     return printable.line(text, most_characters)

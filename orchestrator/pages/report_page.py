@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import warpsmith
@@ -26,30 +26,41 @@ PHASES = ("Preparing", "Searching", "Finishing")
 
 def html(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
     """The page of a run with its trials, whose sources are not needed."""
-    counts = report.funnel(trials)
-    return rendering.page(
-        "report.html",
-        title=words(run.task.name, 80) or "unnamed",
-        run_id=words(run.id, 40),
-        begun=time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at)),
-        target=contract.target(run.task.target),
-        device=words(run.device.name, 80),
-        version=warpsmith.__version__,
-        answer=answer.of(run, trials),
-        gain=measured.gain(run),
-        arms=measured.arms(run),
-        roofline=roofline.of(run, trials),
-        timeline=steps.of(run, trials),
-        progress=searched.progress(trials),
-        tree=searched.tree(trials, run.best_trial),
-        counts=counts,
-        program=source.program(run),
-        environment=list(_environment(run)),
-        seconds=list(_seconds(run)),
-        has_record=run.best.HasField("timing") and run.best.timing.tier == timing_pb2.TIER_FINAL,
-        raw=base64.b64encode(json.dumps(raw(run, trials)).encode()).decode(),
-        raw_name=private_files.file_name(f"warpsmith-{run.id}", ".json"),
-    )
+    return rendering.page("report.html", **values(run, trials))
+
+
+SECTIONS = ("answer", "gain", "arms", "roofline", "steps", "progress", "search", "source", "environment", "raw")
+"""Parts of the page, in their order; each has a template of its own."""
+
+
+def section(name: str, run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
+    """One of `SECTIONS` alone, for a page of another frame."""
+    return rendering.part(f"sections/{name}.html", **values(run, trials, [name]))
+
+
+def values(
+    run: run_pb2.Run, trials: Sequence[trial_pb2.Trial], sections: Sequence[str] = SECTIONS
+) -> dict[str, object]:
+    """What templates of these sections need, and what every page of a run says of it."""
+    made: dict[str, object] = {}
+    for name in sections:
+        made |= _MAKERS[name](run, trials)
+    return made | {
+        "title": words(run.task.name, 80) or "unnamed",
+        "run_id": words(run.id, 40),
+        "begun": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at)),
+        "target": contract.target(run.task.target),
+        "device": words(run.device.name, 80),
+        "version": warpsmith.__version__,
+    }
+
+
+def _of_raw(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> dict[str, object]:
+    return {
+        "has_record": run.best.HasField("timing") and run.best.timing.tier == timing_pb2.TIER_FINAL,
+        "raw": base64.b64encode(json.dumps(raw(run, trials)).encode()).decode(),
+        "raw_name": private_files.file_name(f"warpsmith-{run.id}", ".json"),
+    }
 
 
 def raw(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Mapping[str, Any]:
@@ -101,3 +112,21 @@ def _seconds(run: run_pb2.Run) -> Iterator[Fact]:
         yield Fact(name, f"{spent:.1f} s", "phase")
     for stage, spent in sorted(run.stage_seconds.items(), key=lambda item: -item[1]):
         yield Fact(words(stage, 60), f"{spent:.1f} s", "stage; those of parallel trials add up")
+
+
+_MAKERS: Mapping[str, Callable[[run_pb2.Run, Sequence[trial_pb2.Trial]], dict[str, object]]] = {
+    "answer": lambda run, trials: {"answer": answer.of(run, trials)},
+    "gain": lambda run, _: {"gain": measured.gain(run)},
+    "arms": lambda run, _: {"arms": measured.arms(run)},
+    "roofline": lambda run, trials: {"roofline": roofline.of(run, trials)},
+    "steps": lambda run, trials: {"timeline": steps.of(run, trials)},
+    "progress": lambda _, trials: {"progress": searched.progress(trials)},
+    "search": lambda run, trials: {
+        "tree": searched.tree(trials, run.best_trial),
+        "counts": report.funnel(trials),
+    },
+    "source": lambda run, _: {"program": source.program(run)},
+    "environment": lambda run, _: {"environment": list(_environment(run)), "seconds": list(_seconds(run))},
+    "raw": _of_raw,
+}
+"""By section, what its template needs beyond what all have."""

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 from orchestrator import metrics
 from orchestrator.agents import Benchmark
@@ -23,6 +24,19 @@ ASIDE_SECONDS = 30.0
 """After which a device out of service is asked again: its service may be another by then."""
 _CHECKS_AT_ONCE = 2
 """Checks that may be under way on a GPU: were twelve to wait for one another, what is right would be timed last."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the devices of a gate do."""
+
+    devices: Sequence[timing_pb2.Device]
+    """As they have described themselves, one for each target that was asked for."""
+    device_count: int
+    timing_count: int
+    aside_count: int
+    waiting_count: int
+    """Measurements that wait for a device."""
 
 
 class DeviceGate:
@@ -55,6 +69,12 @@ class DeviceGate:
         """The one service; None where there are several, and chance says which is next."""
         benchmarks = self._benchmarks
         return benchmarks[0] if len(benchmarks) == 1 else None
+
+    def use(self) -> Use:
+        """What the devices do at this moment."""
+        with self._changed:
+            counts = len(self._benchmarks), self._timing, len(self._aside), self._waiting_to_time
+            return Use(list(self.devices.values()), *counts)
 
     def renew(self, benchmarks: Sequence[Benchmark]) -> None:
         """Takes other services for those of before; what is timed on one that is gone ends there, and is its last."""

@@ -75,7 +75,7 @@ class Story:
             self.run = copy
             return
         self._kept, self._kept_at = what, now
-        event = self._tell(run_pb2.RunEvent(run=_light(copy)), lambda: setattr(self, "run", copy))
+        event = self._tell(run_pb2.RunEvent(run=light(copy)), lambda: setattr(self, "run", copy))
         self.archive.put_run(copy, event)
         self._archived_count += 1
 
@@ -162,11 +162,16 @@ class RunHost:
         story = self._stories.get(run_id)
         return story.run if story else self._archive.run(run_id)
 
-    def runs(self, limit: int, task_digest: str) -> list[run_pb2.Run]:
-        """Runs, newest first."""
+    def runs(self, limit: int, task_digest: str, before: float = 0.0) -> list[run_pb2.Run]:
+        """Runs, newest first; with `before`, only those created earlier."""
         stories = self._stories.copy()  # taken first: one that ends meanwhile is not given as it was before
-        kept = self._archive.runs(limit or 50, task_digest)
+        kept = self._archive.runs(limit or 50, task_digest, before)
         return [stories[run.id].run if run.id in stories else run for run in kept]
+
+    def under_way(self) -> list[run_pb2.Run]:
+        """Runs that have not ended, as watchers see them, in the order in which they were asked for."""
+        runs = [story.run for story in self._stories.copy().values() if not story.ended]
+        return list(map(light, sorted(runs, key=lambda run: run.created_at)))
 
     def trials(self, run_id: str) -> list[trial_pb2.Trial]:
         """The trials of a run with their programs, in order.
@@ -261,13 +266,13 @@ def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, mess
         log.error("run %s: %s", run.id, error)
 
 
-def _light(run: run_pb2.Run) -> run_pb2.Run:
+def light(run: run_pb2.Run) -> run_pb2.Run:
     """The run as watchers see it: no sources, no programs, no trials but the best one."""
-    light = run_pb2.Run()
-    light.CopyFrom(run)
-    del light.task.sources[:]
+    made = run_pb2.Run()
+    made.CopyFrom(run)
+    del made.task.sources[:]
     if run.HasField("best"):
-        light.best.CopyFrom(without_bulk(run.best))
-    for arm in light.reference.arms:
+        made.best.CopyFrom(without_bulk(run.best))
+    for arm in made.reference.arms:
         del arm.samples_ns[:]
-    return light
+    return made
