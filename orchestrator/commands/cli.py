@@ -60,6 +60,7 @@ from orchestrator.exports import export_command
 from orchestrator.interchange import interchange_commands, tables
 from orchestrator.tasks import intake
 from orchestrator.trust import record
+from orchestrator.web import web_command
 from warpsmith import printable
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -402,6 +403,7 @@ app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_comm
 
 
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
+app.command("web", epilog=web_command.EXAMPLE)(web_command.web)
 app.command("doctor")(trust_commands.doctor_command)
 
 

@@ -6,6 +6,7 @@ other commands of the same user find by the runs directory, and at a port with m
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from typing import Annotated
@@ -15,11 +16,15 @@ import typer
 from orchestrator.commands import chosen, client
 from orchestrator.commands.options import DEFAULT_RUNS, Agent, Reasoner, Runs, Synthesizer, Trust
 from orchestrator.commands.terminal import note, tell
+from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.local import MODULES, LocalServices
 from orchestrator.serving.vllm_server import VllmServer
+from orchestrator.web.web_command import DEFAULT_PLACE, TokenFile, WebListen, WebNames, page
 from warpsmith import settings
 from warpsmith.errors import BadInput
 
+WATCHING_THREADS = "64"
+"""Of each service beside a page: who watches a run holds one of the orchestrator's."""
 EXAMPLE = (
     "Example:\n\n  warpsmith up --with-vllm Qwen/Qwen2.5-Coder-7B-Instruct --vllm-arguments '--dtype bfloat16'\n\n"
     "  warpsmith optimize softmax.py --server runs     (in another terminal)"
@@ -39,6 +44,12 @@ def up(
         str, typer.Option("--with-vllm", metavar="MODEL", help="Serve a model too, for reasoner and synthesizer.")
     ] = "",
     vllm_arguments: Annotated[str, typer.Option("--vllm-arguments", help="Further arguments of `vllm serve`.")] = "",
+    with_web: Annotated[
+        bool, typer.Option("--web", help="Shows runs in a browser too, and takes modules there.")
+    ] = False,
+    web_listen: WebListen = DEFAULT_PLACE,
+    token_file: TokenFile = None,
+    web_name: WebNames = None,
     plugin: Agent = None,
     reasoner: Reasoner = "",
     synthesizer: Synthesizer = "",
@@ -50,6 +61,9 @@ def up(
         reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", "", trust_input)
     place = _place(listen) if listen else None
+    start_page = page(web_listen, token_file, web_name) if with_web else None
+    if start_page is not None:
+        environment.setdefault("WARPSMITH_THREADS", os.environ.get("WARPSMITH_THREADS", WATCHING_THREADS))
     with client.ending_on_sigterm(), ExitStack() as stack:
         if with_vllm:
             model = stack.enter_context(VllmServer(with_vllm, runs, arguments=vllm_arguments, note=note))
@@ -61,9 +75,15 @@ def up(
         if services.listening:
             note(f"{'by TLS':<14}{services.listening}")
         tell(services.address("orchestrator"))
+        shown = None
+        if start_page is not None:
+            shown = stack.enter_context(start_page(orchestrator_at(services.address("orchestrator"))))
+            note(f"{'page':<14}{shown.url if token_file is not None else shown.login_url}")
         try:
             while True:
                 services.check()
+                if shown is not None:
+                    shown.check()
                 time.sleep(1.0)
         except KeyboardInterrupt:
             note("stopping")

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import jinja2
+import markupsafe
 
 from warpsmith import printable
 
@@ -31,6 +32,11 @@ def page(template: str, **values: object) -> str:
 def part(template: str, **values: object) -> str:
     """The HTML of a template that is no whole page, or of a page whose style is in a file of its own."""
     return _environment().get_template(template).render(**values)
+
+
+def escaped(text: str) -> str:
+    """A text as HTML."""
+    return str(markupsafe.escape(text))
 
 
 def words(text: str, most_characters: int = _WORDS) -> str:
