@@ -32,7 +32,7 @@ from orchestrator.commands.client import Optimization
 from orchestrator.pages import rendering, report_page
 from orchestrator.tasks import intake
 from orchestrator.web import comparison, overview, run_parts, submission
-from orchestrator.web.guard import LOGIN, Access, Guard
+from orchestrator.web.guard import LOGIN, Access, Guard, TooLarge, too_large
 from orchestrator.web.hub import Full, Hub, Watcher
 from orchestrator.web.run_channel import RunFeed
 from orchestrator.web.submission import Busy, Desk, Form
@@ -70,7 +70,7 @@ def make(orchestrator: Optimization, access: Access) -> Guard:
         BadInput: partial(_failed, 422, "Refused"),
         WarpsmithError: partial(_failed, 503, "The orchestrator cannot answer"),
         HTTPException: _not_found,
-        Busy: partial(_failed, 503, "Busy"),
+        TooLarge: lambda *_: too_large(),
     }
     inner = Starlette(routes=routes, exception_handlers=failures)
     return Guard(inner, access, _headers(), partial(_login_page, is_wrong=False), site.hub.close)

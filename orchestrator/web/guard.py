@@ -30,7 +30,7 @@ SAFE = frozenset({"GET", "HEAD"})
 
 
 class TooLarge(Exception):
-    """A request brings more than `BODY_BYTES`."""
+    """A request brings more than `BODY_BYTES`: raised where it is read, and answered with `too_large`."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,7 @@ class Guard:
         if answer is not None:
             await answer(scope, receive, sending)
             return
-        try:
-            await self._inner(scope, _limited(receive), sending)
-        except TooLarge:
-            await _TOO_LARGE(scope, receive, sending)
+        await self._inner(scope, _limited(receive), sending)
 
     def _refusal(self, request: Request) -> Response | None:
         """Why a request is not let through; None where it is."""
@@ -115,7 +112,7 @@ class Guard:
         if request.method not in SAFE and not self._is_from_here(headers):
             return PlainTextResponse("a form of another page is not taken", status_code=403)
         if not headers.get("content-length", "0").isdecimal() or int(headers.get("content-length", "0")) > BODY_BYTES:
-            return _TOO_LARGE
+            return too_large()
         if request.url.path == LOGIN or self._has_token(request):
             return None
         return Response(self._refused(), status_code=401, media_type="text/html")
@@ -139,7 +136,9 @@ class Guard:
         return kind.lower() == "bearer" and self._access.is_token(token.strip())
 
 
-_TOO_LARGE = PlainTextResponse(f"at most {BODY_BYTES} bytes can be sent", status_code=413)
+def too_large() -> Response:
+    """The answer to a request that brings too much; the rest of it is not read."""
+    return PlainTextResponse(f"at most {BODY_BYTES} bytes can be sent", status_code=413)
 
 
 def _netloc(origin: str) -> str:

@@ -59,7 +59,8 @@ def said(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
     found = best(trials)
     if has_ended(run):
         return rendering.escaped(f"The run has ended: {words(run.message or name)}")
-    so_far = f" Best so far: {report.speedup_text(found.timing.speedup_fastest)}." if found is not None else ""
+    is_faster = found is not None and score(found) > 1.0
+    so_far = f" Best so far: {report.speedup_text(found.timing.speedup_fastest)}." if found and is_faster else ""
     return rendering.escaped(f"{name}{so_far}")
 
 

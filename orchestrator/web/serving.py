@@ -8,6 +8,7 @@ one on purpose, and puts TLS in front.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def listening(place: str, *, is_guarded: bool) -> socket.socket:
     """
     host, _, port = place.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdecimal():
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise BadInput(f"{place}: write HOST:PORT for the page")
     if not is_guarded and not _is_loopback(host):
         raise BadInput(
@@ -62,9 +63,8 @@ def listening(place: str, *, is_guarded: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, int(port)), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no port"
-        raise BadInput(f"{place}: the page cannot listen there ({why}); name another place") from error
+    except OSError as error:
+        raise BadInput(f"{place}: the page cannot listen there ({error.strerror}); name another place") from error
 
 
 class WebServer:
