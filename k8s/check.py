@@ -18,6 +18,7 @@ Object = Mapping[str, Any]
 
 COMPONENT = "app.kubernetes.io/component"
 GRPC, HEALTH, METRICS = 50051, 50052, 9090
+PAGE = 8732
 OTHERS = {"vllm": 8000, "postgres": 5432}
 """Services that are not ours, with their ports."""
 CLIENT = "client"
@@ -227,6 +228,22 @@ def drains_fit(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: is killed after {given} s, but needs {needed} s"
 
 
+def the_page_asks_for_a_token(objects: Sequence[Object]) -> Iterator[str]:
+    """The live page listens at its documented port with a token from a secret, and asks the orchestrator beside it."""
+    for name, deployment in services(objects).items():
+        pod = deployment["spec"]["template"]["spec"]
+        secrets = {each["name"] for each in pod.get("volumes", ()) if "secret" in each}
+        for page in _named(deployment, "page"):
+            told = {each["name"]: each["value"] for each in page["env"]}
+            mounted = {each["mountPath"] for each in page["volumeMounts"] if each["name"] in secrets}
+            if str(Path(told.get("WARPSMITH_WEB_TOKEN_FILE", "/")).parent) not in mounted:
+                yield f"{name}: the page's token is in no secret"
+            if told.get("WARPSMITH_WEB_LISTEN") != f"0.0.0.0:{PAGE}":
+                yield f"{name}: the page does not listen at {PAGE}"
+            if name != "orchestrator" or told.get("WARPSMITH_ORCHESTRATOR_ADDRESS") != f"127.0.0.1:{GRPC}":
+                yield f"{name}: the page is not beside the orchestrator"
+
+
 def measuring_pods_are_guaranteed(objects: Sequence[Object]) -> Iterator[str]:
     """A benchmark pod's requests equal its limits, in whole processors; with a GPU, on a GPU's node."""
     for name in sorted({*MEASURING} & deployments(objects).keys()):
@@ -362,6 +379,7 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     ports_are_the_documented,
     pods_are_restricted,
     drains_fit,
+    the_page_asks_for_a_token,
     measuring_pods_are_guaranteed,
     the_orchestrator_is_alone,
     nothing_is_without_its_companions,

@@ -94,7 +94,7 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         self, request: messages.DescribeQueueRequest, context: grpc.ServicerContext
     ) -> messages.DescribeQueueResponse:
         """Says which runs have not ended, and what the devices do."""
-        made = messages.DescribeQueueResponse(runs=self._host.under_way())
+        made = messages.DescribeQueueResponse(runs=self._host.under_way(), change_count=self._host.change_count)
         if self._gate is not None:
             use = self._gate.use()
             made.devices.extend(use.devices)

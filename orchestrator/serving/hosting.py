@@ -124,6 +124,8 @@ class RunHost:
     def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1) -> None:
         self._archive, self._make_run = archive, make_run
         self._stories: dict[str, Story] = {}
+        self.change_count = 0
+        """Grows whenever a run has come or ended."""
         self._queue: queue.Queue[tuple[Story, Search, bool] | None] = queue.Queue()
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
         for thread in self._threads:
@@ -149,6 +151,7 @@ class RunHost:
         self._archive.put_run(run)
         story.run_changed(run)
         self._stories[run.id] = story
+        self.change_count += 1
         metrics.active_runs.inc()
         self._queue.put((story, strategy, fresh))
         return run
@@ -227,6 +230,7 @@ class RunHost:
         while (job := self._queue.get()) is not None:
             self._execute(*job)
             self._forget(job[0])
+            self.change_count += 1
             metrics.active_runs.dec()
             metrics.runs.labels(run_pb2.RunState.Name(job[0].run.state)).inc()
             del job  # or it is held until the next one

@@ -96,7 +96,9 @@ def feed(orchestrator: Optimization, channel: Channel) -> None:
         try:
             waiting = queue_of(orchestrator)
             now = waiting.SerializeToString(deterministic=True) if waiting is not None else b""
-            seen = [(run.id, run.state) for run in waiting.runs] if waiting is not None else None
+            seen = (
+                ([(run.id, run.state) for run in waiting.runs], waiting.change_count) if waiting is not None else None
+            )
             is_due = time.monotonic() >= listed_at + (LIST_SECONDS if waiting is not None else PAUSE_SECONDS)
             if seen != states or is_due:
                 runs, states, listed_at = runs_of(orchestrator), seen, time.monotonic()

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -27,7 +28,7 @@ PAUSE_SECONDS = 1.0
 """Before an orchestrator that does not answer is asked again."""
 PAST_SECONDS = 2.0
 """Longest wait for what is past."""
-SHARE = 0.1
+SHARE = 0.03
 """Of a processor, that sections of the report may take."""
 BYTES_A_SECOND = 1e8
 """That a processor can send to watchers, roughly."""
@@ -39,46 +40,67 @@ class _Ended:
     """Stands for the end of the run."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """The sections, and when they may be made again."""
+
+    sections: dict[str, str]
+    due: float
+
+
+_News = run_pb2.RunEvent | _Ended | _Made | WarpsmithError
+
+
 @dataclass
 class RunFeed:
-    """What one channel's two threads share. Call it with the channel, in its thread."""
+    """What one channel's threads share. Call it with the channel, in its thread."""
 
     orchestrator: Optimization
     run_id: str
     run: run_pb2.Run = field(default_factory=run_pb2.Run)
     trials: list[trial_pb2.Trial] = field(default_factory=list)
+    _happened: queue.SimpleQueue[_News] = field(default_factory=queue.SimpleQueue)
 
     def __call__(self, channel: Channel) -> None:
         """Publishes until the run has ended or nobody watches."""
-        happened: queue.SimpleQueue[run_pb2.RunEvent | _Ended | WarpsmithError] = queue.SimpleQueue()
         past = self.orchestrator.GetRun(messages.GetRunRequest(run_id=self.run_id), timeout=30.0).run
         self.run = past
-        reader = threading.Thread(target=self._read, args=(channel, happened), name="reader", daemon=True)
-        reader.start()
+        threading.Thread(target=self._read, args=(channel,), name="reader", daemon=True).start()
         patient_until = time.monotonic() + PAST_SECONDS
-        sections_due, is_stale = 0.0, False
+        due, is_new, is_stale = 0.0, False, False
         while not channel.may_end():
-            taken = self._drain(happened, max(0.0, sections_due - time.monotonic()) if is_stale else 1.0)
-            if any(isinstance(each, _Ended) for each in taken):
-                self._tell_the_end(channel)
-                return
-            self._take(channel, taken)
+            for each in self._drain(max(0.0, min(1.0, due - time.monotonic())) if is_stale else 0.5):
+                if isinstance(each, _Ended):
+                    self._tell_the_end(channel)
+                    return
+                if isinstance(each, _Made):
+                    channel.publish(each.sections)
+                    due = each.due
+                else:
+                    is_new |= self._take(channel, each)
+            if not is_new and not is_stale:
+                continue
             if not self._knows(past) and time.monotonic() < patient_until:
                 continue  # the rest of what is past follows at once
-            if taken:
+            if is_new:
                 channel.publish(run_parts.light(self.run, self.trials))
-            is_stale |= bool(taken)
-            if is_stale and time.monotonic() >= sections_due:
-                sections_due, is_stale = self._publish_sections(channel), False
+                is_new, is_stale = False, True
+            if is_stale and time.monotonic() >= due:
+                is_stale, due = False, math.inf  # until these are made
+                self._make_sections(channel.watcher_count)
 
-    def _publish_sections(self, channel: Channel) -> float:
-        """Publishes them, and gives the time from which they may be made again."""
-        begin = time.monotonic()
-        made = run_parts.sections(self.run, self.trials)
-        channel.publish(made)
-        end = time.monotonic()
-        cost = end - begin + channel.watcher_count * sum(map(len, made.values())) / BYTES_A_SECOND
-        return end + max(LEAST_SECONDS, cost / SHARE)
+    def _make_sections(self, watcher_count: int) -> None:
+        """Makes them in a thread of their own: the next event does not wait for them."""
+        run, trials = self.run, list(self.trials)
+
+        def make() -> None:
+            begin = time.monotonic()
+            made = run_parts.sections(run, trials)
+            end = time.monotonic()
+            cost = end - begin + watcher_count * sum(map(len, made.values())) / BYTES_A_SECOND
+            self._happened.put(_Made(made, end + max(LEAST_SECONDS, cost / SHARE)))
+
+        threading.Thread(target=make, name="sections", daemon=True).start()
 
     def _tell_the_end(self, channel: Channel) -> None:
         """Publishes what the run came to, with its sources, which events do not bring."""
@@ -88,36 +110,34 @@ class RunFeed:
         channel.publish(run_parts.whole(self.run, self.trials))
         channel.end()
 
-    def _take(self, channel: Channel, taken: list[run_pb2.RunEvent | _Ended | WarpsmithError]) -> None:
-        for each in taken:
-            if isinstance(each, WarpsmithError):
-                channel.publish(
-                    {"connection": rendering.escaped("The orchestrator does not answer; it is asked again.")}
-                )
-            elif isinstance(each, run_pb2.RunEvent):
-                channel.publish({"connection": ""})
-                if each.HasField("run"):
-                    self.run = each.run
-                elif each.HasField("trial"):
-                    self.trials.append(each.trial)
+    def _take(self, channel: Channel, news: _News) -> bool:
+        """Keeps what has come; whether the run is another by that."""
+        if isinstance(news, WarpsmithError):
+            channel.publish({"connection": rendering.escaped("The orchestrator does not answer; it is asked again.")})
+        if not isinstance(news, run_pb2.RunEvent):
+            return False
+        channel.publish({"connection": ""})
+        if news.HasField("run"):
+            self.run = news.run
+        elif news.HasField("trial"):
+            self.trials.append(news.trial)
+        return True
 
     def _knows(self, past: run_pb2.Run) -> bool:
         """Whether all that had happened when it began to read has been read."""
         is_there = self.run.state == past.state or self.run.state > past.state
         return len(self.trials) >= past.trial_count and is_there
 
-    def _drain(
-        self, happened: queue.SimpleQueue[run_pb2.RunEvent | _Ended | WarpsmithError], seconds: float
-    ) -> list[run_pb2.RunEvent | _Ended | WarpsmithError]:
+    def _drain(self, seconds: float) -> list[_News]:
         """All that has come, waiting so long for the first."""
-        found = []
+        found: list[_News] = []
         with contextlib.suppress(queue.Empty):
-            found.append(happened.get(timeout=seconds))
+            found.append(self._happened.get(timeout=seconds))
             while True:
-                found.append(happened.get_nowait())
+                found.append(self._happened.get_nowait())
         return found
 
-    def _read(self, channel: Channel, happened: queue.SimpleQueue[run_pb2.RunEvent | _Ended | WarpsmithError]) -> None:
+    def _read(self, channel: Channel) -> None:
         """Puts events until the run ends or the channel does."""
         seen = 0
         while not channel.is_over:
@@ -126,15 +146,15 @@ class RunFeed:
                 begin = time.monotonic()
                 for reply in self.orchestrator.WatchRun(request, timeout=STREAM_SECONDS):
                     seen = reply.event.number
-                    happened.put(reply.event)
+                    self._happened.put(reply.event)
                 request_now = messages.GetRunRequest(run_id=self.run_id)
                 if run_parts.has_ended(self.orchestrator.GetRun(request_now, timeout=30.0).run):
-                    happened.put(_Ended())
+                    self._happened.put(_Ended())
                     return
             except NotFound:
-                happened.put(_Ended())
+                self._happened.put(_Ended())
                 return
             except WarpsmithError as error:
                 if time.monotonic() - begin < STREAM_SECONDS / 2:  # else its time was over, as it was meant
-                    happened.put(error)
+                    self._happened.put(error)
                     channel.wait(PAUSE_SECONDS)

@@ -22,8 +22,9 @@ from warpsmith.v1 import run_pb2, trial_pb2
 
 NEWEST = 8
 """Trials that are listed as they end."""
-LIGHT = ("said", "now")
-"""Parts that are made for every event."""
+SECTIONS = report_page.SECTIONS
+LIVE_SECTIONS = tuple(name for name in SECTIONS if name != "raw")
+"""Of a run under way: what a reader saves is of no use before the end, and is as large as all the rest."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ def said(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> str:
 
 def sections(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> dict[str, str]:
     """The sections of the report, by name."""
-    values = report_page.values(run, trials)
+    names = SECTIONS if has_ended(run) else LIVE_SECTIONS
+    values = report_page.values(run, trials, names)
     if not has_ended(run):
         shown = answer.of(run, trials)
         # This page does change by itself.
         values["answer"] = replace(shown, remedies=[each for each in shown.remedies if each not in explained.UNDER_WAY])
-    return {name: rendering.part(f"sections/{name}.html", **values) for name in report_page.SECTIONS}
+    return {name: rendering.part(f"sections/{name}.html", **values) for name in names}
 
 
 def whole(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Mapping[str, str]:

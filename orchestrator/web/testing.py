@@ -97,6 +97,7 @@ class ToldOrchestrator:
 
     orchestrator: Optimization
     pattern: list[trial_pb2.Trial]
+    address: str = ""
     created: queue.SimpleQueue[ToldRun] = field(default_factory=queue.SimpleQueue)
 
     def begin(self, name: str = "softmax") -> ToldRun:
@@ -128,7 +129,8 @@ def told_orchestrator(at_once: int = 4) -> Iterator[ToldOrchestrator]:
         add: Any = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server
         served = service.start("orchestrator", add, servicer, Settings(port=0, thread_count=64, drain_seconds=0.1))
         try:
-            made.orchestrator = cast("Optimization", orchestrator_at(f"127.0.0.1:{served.port}"))
+            made.address = f"127.0.0.1:{served.port}"
+            made.orchestrator = cast("Optimization", orchestrator_at(made.address))
             yield made
         finally:
             served.stop()

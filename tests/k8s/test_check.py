@@ -461,3 +461,12 @@ def test_a_service_that_expects_certificates_that_nobody_issues_is_found(objects
     secured = render.render(K8S / "components" / "mutual-tls", objects)
     plain = [each for each in secured if each["kind"] != "Certificate"]
     assert len(check.problems(plain)) == len(MODULES)
+
+
+def test_a_page_whose_token_is_in_no_secret_is_found(objects: list[dict[str, Any]]) -> None:
+    paged = render.render(K8S / "components" / "live-page", objects)
+    assert check.problems(paged) == []
+    pod = deployment(paged, "orchestrator")["spec"]["template"]["spec"]
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "page-token")
+    del volume["secret"]
+    assert check.problems(paged) == ["orchestrator: the page's token is in no secret"]
