@@ -74,7 +74,7 @@ def parts(
     queued = [run.id for run in under_way if run.state == run_pb2.RUN_STATE_QUEUED]
     shown = [_row(newer.get(run.id, run), queued) for run in runs[:PAGE]]
     older = f"{runs[PAGE - 1].created_at!r}" if len(runs) > PAGE else ""
-    told = f"{len(under_way)} under way or waiting" if under_way else "Nothing is under way."
+    told = f"Under way or waiting: {len(under_way)}." if under_way else "Nothing is under way."
     return {
         "said": rendering.escaped(told),
         "queue": rendering.part(

@@ -48,7 +48,6 @@ def light(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> dict[str, str]
             facts=list(_facts(run, trials)),
             newest=newest[::-1],
             has_ended=has_ended(run),
-            can_stop=not has_ended(run),
             run_id=printable.line(run.id, 40),
         ),
     }

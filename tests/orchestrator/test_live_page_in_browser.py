@@ -135,7 +135,7 @@ def test_a_run_grows_and_keeps_what_the_reader_has_opened_and_focused(
     page.focus("#stop")
     run.end()
     page.wait_for_selector("#stop", state="detached")
-    assert page.evaluate("document.activeElement.id") == "now-title", "its button is gone: on from there"
+    assert page.evaluate("document.activeElement.id") == "answer", "its button is gone: on with what came of it"
 
 
 def test_the_answer_is_said_and_not_each_trial(page: Any, shown: serving.WebServer, told: ToldOrchestrator) -> None:

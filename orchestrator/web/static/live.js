@@ -80,7 +80,7 @@ function showPart(name, html) {
   patchChildren(part, made.content);
   if (held && !part.contains(document.activeElement)) {
     // What had the focus is gone: the reader goes on where it was, not at the top of the page.
-    const heading = part.closest("section")?.querySelector("h2") ?? document.getElementById("main");
+    const heading = (part.closest("section") ?? document.getElementById("main")).querySelector("h2");
     heading.tabIndex = -1;
     heading.focus({ preventScroll: true });
   }
