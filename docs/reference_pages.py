@@ -189,6 +189,9 @@ ELSEWHERE = {
     "WARPSMITH_ALONE": "`1`: no other user has an account on this machine, so folders need not be closed to others",
     "WARPSMITH_CACHE_DIR": "folder of compiled programs and of torch's compiler; `~/.cache/warpsmith`",
     "WARPSMITH_LOG": "least level of a service's log: `debug`, `info`, `warning` or `error`",
+    "WARPSMITH_WEB_LISTEN": "where the live page listens, as `--web-listen`",
+    "WARPSMITH_WEB_NAMES": "host names of a proxy in front of the live page, with spaces between them, as `--web-name`",
+    "WARPSMITH_WEB_TOKEN_FILE": "file with the live page's token, as `--token-file`",
     "WARPSMITH_VLLM": "the `vllm` command that `warpsmith up --with-vllm` starts",
 }
 """Variables that are read where they are needed, not by `warpsmith.settings`."""
