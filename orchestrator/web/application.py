@@ -69,7 +69,7 @@ def make(orchestrator: Optimization, access: Access) -> Guard:
         NotFound: partial(_failed, 404, "Not found"),
         BadInput: partial(_failed, 422, "Refused"),
         WarpsmithError: partial(_failed, 503, "The orchestrator cannot answer"),
-        HTTPException: _not_found,
+        HTTPException: _refused,
         TooLarge: lambda *_: too_large(),
     }
     inner = Starlette(routes=routes, exception_handlers=failures)
@@ -278,8 +278,10 @@ def _failed(status: int, heading: str, _: Request, error: Exception) -> Response
     return _page("live/message.html", status, heading=heading, text=printable.line(str(error)) or heading)
 
 
-def _not_found(_: Request, error: HTTPException) -> Response:
-    return _page("live/message.html", error.status_code, heading="Not found", text="There is no such page.")
+def _refused(_: Request, error: HTTPException) -> Response:
+    is_missing = error.status_code == 404
+    heading, text = ("Not found", "There is no such page.") if is_missing else ("Refused", printable.line(error.detail))
+    return _page("live/message.html", error.status_code, heading=heading, text=text)
 
 
 def _seconds(text: str) -> float:

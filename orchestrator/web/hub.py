@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 MOST_WATCHERS = 256
 """Of all pages together: each is an open connection."""
-MOST_CHANNELS = 24
-"""Each is a stream of the orchestrator's, which keeps a thread for it."""
+MOST_CHANNELS = 12
+"""Each is a stream of the orchestrator's, which keeps one of its sixteen threads for it."""
 END = "end"
 """Name of the part after which nothing comes: what was watched has ended."""
 CUT = "cut"
@@ -65,6 +66,8 @@ class Channel:
         self._sent: dict[str, str] = {}
         """By part, what was published last; of the feed's thread alone."""
         self._lock = threading.Lock()
+        self._left_at = 0.0
+        """When the last watcher went."""
         self._over = False
         """Whether the feed publishes no more."""
         self._closing = threading.Event()
@@ -77,10 +80,11 @@ class Channel:
 
     # ---- from the feed's thread
 
-    def may_end(self) -> bool:
-        """Whether nobody watches any more. Who hears so ends: whoever comes then is told by another channel."""
+    def may_end(self, linger_seconds: float = 0.0) -> bool:
+        """Whether nobody has watched for so long. Who hears so ends: whoever comes then is told by another channel."""
         with self._lock:
-            self._over |= not self._watchers or self._closing.is_set()
+            is_left = not self._watchers and time.monotonic() >= self._left_at + linger_seconds
+            self._over |= is_left or self._closing.is_set()
             return self._over
 
     def wait(self, seconds: float) -> None:
@@ -134,6 +138,7 @@ class Channel:
         """Tells one no more."""
         with self._lock:
             self._watchers.discard(watcher)
+            self._left_at = time.monotonic()
 
     @property
     def is_over(self) -> bool:

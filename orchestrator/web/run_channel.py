@@ -62,13 +62,17 @@ class RunFeed:
     _happened: queue.SimpleQueue[_News] = field(default_factory=queue.SimpleQueue)
 
     def __call__(self, channel: Channel) -> None:
-        """Publishes until the run has ended or nobody watches."""
+        """Publishes until the run has ended or nobody watches; where the orchestrator is gone, watchers ask again."""
+        with contextlib.suppress(WarpsmithError):
+            self._feed(channel)
+
+    def _feed(self, channel: Channel) -> None:
         past = self.orchestrator.GetRun(messages.GetRunRequest(run_id=self.run_id), timeout=30.0).run
         self.run = past
         threading.Thread(target=self._read, args=(channel,), name="reader", daemon=True).start()
         patient_until = time.monotonic() + PAST_SECONDS
         due, is_new, is_stale = 0.0, False, False
-        while not channel.may_end():
+        while not channel.may_end(STREAM_SECONDS):  # who reloads the page finds the same stream
             for each in self._drain(max(0.0, min(1.0, due - time.monotonic())) if is_stale else 0.5):
                 if isinstance(each, _Ended):
                     self._tell_the_end(channel)

@@ -102,9 +102,13 @@ function watch(address) {
   addEventListener("pageshow", (event) => event.persisted && location.reload());
 }
 
-// The choice of light or dark is kept for the other pages.
-for (const choice of document.querySelectorAll("input[name=theme]")) {
-  if (localStorage.getItem("theme") === choice.id) choice.checked = true;
-  choice.addEventListener("change", () => localStorage.setItem("theme", choice.id));
+// The choice of light or dark is kept for the other pages, where the browser keeps anything.
+function keepTheme() {
+  for (const choice of document.querySelectorAll("input[name=theme]")) {
+    if (localStorage.getItem("theme") === choice.id) choice.checked = true;
+    choice.addEventListener("change", () => localStorage.setItem("theme", choice.id));
+  }
 }
+
 if (document.body.dataset.events) watch(document.body.dataset.events);
+keepTheme();
